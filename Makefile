@@ -1,0 +1,42 @@
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: help setup demo test lint types check format bench clean
+
+help: ## what a developer does all day
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+
+setup: .venv/.installed ## create .venv and install placeit with everything its tests need
+
+.venv/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: setup ## export a model, then find, measure and run a placement for it
+	$(BIN)/python -m examples.demo
+
+test: lint types check ## everything that must pass before a commit
+
+lint: setup ## ruff: style and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup ## strict mypy on the package
+	$(BIN)/mypy
+
+check: setup ## pytest
+	$(BIN)/pytest
+
+format: setup ## let ruff rewrite what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup ## the quick form of every benchmark
+	$(BIN)/python -m benchmarks --quick
+
+clean: ## remove the environment and every cache
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

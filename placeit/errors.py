@@ -1,0 +1,55 @@
+"""Errors that users of placeit may see.
+
+Every message is one paragraph that names the file, op or device it is about and says what to do next. The command line
+prints the message and exits with ``exit_code``; a traceback is shown with ``--debug`` only.
+"""
+
+from __future__ import annotations
+
+
+class PlaceitError(Exception):
+    """Base class of every error that placeit raises on purpose."""
+
+    exit_code = 1
+
+
+class UsageError(PlaceitError):
+    """An argument or option does not make sense."""
+
+    exit_code = 2
+
+
+class ModelError(PlaceitError):
+    """A model file cannot be read, or holds something that cannot be placed."""
+
+
+class DeviceError(PlaceitError):
+    """A device is not there, or cannot do what was asked of it."""
+
+
+class ClusterError(PlaceitError):
+    """A cluster file or a device network is wrong."""
+
+
+class GraphError(PlaceitError):
+    """A task graph breaks a rule that ``OpGraph.verify`` checks."""
+
+
+class ProblemError(PlaceitError):
+    """A placement problem is malformed: wrong shapes, NaN costs, a cycle."""
+
+
+class InfeasibleError(ProblemError):
+    """A placement problem has no feasible placement."""
+
+
+class PlacementError(PlaceitError):
+    """A placement does not fit its graph, its devices or their memory."""
+
+
+class ExecutionError(PlaceitError):
+    """A run on real devices failed."""
+
+
+class FileError(PlaceitError):
+    """A file cannot be read or written: missing, read-only, no room."""
