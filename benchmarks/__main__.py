@@ -1,0 +1,40 @@
+"""Every benchmark, one after the other, each in its own process: ``python -m benchmarks [--quick] [--json] [--seed N]``.
+
+``--json`` prints one JSON object, ``{"benchmarks": [...]}``, of what each benchmark's ``--json`` prints.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks._harness import parser, show
+
+
+def main() -> int:
+    """Run all; the exit code says whether each ran to its end."""
+    options = parser("python -m benchmarks", __doc__).parse_args()
+    names = sorted(path.stem for path in Path(__file__).parent.glob("[!_]*.py"))
+    arguments = ["--json", "--seed", str(options.seed), *(["--quick"] if options.quick else [])]
+    results, failed = [], []
+    for name in names:
+        print(f"benchmarks.{name} ...", file=sys.stderr, flush=True)
+        command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+        if done.returncode:
+            failed.append(name)
+            continue
+        results.append(json.loads(done.stdout))
+        if not options.json:
+            show(results[-1])
+    if options.json:
+        print(json.dumps({"benchmarks": results}))
+    for name in failed:
+        print(f"benchmarks.{name} failed; its error is above.", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

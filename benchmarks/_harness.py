@@ -1,0 +1,209 @@
+"""What every benchmark shares: command line, claims, rows, and one way to print them.
+
+A benchmark is a module with::
+
+    def run(args: Args, report: Report) -> None: ...
+
+    if __name__ == "__main__":
+        main("simulator", run)
+
+A claim that does not hold is printed as such and does not change the exit code: a benchmark reports, it does not judge.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+__all__ = ["Args", "Report", "main", "parser", "show"]
+
+Value: TypeAlias = float | int | str | bool | np.generic | None
+
+_LIBRARIES = ("numpy", "numba", "openvino", "onnx", "onnxruntime", "torch", "ray", "pymetis", "ortools", "simpy")
+
+
+@dataclass(frozen=True)
+class Args:
+    """What the command line asked for.
+
+    Attributes:
+        quick: shrink the work (fewer cases, fewer repetitions), never what is claimed about it.
+        seed: seed of everything random.
+    """
+
+    quick: bool = False
+    seed: int = 0
+
+
+@dataclass
+class Report:
+    """Rows and claims of one benchmark, filled while it runs."""
+
+    rows: list[dict[str, Value]] = field(default_factory=list)
+    claims: list[dict[str, Value]] = field(default_factory=list)
+
+    def row(self, **columns: Value) -> None:
+        """Add a row of the table. Rows may have different columns; None is a figure that was not measured."""
+        self.rows.append({name: _finite(value) for name, value in columns.items()})
+
+    def claim(
+        self, name: str, value: float | None, unit: str, *, at_least: float | None = None, at_most: float | None = None
+    ) -> None:
+        """State a measured figure, and the target that it should reach if there is one.
+
+        Args:
+            name: what was measured.
+            value: what this run measured; None if it could not be measured here (say why with :meth:`note`).
+            unit: of the value; ``""`` for a ratio.
+            at_least: smallest value that holds.
+            at_most: largest value that holds.
+        """
+        bounds = [f"{sign} {bound:.10g}" for sign, bound in ((">=", at_least), ("<=", at_most)) if bound is not None]
+        holds: bool | None = None
+        value = None if value is None or not math.isfinite(value) else float(value)
+        if value is not None and bounds:
+            holds = (at_least is None or value >= at_least) and (at_most is None or value <= at_most)
+        target = " and ".join(bounds) or None
+        self.claims.append({"name": name, "value": value, "unit": unit, "target": target, "holds": holds})
+
+    def note(self, text: str) -> None:
+        """Say something beside the figures, such as what was left out and why; goes to standard error."""
+        print(text, file=sys.stderr, flush=True)
+
+
+def parser(prog: str, description: str | None) -> argparse.ArgumentParser:
+    """Return the options that every benchmark has."""
+    options = argparse.ArgumentParser(prog=prog, description=description)
+    options.add_argument("--quick", action="store_true", help="shrink the work")
+    options.add_argument("--json", action="store_true", help="print one JSON object on standard output and nothing else")
+    options.add_argument("--seed", type=int, default=0, help="seed of everything random (default 0)")
+    return options
+
+
+def main(name: str, run: Callable[[Args, Report], None], argv: Sequence[str] | None = None) -> None:
+    """Run a benchmark from the command line.
+
+    Args:
+        name: the benchmark's name, as in ``python -m benchmarks.<name>``.
+        run: fills the report.
+        argv: arguments; the process's own if None.
+    """
+    options = parser(f"python -m benchmarks.{name}", sys.modules[run.__module__].__doc__).parse_args(argv)
+    report = Report()
+    # whatever the work prints, native libraries included, goes to standard error: the result alone is the output
+    sys.stdout.flush()
+    out = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        run(Args(quick=options.quick, seed=options.seed), report)
+    finally:
+        sys.stdout.flush()
+        os.dup2(out, 1)
+        os.close(out)
+    result = {
+        "benchmark": name,
+        "machine": _machine(),
+        "commit": _commit(),
+        "claims": report.claims,
+        "rows": report.rows,
+    }
+    if options.json:
+        print(json.dumps(result, allow_nan=False))
+    else:
+        show(result)
+
+
+def show(result: dict[str, Any]) -> None:
+    """Print the rows and claims of a result (the object that ``--json`` prints) as tables."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console() if sys.stdout.isatty() else Console(width=160)
+    machine = result["machine"]
+    console.print(f"[bold]{result['benchmark']}[/bold]  {machine['cpu']}, {machine['cores']} cores, Python {machine['python']}")
+    groups: list[tuple[tuple[str, ...], list[dict[str, Value]]]] = []
+    for row in result["rows"]:
+        if not groups or groups[-1][0] != tuple(row):
+            groups.append((tuple(row), []))
+        groups[-1][1].append(row)
+    for columns, rows in groups:
+        table = Table(box=box.SIMPLE_HEAD)
+        for column in columns:
+            numeric = all(isinstance(row[column], float | int | None) for row in rows)
+            table.add_column(column.replace("_", " "), justify="right" if numeric else "left")
+        for row in rows:
+            table.add_row(*(_text(row[column]) for column in columns))
+        console.print(table)
+    table = Table("claim", box=box.SIMPLE_HEAD)
+    for column in ("value", "unit", "target", "holds"):
+        table.add_column(column, justify="right" if column == "value" else "left")
+    for claim in result["claims"]:
+        table.add_row(claim["name"], *(_text(claim[column]) for column in ("value", "unit", "target", "holds")))
+    console.print(table)
+
+
+def _text(value: Value) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "[green]yes[/green]" if value else "[red]no[/red]"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+    return str(value)
+
+
+def _finite(value: Value) -> Value:
+    """JSON knows no infinity and no NaN; NumPy scalars become Python's."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _machine() -> dict[str, Any]:
+    libraries = {}
+    for library in _LIBRARIES:
+        try:
+            libraries[library] = importlib.metadata.version(library)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "python": platform.python_version(),
+        "os": platform.platform(),
+        "libraries": libraries,
+    }
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _commit() -> str | None:
+    """Return the commit that was measured, marked ``-dirty`` if tracked files differ from it; None outside a checkout."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        answer = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return answer.stdout.strip() or None
