@@ -16,7 +16,7 @@ __all__ = ["Cluster", "Device", "Link", "Power"]
 
 @dataclass(frozen=True)
 class Power:
-    """Power draw of a device, in watts."""
+    """Power draw of a device, in watts; ``idle_w`` is 0 where only the busy power is known."""
 
     idle_w: float
     busy_w: float
@@ -40,6 +40,7 @@ class Device:
         flops_per_s: peak rate in float32, for described devices.
         bytes_per_s: memory bandwidth, for described devices.
         op_overhead_s: fixed cost of one op, for described devices.
+        driver: versions of the runtime and the driver, part of what a measured cost holds for.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Device:
     flops_per_s: float | None = None
     bytes_per_s: float | None = None
     op_overhead_s: float = 0.0
+    driver: str = ""
 
     @property
     def described(self) -> bool:
@@ -73,7 +75,8 @@ class Link:
     Attributes:
         bandwidth: bytes per second.
         latency: seconds.
-        origin: ``measured``, ``emulated`` (a real link throttled on purpose) or ``described``.
+        origin: ``measured``, ``emulated`` (a real link throttled on purpose) or ``described`` (one end or both exist in
+            simulation only).
     """
 
     bandwidth: float

@@ -1,0 +1,9 @@
+"""Device names, the devices behind them, and devices that are only described."""
+
+from __future__ import annotations
+
+from placeit.devices.described import catalog, roofline_seconds
+from placeit.devices.discovery import available, discover
+from placeit.devices.names import DeviceName, parse_device, parse_devices
+
+__all__ = ["DeviceName", "available", "catalog", "discover", "parse_device", "parse_devices", "roofline_seconds"]

@@ -1,0 +1,175 @@
+"""Finding the devices of this machine, and turning names into them."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from placeit.cluster import Cluster, Device
+from placeit.devices.host import allowed_cores, memory_bytes, one_per_physical_core
+from placeit.devices.names import DeviceName, format_cores, parse_devices
+from placeit.errors import DeviceError
+
+__all__ = ["available", "discover", "resolve"]
+
+
+def discover(spec: str | Sequence[str] | None = None) -> Cluster:
+    """Find the named devices on this machine.
+
+    Args:
+        spec: names, as :func:`placeit.devices.names.parse_devices` reads them. ``auto`` (or None) is every device that
+            OpenVINO finds, the CPU included; on a machine with only a CPU it is the CPU split into two core sets with
+            equally many physical cores, the first having one more if their number is odd.
+
+    Returns:
+        The devices, in the order of the names, without links: those are measured when they are needed.
+
+    Raises:
+        UsageError: a name is malformed.
+        DeviceError: a device is not there, its cores are not allowed, or two devices use the same cores.
+    """
+    names = parse_devices("auto" if spec is None else spec)
+    core = _openvino_core()
+    if names[0].base == "auto":
+        names = _auto(core)
+    return Cluster(tuple(_resolve(core, name) for name in names))
+
+
+def resolve(names: Sequence[DeviceName]) -> list[Device]:
+    """Find the devices of parsed names on this machine. Raises DeviceError; see :func:`discover`."""
+    core = _openvino_core()
+    return [_resolve(core, name) for name in names]
+
+
+def available() -> list[Device]:
+    """Everything that can be named on this machine: OpenVINO's devices, each core alone as a core set, NVIDIA GPUs.
+
+    NVIDIA GPUs (kind ``cuda``) are listed if the package nvidia-ml-py is installed and the driver answers.
+    """
+    core = _openvino_core()
+    devices = [_resolve(core, DeviceName(name)) for name in core.available_devices]
+    if "CPU" in core.available_devices:
+        devices += [_resolve(core, DeviceName("CPU", (number,))) for number in allowed_cores()]
+    return devices + _nvidia_gpus()
+
+
+def _openvino_core() -> Any:
+    import openvino  # slow to import, so not before somebody asks for devices
+
+    return openvino.Core()
+
+
+def _auto(core: Any) -> list[DeviceName]:
+    found = [DeviceName(name) for name in core.available_devices]
+    if [name.base for name in found] != ["CPU"]:
+        return found
+    cores = one_per_physical_core(allowed_cores())
+    if len(cores) == 1:
+        return found
+    half = (len(cores) + 1) // 2
+    return [DeviceName("CPU", tuple(sorted(part))) for part in (cores[:half], cores[half:])]
+
+
+def _resolve(core: Any, name: DeviceName) -> Device:
+    found: list[str] = core.available_devices
+    listing = f"OpenVINO finds: {', '.join(found)}"
+    if name.kind == "ray":
+        raise DeviceError(
+            f"The device '{name}' belongs to the Ray node '{name.node}', and this version does not connect to Ray. {listing}."
+        )
+    if name.kind == "cuda":
+        raise DeviceError(
+            f"The device '{name}' is an NVIDIA GPU, and this version runs no ops there; it drives OpenVINO's devices only. "
+            f"{listing}."
+        )
+    # OpenVINO lists a single GPU as GPU and several as GPU.0, GPU.1; both spellings of the first work in both cases
+    if not {name.base, f"{name.base}.0", name.base.removesuffix(".0")} & set(found):
+        raise DeviceError(f"There is no device '{name}' on this machine. {listing}.{_reason(core, name.base)}")
+    cores: tuple[int, ...] = ()
+    if name.base == "CPU":
+        allowed = allowed_cores()
+        cores = name.cores or allowed
+        missing = sorted(set(cores) - set(allowed))
+        if missing:
+            raise DeviceError(
+                f"The device '{name}' wants core{'s' if len(missing) > 1 else ''} {format_cores(missing)}, which this process "
+                f"may not use; it may use {format_cores(allowed)}. Choose among those, or give the process more (taskset, "
+                f"cpuset)."
+            )
+    return _describe(core, name, cores)
+
+
+def _describe(core: Any, name: DeviceName, cores: tuple[int, ...]) -> Device:
+    family = name.base.split(".")[0]
+    try:
+        supported = core.get_property(name.base, "SUPPORTED_PROPERTIES")
+        full_name = str(core.get_property(name.base, "FULL_DEVICE_NAME"))
+        capabilities = core.get_property(name.base, "OPTIMIZATION_CAPABILITIES")
+        memory = float("inf")
+        if f"{family}_DEVICE_TOTAL_MEM_SIZE" in supported:
+            memory = float(core.get_property(name.base, f"{family}_DEVICE_TOTAL_MEM_SIZE"))
+        driver = "OpenVINO " + next(iter(core.get_versions(name.base).values())).build_number
+        if f"{family}_DRIVER_VERSION" in supported:
+            driver += f", driver {core.get_property(name.base, f'{family}_DRIVER_VERSION')}"
+    except RuntimeError as error:
+        raise DeviceError(f"OpenVINO lists the device '{name}' but cannot use it: {_last_line(error)}.") from error
+    return Device(
+        name=str(name),
+        runs_on=str(name),
+        full_name=full_name,
+        memory_bytes=memory_bytes() if family == "CPU" else memory,
+        cores=cores,
+        tags=frozenset(str(capability).lower() for capability in capabilities),
+        driver=driver,
+    )
+
+
+def _reason(core: Any, base: str) -> str:
+    """Why OpenVINO has no such device, if its plugin does not load: most often the driver is missing."""
+    try:
+        core.get_property(base, "FULL_DEVICE_NAME")
+    except RuntimeError as error:
+        failure = re.search(r'Cannot load library ".*?": (.*)', str(error))
+        if failure:
+            return f" Its plugin does not load, which mostly means that a driver is missing: {failure[1]}."
+    return ""
+
+
+def _last_line(error: RuntimeError) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1].rstrip(".") if lines else "no reason given"
+
+
+def _nvidia_gpus() -> list[Device]:
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError:
+        return []
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:  # no driver, so no GPU
+        return []
+    try:
+        driver = _text(nvml.nvmlSystemGetDriverVersion())
+        devices = []
+        for number in range(nvml.nvmlDeviceGetCount()):
+            handle = nvml.nvmlDeviceGetHandleByIndex(number)
+            devices.append(
+                Device(
+                    name=f"cuda:{number}",
+                    kind="cuda",
+                    runs_on=f"cuda:{number}",
+                    full_name=_text(nvml.nvmlDeviceGetName(handle)),
+                    memory_bytes=float(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+                    driver=f"NVIDIA {driver}",
+                )
+            )
+        return devices
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value  # old releases of nvidia-ml-py give bytes

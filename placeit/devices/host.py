@@ -1,0 +1,63 @@
+"""What this process may use of the machine it runs on: cores and memory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = ["allowed_cores", "memory_bytes", "one_per_physical_core"]
+
+_ROOT = Path("/")
+
+
+def allowed_cores() -> tuple[int, ...]:
+    """Cores that this process may run on (its affinity), ascending."""
+    return tuple(sorted(os.sched_getaffinity(0)))
+
+
+def one_per_physical_core(cores: tuple[int, ...], root: Path = _ROOT) -> tuple[int, ...]:
+    """Keep the first hardware thread of each physical core, ordered by socket and core.
+
+    Two hardware threads of one core share its arithmetic units: as two devices they would slow each other down. A core
+    whose topology the system does not tell counts as physical.
+    """
+    first: dict[tuple[int, int], int] = {}
+    for core in cores:
+        topology = root / f"sys/devices/system/cpu/cpu{core}/topology"
+        package, number = _integer(topology / "physical_package_id"), _integer(topology / "core_id")
+        # -1 cannot be a package, so cores without a known topology never merge with others
+        key = (-1, core) if package is None or number is None else (package, number)
+        first.setdefault(key, core)
+    return tuple(core for _, core in sorted(first.items()))
+
+
+def memory_bytes(root: Path = _ROOT) -> float:
+    """Memory that this process may take: the machine's, or its control group's limit if that is less; ``inf`` if unknown."""
+    meminfo = (line.split() for line in _lines(root / "proc/meminfo"))
+    limits = [float("inf"), *(1024.0 * int(words[1]) for words in meminfo if words[0] == "MemTotal:")]
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        # version 2 has one hierarchy and no controller in this file; inside a container the path may not be visible
+        mount, name = ("memory", "memory.limit_in_bytes") if controllers else ("", "memory.max")
+        folder = root / "sys/fs/cgroup" / mount
+        for part in ("", *Path(path.strip("/")).parts):
+            folder = folder / part
+            limit = _integer(folder / name)
+            if limit is not None:
+                limits.append(float(limit))
+    return min(limits)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []  # not this kind of system, or not visible from this container
+
+
+def _integer(path: Path) -> int | None:
+    """Return the whole number in a file, None if there is no such file or it holds none (``max``)."""
+    text = "".join(_lines(path)).strip()
+    return int(text) if text.isascii() and text.isdigit() else None
