@@ -2,4 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+
+# importing OpenVINO reports it over the network wherever this package can be imported; placeit never does that
+sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+
 __version__ = "0.1.0"

@@ -1,1 +1,61 @@
-"""TODO."""
+"""Model formats: from a file to a task graph, and back to something a device can run."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from placeit.errors import ModelError, UsageError
+
+if TYPE_CHECKING:
+    from placeit.backends.openvino import Model
+
+__all__ = ["load", "suffixes"]
+
+_GROUP = "placeit.backends"
+_BUILT_IN = (
+    EntryPoint("onnx", "placeit.backends.openvino:load", _GROUP),
+    EntryPoint("xml", "placeit.backends.openvino:load", _GROUP),
+)
+
+
+def suffixes() -> dict[str, EntryPoint]:
+    """Return the loader of each file suffix (``.onnx``): the built-in ones and those of installed plug-ins.
+
+    A plug-in names a suffix without its dot in the entry-point group ``placeit.backends`` and points to a function like
+    :func:`placeit.backends.openvino.load`.
+
+    Raises:
+        UsageError: two loaders claim one suffix.
+    """
+    loaders: dict[str, EntryPoint] = {}
+    for point in (*_BUILT_IN, *entry_points(group=_GROUP)):
+        suffix = f".{point.name}"
+        if suffix in loaders and loaders[suffix].value != point.value:
+            raise UsageError(
+                f"Two backends claim {suffix} files: {loaders[suffix].value} and {point.value}; remove one of them."
+            )
+        loaders[suffix] = point
+    return loaders
+
+
+def load(path: str | Path, **options: Any) -> Model:
+    """Read a model file with the backend for its suffix.
+
+    Args:
+        path: the file.
+        options: handed to the backend; see :func:`placeit.backends.openvino.load`.
+
+    Raises:
+        ModelError: no backend reads such files, or the file holds no model that it can read.
+        FileError: the file is missing or cannot be read.
+    """
+    known = suffixes()
+    loader = known.get(Path(path).suffix.lower())
+    if loader is None:
+        raise ModelError(
+            f"{path}: no backend reads '{Path(path).suffix}' files; the known ones are {', '.join(sorted(known))}."
+        )
+    model: Model = loader.load()(path, **options)
+    return model

@@ -252,8 +252,10 @@ class BertBase(nn.Module):
         self.pooler = nn.Linear(_HIDDEN, _HIDDEN)
         self.register_buffer("positions", torch.arange(_POSITIONS).unsqueeze(0), persistent=False)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the last hidden state and the pooled output."""
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the last hidden state and the pooled output; without token types, all are of the first."""
+        if token_type_ids is None:
+            token_type_ids = torch.zeros_like(input_ids)
         x = self.words(input_ids) + self.types(token_type_ids) + self.position(self.positions[:, : input_ids.size(1)])
         x = self.norm(x)
         mask = (1.0 - attention_mask[:, None, None, :].to(x.dtype)) * torch.finfo(x.dtype).min

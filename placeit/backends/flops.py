@@ -1,0 +1,187 @@
+"""Floating-point operations of an op, from its shapes.
+
+Conventions: a multiply-add is two operations; a comparison, a transcendental function and any other step of an element-wise
+op count as one each; moving data (reshaping, gathering, concatenating, converting) counts as none. Integer arithmetic
+counts like floating-point. The figures rank ops and describe devices that exist in simulation only; real devices are measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["bodies", "bounded_shape", "node_flops"]
+
+_UNBOUNDED = 1 << 40
+"""A dimension at least this large is OpenVINO's way to say "no bound is known"."""
+
+# fmt: off
+_MOVES_DATA = frozenset((
+    "Assign", "BatchToSpace", "Broadcast", "Bucketize", "Concat", "Constant", "Convert", "ConvertLike", "DepthToSpace",
+    "ExtractImagePatches", "Gather", "GatherElements", "GatherND", "GatherTree", "Identity", "NonZero", "OneHot", "Pad",
+    "Parameter", "Range", "ReadValue", "Reshape", "Result", "Reverse", "ReverseSequence", "Roll",
+    "ScatterElementsUpdate", "ScatterNDUpdate", "ScatterUpdate", "ShapeOf", "ShuffleChannels", "Slice", "SliceScatter",
+    "SpaceToBatch", "SpaceToDepth", "Split", "Squeeze", "StridedSlice", "Tile", "Transpose", "Unsqueeze",
+    "VariadicSplit",
+))
+# fmt: on
+
+_PER_OUTPUT_ELEMENT = {
+    "BatchNormInference": 4,
+    "FakeQuantize": 5,
+    "Gelu": 5,
+    "GroupNormalization": 7,
+    "HSigmoid": 4,
+    "HSwish": 5,
+    "HardSigmoid": 4,
+    "Interpolate": 8,
+    "LRN": 4,
+    "LogSoftmax": 5,
+    "MVN": 6,
+    "Mish": 4,
+    "NormalizeL2": 3,
+    "PRelu": 2,
+    "RMS": 4,
+    "Sigmoid": 3,
+    "SoftPlus": 3,
+    "SoftSign": 3,
+    "Softmax": 5,
+    "Swish": 4,
+}
+"""Steps per output element; an op that is not listed anywhere takes one."""
+
+
+def bounded_shape(shape: Any) -> tuple[int, ...] | None:
+    """Turn an OpenVINO ``PartialShape`` into sizes, taking the upper bound of each open dimension; None if there is none."""
+    if shape.rank.is_dynamic:
+        return None
+    sizes = tuple(int(dim.max_length) if dim.is_dynamic else int(dim.get_length()) for dim in shape)
+    return None if any(size < 0 or size >= _UNBOUNDED for size in sizes) else sizes
+
+
+def bodies(node: Any) -> list[Any]:
+    """Return the models inside an ``If``, ``Loop`` or ``TensorIterator`` node; none for any other node."""
+    match node.get_type_name():
+        case "If":
+            return [node.get_then_body(), node.get_else_body()]
+        case "Loop":
+            return [node.get_function()]
+        case "TensorIterator":
+            return [node.get_body()]
+        case _:
+            return []
+
+
+def node_flops(node: Any) -> float:
+    """Return the operations of one execution of an OpenVINO node; zero where a shape is not known.
+
+    A ``Loop`` or ``TensorIterator`` counts its body once per iteration (once if the number is not known), an ``If`` its more
+    expensive branch.
+    """
+    kind = node.get_type_name()
+    if kind in _MOVES_DATA:
+        return 0.0
+    if kind in _SUBGRAPHS:
+        return _SUBGRAPHS[kind](node)
+    inputs = [bounded_shape(value.get_partial_shape()) for value in node.input_values()]
+    output = bounded_shape(node.get_output_partial_shape(0)) if node.get_output_size() else None
+    if output is None or None in inputs:
+        return 0.0
+    shapes = [shape for shape in inputs if shape is not None]
+    rule = _RULES.get(kind)
+    if rule is None:
+        return float(_PER_OUTPUT_ELEMENT.get(kind, 1) * math.prod(output))
+    return float(rule(node.get_attributes(), shapes, output))
+
+
+_Shapes = list[tuple[int, ...]]
+
+
+def _convolution(weights: int, groups: bool, transposed: bool) -> Callable[[Any, _Shapes, tuple[int, ...]], float]:
+    """Rule for a convolution: weights are (groups,) output, input and kernel sizes; the first two swap if transposed."""
+
+    def rule(_: Any, inputs: _Shapes, output: tuple[int, ...]) -> float:
+        # every output element is a sum over input channels and kernel; transposed, every input element is scattered
+        kernel = inputs[weights][2:] if groups else inputs[weights][1:]
+        return 2.0 * math.prod(inputs[0] if transposed else output) * math.prod(kernel)
+
+    return rule
+
+
+def _matmul(attributes: Any, inputs: _Shapes, output: tuple[int, ...]) -> float:
+    left = inputs[0]
+    depth = left[-2] if attributes["transpose_a"] and len(left) > 1 else left[-1]
+    return 2.0 * math.prod(output) * depth
+
+
+def _einsum(attributes: Any, inputs: _Shapes, output: tuple[int, ...]) -> float:
+    left, _, right = attributes["equation"].replace(" ", "").partition("->")
+    sizes: dict[str, int] = {}
+    for term, shape in zip(left.split(","), inputs, strict=True):
+        head, _, tail = term.partition("...")
+        sizes.update(zip(head, shape, strict=False))
+        sizes.update(zip(reversed(tail), reversed(shape), strict=False))
+    summed = [size for label, size in sizes.items() if label not in right]
+    return 2.0 * math.prod(output) * math.prod(summed)
+
+
+def _attention(_: Any, inputs: _Shapes, output: tuple[int, ...]) -> float:
+    query, key = inputs[0], inputs[1]
+    scores = math.prod(query[:-1]) * key[-2]
+    return 2.0 * scores * query[-1] + 7.0 * scores + 2.0 * math.prod(output) * key[-2]
+
+
+def _recurrent(first_weight: int) -> Callable[[Any, _Shapes, tuple[int, ...]], float]:
+    """Rule for a recurrent cell or sequence: both weight matrices are applied to every sample of every step."""
+
+    def rule(_: Any, inputs: _Shapes, __: tuple[int, ...]) -> float:
+        weights = math.prod(inputs[first_weight]) + math.prod(inputs[first_weight + 1])
+        return 2.0 * math.prod(inputs[0][:-1]) * weights
+
+    return rule
+
+
+def _pooling(attributes: Any, _: _Shapes, output: tuple[int, ...]) -> float:
+    return float(math.prod(output) * math.prod(attributes["kernel"]))
+
+
+def _over_input(_: Any, inputs: _Shapes, __: tuple[int, ...]) -> float:
+    return float(math.prod(inputs[0]))
+
+
+_RULES: dict[str, Callable[[Any, _Shapes, tuple[int, ...]], float]] = {
+    "Convolution": _convolution(1, groups=False, transposed=False),
+    "BinaryConvolution": _convolution(1, groups=False, transposed=False),
+    "GroupConvolution": _convolution(1, groups=True, transposed=False),
+    "DeformableConvolution": _convolution(2, groups=False, transposed=False),
+    "ConvolutionBackpropData": _convolution(1, groups=False, transposed=True),
+    "GroupConvolutionBackpropData": _convolution(1, groups=True, transposed=True),
+    "MatMul": _matmul,
+    "Einsum": _einsum,
+    "ScaledDotProductAttention": _attention,
+    "LSTMSequence": _recurrent(4),
+    "GRUSequence": _recurrent(3),
+    "RNNSequence": _recurrent(3),
+    "LSTMCell": _recurrent(3),
+    "GRUCell": _recurrent(2),
+    "RNNCell": _recurrent(2),
+    "AvgPool": _pooling,
+    "MaxPool": _pooling,
+    "AdaptiveAvgPool": _over_input,
+    "AdaptiveMaxPool": _over_input,
+    "CumSum": _over_input,
+    "TopK": _over_input,
+    **{f"Reduce{how}": _over_input for how in ("L1", "L2", "LogicalAnd", "LogicalOr", "Max", "Mean", "Min", "Prod", "Sum")},
+}
+
+
+def _body(model: Any) -> float:
+    return sum(node_flops(node) for node in model.get_ordered_ops())
+
+
+_SUBGRAPHS: dict[str, Callable[[Any], float]] = {
+    "If": lambda node: max(_body(body) for body in bodies(node)),
+    "Loop": lambda node: max(1, node.get_num_iterations()) * sum(_body(body) for body in bodies(node)),
+    "TensorIterator": lambda node: max(1, node.get_num_iterations()) * sum(_body(body) for body in bodies(node)),
+}

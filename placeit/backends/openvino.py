@@ -1,0 +1,310 @@
+"""ONNX and OpenVINO IR files, through OpenVINO."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino
+from numpy.typing import NDArray
+from openvino.frontend import (
+    FrontEndManager,
+    GeneralFailure,
+    InitializationFailure,
+    NotImplementedFailure,
+    OpConversionFailure,
+    OpValidationFailure,
+)
+from openvino.tools.ovc.error import Error as ConverterError
+
+from placeit.backends.flops import bounded_shape
+from placeit.backends.inputs import resolve_shapes, rows_indexed_by
+from placeit.backends.onnxfile import node_names
+from placeit.backends.opgraph import (
+    build_graph,
+    constants,
+    dtype_name,
+    fix_shapes,
+    name_nodes,
+    state_sharers,
+    upper_bound_ops,
+)
+from placeit.errors import FileError, ModelError
+from placeit.graph import OpGraph
+
+__all__ = ["Model", "TensorSpec", "describe", "load"]
+
+_FAILURES = (
+    RuntimeError,
+    # C++ exceptions that the bindings translate, and text that is not UTF-8
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    GeneralFailure,
+    InitializationFailure,
+    NotImplementedFailure,
+    OpConversionFailure,
+    OpValidationFailure,
+    ConverterError,
+)
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """An input or output of a model.
+
+    Attributes:
+        name: what callers know it by: the tensor's name in the model file.
+        op: the ``Parameter`` or ``Result`` op behind it.
+        shape: sizes; for an output that depends on the data, upper bounds.
+        dtype: element type, NumPy spelling.
+    """
+
+    name: str
+    op: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A model file, with its task graph.
+
+    Attributes:
+        path: the file.
+        graph: the task graph; op names are the friendly names of ``ov_model``.
+        ov_model: the ``openvino.Model``, with static inputs and unique friendly names.
+        inputs: in the model's order.
+        outputs: in the model's order.
+        bounded: ops whose output sizes depend on the data; the graph has their upper bounds.
+        together: sets of ops that share state and therefore need one device.
+    """
+
+    path: Path
+    graph: OpGraph
+    ov_model: Any
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    bounded: tuple[str, ...] = ()
+    together: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The file's name without its suffix."""
+        return self.path.stem
+
+    def statistics(self) -> dict[str, int | float]:
+        """Count what the model is made of.
+
+        Returns:
+            ``ops`` and ``edges`` of the task graph; ``layers`` and ``layer_edges`` with every constant and its conversions
+            counted as well, as the HSDAG paper does (Table 1; it counts a model with weights in float16, where each is a
+            constant and a conversion); ``flops`` of one inference; ``parameters`` (floating-point or quantised weights)
+            and ``parameter_bytes`` of all constants, each counted once.
+        """
+        nodes = self.ov_model.get_ordered_ops()
+        weights = constants(self.ov_model)
+        return {
+            "ops": len(self.graph),
+            "edges": len(self.graph.edges),
+            "layers": len(nodes),
+            "layer_edges": sum(node.get_input_size() for node in nodes),
+            "flops": float(self.graph.flops.sum()),
+            "parameters": sum(math.prod(node.get_output_shape(0)) for node in weights if _is_weight(node)),
+            "parameter_bytes": sum(node.get_byte_size() for node in weights),
+        }
+
+    def random_inputs(self, seed: int = 0) -> dict[str, NDArray[Any]]:
+        """Draw inputs that the model can make sense of, by input name.
+
+        Floating-point inputs are standard normal. An integer input that indexes a table (an embedding, a one-hot code) is
+        uniform over its rows; any other is all ones, which is right for an attention mask. Booleans are true.
+        """
+        rng = np.random.default_rng(seed)
+        parameters = {node.get_friendly_name(): node for node in self.ov_model.get_parameters()}
+        drawn: dict[str, NDArray[Any]] = {}
+        for spec in self.inputs:
+            dtype = np.dtype(spec.dtype)
+            rows = rows_indexed_by(parameters[spec.op])
+            if rows is not None:
+                drawn[spec.name] = rng.integers(0, rows, spec.shape).astype(dtype)
+            elif dtype.kind == "f":
+                drawn[spec.name] = rng.standard_normal(spec.shape).astype(dtype)
+            else:
+                drawn[spec.name] = np.ones(spec.shape, dtype)
+        return drawn
+
+
+def load(path: str | Path, *, input_shapes: Mapping[str, Sequence[int]] | None = None, batch: int | None = None) -> Model:
+    """Read an ONNX file (``.onnx``) or an OpenVINO IR (``.xml`` with its ``.bin``).
+
+    Weights stay in the precision of the file.
+
+    Args:
+        path: the file.
+        input_shapes: sizes by input name, for inputs that the file leaves open, or to change.
+        batch: the first size of every input where the file leaves it open.
+
+    Raises:
+        FileError: the file is missing or cannot be read.
+        ModelError: it holds no model, a damaged one, or one that OpenVINO cannot read; or a size is left open.
+    """
+    path = Path(path)
+    _check_readable(path)
+    shapes = {name: tuple(int(size) for size in shape) for name, shape in (input_shapes or {}).items()}
+    with _explaining(path):
+        model = _read_ir(path, shapes, batch) if path.suffix.lower() == ".xml" else _convert_onnx(path, shapes, batch)
+    return describe(model, path)
+
+
+def _check_readable(path: Path) -> None:
+    for file in (path, path.with_suffix(".bin")) if path.suffix.lower() == ".xml" else (path,):
+        weights = f", the weights of {path}" if file != path else ""
+        try:
+            with file.open("rb") as stream:
+                head = stream.read(4)
+        except OSError as error:
+            raise FileError(f"Cannot read {file}{weights}: {error.strerror or error}.") from error
+        if not head and not weights:
+            raise ModelError(f"{file} is empty; it holds no model.")
+        if head == b"PK\x03\x04":
+            # the converter would unpickle it
+            raise ModelError(f"{file} is a zip archive, as PyTorch writes them, and not a model to read: export it to ONNX.")
+
+
+@contextlib.contextmanager
+def _explaining(path: Path) -> Iterator[None]:
+    """Turn what OpenVINO raises into a ModelError of one paragraph."""
+    logger = logging.getLogger()
+    level, filters, handlers = logger.level, logger.filters[:], logger.handlers[:]
+    try:
+        yield
+    except MemoryError as error:
+        raise ModelError(f"{path} needs more memory than there is.") from error
+    except _FAILURES as error:
+        raise ModelError(f"Cannot read a model from {path}: {_useful_line(str(error))}") from error
+    finally:
+        # the converter changes the root logger, and leaves it changed when it fails
+        logger.setLevel(level)
+        logger.filters[:], logger.handlers[:] = filters, handlers
+
+
+_NOISE = re.compile(
+    r"Exception from |Check '|FrontEnd API failed|Model wasn't fully converted|Summary:|-- .* with a message:|While validating|"
+    r"\[ONNX Frontend\] Conversion failed|(Converting|Loading) input model$|get_inputs$|Shape inference input shapes"
+)
+_OP = re.compile(r"While validating ONNX node '<Node\((?P<kind>\w+)\): (?P<name>[^>]*)>'")
+
+
+def _useful_line(message: str) -> str:
+    """Pick the line that says what is wrong from a message made of nested C++ checks, and name the op it is about."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    best = next((line for line in lines if not _NOISE.match(line)), lines[-1] if lines else "OpenVINO does not say why")
+    if best.startswith("Unable to read the model"):
+        best = "OpenVINO does not recognise it as a model"
+    op = _OP.search(message)
+    where = f"op '{op['name']}' ({op['kind']}): " if op else ""
+    return where + best.removeprefix("-- ").rstrip(".") + "."
+
+
+@cache
+def _core() -> Any:
+    return openvino.Core()
+
+
+def _read_ir(path: Path, shapes: Mapping[str, tuple[int, ...]], batch: int | None) -> Any:
+    weights = path.with_suffix(".bin")
+    _check_weights(path, weights)
+    model = _core().read_model(str(path), str(weights))
+    inputs = {_tensor_name(port, port.get_node()): port for port in model.inputs}
+    partial = {name: port.get_partial_shape() for name, port in inputs.items()}
+    wanted = resolve_shapes(path, partial, shapes, batch)
+    if any(wanted[name] != shape for name, shape in partial.items()):
+        model.reshape({port: wanted[name] for name, port in inputs.items()})
+    fix_shapes(model)
+    name_nodes(model, keep=lambda _: True)
+    return model
+
+
+def _check_weights(path: Path, weights: Path) -> None:
+    """Compare the size of the weights with what the IR says, because a reader would take any file that is long enough."""
+    ends = [int(offset) + int(size) for offset, size in re.findall(rb'offset="(\d+)" size="(\d+)"', path.read_bytes())]
+    expected, actual = max(ends, default=0), weights.stat().st_size
+    if ends and actual != expected:
+        raise ModelError(
+            f"{weights} has {actual} bytes where {path} expects {expected}: it is damaged or belongs to another model."
+        )
+
+
+def _convert_onnx(path: Path, shapes: Mapping[str, tuple[int, ...]], batch: int | None) -> Any:
+    front_end = FrontEndManager().load_by_framework("onnx")
+    source = front_end.load(str(path))
+    partial = {place.get_names()[0]: source.get_partial_shape(place) for place in source.get_inputs()}
+    wanted = resolve_shapes(path, partial, shapes, batch)
+    del source, front_end
+    if any(wanted[name] != shape for name, shape in partial.items()):
+        # with sizes known, the converter folds what is computed from them, and reads models that it rejects otherwise
+        model = openvino.convert_model(str(path), input=list(wanted.items()))
+    else:
+        model = openvino.convert_model(str(path))
+    for port in model.inputs:
+        if not port.get_names() & wanted.keys():
+            name = _tensor_name(port, port.get_node())
+            raise ModelError(
+                f"{path}: the tensor '{name}' is read before any op produces it, and is not an input of the model."
+            )
+    fix_shapes(model)
+    own_names = node_names(path)
+    name_nodes(model, keep=own_names.__contains__)
+    return model
+
+
+_NUMPY_DTYPE = re.compile(r"bool|float(16|32|64)|u?int(8|16|32|64)")
+
+
+def describe(model: Any, path: Path) -> Model:
+    """Wrap an ``openvino.Model`` whose inputs are static and whose friendly names are unique.
+
+    Raises:
+        ModelError: a tensor's type or size cannot be handled.
+    """
+    graph = build_graph(model, path)
+    inputs = tuple(_spec(port, port.get_node()) for port in model.inputs)
+    for spec in inputs:
+        if not _NUMPY_DTYPE.fullmatch(spec.dtype):
+            raise ModelError(f"{path}: input '{spec.name}' has type {spec.dtype}, which NumPy arrays cannot hold.")
+    return Model(
+        path=path,
+        graph=graph,
+        ov_model=model,
+        inputs=inputs,
+        outputs=tuple(_spec(port, port.get_node()) for port in model.outputs),
+        bounded=upper_bound_ops(model, graph.index),
+        together=state_sharers(model),
+    )
+
+
+def _spec(port: Any, node: Any) -> TensorSpec:
+    shape = bounded_shape(port.get_partial_shape())
+    assert shape is not None  # the graph was built, so every tensor has a bound  # noqa: S101
+    return TensorSpec(_tensor_name(port, node), node.get_friendly_name(), shape, dtype_name(port.get_element_type()))
+
+
+def _tensor_name(port: Any, node: Any) -> str:
+    names = port.get_names()
+    friendly = node.get_friendly_name()
+    return str(friendly if friendly in names or not names else min(names))
+
+
+def _is_weight(constant: Any) -> bool:
+    kind = constant.get_element_type()
+    return bool(kind.is_real() or kind.bitwidth <= 8)
