@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+
+from placeit.errors import FileError
+from placeit.profiler.cache import Cache, cache_folder
+
+KEY = {"graph": "abc", "device": "CPU@0", "threads": 1}
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    return Cache(tmp_path / "deep" / "cache")
+
+
+def entries(cache: Cache) -> list[Path]:
+    return sorted(cache.folder.iterdir())
+
+
+def test_what_is_put_is_found_again_by_the_same_key_in_any_order(cache: Cache) -> None:
+    cache.put(KEY, {"seconds": [0.1, 1e-300], "names": ["é"]})
+    again = Cache(cache.folder)
+    assert again.get(dict(reversed(KEY.items()))) == {"seconds": [0.1, 1e-300], "names": ["é"]}
+    assert cache.get(KEY | {"threads": 2}) is None
+    assert cache.get({}) is None
+
+
+def test_a_later_value_replaces_an_earlier_one_and_nothing_else_is_left_behind(cache: Cache) -> None:
+    cache.put(KEY, 1)
+    cache.put(KEY, 2)
+    assert cache.get(KEY) == 2
+    assert len(entries(cache)) == 1
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"\xff\xfe", b"[]", b"null", b'{"version": 1}', b"[" * 100_000])
+def test_a_damaged_entry_is_absent_with_a_warning_and_can_be_rewritten(
+    cache: Cache, caplog: pytest.LogCaptureFixture, damage: bytes
+) -> None:
+    cache.put(KEY, 1)
+    (entry,) = entries(cache)
+    entry.write_bytes(damage)
+    assert cache.get(KEY) is None
+    assert "is damaged" in caplog.text
+    cache.put(KEY, 3)
+    assert cache.get(KEY) == 3
+
+
+def test_an_entry_that_holds_another_key_is_not_believed(cache: Cache, caplog: pytest.LogCaptureFixture) -> None:
+    cache.put(KEY, 1)
+    (entry,) = entries(cache)
+    entry.write_text(entry.read_text().replace("abc", "xyz"))
+    assert cache.get(KEY) is None
+    assert "is damaged" in caplog.text
+
+
+def test_a_folder_that_cannot_be_made_is_one_warning_and_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("in the way")
+    cache = Cache(tmp_path / "file" / "cache")
+    for _ in range(3):
+        cache.put(KEY, 1)
+        assert cache.get(KEY) is None
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert "going on without it" in caplog.text
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+def test_a_full_or_read_only_disk_is_one_warning_and_earlier_entries_are_still_read(
+    cache: Cache, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    cache.put(KEY, 1)
+
+    def fails(self: Path, *args: object, **kwargs: object) -> int:
+        raise OSError(code, "cannot")
+
+    monkeypatch.setattr(Path, "write_text", fails)
+    cache.put(KEY, 2)
+    cache.put({}, 2)
+    assert len(caplog.records) == 1
+    assert cache.get(KEY) == 1
+    assert len(entries(cache)) == 1, "nothing half-written is left"
+
+
+@pytest.mark.parametrize("value", [None, float("nan"), {"a": [float("inf")]}])
+def test_what_json_cannot_hold_is_a_mistake(cache: Cache, value: object) -> None:
+    with pytest.raises(ValueError, match=r"None means|not JSON compliant"):
+        cache.put(KEY, value)
+
+
+def test_writers_and_readers_at_once_never_see_half_an_entry(cache: Cache, caplog: pytest.LogCaptureFixture) -> None:
+    cache.put(KEY, [0] * 500)
+
+    def write(number: int) -> None:
+        for _ in range(40):
+            Cache(cache.folder).put(KEY, [number] * 500)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    seen = [Cache(cache.folder).get(KEY) for _ in range(80)]
+    for thread in threads:
+        thread.join()
+    assert all(value is not None and len(set(value)) == 1 for value in seen)
+    assert not caplog.records
+
+
+def test_clearing_deletes_entries_and_only_those(cache: Cache) -> None:
+    cache.put(KEY, 1)
+    cache.put({}, 1)
+    (cache.folder / ".leftover.json").write_text("{")
+    (cache.folder / "notes.txt").write_text("mine")
+    assert cache.clear() == 2
+    assert [path.name for path in entries(cache)] == ["notes.txt"]
+    assert cache.clear() == 0
+    assert Cache(cache.folder / "never").clear() == 0
+
+
+def test_an_entry_that_cannot_be_deleted_is_an_error(cache: Cache) -> None:
+    (cache.folder / "folder.json").mkdir(parents=True)
+    with pytest.raises(FileError, match=r"folder\.json"):
+        cache.clear()
+
+
+def test_the_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.delenv("PLACEIT_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert cache_folder() == Path("/home/me/.cache/placeit")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert cache_folder() == Path("/home/me/.cache/placeit")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    assert cache_folder() == Path("/caches/placeit")
+    monkeypatch.setenv("PLACEIT_CACHE", "~/own")
+    assert cache_folder() == Path("/home/me/own")
+    assert Cache().folder == Path("/home/me/own")
