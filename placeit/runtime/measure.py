@@ -33,7 +33,7 @@ DROP_MARGIN = 1.05
 """A candidate leaves a race when the low end of its interval is above the high end of the leader's times this."""
 FEWEST = 6
 """Fewest samples that have an interval: of five, all are on one side of the true median in 6 % of all cases."""
-_LOOK_EVERY = 5  # rounds between two looks at who can be dropped: each look is a chance to be wrong
+_LOOK_EVERY = 4  # rounds between two looks at who can be dropped: each look is a chance to be wrong
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +105,7 @@ class Race:
         *,
         rounds: int | None = None,
         budget_s: float | None = None,
-        min_rounds: int = 7,
+        min_rounds: int = 6,
         drop_losers: bool = True,
         progress: Progress | None = None,
     ) -> dict[str, Measurement]:
@@ -113,7 +113,7 @@ class Race:
 
         Each round runs every remaining candidate once, in a new random order. A candidate is dropped when its interval
         lies above that of the leader (the lowest median) by more than :data:`DROP_MARGIN`; that is looked at after
-        ``min_rounds`` rounds and every fifth round from there on, and at least two candidates stay in a race of two or
+        ``min_rounds`` rounds and every fourth round from there on, and at least two candidates stay in a race of two or
         more, so that the leader always has a rival in the same rounds.
 
         Args:
@@ -184,7 +184,7 @@ def race(
     *,
     rounds: int | None = None,
     budget_s: float | None = None,
-    min_rounds: int = 7,
+    min_rounds: int = 6,
     seed: int = 0,
     warmup: int = 2,
     drop_losers: bool = True,
