@@ -23,6 +23,8 @@ def resolve_shapes(
     Raises:
         ModelError: a size is left open, or an option does not fit the model.
     """
+    if batch is not None and batch < 1:
+        raise ModelError(f"{path}: a batch of {batch} makes no sense; it is the number of samples in one inference.")
     for name in shapes:
         if name not in partial:
             raise ModelError(f"{path} has no input '{name}', for which a shape is given; its inputs are {', '.join(partial)}.")
@@ -30,8 +32,8 @@ def resolve_shapes(
     takes_batch = False
     for name, shape in partial.items():
         if name in shapes:
-            if any(size < 0 for size in shapes[name]):
-                raise ModelError(f"{path}: the shape given for input '{name}', {list(shapes[name])}, holds a negative size.")
+            if any(size < 1 for size in shapes[name]):
+                raise ModelError(f"{path}: the shape given for input '{name}', {list(shapes[name])}, holds a size below 1.")
             if not shape.compatible(openvino.PartialShape([-1] * len(shapes[name]))):
                 raise ModelError(
                     f"{path}: the shape given for input '{name}', {list(shapes[name])}, has {len(shapes[name])} dimensions "

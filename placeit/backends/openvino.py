@@ -163,7 +163,7 @@ def load(path: str | Path, *, input_shapes: Mapping[str, Sequence[int]] | None =
     shapes = {name: tuple(int(size) for size in shape) for name, shape in (input_shapes or {}).items()}
     with _explaining(path):
         model = _read_ir(path, shapes, batch) if path.suffix.lower() == ".xml" else _convert_onnx(path, shapes, batch)
-    return describe(model, path)
+        return describe(model, path)
 
 
 def _check_readable(path: Path) -> None:

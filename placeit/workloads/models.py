@@ -338,7 +338,7 @@ def build_model(name: str, *, seed: int = 0) -> nn.Module:
         torch.manual_seed(seed)
         model = recipe.build()
         _randomise(model)
-        _calibrate(model, recipe.inputs(2, 1).values())
+        _calibrate(model, recipe.inputs(1, 1).values())
     return model.eval()
 
 

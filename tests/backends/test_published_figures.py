@@ -1,0 +1,61 @@
+"""Graph sizes of the three models, against what the HSDAG paper counts in its way and what OpenVINO 2026.4 makes of them.
+
+The paper counts every layer of a model with float16 weights: 396/411 for ResNet-50 and 728/764 for Inception-V3, of which
+OpenVINO 2026.4 leaves 726/762. Its BERT-base has other exporter settings (1009/1071).
+"""
+
+import openvino
+import pytest
+import torch
+
+from placeit.backends import load
+from placeit.backends.coarsen import coarsen
+from placeit.workloads.models import MODELS, build_model
+
+
+@pytest.fixture(scope="session")
+def two_input_bert(tmp_path_factory):
+    """BERT-base as the reference figures were counted: all tokens of one type, so that ``token_type_ids`` is no input."""
+    path = tmp_path_factory.mktemp("bert") / "bert.onnx"
+    ids, mask, _ = MODELS["bert_base"].inputs(1, 128).values()
+    with pytest.warns(DeprecationWarning):
+        torch.onnx.export(
+            build_model("bert_base"), (ids, mask), str(path), input_names=["ids", "mask"], opset_version=17, dynamo=False
+        )
+    return load(path)
+
+
+@pytest.fixture
+def model(request, loaded_model):
+    return request.getfixturevalue("two_input_bert") if request.param == "bert" else loaded_model(request.param)
+
+
+@pytest.mark.parametrize(
+    ("model", "ops", "edges", "groups"),
+    [("resnet50", 178, 193, 37), ("inception_v3", 325, 361, 66), ("bert", 390, 448, 88), ("bert_base", 393, 451, 90)],
+    indirect=["model"],
+)
+def test_ops_edges_and_co_located_groups_match_the_reference_figures(model, ops, edges, groups):
+    assert (len(model.graph), len(model.graph.edges)) == (ops, edges)
+    assert len(coarsen(model.graph).groups) == groups
+
+
+@pytest.mark.parametrize(
+    ("model", "layers", "edges"),
+    [("resnet50", 396, 411), ("inception_v3", 726, 762), ("bert", 951, 1009)],
+    indirect=["model"],
+)
+def test_counting_every_layer_of_the_float16_model_matches_the_reference_figures(model, layers, edges, tmp_path):
+    openvino.save_model(model.ov_model, tmp_path / "half.xml", compress_to_fp16=True)
+    half = load(tmp_path / "half.xml")
+    statistics = half.statistics()
+    assert (statistics["layers"], statistics["layer_edges"]) == (layers, edges)
+    assert (len(half.graph), len(half.graph.edges)) == (len(model.graph), len(model.graph.edges))
+    assert statistics["parameter_bytes"] == pytest.approx(model.statistics()["parameter_bytes"] / 2, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "flops"), [("resnet50", 8.2e9), ("inception_v3", 11.4e9), ("bert_base", 22.4e9)]
+)  # twice 4.1, 5.7 and 11.2 billion multiply-adds
+def test_operations_of_one_inference_match_the_published_totals(loaded_model, name, flops):
+    assert loaded_model(name).statistics()["flops"] == pytest.approx(flops, rel=0.01)

@@ -1,0 +1,40 @@
+"""Fixtures that several folders of tests share."""
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from placeit.backends import load
+from placeit.backends.openvino import Model
+from placeit.workloads.models import export_model
+
+
+@pytest.fixture(scope="session")
+def model_file(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Export one of the built-in models as ONNX, once in the whole test run."""
+    folder = tmp_path_factory.mktemp("models")
+    return cache(lambda name: export_model(name, folder / f"{name}.onnx"))
+
+
+@pytest.fixture(scope="session")
+def loaded_model(model_file: Callable[[str], Path]) -> Callable[[str], Model]:
+    """Load one of the built-in models, once in the whole test run."""
+    return cache(lambda name: load(model_file(name)))
+
+
+@pytest.fixture(autouse=True)
+def _no_leaked_threads() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        return  # Ray keeps threads of its own until it is shut down
+    deadline = time.monotonic() + 2.0
+    while (leaked := set(threading.enumerate()) - before) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not leaked, f"the test left threads running: {sorted(thread.name for thread in leaked)}"
