@@ -71,7 +71,7 @@ def coarsen(graph: OpGraph, *, max_groups: int | None = None, keep_together: Ite
     if max_groups is not None and max_groups < 1:
         raise UsageError(f"The number of groups must be at least 1; got {max_groups}.")
     merger = _Merger(graph)
-    for names in keep_together:
+    for names in map(list, keep_together):
         unknown = [name for name in names if name not in graph.index]
         if unknown:
             raise GraphError(f"Op '{unknown[0]}' is to be kept together with others, but the graph has no such op.")
@@ -135,6 +135,8 @@ class _Merger:
     def join_convex(self, ops: set[int]) -> None:
         """Merge ops and everything between them."""
         members = {self.find(op) for op in ops}
+        if len(members) < 2:
+            return
         mask = sum(1 << g for g in members)
         reached = 0
         for g in members:

@@ -1,0 +1,477 @@
+"""From a model to a measured, checked placement: profile, search, calibrate, measure, decide."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.backends.openvino import Model
+from placeit.cluster import Cluster
+from placeit.errors import InfeasibleError, UsageError
+from placeit.placers.registry import parse_placer
+from placeit.problem import Placement, Problem
+from placeit.profiler.cache import Cache
+from placeit.profiler.calibration import calibrated
+from placeit.profiler.costs import Progress
+from placeit.profiler.statistics import mape, pearson, spearman
+from placeit.runtime.measure import Measurement, Race, Ratio, faster
+from placeit.runtime.segments import Plan, Segmenter
+from placeit.runtime.simulator import simulator
+from placeit.session import OutputError, Session
+
+__all__ = ["DEFAULT_PLACERS", "Candidate", "Optimized", "optimize"]
+
+DEFAULT_PLACERS = ("heft", "cpop", "critical-path", "metis", "random-task-eft", "annealing")
+"""Placers whose answers become candidates, beside every single device and the search over segments."""
+
+_FINALISTS = 5  # most new placements that are measured in one turn
+_TURNS = 3  # most turns of measuring and searching again
+_ROUNDS, _FINAL_ROUNDS = 10, 24  # of a race in a turn, and of the one that decides
+_STARTS, _STEPS = 2, 600  # of a search among plans
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """One placement, and what is known of it.
+
+    Attributes:
+        name: unique among the candidates.
+        placer: who proposed it; ``single`` for a whole model on one device.
+        placement: device of every op.
+        segments: number of programs that run.
+        simulated_s: seconds that the simulator said before this candidate was measured.
+        measured: None if it was not measured.
+        output_error: against the whole model on one device; None if it was not run.
+    """
+
+    name: str
+    placer: str
+    placement: Placement
+    segments: int
+    simulated_s: float
+    measured: Measurement | None = None
+    output_error: OutputError | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Optimized:
+    """The answer of :func:`optimize`.
+
+    Attributes:
+        model: path of the model.
+        ops: ops of the task graph.
+        edges: its edges.
+        groups: groups that were placed.
+        objective: what was minimised.
+        candidates: fastest first; those that were not measured last.
+        chosen: the answer; never slower than the best single device beyond the confidence interval.
+        best_single: the best whole model on one device, None if no device can run it whole.
+        speedup: time of the best single device over that of the chosen one, with its interval; None if not measured.
+        reason: why the chosen one was chosen, in a sentence.
+        bound_s: simulated lower bound of any placement: critical path and work over devices, without any cost of cutting.
+        simulator_error: ``mape``, ``pearson`` and ``spearman`` of the simulator on the measured candidates, each None where
+            it is not defined; None if nothing was measured.
+        asked_s: budget.
+        spent_s: seconds that all of it took.
+        interrupted: whether Ctrl-C ended the search early.
+        cluster: the devices.
+    """
+
+    model: str
+    ops: int
+    edges: int
+    groups: int
+    objective: str
+    candidates: tuple[Candidate, ...]
+    chosen: Candidate
+    best_single: Candidate | None
+    speedup: Ratio | None
+    reason: str
+    bound_s: float
+    simulator_error: Mapping[str, float | None] | None
+    asked_s: float
+    spent_s: float
+    interrupted: bool
+    cluster: Cluster
+
+    @property
+    def placement(self) -> Placement:
+        """Device of every op."""
+        return self.chosen.placement
+
+    def save(self, path: str | Path) -> None:
+        """Write the chosen placement. Raises FileError."""
+        self.placement.save(path)
+
+    def to_dict(self, placement_file: str | Path | None = None) -> dict[str, Any]:
+        """Return what ``placeit optimize --json`` prints."""
+        return {
+            "model": self.model,
+            "graph": {"ops": self.ops, "edges": self.edges, "groups": self.groups},
+            "objective": self.objective,
+            "chosen": _candidate_dict(self.chosen),
+            "candidates": [_candidate_dict(candidate) for candidate in self.candidates],
+            "best_single": None if self.best_single is None else _candidate_dict(self.best_single),
+            "speedup": None if self.speedup is None else self.speedup.ratio,
+            "speedup_ci": None if self.speedup is None else [_finite(self.speedup.ci_low), _finite(self.speedup.ci_high)],
+            "reason": self.reason,
+            "bound_s": self.bound_s,
+            "output_error": _error_dict(self.chosen.output_error),
+            "simulator": {"mape": None, "pearson": None, "spearman": None} | dict(self.simulator_error or {}),
+            "budget": {"asked_s": self.asked_s, "spent_s": self.spent_s},
+            "interrupted": self.interrupted,
+            "placement_file": None if placement_file is None else str(placement_file),
+        }
+
+
+def optimize(
+    model: str | Path | Model,
+    devices: str | Sequence[str] | Path | Cluster | None = None,
+    *,
+    placers: Sequence[str] | None = None,
+    budget: float = 60.0,
+    seed: int = 0,
+    objective: str = "latency",
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    batch: int | None = None,
+    max_groups: int = 96,
+    precision: str = "f32",
+    cache: Cache | None = None,
+    progress: Progress | None = None,
+) -> Optimized:
+    """Find the placement of a model with the lowest latency, by measuring.
+
+    Args:
+        model: a model, or the path of one.
+        devices: device names, the path of a cluster file, a cluster, or None to discover.
+        placers: who proposes, by name, with options if need be (``annealing:evaluations=100000``); None for
+            :data:`DEFAULT_PLACERS`.
+        budget: seconds; profiling counts, and the measurements that decide are always made. The search ends earlier when it
+            finds nothing new.
+        seed: of everything random.
+        objective: ``latency`` is the only one there is.
+        input_shapes: sizes by input name, where the model leaves them open.
+        batch: first size of every input that leaves it open.
+        max_groups: most groups that placers decide about.
+        precision: inference precision of every device.
+        cache: where measured costs are kept; None to measure afresh.
+        progress: told what is being done and how far it is.
+
+    Returns:
+        What was found. With a described device in the cluster nothing is measured, and the simulator decides.
+
+    Raises:
+        UsageError: an unknown placer or objective, or a budget that is not positive.
+        PlaceitError: the model, the devices or a file are not what they should be.
+        KeyboardInterrupt: Ctrl-C before there was any placement; afterwards it ends the search.
+    """
+    if objective != "latency":
+        raise UsageError(f"The objective '{objective}' is not known; there is 'latency'.")
+    if not budget > 0:
+        raise UsageError(f"The budget is {budget} seconds; it must be positive.")
+    placers = DEFAULT_PLACERS if placers is None else placers
+    for name in placers:
+        parse_placer(name)  # a typing error should not cost a profile first
+    begin = time.perf_counter()
+    with Session(
+        model,
+        devices,
+        input_shapes=input_shapes,
+        batch=batch,
+        max_groups=max_groups,
+        precision=precision,
+        cache=cache,
+        progress=progress,
+    ) as session:
+        search = _Search(session, begin + budget, seed, progress)
+        search.singles()
+        interrupted = False
+        try:
+            search.propose(placers)
+            search.improve()
+            search.confirm()
+        except KeyboardInterrupt:
+            interrupted = True
+        return search.result(budget, time.perf_counter() - begin, interrupted)
+
+
+@dataclass(eq=False)
+class _Entry:
+    """A candidate under way."""
+
+    name: str
+    placer: str
+    groups: NDArray[np.int32]
+    plan: Plan
+    simulated_s: float
+    measured: Measurement | None = None
+    output_error: OutputError | None = None
+    segment_s: NDArray[np.float64] | None = None
+
+
+class _Search:
+    """The steps of :func:`optimize` and what they have found so far."""
+
+    def __init__(self, session: Session, deadline: float, seed: int, progress: Progress | None) -> None:
+        self.session, self.deadline, self.seed, self.progress = session, deadline, seed, progress
+        self.segmenter = session.segmenter
+        self.problem = self.segmenter.problem()
+        self.entries: dict[bytes, _Entry] = {}
+        self.ratio: Ratio | None = None
+        self.winner: _Entry | None = None
+
+    def say(self, what: str, share: float) -> None:
+        if self.progress is not None:
+            self.progress(what, share)
+
+    def left(self) -> float:
+        return self.deadline - time.perf_counter()
+
+    def add(self, name: str, placer: str, groups: NDArray[np.int32]) -> _Entry:
+        """Enter a placement, or return the entry that it already has."""
+        key = groups.astype(np.int32).tobytes()
+        if key not in self.entries:
+            plan = self.segmenter.plan(groups)
+            self.entries[key] = _Entry(name, placer, groups, plan, plan.schedule.makespan)
+        return self.entries[key]
+
+    def singles(self) -> None:
+        """Enter every device that can run the model whole."""
+        for d in self.problem.single_devices:
+            self.add(self.problem.device_names[d], "single", np.full(len(self.problem), d, np.int32))
+
+    def propose(self, placers: Sequence[str]) -> None:
+        """Ask every placer, then search among plans from the best answers."""
+        cost = simulator(self.problem, links="channel", queue="priority")
+        for i, name in enumerate(placers):
+            self.say(f"asking {name.partition(':')[0]}", i / len(placers))
+            placer = parse_placer(name)
+            groups = self.problem.check(placer.place(self.problem, cost, seed=self.seed, evaluations=None))
+            self.add(name, name.partition(":")[0], groups)
+        self.refine("segment-search")
+
+    def refine(self, name: str) -> bool:
+        """Search among plans from the best entries; return whether that led to a placement not entered before."""
+        self.say("searching among plans", 0.0)
+        known = len(self.entries)
+        ranked = sorted(self.entries.values(), key=lambda e: float(self.segmenter.makespan(e.groups)[0]))
+        for i, entry in enumerate(ranked[:_STARTS]):
+            groups = self.segmenter.search(entry.groups, self.problem, steps=_STEPS, seed=self.seed + i)
+            self.add(name if i == 0 else f"{name} {i + 1}", "segment-search", groups)
+        return len(self.entries) > known
+
+    def improve(self) -> None:
+        """Measure the most promising entries, learn from how long their segments took, search again."""
+        if not self.session.executable:
+            return
+        for turn in range(_TURNS):
+            self.measure(self.promising())
+            if self.left() <= 0 or turn == _TURNS - 1 or len(self.problem.device_names) == 1:
+                return
+            self.learn()
+            if not self.refine(f"calibrated-search {turn + 1}"):
+                return
+
+    def promising(self) -> list[_Entry]:
+        """Unmeasured entries worth measuring, with the best measured one and the best single device beside them."""
+        fresh = [e for e in self.entries.values() if e.measured is None and e.placer != "single"]
+        fresh.sort(key=lambda e: e.plan.schedule.makespan)
+        measured = [e for e in self.entries.values() if e.measured is not None]
+        single = [e for e in self.entries.values() if e.placer == "single"]
+        if measured:
+            single = sorted((e for e in single if e.measured is not None), key=_measured_median)[:1]
+        return [*single, *sorted(measured, key=_measured_median)[:1], *fresh[:_FINALISTS]]
+
+    def measure(self, entries: Sequence[_Entry]) -> None:
+        """Race entries against each other, and check their outputs."""
+        unique = list({id(entry): entry for entry in entries}.values())
+        executors = {}
+        for i, entry in enumerate(unique):
+            self.say("compiling segments", i / len(unique))
+            executors[entry.name] = self.session.executor(entry.plan)
+            if entry.output_error is None:
+                entry.output_error = self.session.check_outputs(executors[entry.name])
+        race = Race({name: executor.time for name, executor in executors.items()}, seed=self.seed)
+        try:
+            race.run(
+                rounds=_ROUNDS,
+                budget_s=max(0.0, self.left()),
+                progress=lambda _, share: self.say(f"measuring {len(unique)} placements", share),
+            )
+        finally:
+            for name, measurement in race.results().items():
+                entry = next(entry for entry in unique if entry.name == name)
+                entry.measured = measurement
+                entry.segment_s = executors[name].segment_seconds()
+
+    def learn(self) -> None:
+        """Correct the costs by what segments really took beside each other."""
+        runs = [
+            (entry.plan, entry.segment_s)
+            for entry in self.entries.values()
+            if entry.segment_s is not None and len(entry.plan.segments) > 1
+        ]
+        self.segmenter = Segmenter(self.session.grouping, calibrated(self.session.costs, runs))
+
+    def confirm(self) -> None:
+        """Measure the winner again, in fresh instances, against the best single device, and decide."""
+        measured = [entry for entry in self.entries.values() if entry.measured is not None]
+        if not measured:
+            return
+        best = min(measured, key=_measured_median)
+        singles = [entry for entry in measured if entry.placer == "single"]
+        if not singles or best.placer == "single":
+            self.winner = best
+            return
+        single = min(singles, key=_measured_median)
+        executors = {entry.name: self.session.executor(entry.plan) for entry in (best, single)}
+        race = Race({name: executor.time for name, executor in executors.items()}, seed=self.seed + 1)
+        result = race.run(
+            rounds=_FINAL_ROUNDS, progress=lambda _, share: self.say("measuring the winner again", share), drop_losers=False
+        )
+        best.measured, single.measured = result[best.name], result[single.name]
+        self.ratio = faster(best.measured, single.measured)
+        self.winner = best if self.ratio.faster else single
+
+    def result(self, asked: float, spent: float, interrupted: bool) -> Optimized:
+        """Sum up."""
+        entries = list(self.entries.values())
+        singles = [entry for entry in entries if entry.placer == "single"]
+        order = sorted(entries, key=lambda e: (e.measured is None, _seconds(e)))
+        single = min(singles, key=lambda e: (e.measured is None, _seconds(e))) if singles else None
+        chosen, reason = self._decide(order, single)
+        done = {id(entry): _candidate(entry, self.session) for entry in entries}
+        measured = [entry for entry in entries if entry.measured is not None]
+        predicted = [entry.simulated_s for entry in measured]
+        actual = [_measured_median(entry) for entry in measured]
+        speedup = None
+        if single is not None and chosen.measured is not None and single.measured is not None:
+            speedup = faster(single.measured, chosen.measured)
+        grouping = self.session.grouping
+        return Optimized(
+            model=str(self.session.model.path),
+            ops=len(grouping.graph),
+            edges=len(grouping.graph.edges),
+            groups=len(grouping.groups),
+            objective="latency",
+            candidates=tuple(done[id(entry)] for entry in order),
+            chosen=done[id(chosen)],
+            best_single=None if single is None else done[id(single)],
+            speedup=speedup,
+            reason=reason,
+            bound_s=lower_bound(self.problem),
+            simulator_error=None
+            if not measured
+            else {
+                "mape": mape(predicted, actual),
+                "pearson": pearson(predicted, actual),
+                "spearman": spearman(predicted, actual),
+            },
+            asked_s=asked,
+            spent_s=spent,
+            interrupted=interrupted,
+            cluster=self.session.cluster,
+        )
+
+    def _decide(self, order: Sequence[_Entry], single: _Entry | None) -> tuple[_Entry, str]:
+        if not order:
+            raise InfeasibleError(
+                f"No placement of {self.session.model.path} on {', '.join(self.problem.device_names)} was found."
+            )
+        if not self.session.executable:
+            best = min(order, key=lambda e: e.simulated_s)
+            if single is not None and single.simulated_s <= best.simulated_s:
+                return single, f"in simulation, no placement is faster than {single.name} alone; nothing was measured"
+            return best, "it has the lowest simulated latency; nothing was measured, because a device is only described"
+        if self.winner is None:
+            if single is not None:
+                return single, "the search was interrupted before a placement was confirmed, and a single device is safe"
+            return order[0], "the search was interrupted; this is the best so far"
+        if single is None:
+            return self.winner, "it was measured to be the fastest; no single device can run the model whole"
+        if self.winner.placer != "single":
+            ratio = self.ratio
+            assert ratio is not None  # noqa: S101
+            return self.winner, (
+                f"measured again, it takes {ratio.ratio:.3f} of the time of {single.name} "
+                f"(95 % interval {ratio.ci_low:.3f} to {ratio.ci_high:.3f})"
+            )
+        bound = lower_bound(self.problem)
+        if self.ratio is not None:
+            why = (
+                f"the best split placement takes {self.ratio.ratio:.3f} of its time (95 % interval {self.ratio.ci_low:.3f} to "
+                f"{self.ratio.ci_high:.3f}), which is not faster beyond the interval"
+            )
+        else:
+            why = "no split placement was measured to be faster"
+        return self.winner, f"{why}; the bound without any cost of cutting is {bound / single.simulated_s:.3f}"
+
+
+def lower_bound(problem: Problem) -> float:
+    """Seconds that no placement can beat: the larger of critical path and work over devices, at best costs.
+
+    Transfers and cuts are taken to be free. Devices of unequal speed share work in proportion to their speed, each op by its
+    own ratio: ``1 / sum(1 / w_d)`` summed over ops.
+    """
+    fastest = problem.compute.min(axis=1)
+    reached = fastest.copy()
+    out = problem.successors
+    for v in problem.order.tolist():
+        for e in out.edge[out.ptr[v] : out.ptr[v + 1]].tolist():
+            w = problem.edges[e, 1]
+            reached[w] = max(reached[w], reached[v] + fastest[w])
+    with np.errstate(divide="ignore"):
+        shared = 1 / (1 / problem.compute).sum(axis=1)
+    return float(max(reached.max(), shared.sum()))
+
+
+def _measured_median(entry: _Entry) -> float:
+    return math.inf if entry.measured is None else entry.measured.median
+
+
+def _seconds(entry: _Entry) -> float:
+    return entry.simulated_s if entry.measured is None else entry.measured.median
+
+
+def _candidate(entry: _Entry, session: Session) -> Candidate:
+    return Candidate(
+        name=entry.name,
+        placer=entry.placer,
+        placement=session.placement(entry.groups),
+        segments=sum(not segment.free for segment in entry.plan.segments),
+        simulated_s=entry.simulated_s,
+        measured=entry.measured,
+        output_error=entry.output_error,
+    )
+
+
+def _candidate_dict(candidate: Candidate) -> dict[str, Any]:
+    measured = candidate.measured
+    return {
+        "name": candidate.name,
+        "placer": candidate.placer,
+        "simulated_s": candidate.simulated_s,
+        "measured_s": None if measured is None else measured.median,
+        "ci_s": [None, None] if measured is None else [_finite(measured.ci_low), _finite(measured.ci_high)],
+        "devices": candidate.placement.counts(),
+        "segments": candidate.segments,
+        "output_error": _error_dict(candidate.output_error),
+    }
+
+
+def _error_dict(error: OutputError | None) -> dict[str, float | None]:
+    if error is None:
+        return {"max_abs": None, "max_rel": None}
+    return {"max_abs": _finite(error.max_abs), "max_rel": _finite(error.max_rel)}
+
+
+def _finite(value: float) -> float | None:
+    """Turn an open end of an interval into null, which JSON has no number for."""
+    return value if math.isfinite(value) else None

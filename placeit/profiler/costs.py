@@ -1,0 +1,154 @@
+"""Measures what groups cost on devices: whole models and cut ones, in place, pass after pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.backends.coarsen import Grouping
+from placeit.backends.openvino import Model
+from placeit.cluster import Cluster, Device
+from placeit.errors import InfeasibleError
+from placeit.profiler.cache import Cache
+from placeit.profiler.counters import group_shares
+from placeit.profiler.links import device_key, probe
+from placeit.runtime.devices.openvino import core
+from placeit.runtime.executor import Executor
+from placeit.runtime.runtime import Runtime
+from placeit.runtime.segments import Costs, Plan, Segmenter
+
+__all__ = ["Progress", "profile", "supported"]
+
+Progress = Callable[[str, float], None]
+"""``progress(what, share)``: what is being done, and which share of it is done."""
+
+_WARM_UP = 2
+
+
+def supported(model: Model, grouping: Grouping, cluster: Cluster) -> NDArray[np.bool_]:
+    """Ask each device's runtime which groups it can run: ``bool[G, D]``.
+
+    Raises:
+        InfeasibleError: some op can run on no device.
+    """
+    graph = grouping.graph
+    can = np.ones((len(graph), len(cluster)), bool)
+    answers: dict[str, set[str]] = {}
+    for d, device in enumerate(cluster.devices):
+        target = device.runs_on.partition("@")[0]
+        if target not in answers:
+            answers[target] = set(core().query_model(model.ov_model, target))
+        can[:, d] = [name in answers[target] for name in graph.names]
+    nowhere = np.flatnonzero(~can.any(axis=1))
+    if len(nowhere):
+        v = int(nowhere[0])
+        raise InfeasibleError(
+            f"None of the devices {', '.join(cluster.names)} supports op '{graph.names[v]}' ({graph.kinds[v]}): add a device "
+            "that does, such as CPU."
+        )
+    groups = np.ones((len(grouping.groups), len(cluster)), bool)
+    np.logical_and.at(groups, grouping.group_of, can)
+    return groups
+
+
+def profile(
+    model: Model,
+    grouping: Grouping,
+    cluster: Cluster,
+    runtime: Runtime,
+    *,
+    passes: int = 12,
+    cache: Cache | None = None,
+    progress: Progress | None = None,
+) -> Costs:
+    """Measure every group on every device that can run it.
+
+    On each device the whole model and the model cut into its groups are run in turn, ``passes`` times each, so that every
+    group is timed in place, with the cache contents that a real pass leaves it. The time of the whole model is divided among
+    the groups by the runtime's own per-op counters; what a group takes beyond its share when it is cut off is its ``cut``.
+    Devices that no one can run the whole model on get the cut times only.
+
+    Args:
+        model: the model.
+        grouping: its groups.
+        cluster: real devices; links without figures are probed.
+        runtime: runs the measurements.
+        passes: timed passes of each kind.
+        cache: where to look for earlier results and keep new ones.
+        progress: called between passes.
+    """
+    can = supported(model, grouping, cluster)
+    groups, devices = can.shape
+    core_s, cut_s = np.full((groups, devices), np.inf), np.zeros((groups, devices))
+    if progress is not None:
+        progress("probing links", 0.0)
+    links = probe(cluster, precision=runtime.precision, cache=cache)
+    for d, device in enumerate(cluster.devices):
+        key = _key(grouping, device, runtime.precision)
+        kept = cache.get(key) if cache is not None else None
+        if kept is None:
+            measured = _measure(grouping, runtime, can, d, float(links.dispatch[d]), passes, progress)
+            kept = {"core": [None if np.isinf(x) else x for x in measured[0].tolist()], "cut": measured[1].tolist()}
+            if cache is not None:
+                cache.put(key, kept)
+        core_s[:, d] = [np.inf if x is None else x for x in kept["core"]]
+        cut_s[:, d] = kept["cut"]
+    return Costs(core_s, cut_s, links.dispatch, links.cluster)
+
+
+def _measure(
+    grouping: Grouping,
+    runtime: Runtime,
+    can: NDArray[np.bool_],
+    d: int,
+    dispatch: float,
+    passes: int,
+    progress: Progress | None,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return core and cut seconds of every group on device ``d``."""
+    groups = len(can)
+    # groups that d cannot run run wherever they can, untimed, so that d's are still measured in place
+    placement = np.where(can[:, d], d, can.argmax(axis=1))
+    segmenter = Segmenter(grouping, Costs.free(groups, runtime.cluster))
+    cut = _passes_of(runtime, segmenter.plan(placement, merge=False))
+    whole = _passes_of(runtime, segmenter.plan(placement)) if can[:, d].all() else None
+    times: list[NDArray[np.float64]] = []
+    totals: list[float] = []
+    name = runtime.cluster.names[d]
+    for turn in range(passes + _WARM_UP):
+        alone = next(cut)
+        together = float(next(whole).sum()) if whole is not None else 0.0
+        if turn >= _WARM_UP:
+            times.append(alone)
+            totals.append(together)
+        if progress is not None:
+            progress(f"profiling {groups} groups on {name}", (turn + 1) / (passes + _WARM_UP))
+    alone = np.median(times, axis=0)
+    alone[~can[:, d]] = np.inf
+    if whole is None:
+        return np.maximum(alone - dispatch, 0.0), np.zeros(groups)
+    shares = group_shares(runtime.model, grouping, runtime.cluster.devices[d], runtime.precision, passes=passes)
+    core_s = shares * max(0.0, float(np.median(totals)) - dispatch)
+    return core_s, np.maximum(alone - dispatch - core_s, 0.0)
+
+
+def _passes_of(runtime: Runtime, plan: Plan) -> Iterator[NDArray[np.float64]]:
+    """Run a plan again and again, and give the seconds of each of its segments."""
+    executor = Executor(runtime, plan)
+    executor.set_inputs(runtime.model.random_inputs())
+    while True:
+        executor.time()
+        yield executor.segment_seconds(last=True)
+
+
+def _key(grouping: Grouping, device: Device, precision: str) -> dict[str, Any]:
+    return {
+        "what": "group costs",
+        "graph": grouping.graph.hash,
+        "groups": grouping.group_of.tolist(),
+        "device": device_key(device),
+        "precision": precision,
+    }

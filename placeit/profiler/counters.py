@@ -1,0 +1,60 @@
+"""Divides the time of a whole model among its groups by the runtime's own per-kernel counters."""
+
+from __future__ import annotations
+
+import functools
+import threading
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.backends.coarsen import Grouping
+from placeit.backends.openvino import Model
+from placeit.cluster import Device
+from placeit.runtime.devices.openvino import configuration, core
+from placeit.runtime.devices.worker import Worker
+
+__all__ = ["group_shares"]
+
+
+def group_shares(
+    model: Model, grouping: Grouping, device: Device, precision: str = "f32", *, passes: int = 10
+) -> NDArray[np.float64]:
+    """Measure each group's share of a pass over the whole model: ``float64[G]``, which sums to one.
+
+    OpenVINO fuses ops into kernels and says which ops each kernel stands for; a kernel's time is divided evenly among the
+    groups of its ops. Kernels that stand for no op (layout conversions) count for nobody, so they are shared by all in
+    proportion.
+    """
+    config = configuration(device, precision) | {"PERF_COUNT": True}
+    compiled = core().compile_model(model.ov_model, device.runs_on.partition("@")[0], config)
+    request = compiled.create_infer_request()
+    for i, value in enumerate(model.random_inputs().values()):
+        request.get_input_tensor(i).data[...] = value
+    _run_bound(device.cores, functools.partial(_repeat, request.infer, passes))
+    graph = grouping.graph
+    shares = np.zeros(len(grouping.groups))
+    for kernel in compiled.get_runtime_model().get_ordered_ops():
+        info = kernel.get_rt_info()
+        spent, originals = info["execTimeMcs"].astype(str), info["originalLayersNames"].astype(str)
+        if not spent.isdigit():
+            continue  # "not_executed"
+        groups = {int(grouping.group_of[graph.index[name]]) for name in originals.split(",") if name in graph.index}
+        for group in groups:
+            shares[group] += int(spent) / len(groups)
+    total = shares.sum()
+    return shares / total if total > 0 else np.full(len(shares), 1 / len(shares))
+
+
+def _repeat(run: functools.partial[None], passes: int) -> None:
+    for _ in range(passes):
+        run()
+
+
+def _run_bound(cores: tuple[int, ...], job: functools.partial[None]) -> None:
+    """Run a job on a thread bound to some cores and wait for it."""
+    worker, ended = Worker("placeit counters", cores), threading.Event()
+    worker.submit(job)
+    worker.submit(ended.set)
+    ended.wait()
+    worker.close()

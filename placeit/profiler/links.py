@@ -1,0 +1,122 @@
+"""Probes what starting a segment costs on a device, and what handing a tensor to another device costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.backends.coarsen import Grouping
+from placeit.backends.openvino import Model, describe
+from placeit.cluster import Cluster, Device, Link
+from placeit.profiler.cache import Cache
+from placeit.runtime.executor import Executor
+from placeit.runtime.runtime import Runtime
+from placeit.runtime.segments import Costs, Segmenter
+
+__all__ = ["Links", "device_key", "probe"]
+
+_HOPS = 32
+_SMALL, _LARGE = 256, 1 << 19
+_ITEM_BYTES = 4
+_PASSES = 15
+
+
+@dataclass(frozen=True, eq=False)
+class Links:
+    """What segments and links cost.
+
+    Attributes:
+        dispatch: ``float64[D]``, seconds from the end of one segment to the end of the next on the same device, when the next
+            computes next to nothing.
+        cluster: the cluster with the links that it lacked.
+    """
+
+    dispatch: NDArray[np.float64]
+    cluster: Cluster
+
+
+def device_key(device: Device) -> dict[str, Any]:
+    """What measured costs depend on, besides what was measured: the device, its driver, and how much it is slowed."""
+    return {
+        "runs_on": device.runs_on,
+        "full_name": device.full_name,
+        "cores": list(device.cores),
+        "slowdown": device.slowdown,
+        "driver": device.driver,
+    }
+
+
+def probe(cluster: Cluster, *, precision: str = "f32", cache: Cache | None = None) -> Links:
+    """Measure dispatch on every device and every link that the cluster does not describe.
+
+    A chain of 32 element-wise segments runs on one device and then back and forth between two, with a small and with a large
+    tensor, all of them in turn. What a hop adds to a segment is the link: its latency with the small tensor, its bandwidth
+    from what the large one adds to that. Going back and forth measures both directions together; each gets half.
+    """
+    key = {
+        "what": "links",
+        "devices": [device_key(device) for device in cluster.devices],
+        "known": sorted(map(list, cluster.links)),
+        "precision": precision,
+    }
+    kept = cache.get(key) if cache is not None else None
+    if kept is None:
+        kept = _measure(cluster, precision)
+        if cache is not None:
+            cache.put(key, kept)
+    names = cluster.names
+    measured = {
+        (names[i], names[j]): Link(float("inf") if rate is None else rate, delay) for i, j, rate, delay in kept["links"]
+    }
+    return Links(np.array(kept["dispatch"]), replace(cluster, links={**measured, **cluster.links}))
+
+
+def _measure(cluster: Cluster, precision: str) -> dict[str, Any]:
+    """Return the dispatch times, and [source, destination, bytes per second or None, seconds] of links."""
+    names, unknown = cluster.names, set(cluster.missing_links())
+    devices = range(len(cluster))
+    wanted = [(i, j) for i in devices for j in devices if i < j and {(names[i], names[j]), (names[j], names[i])} & unknown]
+    routes = [(d, d) for d in devices] + wanted
+    hop: dict[tuple[int, tuple[int, int]], float] = {}
+    for elements in (_SMALL, _LARGE):
+        model, grouping = _chain(elements)
+        with Runtime(model, grouping, cluster, precision=precision) as runtime:
+            hop |= {(elements, route): seconds for route, seconds in _time_routes(runtime, grouping, routes).items()}
+    links: list[tuple[int, int, float | None, float]] = []
+    for i, j in wanted:
+        small, large = (max(0.0, hop[n, (i, j)] - (hop[n, (i, i)] + hop[n, (j, j)]) / 2) for n in (_SMALL, _LARGE))
+        rate = (_LARGE - _SMALL) * _ITEM_BYTES / (large - small) if large > small else None
+        links += [(a, b, rate, small) for a, b in ((i, j), (j, i)) if (names[a], names[b]) in unknown]
+    return {"dispatch": [hop[_SMALL, (d, d)] for d in devices], "links": links}
+
+
+def _chain(elements: int) -> tuple[Model, Grouping]:
+    """Build a chain of element-wise ops, each a group of its own."""
+    import openvino as ov
+
+    parameter = ov.opset13.parameter([1, elements], ov.Type.f32, "in")
+    value = parameter.output(0)
+    for _ in range(_HOPS):
+        value = ov.opset13.relu(value).output(0)
+    model = describe(ov.Model([ov.opset13.result(value)], [parameter], "chain"), Path("chain"))
+    return model, Grouping.singletons(model.graph)
+
+
+def _time_routes(runtime: Runtime, grouping: Grouping, routes: list[tuple[int, int]]) -> dict[tuple[int, int], float]:
+    """Median seconds per hop of chains that alternate between two devices, the chains interleaved."""
+    groups = len(grouping.groups)
+    segmenter = Segmenter(grouping, Costs.free(len(grouping.groups), runtime.cluster))
+    executors = {
+        route: Executor(runtime, segmenter.plan([route[g % 2] for g in range(groups)], merge=False)) for route in routes
+    }
+    samples: dict[tuple[int, int], list[float]] = {route: [] for route in routes}
+    for turn in range(_PASSES + 2):
+        for route, executor in executors.items():
+            seconds = executor.time()
+            if turn >= 2:
+                samples[route].append(seconds)
+    return {route: float(np.median(values)) / _HOPS for route, values in samples.items()}

@@ -1,0 +1,1 @@
+"""Devices that the executor can run segments on, one kind per file."""

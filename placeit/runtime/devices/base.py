@@ -1,0 +1,153 @@
+"""What a device is to the executor.
+
+A device compiles segments, gives each request its own instance of a compiled segment with buffers wired up ahead of time,
+and runs instances asynchronously. Nothing here knows about placement or scheduling, and nothing in the scheduler knows
+what a device is, so a new kind of device is one file in this folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Buffer", "Done", "Instance", "Program", "RuntimeDevice", "TensorSpec", "Transport"]
+
+Done = Callable[[float, float, BaseException | None], None]
+"""``done(start, finish, error)``, in seconds of ``time.perf_counter``, called once from any thread."""
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape and element type of a tensor, and whether its channels are last in memory.
+
+    Attributes:
+        shape: logical shape.
+        dtype: NumPy spelling.
+        channels_last: a rank-4 tensor whose memory is ordered ``[N, H, W, C]`` though its logical shape is ``[N, C, H, W]``.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    channels_last: bool = False
+
+    @property
+    def memory_shape(self) -> tuple[int, ...]:
+        """Shape in memory order."""
+        return tuple(self.shape[i] for i in (0, 2, 3, 1)) if self.channels_last else self.shape
+
+
+class Buffer(Protocol):
+    """Memory that holds one tensor."""
+
+    @property
+    def space(self) -> str:
+        """Name of the memory it lies in; ``host`` for memory that the CPU reads directly."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        ...
+
+    def array(self) -> NDArray[np.generic]:
+        """The value in its logical shape, a view where possible, else a copy."""
+        ...
+
+
+class Program(Protocol):
+    """A segment compiled for one device."""
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """What it reads: tensors from other segments first, then inputs of the model."""
+        ...
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """What it makes: tensors for other segments first, then outputs of the model."""
+        ...
+
+
+class Instance(Protocol):
+    """A program with buffers of its own: one for every request that may be in flight."""
+
+    def bind(self, index: int, buffer: Buffer) -> None:
+        """Read input ``index`` from ``buffer`` from now on."""
+        ...
+
+    def output(self, index: int) -> Buffer:
+        """Where output ``index`` is written; the same buffer for the life of the instance."""
+        ...
+
+
+class RuntimeDevice(Protocol):
+    """A device that compiles and runs segments."""
+
+    @property
+    def name(self) -> str:
+        """Name in the cluster."""
+        ...
+
+    @property
+    def space(self) -> str:
+        """Memory that its instances read inputs from without a copy."""
+        ...
+
+    @property
+    def program_key(self) -> str:
+        """Devices with equal keys can run each other's programs, so that a segment is compiled once for all of them."""
+        ...
+
+    def compile(self, segment: SegmentSource) -> Program:
+        """Compile a segment. Raises DeviceError, naming the device, if it cannot."""
+        ...
+
+    def instance(self, program: Program) -> Instance:
+        """Make an instance of a program that this device compiled."""
+        ...
+
+    def allocate(self, spec: TensorSpec) -> Buffer:
+        """Make a buffer in the memory that instances read from."""
+        ...
+
+    def start(self, instance: Instance, done: Done) -> None:
+        """Run an instance and return at once. Instances run one at a time, in the order in which they were started."""
+        ...
+
+    def close(self) -> None:
+        """Stop the device's threads. Started instances finish first."""
+        ...
+
+
+class SegmentSource(Protocol):
+    """A segment as devices see it before compilation: each kind of device asks for the form it understands."""
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """Tensors from other segments, then inputs of the model."""
+        ...
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """Tensors for other segments, then outputs of the model."""
+        ...
+
+    def openvino_model(self) -> object:
+        """The segment as an ``openvino.Model``."""
+        ...
+
+
+class Transport(Protocol):
+    """Moves tensors along one directed link. Transfers run one at a time, in the order in which they were started."""
+
+    def start(self, source: Buffer, destination: Buffer, done: Done) -> None:
+        """Copy and return at once."""
+        ...
+
+    def close(self) -> None:
+        """Stop the link's threads."""
+        ...

@@ -1,0 +1,89 @@
+"""Real devices and links slowed on purpose, so that a cluster one does not have can be tried on a machine one has."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from time import perf_counter, sleep
+
+from placeit.runtime.devices.base import Buffer, Done, Instance, Program, RuntimeDevice, SegmentSource, TensorSpec
+from placeit.runtime.devices.worker import Worker
+
+__all__ = ["EmulatedLink", "SlowedDevice"]
+
+_PR_SET_TIMERSLACK = 29
+_precise = threading.local()
+
+
+def _sleep(seconds: float) -> None:
+    """Sleep to within a few microseconds: Linux may otherwise round a thread's wake-up by 50 us."""
+    if not getattr(_precise, "set", False):
+        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+        _precise.set = True
+    if seconds > 0:
+        sleep(seconds)
+
+
+class SlowedDevice:
+    """A device on which everything takes ``slowdown`` times as long: it idles for the rest.
+
+    Args:
+        inner: the real device.
+        slowdown: at least 1.
+    """
+
+    def __init__(self, inner: RuntimeDevice, slowdown: float) -> None:
+        self._inner, self._slowdown = inner, slowdown
+        self.name, self.space, self.program_key = inner.name, inner.space, inner.program_key
+
+    def compile(self, segment: SegmentSource) -> Program:
+        """Compile on the real device."""
+        return self._inner.compile(segment)
+
+    def instance(self, program: Program) -> Instance:
+        """Make an instance on the real device."""
+        return self._inner.instance(program)
+
+    def allocate(self, spec: TensorSpec) -> Buffer:
+        """Allocate on the real device."""
+        return self._inner.allocate(spec)
+
+    def start(self, instance: Instance, done: Done) -> None:
+        """Run on the real device, then keep its thread asleep for the rest of the time."""
+        self._inner.start(instance, functools.partial(self._finish, done))
+
+    def _finish(self, done: Done, start: float, finish: float, error: BaseException | None) -> None:
+        _sleep(start + (finish - start) * self._slowdown - perf_counter())
+        done(start, perf_counter(), error)
+
+    def close(self) -> None:
+        """Close the real device."""
+        self._inner.close()
+
+
+class EmulatedLink:
+    """A link between devices that share memory: a transfer takes latency + bytes / bandwidth, and moves nothing.
+
+    Args:
+        name: thread name.
+        bandwidth: bytes per second.
+        latency: seconds.
+    """
+
+    def __init__(self, name: str, bandwidth: float, latency: float) -> None:
+        self._bandwidth, self._latency = bandwidth, latency
+        self._worker = Worker(name)
+
+    def start(self, source: Buffer, destination: Buffer, done: Done) -> None:  # noqa: ARG002
+        """Start the clock of a transfer, behind those already under way."""
+        self._worker.submit(functools.partial(self._run, destination.nbytes, done))
+
+    def _run(self, moved: int, done: Done) -> None:
+        start = perf_counter()
+        _sleep(self._latency + moved / self._bandwidth)
+        done(start, perf_counter(), None)
+
+    def close(self) -> None:
+        """Stop the link's thread."""
+        self._worker.close()

@@ -1,0 +1,206 @@
+"""Runs plans on real devices: a work-conserving, event-driven shell around the pure scheduler."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.errors import UsageError
+from placeit.profiler.trace import Span
+from placeit.runtime.devices.base import Buffer, Done, Instance
+from placeit.runtime.devices.openvino import HostBuffer
+from placeit.runtime.runtime import Runtime
+from placeit.runtime.scheduler import Instruction, Scheduler, Start, Transfer
+from placeit.runtime.segments import Plan
+
+__all__ = ["Executor"]
+
+
+class _Slot:
+    """One request in flight: instances whose buffers are wired to each other ahead of time, and its progress."""
+
+    def __init__(self, executor: Executor, number: int) -> None:
+        runtime, plan = executor.runtime, executor.plan
+        self.number = number
+        self.inputs = {name: HostBuffer(spec) for name, spec in runtime.inputs.items()}
+        self.outputs: dict[str, Buffer] = {}
+        self.starts: list[tuple[Instance, Done] | None] = []
+        self.copies: dict[tuple[int, int], tuple[int, Buffer, Buffer, Done]] = {}
+        self.finished = threading.Event()
+        self.end = 0.0
+        self.ran: list[tuple[int, float, float]] = []
+        self.moved: list[tuple[int, int, int, float, float]] = []
+        held: dict[tuple[int, int], Buffer] = {}
+        compact = {t: i for i, t in enumerate(plan.tensors)}
+        readers: dict[int, set[int]] = {t: set() for t in plan.tensors}
+        for segment in plan.segments:
+            for t in segment.inputs:
+                readers[t].add(segment.device)
+        for s, (segment, program) in enumerate(zip(plan.segments, executor.programs, strict=True)):
+            d = segment.device
+            entering = {t: held[t, d] for t in segment.inputs}
+            if program is None:
+                made = runtime.hand_through(segment, entering, self.inputs)
+                self.starts.append(None)
+            else:
+                instance = runtime.devices[d].instance(program)
+                for i, buffer in enumerate([*entering.values(), *(self.inputs[name] for name in runtime.inputs_of(segment))]):
+                    instance.bind(i, buffer)
+                made = [instance.output(i) for i in range(len(program.outputs))]
+                self.starts.append((instance, functools.partial(executor.op_done, number, s)))
+            self.outputs |= zip(runtime.outputs_of(segment), made[len(segment.outputs) :], strict=True)
+            for t, buffer in zip(segment.outputs, made, strict=False):
+                held[t, d] = buffer
+                for far in readers[t] - {d}:
+                    held[t, far] = buffer
+                    if buffer.space != runtime.devices[far].space:
+                        held[t, far] = runtime.devices[far].allocate(runtime.spec(t))
+                    if (d, far) in runtime.transports:
+                        done = functools.partial(executor.transfer_done, number, compact[t], d, far)
+                        self.copies[compact[t], far] = (d, buffer, held[t, far], done)
+
+
+class Executor:
+    """One plan, compiled and ready to run.
+
+    No device is idle while one of its segments is ready, and no link while it has something to move: each completion is told
+    to the scheduler, and what it answers is started at once, on the thread that reported the completion.
+
+    Args:
+        runtime: devices, links and compiled segments.
+        plan: what to run.
+        requests: how many requests may be in flight at once.
+    """
+
+    def __init__(self, runtime: Runtime, plan: Plan, *, requests: int = 1) -> None:
+        self.runtime, self.plan = runtime, plan
+        self.programs = [None if segment.free else runtime.compile(segment) for segment in plan.segments]
+        self._scheduler = Scheduler(plan.problem, plan.placement, links="channel", queue="priority")
+        self._samples: list[list[float]] = [[] for _ in plan.segments]
+        self._lock = threading.Lock()
+        self._slots = [_Slot(self, number) for number in range(requests)]
+
+    def set_inputs(self, inputs: Mapping[str, NDArray[np.generic]], *, request: int = 0) -> None:
+        """Copy the model's inputs into place.
+
+        Raises:
+            UsageError: an input is missing, unknown, or has another shape or type than the model wants.
+        """
+        slot = self._slots[request]
+        for name in inputs:
+            if name not in slot.inputs:
+                raise UsageError(f"The model has no input '{name}'; its inputs are {', '.join(slot.inputs)}.")
+        for name, buffer in slot.inputs.items():
+            if name not in inputs:
+                raise UsageError(f"The input '{name}' is missing; the model's inputs are {', '.join(slot.inputs)}.")
+            value, target = np.asarray(inputs[name]), buffer.array()
+            if value.shape != target.shape or not np.can_cast(value.dtype, target.dtype, "same_kind"):
+                raise UsageError(
+                    f"The input '{name}' is {value.dtype} {list(value.shape)}; the model wants {target.dtype} "
+                    f"{list(target.shape)}."
+                )
+            np.copyto(target, value, casting="same_kind")
+
+    def outputs(self, *, request: int = 0) -> dict[str, NDArray[np.generic]]:
+        """Return copies of the outputs of the last run, by name."""
+        return {name: np.array(buffer.array()) for name, buffer in self._slots[request].outputs.items()}
+
+    def run(self, inputs: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
+        """Run once and return the outputs by name. Raises UsageError or ExecutionError."""
+        self.set_inputs(inputs)
+        self.time()
+        return self.outputs()
+
+    def time(self) -> float:
+        """Run once on the inputs in place and return the seconds it took. Raises ExecutionError."""
+        return self.times(1)
+
+    def times(self, count: int) -> float:
+        """Run ``count`` requests, as many in flight as the executor was made for, and return the seconds they took."""
+        slots = self._slots[:count]
+        for slot in slots:
+            slot.finished.clear()
+            slot.ran.clear()
+            slot.moved.clear()
+        self._waiting = count - len(slots)
+        self._error: BaseException | None = None
+        begin = perf_counter()
+        for slot in slots:
+            self._advance(self._scheduler.begin, slot.number)
+        for slot in slots:
+            slot.finished.wait()
+        if self._error is not None:
+            raise self._error
+        return max(slot.end for slot in slots) - begin
+
+    def spans(self) -> list[Span]:
+        """What ran when in the last run: one span per segment and transfer, on a track per device and per link."""
+        plan, runtime = self.plan, self.runtime
+        names = runtime.cluster.names
+        spans = []
+        for slot in self._slots:
+            for s, start, finish in slot.ran:
+                segment = plan.segments[s]
+                names_of = runtime.op_names(segment)
+                spans.append(Span(names[segment.device], names_of[0], start, finish, {"ops": names_of}))
+            for t, src, dst, start, finish in slot.moved:
+                spans.append(Span(f"{names[src]} -> {names[dst]}", runtime.tensor_name(plan.tensors[t]), start, finish, {}))
+        return sorted(spans, key=lambda span: span.start)
+
+    def segment_seconds(self, *, last: bool = False) -> NDArray[np.float64]:
+        """``float64[S]``, median seconds of each segment over all runs, or seconds in the last one; zero if it runs nothing."""
+        seconds = np.zeros(len(self.plan.segments))
+        for s, samples in enumerate(self._samples):
+            if samples:
+                seconds[s] = samples[-1] if last else np.median(samples)
+        return seconds
+
+    def op_done(self, request: int, op: int, start: float, finish: float, error: BaseException | None) -> None:
+        """Take a device's report that a segment ended."""
+        self._slots[request].ran.append((op, start, finish))
+        self._samples[op].append(finish - start)
+        self._advance(self._scheduler.op_finished, request, op, error=error)
+
+    def transfer_done(
+        self, request: int, tensor: int, src: int, dst: int, start: float, finish: float, error: BaseException | None
+    ) -> None:
+        """Take a link's report that a transfer ended."""
+        self._slots[request].moved.append((tensor, src, dst, start, finish))
+        self._advance(self._scheduler.transfer_finished, request, tensor, dst, error=error)
+
+    def _advance(self, event: Callable[..., list[Instruction]], *args: int, error: BaseException | None = None) -> None:
+        """Tell the scheduler of an event and start what it asks for."""
+        scheduler = self._scheduler
+        with self._lock:
+            todo = deque(event(*args))
+            if error is not None:
+                self._error = self._error or error
+                todo.extend(scheduler.abort(args[0]))
+            while todo:
+                step = todo.popleft()
+                slot = self._slots[step.request]
+                if type(step) is Start:
+                    run = slot.starts[step.op]
+                    if run is None:
+                        todo.extend(scheduler.op_finished(step.request, step.op))
+                    else:
+                        self.runtime.devices[step.device].start(*run)
+                elif type(step) is Transfer:
+                    copy = slot.copies.get((step.tensor, step.dst))
+                    if copy is None:
+                        todo.extend(scheduler.transfer_finished(step.request, step.tensor, step.dst))
+                    else:
+                        src, source, destination, done = copy
+                        self.runtime.transports[src, step.dst].start(source, destination, done)
+                elif self._waiting:
+                    self._waiting -= 1
+                    todo.extend(scheduler.begin(step.request))
+                else:
+                    slot.end = perf_counter()
+                    slot.finished.set()

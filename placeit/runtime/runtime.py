@@ -1,0 +1,155 @@
+"""The devices, links and compiled segments that executors share."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from placeit.backends.coarsen import Grouping
+from placeit.backends.openvino import Model
+from placeit.backends.segment import channels_last_tensors, extract
+from placeit.cluster import Cluster
+from placeit.errors import DeviceError
+from placeit.runtime.devices.base import Buffer, Program, RuntimeDevice, TensorSpec, Transport
+from placeit.runtime.devices.emulated import EmulatedLink, SlowedDevice
+from placeit.runtime.devices.openvino import OpenVinoDevice
+from placeit.runtime.segments import Segment
+
+__all__ = ["Runtime"]
+
+
+class Runtime:
+    """One model on the real devices of one cluster. Use it as a context manager, or call :meth:`close`.
+
+    Segments are compiled once for all placements, so that measuring a new placement mostly re-uses what is there.
+
+    Args:
+        model: the model.
+        grouping: its ops in groups.
+        cluster: real or emulated devices; links of origin ``measured`` are the hardware's own and are not throttled.
+        precision: inference precision of every device.
+
+    Raises:
+        DeviceError: a device exists in simulation only, or is of a kind that this version cannot run.
+    """
+
+    def __init__(self, model: Model, grouping: Grouping, cluster: Cluster, *, precision: str = "f32") -> None:
+        self.model, self.grouping, self.cluster = model, grouping, cluster
+        graph = grouping.graph
+        self.members: list[list[int]] = [[] for _ in range(len(grouping.groups))]
+        for v, group in enumerate(grouping.group_of.tolist()):
+            self.members[group].append(v)
+        self.channels_last = channels_last_tensors(graph)
+        self.precision = precision
+        self._input_of = {spec.op: spec.name for spec in model.inputs}
+        self._output_of = {spec.op: spec.name for spec in model.outputs}
+        self.inputs = {spec.name: TensorSpec(spec.shape, spec.dtype) for spec in model.inputs}
+        self.model_outputs = {spec.name: TensorSpec(spec.shape, spec.dtype) for spec in model.outputs}
+        self._programs: dict[tuple[str, tuple[int, ...]], Program] = {}
+        self.devices: list[RuntimeDevice] = []
+        self.transports: dict[tuple[int, int], Transport] = {}
+        for device in cluster.devices:
+            if device.described:
+                raise DeviceError(f"{device.name} is a described device: it exists in simulation only and cannot run anything.")
+        for device in cluster.devices:
+            real = OpenVinoDevice(device, precision=precision)
+            self.devices.append(SlowedDevice(real, device.slowdown) if device.emulated else real)
+        for i, src in enumerate(cluster.names):
+            for j, dst in enumerate(cluster.names):
+                link = cluster.links.get((src, dst))
+                if link is not None and link.origin == "emulated":
+                    self.transports[i, j] = EmulatedLink(f"placeit {src} -> {dst}", link.bandwidth, link.latency)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop every thread."""
+        for device in self.devices:
+            device.close()
+        for transport in self.transports.values():
+            transport.close()
+
+    def compile(self, segment: Segment) -> Program:
+        """Compile a segment for its device, or take the program that an equal device has compiled. Raises DeviceError."""
+        device = self.devices[segment.device]
+        key = (device.program_key, segment.groups)
+        if key not in self._programs:
+            self._programs[key] = device.compile(_Source(self, segment))
+        return self._programs[key]
+
+    def ops(self, segment: Segment) -> list[int]:
+        """Op numbers of a segment, ascending."""
+        return sorted(v for group in segment.groups for v in self.members[group])
+
+    def op_names(self, segment: Segment) -> list[str]:
+        """Op names of a segment, in topological order."""
+        return [self.grouping.graph.names[v] for v in self.ops(segment)]
+
+    def inputs_of(self, segment: Segment) -> list[str]:
+        """Model inputs that lie in a segment, in op order."""
+        return [self._input_of[name] for name in self.op_names(segment) if name in self._input_of]
+
+    def outputs_of(self, segment: Segment) -> list[str]:
+        """Model outputs that lie in a segment, in op order."""
+        return [self._output_of[name] for name in self.op_names(segment) if name in self._output_of]
+
+    def tensor_name(self, tensor: int) -> str:
+        """Name of a tensor of the group graph: the op that produces it."""
+        graph = self.grouping.graph
+        return graph.names[int(graph.tensor_op[self.grouping.op_tensor[tensor]])]
+
+    def spec(self, tensor: int) -> TensorSpec:
+        """Shape, type and memory order of a tensor of the group graph when it crosses a segment's border."""
+        graph, t = self.grouping.graph, int(self.grouping.op_tensor[tensor])
+        return TensorSpec(graph.tensor_shapes[t], graph.tensor_dtypes[t], t in self.channels_last)
+
+    def hand_through(self, segment: Segment, entering: Mapping[int, Buffer], inputs: Mapping[str, Buffer]) -> list[Buffer]:
+        """Buffers of the outputs of a segment that runs nothing: tensors for other segments, then outputs of the model."""
+        graph, op_tensor = self.grouping.graph, self.grouping.op_tensor
+        values = {int(op_tensor[t]): buffer for t, buffer in entering.items()}
+        for v in self.ops(segment):
+            if graph.kinds[v] == "Parameter":
+                for t, op in enumerate(graph.tensor_op.tolist()):
+                    if op == v:
+                        values[t] = inputs[self._input_of[graph.names[v]]]
+        ends = [v for v in self.ops(segment) if graph.kinds[v] == "Result"]
+        reads = {v: int(t) for (_, v), t in zip(graph.edges.tolist(), graph.edge_tensor, strict=True)}
+        return [values[int(op_tensor[t])] for t in segment.outputs] + [values[reads[v]] for v in ends]
+
+
+@dataclass(frozen=True, eq=False)
+class _Source:
+    """A segment of a model, for a device to compile."""
+
+    runtime: Runtime
+    segment: Segment
+
+    @functools.cached_property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        runtime = self.runtime
+        ends = (runtime.inputs[name] for name in runtime.inputs_of(self.segment))
+        return (*map(runtime.spec, self.segment.inputs), *ends)
+
+    @functools.cached_property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        runtime = self.runtime
+        ends = (runtime.model_outputs[name] for name in runtime.outputs_of(self.segment))
+        return (*map(runtime.spec, self.segment.outputs), *ends)
+
+    def openvino_model(self) -> object:
+        runtime, op_tensor = self.runtime, self.runtime.grouping.op_tensor
+        return extract(
+            runtime.model.ov_model,
+            runtime.grouping.graph,
+            runtime.ops(self.segment),
+            [int(op_tensor[t]) for t in self.segment.inputs],
+            [int(op_tensor[t]) for t in self.segment.outputs],
+            runtime.channels_last,
+        )

@@ -1,0 +1,231 @@
+"""From a placement of groups to segments: what is compiled and run as one program on one device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from placeit.backends.coarsen import Grouping
+from placeit.cluster import Cluster, Link
+from placeit.graph import topological_order
+from placeit.problem import Problem
+from placeit.runtime import _segment_kernel as kernel
+from placeit.runtime.simulator import Schedule, schedule
+
+__all__ = ["Costs", "Plan", "Segment", "Segmenter"]
+
+_FREE_KINDS = frozenset({"Parameter", "Result"})
+
+
+@dataclass(frozen=True, eq=False)
+class Costs:
+    """What groups cost on devices, and what cutting between them costs; seconds throughout.
+
+    A segment takes one ``dispatch``, the ``core`` time of each of its groups, and that part of each group's ``cut`` time
+    which the group's tensors crossing the segment's border have in all bytes that the group reads and writes. A group alone
+    in its segment so takes dispatch + core + cut, and the whole model as one segment takes dispatch + the sum of core.
+
+    Attributes:
+        core: ``float64[G, D]``, a group inside an uncut model; ``inf`` where it cannot run.
+        cut: ``float64[G, D]``, what cutting a group off all its neighbours adds: layout conversions, lost fusion.
+        dispatch: ``float64[D]``, starting a segment.
+        cluster: the devices, with all links known.
+    """
+
+    core: NDArray[np.float64]
+    cut: NDArray[np.float64]
+    dispatch: NDArray[np.float64]
+    cluster: Cluster
+
+    @classmethod
+    def free(cls, groups: int, cluster: Cluster) -> Costs:
+        """Costs of zero everywhere, for running plans before anything has been measured."""
+        devices = len(cluster)
+        instant = {pair: Link(np.inf, 0.0) for pair in cluster.missing_links()}
+        known = replace(cluster, links={**cluster.links, **instant})
+        return cls(np.zeros((groups, devices)), np.zeros((groups, devices)), np.zeros(devices), known)
+
+    @cached_property
+    def bandwidth(self) -> NDArray[np.float64]:
+        """``float64[D, D]``, bytes per second."""
+        return self.cluster.bandwidth()
+
+    @cached_property
+    def latency(self) -> NDArray[np.float64]:
+        """``float64[D, D]``, seconds."""
+        return self.cluster.latency()
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Groups that run as one program.
+
+    Attributes:
+        device: device number.
+        groups: group numbers, ascending.
+        inputs: tensors (of the group graph) that enter from other segments, ascending.
+        outputs: tensors that leave for other segments, ascending.
+        free: whether it only hands model inputs or outputs through, and so runs nothing.
+    """
+
+    device: int
+    groups: tuple[int, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    free: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Segments in topological order, and the problem over segments that simulator and scheduler work on.
+
+    Attributes:
+        segments: ``S`` of them.
+        problem: compute, edges and links of the segments.
+        tensors: for each tensor number of ``problem``, its number in the group graph.
+        schedule: the simulated run.
+    """
+
+    segments: tuple[Segment, ...]
+    problem: Problem
+    tensors: tuple[int, ...]
+    schedule: Schedule
+
+    @cached_property
+    def placement(self) -> NDArray[np.int32]:
+        """``int32[S]``, the device of each segment."""
+        return np.array([segment.device for segment in self.segments], np.int32)
+
+
+class Segmenter:
+    """Merges the groups of a placement into segments.
+
+    Args:
+        grouping: ops and groups.
+        costs: what they cost.
+    """
+
+    def __init__(self, grouping: Grouping, costs: Costs) -> None:
+        graph = grouping.groups
+        self.grouping, self.graph, self.costs = grouping, graph, costs
+        kinds: list[set[str]] = [set() for _ in range(len(graph))]
+        for kind, group in zip(grouping.graph.kinds, grouping.group_of.tolist(), strict=True):
+            kinds[group].add(kind)
+        border = np.bincount(graph.tensor_op, graph.tensor_bytes, len(graph))
+        np.add.at(border, graph.edges[:, 1], graph.tensor_bytes[graph.edge_tensor])
+        by_producer = np.argsort(graph.edges[:, 0], kind="stable")
+        self._groups = kernel.Groups(
+            np.ascontiguousarray(np.column_stack([graph.edges, graph.edge_tensor])[by_producer], np.int32),
+            graph.tensor_bytes,
+            costs.core,
+            np.divide(costs.cut, border[:, None], out=np.zeros_like(costs.cut), where=border[:, None] > 0),
+            costs.dispatch,
+            costs.bandwidth,
+            costs.latency,
+            np.array([kind <= _FREE_KINDS for kind in kinds]),
+        )
+
+    def problem(self) -> Problem:
+        """The placement problem over groups that placers see.
+
+        It assumes that neighbours on one device are fused. An edge's ``cut`` is the mean of what its two ends pay.
+        """
+        graph, costs = self.graph, self.costs
+        moved = graph.tensor_bytes[graph.edge_tensor]
+        ends = self._groups.cut_per_byte[graph.edges]
+        return Problem.from_arrays(
+            costs.core,
+            graph.edges,
+            moved,
+            costs.bandwidth,
+            costs.latency,
+            edge_tensor=graph.edge_tensor,
+            cut=ends.mean(axis=1) * moved[:, None],
+            param_bytes=graph.param_bytes,
+            memory=np.array([device.memory_bytes for device in costs.cluster.devices]),
+            op_names=graph.names,
+            device_names=costs.cluster.names,
+            graph_hash=self.grouping.graph.hash,
+        )
+
+    def plan(self, placement: ArrayLike, *, merge: bool = True) -> Plan:
+        """Segment a placement of the groups, ``int32[G]``.
+
+        Segments that follow each other on one device are merged while the graph of segments stays acyclic and the simulated
+        makespan does not grow: merging saves dispatches and cuts, but a segment starts only when everything that it reads is
+        there, and gives nothing away before it ends.
+
+        Args:
+            placement: device of each group.
+            merge: False for one segment per group, as the profiler runs them.
+        """
+        devices = np.asarray(placement, np.int32)
+        if not merge:
+            of = np.arange(len(devices), dtype=np.int32)
+        elif (devices == devices[0]).all():
+            of = np.zeros(len(devices), np.int32)
+        else:
+            of, _ = kernel.merge_groups(self._groups, devices)
+        return self._plan(of, devices)
+
+    def makespan(self, placements: ArrayLike) -> NDArray[np.float64]:
+        """Simulated seconds of placements' plans, ``int32[B, G] -> float64[B]``: a cost function that knows of segments."""
+        rows = np.atleast_2d(np.asarray(placements, np.int32))
+        return np.array([kernel.merge_groups(self._groups, row)[1] for row in rows])
+
+    def search(self, placement: ArrayLike, problem: Problem, *, steps: int, seed: int, heat: float = 0.01) -> NDArray[np.int32]:
+        """Anneal a placement by the simulated makespan of its plan, which placers that see the groups only cannot know.
+
+        Args:
+            placement: where to start, ``int32[G]``.
+            problem: from :meth:`problem`; says what is feasible and what fits.
+            steps: moves of one group that are tried; each is a plan, which takes milliseconds.
+            seed: the same seed gives the same answer.
+            heat: first temperature, as a share of the makespan.
+        """
+        start = np.asarray(placement, np.int32)
+        return kernel.search(
+            self._groups, start, problem.feasible, problem.param_bytes, problem.memory, steps, heat, np.random.default_rng(seed)
+        )
+
+    def _plan(self, of: NDArray[np.int32], devices: NDArray[np.int32]) -> Plan:
+        """Build the plan of a partition, its segments in topological order."""
+        moves, _ = kernel.crossings(self._groups, of)
+        count = int(of.max()) + 1
+        order = topological_order(np.ascontiguousarray(moves[:, :2]), count)
+        assert order is not None  # only partitions without a circle are accepted  # noqa: S101
+        of = np.argsort(order).astype(np.int32)[of]
+        moves, cut_bytes = kernel.crossings(self._groups, of)
+        seconds = kernel.seconds_of_segments(self._groups, of, count, devices, cut_bytes)
+        moves = moves[np.lexsort((moves[:, 2], moves[:, 1], moves[:, 0]))]
+        compute = np.full((count, len(self.costs.cluster)), np.inf)
+        segments = []
+        for s in range(count):
+            groups = np.flatnonzero(of == s)
+            device = int(devices[groups[0]])
+            compute[s, device] = seconds[s]
+            segments.append(
+                Segment(
+                    device,
+                    tuple(groups.tolist()),
+                    tuple(np.unique(moves[moves[:, 1] == s, 2]).tolist()),
+                    tuple(np.unique(moves[moves[:, 0] == s, 2]).tolist()),
+                    bool(self._groups.free[groups].all()),
+                )
+            )
+        tensors, compact = np.unique(moves[:, 2], return_inverse=True)
+        problem = Problem.from_arrays(
+            compute,
+            moves[:, :2],
+            self.graph.tensor_bytes[moves[:, 2]],
+            self.costs.bandwidth,
+            self.costs.latency,
+            edge_tensor=compact.reshape(-1),
+            device_names=self.costs.cluster.names,
+        )
+        placement = np.array([segment.device for segment in segments], np.int32)
+        simulated = schedule(problem, placement, links="channel", queue="priority")
+        return Plan(tuple(segments), problem, tuple(tensors.tolist()), simulated)
