@@ -1,0 +1,66 @@
+"""The application: which sub-commands there are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from placeit import __version__
+from placeit.cli import compare, devices, export, inspect, optimize, profile, run
+from placeit.cli.command import command
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="placeit",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # importing rich takes longer than everything else that --help needs
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"placeit {__version__}")
+        raise typer.Exit
+
+
+@app.callback(
+    epilog="""\b
+Examples:
+  placeit devices
+  placeit optimize model.onnx --devices CPU@0,CPU@1 --output placement.json
+  placeit run model.onnx --placement placement.json --trace trace.json
+"""
+)
+def placeit(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Find, by measuring, which part of a neural network should run on which device, and run it that way."""
+
+
+for _function, _examples in (
+    (devices.devices, devices.EXAMPLES),
+    (inspect.inspect, inspect.EXAMPLES),
+    (profile.profile, profile.EXAMPLES),
+    (optimize.optimize, optimize.EXAMPLES),
+    (run.run, run.EXAMPLES),
+    (compare.compare, compare.EXAMPLES),
+    (export.export, export.EXAMPLES),
+):
+    app.command(_function.__name__, epilog=_examples)(command(_function))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command ``placeit`` and exit.
+
+    Args:
+        argv: arguments; the process's own if None.
+    """
+    app(argv)

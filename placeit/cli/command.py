@@ -1,0 +1,176 @@
+"""What turns a function into a command: options from dataclasses, output to the right stream, errors to exit codes."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import inspect
+import logging
+import os
+import sys
+import traceback
+import typing
+import warnings
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+import typer
+
+from placeit.cli.terminal import Output, Terminal, printable
+from placeit.errors import FileError, PlaceitError
+
+__all__ = ["command"]
+
+BUG = 70
+"""Exit code of an error that placeit does not expect (``EX_SOFTWARE`` of sysexits.h)."""
+INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 + SIGINT, as shells have it."""
+BROKEN_PIPE = 141
+"""Exit code if the reader of standard output goes away: 128 + SIGPIPE."""
+
+
+def command(function: Callable[..., Output]) -> Callable[..., None]:
+    """Make a function a command for typer.
+
+    Each field of a parameter whose type is a dataclass becomes a parameter of its own. The function returns what it found;
+    it prints nothing itself, and whatever libraries write to standard output while it runs goes to standard error.
+    """
+    hints = typing.get_type_hints(function, include_extras=True)
+    parameters: list[inspect.Parameter] = []
+    bundles: dict[str, Any] = {}
+    for parameter in inspect.signature(function).parameters.values():
+        kind = hints[parameter.name]
+        if dataclasses.is_dataclass(kind):
+            bundles[parameter.name] = kind
+            fields = typing.get_type_hints(kind, include_extras=True)
+            for field in dataclasses.fields(kind):
+                default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
+                parameters.append(_parameter(field.name, default, fields[field.name]))
+        else:
+            parameters.append(_parameter(parameter.name, parameter.default, kind))
+
+    def run(**values: Any) -> None:
+        arguments = {
+            name: kind(**{field.name: values.pop(field.name) for field in dataclasses.fields(kind)})
+            for name, kind in bundles.items()
+        }
+        terminal = next(value for value in arguments.values() if isinstance(value, Terminal))
+        with _Reporting(terminal.debug):
+            with _stdout_for_the_result(), _library_messages(terminal):
+                output = function(**arguments, **values)
+            _print(terminal, output)
+        raise typer.Exit(output.exit_code)
+
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__doc__ = function.__doc__
+    return run
+
+
+def _parameter(name: str, default: Any, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+class _Reporting:
+    """Turns whatever a command raises into one paragraph on standard error and an exit code."""
+
+    def __init__(self, debug: bool) -> None:
+        self._debug = debug
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        if error is None:
+            return
+        if self._debug and not isinstance(error, BrokenPipeError):
+            typer.echo("".join(traceback.format_exception(error)), err=True)
+        message, code = _explain(error)
+        if message:
+            typer.echo(printable(" ".join(message.split())), err=True)
+        raise typer.Exit(code) from None
+
+
+def _explain(error: BaseException) -> tuple[str, int]:
+    """Return what to say about an error, and the exit code."""
+    match error:
+        case PlaceitError():
+            return f"error: {error}", error.exit_code
+        case KeyboardInterrupt():
+            return "interrupted", INTERRUPTED
+        case BrokenPipeError():
+            return "", BROKEN_PIPE
+        case MemoryError():
+            return "error: There is not enough memory for this model here: try a smaller --batch.", PlaceitError.exit_code
+        case OSError():
+            what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
+            return f"error: {what}. See where it happened with --debug.", PlaceitError.exit_code
+        case _:
+            what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            return f"error: This is a bug in placeit ({what}). Please report it, with what --debug shows.", BUG
+
+
+@contextlib.contextmanager
+def _stdout_for_the_result() -> Iterator[None]:
+    """Send what is written to standard output to standard error instead, by Python and by native libraries."""
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            sys.__stdout__.flush()  # type: ignore[union-attr]
+            kept = os.dup(1)
+        except (AttributeError, OSError):  # closed by whoever started the process
+            yield
+            return
+        os.dup2(2, 1)
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+            ctypes.CDLL(None).fflush(None)  # what native libraries have printed and still hold
+            os.dup2(kept, 1)
+            os.close(kept)
+
+
+@contextlib.contextmanager
+def _library_messages(terminal: Terminal) -> Iterator[None]:
+    """Show what placeit warns about; what libraries warn about only with ``--debug``."""
+    root, own = logging.getLogger(), logging.getLogger("placeit")
+    handler = _Handler(logging.ERROR if terminal.quiet else logging.WARNING)
+    target = root if terminal.debug else own
+    silence = logging.NullHandler()  # without any handler, logging prints warnings by itself
+    root.addHandler(silence)
+    target.addHandler(handler)
+    try:
+        with warnings.catch_warnings():
+            if not terminal.debug:
+                warnings.simplefilter("ignore")
+            yield
+    finally:
+        target.removeHandler(handler)
+        root.removeHandler(silence)
+
+
+class _Handler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        typer.echo(printable(f"{record.levelname.lower()}: {record.getMessage()}"), err=True)
+
+
+def _print(terminal: Terminal, output: Output) -> None:
+    """Print the result; raises FileError if standard output does not take it."""
+    try:
+        terminal.print(output)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _drop_stdout()
+        raise
+    except OSError as error:
+        _drop_stdout()
+        raise FileError(f"Cannot write the result to standard output: {error.strerror or error}.") from error
+
+
+def _drop_stdout() -> None:
+    """Let what is still buffered go nowhere, or Python would complain about it when it exits."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)

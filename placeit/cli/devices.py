@@ -1,0 +1,130 @@
+"""``placeit devices``: what can be named on this machine, and how fast tensors move between devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from placeit.cli import text
+from placeit.cli.options import DevicesOption, NoCacheOption, cost_cache
+from placeit.cli.terminal import Output, Terminal
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from placeit.cluster import Cluster, Device, Link
+    from placeit.profiler.cache import Cache
+
+__all__ = ["EXAMPLES", "devices", "link_dicts", "show_links"]
+
+EXAMPLES = """\b
+Examples:
+  placeit devices
+  placeit devices --devices CPU@0,CPU@1 --no-cache
+  placeit devices --devices cluster.yaml --json
+"""
+
+
+def devices(
+    *,
+    devices: DevicesOption = None,
+    links: Annotated[bool, typer.Option("--links/--no-links", help="Measure the links between the devices.")] = True,
+    no_cache: NoCacheOption = False,
+    terminal: Terminal,
+) -> Output:
+    """List devices and the links between them.
+
+    Without --devices, everything that can be named on this machine is listed, and the links are those of 'auto'.
+    """
+    from placeit.clusterfile import find_cluster
+    from placeit.devices import available
+
+    cluster = find_cluster(devices)
+    listed = cluster.devices if devices is not None else tuple(available())
+    known = dict(cluster.links)
+    if links:
+        with terminal.progress() as progress:
+            if progress is not None:
+                progress("probing links", 0.0)
+            known = _measured_links(cluster, cost_cache(no_cache)) | known
+
+    def show(console: Console) -> None:
+        heads = ("device", "kind", "cores", "full name", "tags", "memory")
+        rows = [
+            (
+                device.name,
+                _kind(device),
+                str(len(device.cores)) if device.cores else "",
+                device.full_name,
+                " ".join(sorted(device.tags)),
+                text.amount(device.memory_bytes, "B"),
+            )
+            for device in listed
+        ]
+        text.table(console, heads, rows, left=5)
+        if known:
+            console.print()
+            show_links(console, known)
+
+    return Output({"devices": [_device(device) for device in listed], "links": link_dicts(known)}, show)
+
+
+def link_dicts(links: Mapping[tuple[str, str], Link]) -> list[dict[str, Any]]:
+    """Return links as ``--json`` prints them; a bandwidth too high to be measured is null."""
+    return [
+        {
+            "src": src,
+            "dst": dst,
+            "bandwidth_bytes_per_s": link.bandwidth,
+            "latency_s": link.latency,
+            "origin": link.origin,
+        }
+        for (src, dst), link in links.items()
+    ]
+
+
+def show_links(console: Console, links: Mapping[tuple[str, str], Link]) -> None:
+    """Print a table of links."""
+    rows = [
+        (src, dst, link.origin, text.amount(link.bandwidth, "B/s"), text.seconds(link.latency))
+        for (src, dst), link in links.items()
+    ]
+    text.table(console, ("from", "to", "origin", "bandwidth", "latency"), rows, left=3)
+
+
+def _measured_links(cluster: Cluster, cache: Cache | None) -> dict[tuple[str, str], Link]:
+    """Measure the links between the real devices of a cluster, as far as it does not state them."""
+    from placeit.cluster import Cluster
+    from placeit.profiler.links import probe
+
+    real = tuple(device for device in cluster.devices if not device.described)
+    names = {device.name for device in real}
+    if not any(names.issuperset(pair) for pair in cluster.missing_links()):
+        return {}
+    known = {pair: link for pair, link in cluster.links.items() if names.issuperset(pair)}
+    return dict(probe(Cluster(real, known), cache=cache).cluster.links)
+
+
+def _kind(device: Device) -> str:
+    return f"{device.kind}, emulated: {device.runs_on} slowed {device.slowdown:g}x" if device.emulated else device.kind
+
+
+def _device(device: Device) -> dict[str, Any]:
+    return {
+        "name": device.name,
+        "kind": device.kind,
+        "full_name": device.full_name,
+        "memory_bytes": device.memory_bytes,
+        "cores": list(device.cores),
+        "runs_on": device.runs_on or None,
+        "driver": device.driver or None,
+        "tags": sorted(device.tags),
+        "slowdown": device.slowdown,
+        "emulated": device.emulated,
+        "described": device.described,
+        "power_w": None if device.power is None else {"idle": device.power.idle_w, "busy": device.power.busy_w},
+        "flops_per_s": device.flops_per_s,
+        "bytes_per_s": device.bytes_per_s,
+    }

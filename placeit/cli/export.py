@@ -1,0 +1,90 @@
+"""``placeit export``: a placement as an OpenVINO IR, for use without placeit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from placeit.cli import text
+from placeit.cli.options import ModelOptions, parse_shapes
+from placeit.cli.paths import check_outputs
+from placeit.cli.placements import PlacementOption, read_placement
+from placeit.cli.terminal import Output, Terminal
+from placeit.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["EXAMPLES", "export"]
+
+EXAMPLES = """\b
+Examples:
+  placeit export model.onnx -p placement.json --output placed.xml
+  placeit export model.onnx -p placement.json -o placed.xml --map fast=GPU.0 --map slow=CPU
+"""
+
+
+def export(
+    *,
+    placement: PlacementOption,
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", metavar="FILE", help="File (.xml) to write, weights beside it.", show_default=False),
+    ],
+    mapping: Annotated[
+        list[str] | None,
+        typer.Option("--map", metavar="NAME=DEVICE", help="OpenVINO's name of a device, as in CPU@0=CPU; repeatable."),
+    ] = None,
+    options: ModelOptions,
+    terminal: Terminal,  # noqa: ARG001 (every command takes one)
+) -> Output:
+    """Write a placement as OpenVINO IR for HETERO.
+
+    The model is written with the device of each node, for use without placeit. HETERO runs its parts one after the other,
+    so that devices do not work at the same time as they do under 'placeit run'. It knows OpenVINO's own devices only: core
+    sets and names of a cluster file need --map.
+    """
+    from placeit.backends import load
+    from placeit.backends.hetero import HOW_TO_RUN, export_hetero
+
+    weights = output.with_suffix(".bin")
+    check_outputs(output, weights, inputs=[options.model, options.model.with_suffix(".bin"), placement])
+    names = _mapping(mapping)
+    model = load(options.model, input_shapes=parse_shapes(options.input_shape), batch=options.batch)
+    chosen = read_placement(placement, model.graph)
+    device = export_hetero(model, chosen.as_dict(), output, devices=names)
+    data = {
+        "model": str(options.model),
+        "placement_file": str(placement),
+        "output": str(output),
+        "weights": str(weights),
+        "device": device,
+        "devices": chosen.counts(),
+    }
+
+    def show(console: Console) -> None:
+        facts = {
+            "written": f"{output} and {weights.name}",
+            "device": device,
+            "ops": text.ops_by_device(chosen.counts()),
+        }
+        text.facts(console, facts)
+        console.print("\nTo run it:\n")
+        console.print(HOW_TO_RUN.format(path=output, device=device), end="")
+
+    return Output(data, show)
+
+
+def _mapping(texts: Sequence[str] | None) -> dict[str, str]:
+    names: dict[str, str] = {}
+    for item in texts or ():
+        name, equals, device = item.partition("=")
+        if not (name and equals and device):
+            raise UsageError(f"Cannot read --map '{item}'; write NAME=DEVICE, such as CPU@0=CPU.")
+        if name in names:
+            raise UsageError(f"--map says twice what '{name}' stands for.")
+        names[name] = device
+    return names

@@ -1,0 +1,73 @@
+"""Placement files on the command line."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from placeit.cli.options import SessionOptions
+from placeit.errors import DeviceError, PlacementError, UsageError
+
+if TYPE_CHECKING:
+    from placeit.graph import OpGraph
+    from placeit.problem import Placement
+    from placeit.profiler.costs import Progress
+    from placeit.session import Session
+
+__all__ = ["PlacementOption", "open_session", "read_placement"]
+
+PlacementOption = Annotated[
+    Path,
+    typer.Option("--placement", "-p", metavar="FILE", help="Placement, as 'placeit optimize' writes it.", show_default=False),
+]
+
+
+def read_placement(path: Path, graph: OpGraph) -> Placement:
+    """Read a placement and check that it covers a model. Raises FileError or PlacementError, naming the file."""
+    from placeit.problem import Placement
+
+    placement = Placement.load(path)
+    with _naming(path):
+        placement.for_ops(graph.names, placement.device_names, graph.hash)
+    return placement
+
+
+@contextlib.contextmanager
+def open_session(
+    options: SessionOptions, files: Sequence[Path], progress: Progress | None
+) -> Iterator[tuple[Session, list[Placement]]]:
+    """Open a model on the devices of the command line, or else on those that the placements name.
+
+    Raises:
+        FileError, PlacementError: a placement cannot be read, or does not fit the model and the devices; names the file.
+    """
+    from placeit.clusterfile import find_cluster
+    from placeit.problem import Placement
+
+    placements = [Placement.load(path) for path in files]
+    named = list(dict.fromkeys(name for placement in placements for name in placement.device_names))
+    try:
+        cluster = find_cluster(named if options.devices is None and named else options.devices)
+    except (DeviceError, UsageError) as error:
+        if options.devices is not None or not named:
+            raise
+        raise type(error)(
+            f"{error} The placement names the devices {', '.join(named)}: say with --devices which they are (the cluster file)."
+        ) from error
+    with options.session(progress, cluster) as session:
+        for path, placement in zip(files, placements, strict=True):
+            with _naming(path):
+                session.groups_of(placement)
+        yield session, placements
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except PlacementError as error:
+        raise PlacementError(f"{path}: {error}") from error
