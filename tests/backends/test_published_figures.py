@@ -18,7 +18,7 @@ def two_input_bert(tmp_path_factory):
     """BERT-base as the reference figures were counted: all tokens of one type, so that ``token_type_ids`` is no input."""
     path = tmp_path_factory.mktemp("bert") / "bert.onnx"
     ids, mask, _ = MODELS["bert_base"].inputs(1, 128).values()
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns(DeprecationWarning, match="legacy TorchScript-based ONNX export"):
         torch.onnx.export(
             build_model("bert_base"), (ids, mask), str(path), input_names=["ids", "mask"], opset_version=17, dynamo=False
         )

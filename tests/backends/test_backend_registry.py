@@ -1,0 +1,38 @@
+from importlib.metadata import EntryPoint
+
+import pytest
+
+import placeit.backends
+from placeit.backends import load, suffixes
+from placeit.errors import ModelError, UsageError
+
+
+def plug_in(monkeypatch, *points):
+    monkeypatch.setattr(placeit.backends, "entry_points", lambda group: [EntryPoint(*point, group) for point in points])
+
+
+def read_toy(path, **options):
+    return path, options
+
+
+def test_the_suffix_of_a_file_decides_who_reads_it(ir_file):
+    path = ir_file()
+    assert load(path).path == path
+    assert {".onnx", ".xml"} <= suffixes().keys()
+
+
+def test_a_file_that_no_backend_reads_is_refused_with_a_list_of_suffixes():
+    with pytest.raises(ModelError, match=r"model\.h5: no backend reads '\.h5' files; the known ones are \.onnx, \.xml"):
+        load("model.h5")
+
+
+def test_an_installed_plug_in_reads_its_files(monkeypatch):
+    plug_in(monkeypatch, ("toy", f"{__name__}:read_toy"))
+    monkeypatch.setitem(__import__("sys").modules, __name__, __import__("sys").modules[__name__])
+    assert load("a.TOY", batch=2) == ("a.TOY", {"batch": 2})
+
+
+def test_two_backends_for_one_suffix_are_an_error(monkeypatch):
+    plug_in(monkeypatch, ("onnx", "toy:read"))
+    with pytest.raises(UsageError, match=r"Two backends claim \.onnx files: placeit\.backends\.openvino:load and toy:read"):
+        load("model.onnx")

@@ -1,0 +1,153 @@
+import os
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper
+
+from placeit.backends import load
+from placeit.errors import FileError, ModelError
+
+F, I64 = TensorProto.FLOAT, TensorProto.INT64
+
+
+def refused(path, *parts, error=ModelError, **options):
+    """Check that loading fails with one paragraph that names the file and says all of ``parts``."""
+    with pytest.raises(error) as caught:
+        load(path, **options)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert str(path) in message
+    for part in parts:
+        assert part in message
+    for noise in ("Exception from", "Check '", ".cpp", ".hpp"):
+        assert noise not in message
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".xml"])
+def test_a_file_that_is_not_there(tmp_path, suffix):
+    refused(tmp_path / f"model{suffix}", "No such file", error=FileError)
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".xml"])
+def test_a_folder(tmp_path, suffix):
+    (tmp_path / f"model{suffix}").mkdir()
+    refused(tmp_path / f"model{suffix}", "Is a directory", error=FileError)
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".xml"])
+@pytest.mark.parametrize("content", [b"", b"this is no model", bytes(range(256)) * 40, b"<?xml version='1.0'?><a/>"])
+def test_a_file_that_holds_no_model(tmp_path, suffix, content):
+    path = tmp_path / f"model{suffix}"
+    path.write_bytes(content)
+    path.with_suffix(".bin").write_bytes(b"")
+    refused(path)
+
+
+def test_a_pytorch_archive_is_recognised_and_not_unpickled(tmp_path):
+    path = tmp_path / "model.onnx"
+    torch.save({"weight": torch.ones(3)}, path)
+    refused(path, "zip archive", "export it to ONNX")
+
+
+@pytest.mark.parametrize("keep", [0.1, 0.5, 0.99])
+def test_a_truncated_onnx_file(packaged, tmp_path, keep):
+    content = packaged("onnx/backend/test/data/light/light_squeezenet.onnx").read_bytes()
+    path = tmp_path / "model.onnx"
+    path.write_bytes(content[: int(len(content) * keep)])
+    refused(path)
+
+
+def test_a_truncated_ir(ir_file):
+    path = ir_file()
+    path.write_text(path.read_text()[:-300])
+    refused(path)
+
+
+def test_an_ir_without_its_weights(ir_file):
+    path = ir_file()
+    path.with_suffix(".bin").unlink()
+    refused(path, str(path.with_suffix(".bin")), "weights", error=FileError)
+
+
+@pytest.mark.parametrize("change", [-4, 4])
+def test_weights_of_another_size(ir_file, change):
+    path = ir_file()
+    weights = path.with_suffix(".bin").read_bytes()
+    path.with_suffix(".bin").write_bytes((weights + b"1234")[: len(weights) + change])
+    refused(path, f"has {len(weights) + change} bytes", f"expects {len(weights)}", "belongs to another model")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="needs a user for whom a file can be unreadable, and this one is root")
+def test_a_file_that_may_not_be_read(ir_file):
+    path = ir_file()
+    path.chmod(0)
+    refused(path, "Permission denied", error=FileError)
+
+
+def test_an_op_that_openvino_does_not_know(onnx_file):
+    node = helper.make_node("Frobnicate", ["x"], ["y"], domain="com.acme")
+    refused(onnx_file([node], [("x", F, [1])], [("y", F, [1])], domain="com.acme"), "com.acme.Frobnicate")
+
+
+def test_shapes_that_do_not_fit_name_the_op(onnx_file):
+    node = helper.make_node("MatMul", ["a", "b"], ["product"])
+    path = onnx_file([node], [("a", F, [1, 4]), ("b", F, [5, 4])], [("product", F, None)])
+    refused(path, "op 'product' (MatMul)", "dimension")
+
+
+def test_a_tensor_that_nothing_produces_before_it_is_read(onnx_file):
+    nodes = [helper.make_node("Add", ["x", "b"], ["a"]), helper.make_node("Relu", ["a"], ["b"])]
+    refused(onnx_file(nodes, [("x", F, [3])], [("b", F, [3])]), "'b'", "before any op produces it")
+
+
+def test_strings(onnx_file):
+    node = helper.make_node("Identity", ["x"], ["y"])
+    refused(onnx_file([node], [("x", TensorProto.STRING, [3])], [("y", TensorProto.STRING, [3])]), "type string")
+
+
+def test_inputs_of_a_type_that_numpy_does_not_have(onnx_file):
+    node = helper.make_node("Relu", ["x"], ["y"])
+    refused(onnx_file([node], [("x", TensorProto.BFLOAT16, [3])], [("y", TensorProto.BFLOAT16, [3])]), "'x'", "bfloat16")
+
+
+def test_a_size_that_has_no_bound(onnx_file):
+    node = helper.make_node("Range", ["a", "b", "c"], ["y"], name="counter")
+    path = onnx_file([node], [(name, I64, []) for name in "abc"], [("y", I64, None)])
+    refused(path, "(Range)", "no upper bound")
+
+
+def test_weights_kept_in_a_file_that_is_gone(onnx_file, tmp_path):
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    weights = np.ones((64, 64), np.float32)
+    path = onnx_file([node], [("x", F, [1, 64])], [("y", F, [1, 64])], initializers=(("w", weights),))
+    onnx.save(onnx.load(path), path, save_as_external_data=True, location="weights.data", size_threshold=0)
+    assert load(path).statistics()["parameters"] == 64 * 64
+    (tmp_path / "weights.data").unlink()
+    refused(path, "weights.data")
+
+
+# options
+
+
+def test_an_open_shape_says_which_option_resolves_it(packaged):
+    refused(
+        packaged("rapidocr_onnxruntime/models/ch_PP-OCRv4_rec_infer.onnx"), "input 'x'", "[?,3,?,?]", "--input-shape x:1,3,1,1"
+    )
+    refused(packaged("magika/models/standard_v3_3/model.onnx"), "--input-shape bytes:1,2048 or --batch 1")
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ({"batch": 4}, "no input takes a batch of 4 (inputs: 'image' [1,3,8,8])"),
+        ({"batch": 0}, "a batch of 0 makes no sense"),
+        ({"input_shapes": {"picture": [1]}}, "no input 'picture', for which a shape is given; its inputs are image"),
+        ({"input_shapes": {"image": [3, 8, 8]}}, "has 3 dimensions where the model has [1,3,8,8]"),
+        ({"input_shapes": {"image": [1, 3, 8, -8]}}, "holds a size below 1"),
+        ({"input_shapes": {"image": [1, 4, 8, 8]}}, ""),
+    ],
+)
+def test_options_that_do_not_fit_the_model(ir_file, options, part):
+    refused(ir_file(), part, **options)

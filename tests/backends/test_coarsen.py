@@ -1,0 +1,171 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from placeit.backends.coarsen import coarsen
+from placeit.errors import GraphError, UsageError
+from placeit.graph import OpGraph
+
+
+def graph_of(edges, flops):
+    """A graph of ops in topological order, each of which makes one tensor; the later the op, the larger."""
+    ops = len(flops)
+    names = tuple(f"op{v}" for v in range(ops))
+    return OpGraph(
+        names=names,
+        kinds=tuple(f"Kind{v % 3}" for v in range(ops)),
+        flops=np.array(flops, np.float64),
+        param_bytes=np.arange(ops, dtype=np.float64),
+        tensor_op=np.arange(ops, dtype=np.int32),
+        tensor_port=np.zeros(ops, np.int32),
+        tensor_bytes=np.arange(1, ops + 1, dtype=np.float64),
+        tensor_shapes=tuple((v,) for v in range(ops)),
+        tensor_dtypes=("float32",) * ops,
+        edges=np.array(edges, np.int32).reshape(-1, 2),
+        edge_tensor=np.array([u for u, _ in edges], np.int32),
+    ).verify()
+
+
+@st.composite
+def graphs(draw, most=24):
+    ops = draw(st.integers(1, most))
+    pairs = [(u, v) for v in range(ops) for u in range(v)]
+    edges = sorted(draw(st.sets(st.sampled_from(pairs), max_size=2 * ops))) if pairs else []
+    return graph_of(edges, draw(st.lists(st.integers(0, 100), min_size=ops, max_size=ops)))
+
+
+def check(grouping):
+    """A grouping covers the graph, has no cycle, and adds up."""
+    graph, groups, of = grouping.graph, grouping.groups.verify(), grouping.group_of
+    assert of.shape == (len(graph),)
+    assert sorted(set(of.tolist())) == list(range(len(groups)))
+    for u, v in graph.edges:
+        assert of[u] <= of[v]
+    assert groups.flops.sum() == pytest.approx(graph.flops.sum())
+    assert groups.param_bytes.sum() == pytest.approx(graph.param_bytes.sum())
+    crossing = {(int(graph.edge_tensor[e]), int(of[v])) for e, (u, v) in enumerate(graph.edges) if of[u] != of[v]}
+    assert len(groups.edges) == len(crossing)
+    assert sum(groups.tensor_bytes) == sum(graph.tensor_bytes[t] for t in {t for t, _ in crossing})
+    for g in range(len(groups)):
+        members = grouping.members(g)
+        assert groups.names[g] == members[0]
+        assert groups.kinds[g] in {graph.kinds[graph.index[name]] for name in members}
+    return groups
+
+
+@given(graphs())
+def test_co_location_is_a_partition_without_cycles_and_joins_all_it_may(graph):
+    groups = check(coarsen(graph))
+    children = {g: set() for g in range(len(groups))}
+    parents = {g: set() for g in range(len(groups))}
+    for u, v in groups.edges.tolist():
+        children[u].add(v)
+        parents[v].add(u)
+    for u, below in children.items():
+        assert not (len(below) == 1 and len(parents[next(iter(below))]) == 1), f"group {u} and its only child belong together"
+
+
+@given(graphs())
+def test_co_location_joins_only_what_the_rule_allows(graph):
+    of = coarsen(graph).group_of
+    distinct = set(map(tuple, graph.edges.tolist()))
+    degree_out = {u: sum(1 for a, _ in distinct if a == u) for u in range(len(graph))}
+    degree_in = {v: sum(1 for _, b in distinct if b == v) for v in range(len(graph))}
+    joined = {(u, v) for u, v in distinct if of[u] == of[v]}
+    assert all(degree_out[u] == 1 and degree_in[v] == 1 for u, v in joined)
+    assert len(joined) == len(graph) - len(set(of.tolist())), "a group is a chain"
+
+
+@given(graphs(), st.integers(1, 30))
+def test_the_bound_on_groups_is_kept_and_no_cycle_is_closed(graph, bound):
+    grouping = coarsen(graph, max_groups=bound)
+    check(grouping)
+    assert len(grouping.groups) <= bound
+    assert len(grouping.groups) == min(bound, len(coarsen(graph).groups))
+
+
+@given(graphs(), st.data())
+def test_ops_to_keep_together_share_a_group(graph, data):
+    names = st.lists(st.sampled_from(graph.names), max_size=4)
+    together = data.draw(st.lists(names, max_size=3))
+    grouping = coarsen(graph, keep_together=together)
+    check(grouping)
+    for members in together:
+        assert len({int(grouping.group_of[graph.index[name]]) for name in members}) <= 1
+
+
+@given(graphs())
+def test_grouping_twice_changes_nothing(graph):
+    once = coarsen(graph).groups
+    twice = coarsen(once)
+    assert twice.group_of.tolist() == list(range(len(once)))
+    assert twice.groups.hash == once.hash
+
+
+def test_a_chain_becomes_one_group_named_after_its_first_op():
+    grouping = coarsen(graph_of([(0, 1), (1, 2), (2, 3)], [1, 5, 2, 0]))
+    assert grouping.groups.names == ("op0",)
+    assert grouping.groups.kinds == ("Kind1",), "the kind of the op with most work"
+    assert grouping.members(0) == ("op0", "op1", "op2", "op3")
+
+
+def test_branches_stay_apart():
+    grouping = coarsen(graph_of([(0, 1), (0, 2), (1, 3), (2, 3)], [1, 1, 1, 1]))
+    assert len(grouping.groups) == 4
+
+
+def test_two_tensors_between_two_ops_are_one_child():
+    graph = graph_of([(0, 1)], [1, 1])
+    double = OpGraph(
+        **{
+            **vars(graph),
+            "tensor_op": np.array([0, 0, 1], np.int32),
+            "tensor_port": np.array([0, 1, 0], np.int32),
+            "tensor_bytes": np.ones(3),
+            "tensor_shapes": ((1,),) * 3,
+            "tensor_dtypes": ("float32",) * 3,
+            "edges": np.array([(0, 1), (0, 1)], np.int32),
+            "edge_tensor": np.array([0, 1], np.int32),
+        }
+    ).verify()
+    assert len(coarsen(double).groups) == 1
+
+
+def test_the_lightest_pair_is_merged_first_and_the_heavier_edge_breaks_ties():
+    # 0 -> 1 -> 3 and 0 -> 2 -> 3: tensors of later ops are larger
+    diamond = graph_of([(0, 1), (0, 2), (1, 3), (2, 3)], [1, 1, 1, 50])
+    of = coarsen(diamond, max_groups=3).group_of
+    assert of[0] in (of[1], of[2])
+    assert of[3] not in of[:3]
+    fork = graph_of([(0, 2), (1, 2), (2, 3), (2, 4)], [1, 1, 1, 9, 9])
+    of = coarsen(fork, max_groups=4).group_of
+    assert of[1] == of[2], "op1's tensor is larger than op0's"
+
+
+def test_what_lies_between_ops_that_stay_together_joins_them():
+    graph = graph_of([(0, 1), (0, 2), (1, 3), (2, 3), (3, 4), (3, 5)], [1] * 6)
+    grouping = coarsen(graph, keep_together=[["op0", "op3"]])
+    assert grouping.members(0) == ("op0", "op1", "op2", "op3")
+
+
+def test_a_graph_in_pieces_can_still_be_bounded():
+    grouping = coarsen(graph_of([(0, 1), (2, 3)], [1, 1, 1, 1]), max_groups=1)
+    assert len(grouping.groups) == 1
+
+
+def test_a_large_graph_is_bounded_without_closing_a_cycle():
+    rng = np.random.default_rng(0)
+    ops = 3000
+    edges = sorted({(int(u), v) for v in range(1, ops) for u in rng.integers(max(0, v - 40), v, 2)})
+    grouping = coarsen(graph_of(edges, rng.integers(1, 1000, ops).tolist()), max_groups=64)
+    check(grouping)
+    assert len(grouping.groups) == 64
+
+
+def test_nonsense_is_refused():
+    graph = graph_of([(0, 1)], [1, 1])
+    with pytest.raises(UsageError, match="at least 1; got 0"):
+        coarsen(graph, max_groups=0)
+    with pytest.raises(GraphError, match="'stranger' is to be kept together"):
+        coarsen(graph, keep_together=[["op0", "stranger"]])
