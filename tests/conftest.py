@@ -1,5 +1,6 @@
 """Fixtures that several folders of tests share."""
 
+import shutil
 import sys
 import threading
 import time
@@ -15,10 +16,11 @@ from placeit.workloads.models import export_model
 
 
 @pytest.fixture(scope="session")
-def model_file(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def model_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Path]]:
     """Export one of the built-in models as ONNX, once in the whole test run."""
     folder = tmp_path_factory.mktemp("models")
-    return cache(lambda name: export_model(name, folder / f"{name}.onnx"))
+    yield cache(lambda name: export_model(name, folder / f"{name}.onnx"))
+    shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session")
