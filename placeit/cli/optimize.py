@@ -52,12 +52,13 @@ def optimize(
     against each other; if none is faster than the best single device, that device is the answer. The answer is written to a
     file. Ctrl-C ends the search and keeps the best placement so far.
     """
+    path = Path(f"{options.model.stem}.placement.json") if output is None else output
+    check_outputs(path, inputs=[options.model])
+    # imported only now, because it takes a second
     from placeit.clusterfile import find_cluster
     from placeit.optimize import DEFAULT_PLACERS
     from placeit.optimize import optimize as find
 
-    path = Path(f"{options.model.stem}.placement.json") if output is None else output
-    check_outputs(path, inputs=[options.model])
     cluster = find_cluster(options.devices)
     with terminal.progress() as progress:
         found = find(

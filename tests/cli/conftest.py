@@ -1,0 +1,98 @@
+"""A tiny model with two branches, a placement of it, and a way to call the command line."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from typer.testing import CliRunner
+
+from placeit.backends import load
+from placeit.backends.coarsen import coarsen
+from placeit.cli import app
+from placeit.devices.host import allowed_cores
+from placeit.problem import Placement
+
+Cli = Callable[..., Any]
+
+
+@pytest.fixture(scope="session")
+def cores() -> tuple[str, ...]:
+    """One or two devices of one core each, as many as there are."""
+    return tuple(f"CPU@{core}" for core in allowed_cores()[:2])
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two branches of one convolution each, between a convolution and a concatenation."""
+    return make_tiny(tmp_path_factory.mktemp("tiny") / "tiny.onnx", batch=1)
+
+
+@pytest.fixture(scope="session")
+def tiny_open(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, its batch size left open."""
+    return make_tiny(tmp_path_factory.mktemp("open") / "open.onnx", batch="n")
+
+
+@pytest.fixture
+def placement(tiny: Path, cores: Sequence[str], tmp_path: Path) -> Path:
+    """One branch of the tiny model on the last of the cores, the rest on the first."""
+    return split(tiny, cores, tmp_path / "placement.json")
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """Call ``placeit`` in a folder of the test's own, with a cost cache of its own."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PLACEIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def call(*args: object) -> Any:
+        return CliRunner().invoke(app, [str(arg) for arg in args])
+
+    return call
+
+
+def split(model: Path, devices: Sequence[str], path: Path) -> Path:
+    """Write a placement of the tiny model that has its left branch on the last device."""
+    graph = load(model).graph
+    grouping = coarsen(graph)
+    on_last = grouping.group_of == grouping.group_of[graph.index["left"]]
+    Placement(graph.names, np.where(on_last, len(devices) - 1, 0).astype(np.int32), tuple(devices), graph.hash).save(path)
+    return path
+
+
+def make_tiny(path: Path, *, batch: int | str, channels: int = 8) -> Path:
+    """Write the tiny model."""
+    random = np.random.default_rng(0)
+
+    def weights(name: str, *shape: int) -> onnx.TensorProto:
+        return numpy_helper.from_array((0.1 * random.standard_normal(shape)).astype(np.float32), name)
+
+    nodes = [
+        helper.make_node("Conv", ["x", "w0"], ["c0"], name="stem", pads=[1] * 4),
+        helper.make_node("Conv", ["c0", "w1"], ["c1"], name="left", pads=[1] * 4),
+        helper.make_node("Relu", ["c1"], ["r1"], name="left_relu"),
+        helper.make_node("Conv", ["c0", "w2"], ["c2"], name="right", pads=[1] * 4),
+        helper.make_node("Relu", ["c2"], ["r2"], name="right_relu"),
+        helper.make_node("Concat", ["r1", "r2"], ["y"], name="join", axis=1),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "tiny",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 3, 16, 16])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [batch, 2 * channels, 16, 16])],
+        [
+            weights("w0", channels, 3, 3, 3),
+            weights("w1", channels, channels, 3, 3),
+            weights("w2", channels, channels, 3, 3),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.save(model, str(path))
+    return path

@@ -1,0 +1,254 @@
+"""Whatever is wrong with the input: one paragraph, an exit code, no traceback, and nothing half-written."""
+
+import errno
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from placeit.cli import app
+
+COMMANDS = ("inspect", "profile", "optimize", "run", "compare", "export")
+
+
+def paragraph(result: Any, *words: object) -> None:
+    """Check that a command failed as it should, naming what is wrong."""
+    assert result.exit_code in (1, 2), result.stderr
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert len(result.stderr.splitlines()) == 1
+    for word in words:
+        assert str(word) in result.stderr
+
+
+def arguments(command: str, model: Path, placement: Path) -> list[str]:
+    """Return a valid command line."""
+    more = ["-p", str(placement)] if command in ("run", "compare", "export") else []
+    return [command, str(model), *more, *(["-o", "placed.xml", "--map", "CPU@0=CPU"] if command == "export" else [])]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_model_that_is_not_there(cli: Any, placement: Path, command: str) -> None:
+    paragraph(cli(*arguments(command, Path("missing.onnx"), placement)), "missing.onnx", "No such file")
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["inspect", "optimize", "export"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"",
+        lambda data: data[: len(data) // 2],
+        lambda data: data[:200] + bytes(range(256)) + data[456:],
+        lambda data: b"this is a text\n" * 40,
+        lambda data: b"PK\x03\x04" + data,
+    ],
+    ids=["empty", "truncated", "corrupted", "text", "zip"],
+)
+def test_a_model_that_is_none(cli: Any, tiny: Path, placement: Path, tmp_path: Path, command: str, damage: Any) -> None:
+    model = tmp_path / "damaged.onnx"
+    model.write_bytes(damage(tiny.read_bytes()))
+    paragraph(cli(*arguments(command, model, placement)), model)
+    assert list(Path().iterdir()) == []
+
+
+def test_a_file_that_no_backend_reads(cli: Any, tmp_path: Path) -> None:
+    (tmp_path / "model.docx").write_text("text")
+    paragraph(cli("inspect", tmp_path / "model.docx"), "model.docx", ".onnx")
+
+
+def test_a_folder_in_place_of_a_model(cli: Any, tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").mkdir()
+    paragraph(cli("inspect", tmp_path / "model.onnx"), "model.onnx")
+
+
+@pytest.mark.parametrize("command", ["profile", "optimize", "run", "compare"])
+@pytest.mark.parametrize("device", ["GPU.7", "CPU@4095", "no such thing"])
+def test_a_device_that_is_not_there(cli: Any, tiny: Path, placement: Path, command: str, device: str) -> None:
+    paragraph(cli(*arguments(command, tiny, placement), "--devices", device), device)
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "export"])
+def test_a_placement_of_another_model(cli: Any, tiny: Path, placement: Path, tmp_path: Path, command: str) -> None:
+    other = onnx.load(str(tiny))
+    other.graph.node[1].op_type = "Conv"
+    other.graph.node[2].op_type = "Sigmoid"
+    model = tmp_path / "other.onnx"
+    onnx.save(other, str(model))
+    paragraph(cli(*arguments(command, model, placement)), placement, "another model")
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "export"])
+def test_a_placement_that_is_not_there(cli: Any, tiny: Path, command: str) -> None:
+    paragraph(cli(*arguments(command, tiny, Path("missing.json"))), "missing.json")
+
+
+@pytest.mark.parametrize("command", ["devices", "profile", "optimize", "run"])
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("devices: {a: {runs_on: CORE}}\ndefault_link: {bandwidth: -1 Gbit/s, latency: 1 us}", "negative"),
+        ("devices: {a: {runs_on: CORE, colour: red}}", "colour"),
+        ("devices: {a: {flops: .nan, memory_bandwidth: 1 GB/s}}", "nan"),
+        ("devices: {a: {runs_on: CORE}", "cluster.yaml"),
+        ("", "cluster.yaml"),
+    ],
+    ids=["negative bandwidth", "unknown key", "NaN", "no YAML", "empty"],
+)
+def test_a_cluster_file_that_is_wrong(
+    cli: Any, tiny: Path, placement: Path, cores: Sequence[str], tmp_path: Path, command: str, text: str, word: str
+) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(text.replace("CORE", cores[0]))
+    start = ["devices"] if command == "devices" else arguments(command, tiny, placement)
+    paragraph(cli(*start, "--devices", file), file, word)
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["optimize", "compare"])
+def test_no_room_in_memory(cli: Any, tiny: Path, cores: Sequence[str], tmp_path: Path, command: str) -> None:
+    file = tmp_path / "cluster.yaml"
+    devices = "\n".join(f"  {name}: {{runs_on: {core}, memory: 1 KiB}}" for name, core in zip("ab", cores, strict=False))
+    file.write_text(f"devices:\n{devices}\n")
+    paragraph(cli(command, tiny, "--devices", file), "memory")
+    assert list(Path().iterdir()) == []
+
+
+def test_a_placement_that_needs_more_memory_than_there_is(
+    cli: Any, tiny: Path, placement: Path, cores: Sequence[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text("devices:\n" + "".join(f"  {core}: {{runs_on: {core}, memory: 100 B}}\n" for core in cores))
+    paragraph(cli("run", tiny, "-p", placement, "--devices", file), placement, cores[0], "memory")
+
+
+@pytest.mark.parametrize(
+    "command", [("profile", "--output"), ("optimize", "--output"), ("run", "--trace"), ("run", "--outputs")], ids="".join
+)
+@pytest.mark.parametrize("place", ["missing/file.json", "model.onnx/file.json", "folder"])
+def test_an_output_that_cannot_be_written_is_said_before_any_work_is_done(
+    cli: Any,
+    tiny: Path,
+    placement: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: tuple[str, str],
+    place: str,
+) -> None:
+    def work(*args: object, **kwargs: object) -> None:
+        pytest.fail("work was done before the output was looked at")
+
+    monkeypatch.setattr("placeit.backends.load", work)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "model.onnx").write_text("")
+    paragraph(cli(*arguments(command[0], tiny, placement), command[1], tmp_path / place), "Cannot write", tmp_path / place)
+
+
+def test_a_read_only_folder_for_the_output(cli: Any, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", refuse)
+    paragraph(cli("optimize", tiny, "-o", tmp_path / "p.json"), tmp_path / "p.json", "Read-only file system")
+    assert not (tmp_path / "p.json").exists()
+
+
+def test_an_output_that_is_also_an_input(cli: Any, tiny: Path, placement: Path) -> None:
+    before = placement.read_bytes()
+    paragraph(cli("run", tiny, "-p", placement, "--trace", placement), placement, "twice")
+    paragraph(cli("optimize", tiny, "-o", tiny), tiny)
+    assert placement.read_bytes() == before
+
+
+def test_a_disk_that_is_full_leaves_no_half_written_trace(
+    cli: Any, tiny: Path, placement: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = Path.write_text
+
+    def full(self: Path, text: str, *args: Any, **kwargs: Any) -> int:
+        if self.parent != folder:
+            return write(self, text, *args, **kwargs)
+        write(self, text[:10])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    folder = tmp_path / "results"
+    folder.mkdir()
+    monkeypatch.setattr(Path, "write_text", full)
+    paragraph(cli("run", tiny, "-p", placement, "--runs", 1, "--trace", folder / "t.json"), folder / "t.json", "No space left")
+    assert list(folder.iterdir()) == []
+
+
+def test_nan_in_the_cost_cache_is_not_taken_for_a_cost(cli: Any, tiny: Path, cores: Sequence[str], tmp_path: Path) -> None:
+    assert cli("profile", tiny, "--devices", cores[0]).exit_code == 0
+    for entry in (tmp_path / "cache").iterdir():
+        data = json.loads(entry.read_text())
+        if "core" in data["value"]:
+            data["value"]["core"][0] = float("nan")
+            entry.write_text(json.dumps(data))
+    result = cli("optimize", tiny, "--devices", cores[0], "--budget", 1, "--placer", "heft")
+    if result.exit_code == 0:
+        assert "nan" not in result.stdout.lower()
+    else:
+        paragraph(result, "NaN")
+
+
+MUTATIONS = st.lists(
+    st.tuples(st.sampled_from(["delete", "insert", "replace", "truncate"]), st.integers(0, 2000), st.binary(max_size=4)),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(MUTATIONS)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_damaged_placement_file_is_refused_or_still_a_placement(
+    cli: Any, tiny: Path, placement: Path, mutations: list[tuple[str, int, bytes]]
+) -> None:
+    damaged, output = Path("damaged.json"), Path("placed.xml")
+    data = placement.read_bytes()
+    for kind, at, new in mutations:
+        at %= len(data) + 1
+        data = {
+            "delete": data[:at] + data[at + 1 + len(new) :],
+            "insert": data[:at] + new + data[at:],
+            "replace": data[:at] + new + data[at + len(new) :],
+            "truncate": data[:at],
+        }[kind]
+    damaged.write_bytes(data)
+    devices = [word for core in json.loads(placement.read_bytes())["devices"] for word in ("--map", f"{core}=CPU")]
+    result = CliRunner().invoke(app, ["export", str(tiny), "-p", str(damaged), "-o", str(output), *devices])
+    if result.exit_code == 0:
+        output.unlink()
+        output.with_suffix(".bin").unlink()
+    else:
+        paragraph(result, damaged)
+    assert list(Path().iterdir()) == [damaged]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.sampled_from(["format", "version", "graph", "devices", "ops"]), JSON)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_placement_file_with_other_values_is_refused_or_still_a_placement(
+    cli: Any, tiny: Path, placement: Path, key: str, value: Any
+) -> None:
+    damaged = Path("damaged.json")
+    damaged.write_text(json.dumps(json.loads(placement.read_text()) | {key: value}))
+    result = CliRunner().invoke(app, ["export", str(tiny), "-p", str(damaged), "-o", "placed.xml"])
+    paragraph(result)
+    assert list(Path().iterdir()) == [damaged]

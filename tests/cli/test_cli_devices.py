@@ -1,0 +1,56 @@
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LINKED = """
+devices:
+  here: {runs_on: CORE, slowdown: 2}
+  edge: {catalog: jetson-orin-nano}
+links:
+  - {between: [here, edge], bandwidth: 1 Gbit/s, latency: 1 ms}
+"""
+
+
+def test_everything_that_can_be_named_is_listed(cli: Any, cores: Sequence[str]) -> None:
+    result = json.loads(cli("devices", "--no-links", "--json").stdout)
+    by_name = {device["name"]: device for device in result["devices"]}
+    assert {"CPU", *cores} <= by_name.keys()
+    assert result["links"] == []
+    cpu = by_name["CPU"]
+    assert cpu["kind"] == "openvino"
+    assert cpu["full_name"]
+    assert cpu["memory_bytes"] > 0
+    assert len(cpu["cores"]) >= len(cores)
+
+
+def test_links_between_real_devices_are_measured(cli: Any, cores: Sequence[str]) -> None:
+    result = json.loads(cli("devices", "--devices", ",".join(cores), "--json").stdout)
+    assert [device["name"] for device in result["devices"]] == list(cores)
+    assert {(link["src"], link["dst"]) for link in result["links"]} == {(a, b) for a in cores for b in cores if a != b}
+    for link in result["links"]:
+        assert link["latency_s"] >= 0
+        assert link["bandwidth_bytes_per_s"] is None or link["bandwidth_bytes_per_s"] > 0
+        assert link["origin"] == "measured"
+
+
+def test_a_cluster_file_says_what_is_emulated_and_what_is_described(cli: Any, cores: Sequence[str], tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(LINKED.replace("CORE", cores[0]))
+    result = cli("devices", "--devices", file)
+    assert result.exit_code == 0
+    assert f"emulated: {cores[0]} slowed 2x" in result.stdout
+    assert "described" in result.stdout
+    here, edge = json.loads(cli("devices", "--devices", file, "--json").stdout)["devices"]
+    assert (here["emulated"], here["described"], edge["emulated"], edge["described"]) == (True, False, False, True)
+
+
+@pytest.mark.parametrize("name", ["GPU.7", "CPU@4095", "nonsense", "AUTO", "CPU,CPU", ""])
+def test_a_device_that_is_not_there_is_an_error(cli: Any, name: str) -> None:
+    result = cli("devices", "--devices", name)
+    assert result.exit_code in (1, 2)
+    assert result.stderr.startswith("error: ")
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stdout == ""

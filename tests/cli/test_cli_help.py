@@ -1,0 +1,69 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import placeit
+
+GOLDEN = Path(__file__).parent / "golden"
+COMMANDS = ("devices", "inspect", "profile", "optimize", "run", "compare", "export")
+
+
+@pytest.mark.parametrize("command", ["placeit", *COMMANDS])
+def test_help_reads_as_it_should(cli: Any, command: str) -> None:
+    result = cli(*([] if command == "placeit" else [command]), "--help")
+    assert result.exit_code == 0
+    golden = GOLDEN / f"{command}.txt"
+    assert result.stdout == golden.read_text(encoding="utf-8"), f"to accept it: write it to {golden}"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_every_command_has_examples(cli: Any, command: str) -> None:
+    text = cli(command, "--help").stdout
+    assert f"  placeit {command} " in text.partition("Examples:")[2].replace("\n", " \n")
+
+
+def test_without_arguments_the_help_is_shown(cli: Any) -> None:
+    result = cli()
+    assert "Commands:" in result.stdout + result.stderr
+
+
+def test_the_version_is_the_packages_own(cli: Any) -> None:
+    result = cli("--version")
+    assert (result.exit_code, result.stdout) == (0, f"placeit {placeit.__version__}\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["optimise"],
+        ["inspect"],
+        ["inspect", "model.onnx", "--bogus"],
+        ["inspect", "model.onnx", "--batch", "0"],
+        ["optimize", "model.onnx", "--precision", "f64"],
+        ["run", "model.onnx"],
+    ],
+)
+def test_a_wrong_command_line_exits_with_2(cli: Any, arguments: list[str]) -> None:
+    result = cli(*arguments)
+    assert result.exit_code == 2
+    assert "Usage:" in result.stderr
+    assert result.stdout == ""
+
+
+def test_the_command_answers_help_without_importing_anything_heavy() -> None:
+    heavy = ["numpy", "numba", "openvino", "onnx", "torch", "rich", "ray", "yaml", "placeit.session", "placeit.optimize"]
+    code = (
+        "import json, sys\n"
+        "from placeit.cli import main\n"
+        "try:\n"
+        "    main(['--help'])\n"
+        "except SystemExit as end:\n"
+        f"    print(json.dumps([end.code, [name for name in {heavy!r} if sys.modules.get(name)]]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("Usage:")
+    assert json.loads(done.stdout.splitlines()[-1]) == [0, []]

@@ -1,0 +1,113 @@
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from placeit.problem import Placement
+
+DESCRIBED = """
+devices:
+  a: {catalog: jetson-orin-nano}
+  b: {catalog: raspberry-pi-5}
+links:
+  - {between: [a, b], bandwidth: 1 Gbit/s, latency: 1 ms}
+"""
+
+KEYS = {
+    "model",
+    "graph",
+    "objective",
+    "chosen",
+    "candidates",
+    "best_single",
+    "speedup",
+    "output_error",
+    "simulator",
+    "budget",
+    "placement_file",
+}
+
+
+def test_json_has_the_fields_that_scripts_rely_on(cli: Any, tiny: Path, cores: Sequence[str], tmp_path: Path) -> None:
+    output = tmp_path / "answer.json"
+    result = cli(
+        "optimize", tiny, "-d", ",".join(cores), "--budget", 3, "--placer", "heft", "--seed", 1, "-o", output, "--json"
+    )
+    assert result.exit_code == 0, result.stderr
+    data = json.loads(result.stdout)
+    assert data.keys() >= KEYS
+    assert data["graph"] == {"ops": 8, "edges": 8, "groups": 4}
+    assert data["objective"] == "latency"
+    assert data["budget"]["asked_s"] == 3
+    assert data["placement_file"] == str(output)
+    names = [candidate["name"] for candidate in data["candidates"]]
+    assert set(cores) <= set(names)
+    assert data["chosen"]["name"] in names
+    for candidate in data["candidates"]:
+        assert candidate.keys() >= {"name", "placer", "simulated_s", "measured_s", "ci_s", "devices"}
+        assert sum(candidate["devices"].values()) == 8
+    assert data["output_error"]["max_rel"] < 1e-5
+    assert data["simulator"].keys() == {"mape", "pearson", "spearman"}
+    assert len(Placement.load(output)) == 8
+
+
+def test_the_table_says_what_was_chosen_and_why(cli: Any, tiny: Path, cores: Sequence[str]) -> None:
+    result = cli("optimize", tiny, "-d", ",".join(cores), "--budget", 2, "--placer", "heft")
+    assert result.exit_code == 0, result.stderr
+    for core in cores:
+        assert f"speed-up over {core}" in result.stdout
+    for fact in ("chosen ", "why ", "simulator ", "Pearson", "budget ", "written to tiny.placement.json"):
+        assert fact in result.stdout
+    assert Path("tiny.placement.json").exists()
+
+
+def test_the_answer_runs(cli: Any, tiny: Path, cores: Sequence[str]) -> None:
+    assert cli("optimize", tiny, "-d", ",".join(cores), "--budget", 1, "--placer", "heft", "-q").exit_code == 0
+    result = cli("run", tiny, "-p", "tiny.placement.json", "--runs", 2)
+    assert result.exit_code == 0, result.stderr
+
+
+def test_with_described_devices_nothing_is_said_to_be_measured(cli: Any, tiny: Path, tmp_path: Path) -> None:
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text(DESCRIBED)
+    result = cli("optimize", tiny, "-d", cluster, "--budget", 1, "--placer", "heft", "--json")
+    assert result.exit_code == 0, result.stderr
+    data = json.loads(result.stdout)
+    assert all(candidate["measured_s"] is None for candidate in data["candidates"])
+    assert data["speedup"] is None
+    assert data["simulator"] == {"mape": None, "pearson": None, "spearman": None}
+
+
+def test_ctrl_c_keeps_the_best_placement_and_exits_with_130(
+    cli: Any, tiny: Path, cores: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("placeit.placers.heft.Heft.place", interrupt)
+    result = cli("optimize", tiny, "-d", ",".join(cores), "--budget", 5, "--placer", "heft")
+    assert result.exit_code == 130
+    assert "ended by Ctrl-C" in result.stdout
+    assert len(Placement.load("tiny.placement.json")) == 8
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (["--placer", "simulated"], "simulated"),
+        (["--placer", "annealing:speed=3"], "speed"),
+        (["--objective", "energy"], "energy"),
+        (["--budget", "0"], "budget"),
+        (["--budget", "nan"], "budget"),
+        (["--input-shape", "1,3,16,16"], "--input-shape"),
+        (["--input-shape", "x:1,3,16,16", "--input-shape", "x:2,3,16,16"], "twice"),
+    ],
+)
+def test_options_that_make_no_sense_are_usage_errors(cli: Any, tiny: Path, options: list[str], word: str) -> None:
+    result = cli("optimize", tiny, *options)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert word in result.stderr
+    assert not list(Path().iterdir())

@@ -1,0 +1,143 @@
+import errno
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from placeit.problem import Placement
+
+
+@pytest.fixture
+def image() -> np.ndarray:
+    return np.random.default_rng(3).standard_normal((1, 3, 16, 16)).astype(np.float32)
+
+
+def test_json_has_latency_utilisation_and_output_error(cli: Any, tiny: Path, placement: Path, cores: Sequence[str]) -> None:
+    result = cli("run", tiny, "-p", placement, "--devices", ",".join(cores), "--runs", 8, "--json")
+    assert result.exit_code == 0, result.stderr
+    data = json.loads(result.stdout)
+    low, high = data["latency_s"]["ci"]
+    assert 0 < low <= data["latency_s"]["median"] <= high
+    assert data["latency_s"]["p95"] >= data["latency_s"]["median"]
+    assert data["runs"] == 8
+    assert set(cores) <= data["utilization"].keys()
+    assert all(0 <= share <= 1 for share in data["utilization"].values())
+    assert data["output_error"]["max_rel"] < 1e-5
+    assert sum(data["devices"].values()) == 8
+    assert data["trace_file"] is None
+    assert data["emulated"] == []
+
+
+def test_too_few_runs_have_no_interval(cli: Any, tiny: Path, placement: Path) -> None:
+    data = json.loads(cli("run", tiny, "-p", placement, "--runs", 2, "--json").stdout)
+    assert data["latency_s"]["ci"][1] is None
+    assert "interval      - " in cli("run", tiny, "-p", placement, "--runs", 2).stdout
+
+
+def test_the_devices_are_those_of_the_placement_unless_said_otherwise(
+    cli: Any, tiny: Path, placement: Path, cores: Sequence[str]
+) -> None:
+    text = cli("run", tiny, "-p", placement, "--runs", 7).stdout
+    assert "output error" in text
+    for core in cores:
+        assert core in text
+
+
+def test_a_placement_on_names_of_a_cluster_file_asks_for_that_file(
+    cli: Any, tiny: Path, placement: Path, cores: Sequence[str], tmp_path: Path
+) -> None:
+    placement.write_text(placement.read_text().replace(cores[0], "fast"))
+    result = cli("run", tiny, "-p", placement)
+    assert result.exit_code == 2
+    assert "fast" in result.stderr
+    assert "--devices" in result.stderr
+    file = tmp_path / "cluster.yaml"
+    others = "".join(f"  {core}: {{runs_on: {core}}}\n" for core in cores[1:])
+    file.write_text(f"devices:\n  fast: {{runs_on: {cores[0]}, slowdown: 2}}\n{others}")
+    result = cli("run", tiny, "-p", placement, "--devices", file, "--runs", 2)
+    assert result.exit_code == 0, result.stderr
+    assert f"fast is emulated: {cores[0]}, slowed 2 times." in result.stdout
+
+
+def test_the_trace_has_a_track_for_each_device_and_names_of_ops(
+    cli: Any, tiny: Path, placement: Path, cores: Sequence[str], tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace.json"
+    assert cli("run", tiny, "-p", placement, "--runs", 1, "--trace", trace).exit_code == 0
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert set(cores) <= {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    ops = [op for event in events for op in event["args"].get("ops", ())]
+    assert {"stem", "left", "right"} <= set(ops)
+
+
+def test_outputs_are_those_of_another_runtime_for_the_same_inputs(
+    cli: Any, tiny: Path, placement: Path, tmp_path: Path, image: np.ndarray
+) -> None:
+    np.savez(tmp_path / "x.npz", x=image)
+    result = cli("run", tiny, "-p", placement, "--runs", 1, "--inputs", tmp_path / "x.npz", "--outputs", tmp_path / "y.npz")
+    assert result.exit_code == 0, result.stderr
+    session = onnxruntime.InferenceSession(tiny, providers=["CPUExecutionProvider"])
+    with np.load(tmp_path / "y.npz") as outputs:
+        assert outputs.files == ["y"]
+        np.testing.assert_allclose(outputs["y"], session.run(None, {"x": image})[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(b"PK\x03\x04 but no archive"),
+        lambda path: path.write_text("not an archive"),
+        lambda path: np.save(path.open("wb"), np.zeros(3)),
+        lambda path: np.savez(path.open("wb"), x=np.array([{}], object)),
+        lambda path: np.savez(path.open("wb"), x=np.zeros((1, 3, 5, 5), np.float32)),
+        lambda path: np.savez(path.open("wb"), wrong=np.zeros((1, 3, 16, 16), np.float32)),
+        lambda path: None,
+    ],
+    ids=["empty", "truncated", "text", "npy", "pickled", "other shape", "other name", "missing"],
+)
+def test_inputs_that_do_not_fit_are_an_error_and_nothing_is_written(
+    cli: Any, tiny: Path, placement: Path, tmp_path: Path, write: Any
+) -> None:
+    write(tmp_path / "x.npz")
+    outputs = tmp_path / "y.npz"
+    result = cli("run", tiny, "-p", placement, "--inputs", tmp_path / "x.npz", "--outputs", outputs)
+    assert result.exit_code in (1, 2)
+    assert result.stderr.startswith("error: ")
+    assert len(result.stderr.splitlines()) == 1
+    assert not outputs.exists()
+
+
+def test_a_full_disk_leaves_no_half_written_outputs(
+    cli: Any, tiny: Path, placement: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(np.lib.format, "write_array", full)
+    folder = tmp_path / "results"
+    folder.mkdir()
+    result = cli("run", tiny, "-p", placement, "--runs", 1, "--outputs", folder / "y.npz")
+    assert result.exit_code == 1
+    assert f"Cannot write {folder / 'y.npz'}: No space left on device" in result.stderr
+    assert list(folder.iterdir()) == []
+
+
+def test_ops_of_one_group_on_two_devices_are_an_error_that_names_the_file(
+    cli: Any, tiny: Path, placement: Path, cores: Sequence[str]
+) -> None:
+    if len(cores) < 2:
+        pytest.skip("needs two CPU cores")
+    loaded = Placement.load(placement)
+    devices = loaded.devices.copy()
+    devices[loaded.op_names.index("left_relu")] ^= 1
+    Placement(loaded.op_names, devices, loaded.device_names, loaded.graph_hash).save(placement)
+    result = cli("run", tiny, "-p", placement)
+    assert result.exit_code == 1
+    assert str(placement) in result.stderr
+    assert "left" in result.stderr
