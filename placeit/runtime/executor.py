@@ -134,7 +134,7 @@ class Executor:
         for slot in slots:
             self._advance(self._scheduler.begin, slot.number)
         for slot in slots:
-            slot.finished.wait()
+            self.runtime.wait(slot.finished)
         if self._error is not None:
             raise self._error
         return max(slot.end for slot in slots) - begin

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -31,12 +32,25 @@ class Runtime:
         grouping: its ops in groups.
         cluster: real or emulated devices; links of origin ``measured`` are the hardware's own and are not throttled.
         precision: inference precision of every device.
+        devices: what to run on in place of the cluster's real devices, one for each of them, such as null devices.
+        transports: links to go with them, by (source, destination).
+        wait: how to wait for a request to finish; a virtual clock has to be run.
 
     Raises:
         DeviceError: a device exists in simulation only, or is of a kind that this version cannot run.
     """
 
-    def __init__(self, model: Model, grouping: Grouping, cluster: Cluster, *, precision: str = "f32") -> None:
+    def __init__(
+        self,
+        model: Model,
+        grouping: Grouping,
+        cluster: Cluster,
+        *,
+        precision: str = "f32",
+        devices: Sequence[RuntimeDevice] | None = None,
+        transports: Mapping[tuple[int, int], Transport] | None = None,
+        wait: Callable[[threading.Event], object] = threading.Event.wait,
+    ) -> None:
         self.model, self.grouping, self.cluster = model, grouping, cluster
         graph = grouping.graph
         self.members: list[list[int]] = [[] for _ in range(len(grouping.groups))]
@@ -49,19 +63,9 @@ class Runtime:
         self.inputs = {spec.name: TensorSpec(spec.shape, spec.dtype) for spec in model.inputs}
         self.model_outputs = {spec.name: TensorSpec(spec.shape, spec.dtype) for spec in model.outputs}
         self._programs: dict[tuple[str, tuple[int, ...]], Program] = {}
-        self.devices: list[RuntimeDevice] = []
-        self.transports: dict[tuple[int, int], Transport] = {}
-        for device in cluster.devices:
-            if device.described:
-                raise DeviceError(f"{device.name} is a described device: it exists in simulation only and cannot run anything.")
-        for device in cluster.devices:
-            real = OpenVinoDevice(device, precision=precision)
-            self.devices.append(SlowedDevice(real, device.slowdown) if device.emulated else real)
-        for i, src in enumerate(cluster.names):
-            for j, dst in enumerate(cluster.names):
-                link = cluster.links.get((src, dst))
-                if link is not None and link.origin == "emulated":
-                    self.transports[i, j] = EmulatedLink(f"placeit {src} -> {dst}", link.bandwidth, link.latency)
+        self.wait = wait
+        self.devices = _open_devices(cluster, precision) if devices is None else tuple(devices)
+        self.transports = _open_links(cluster) if transports is None else dict(transports)
 
     def __enter__(self) -> Self:
         return self
@@ -122,6 +126,26 @@ class Runtime:
         ends = [v for v in self.ops(segment) if graph.kinds[v] == "Result"]
         reads = {v: int(t) for (_, v), t in zip(graph.edges.tolist(), graph.edge_tensor, strict=True)}
         return [values[int(op_tensor[t])] for t in segment.outputs] + [values[reads[v]] for v in ends]
+
+
+def _open_devices(cluster: Cluster, precision: str) -> tuple[RuntimeDevice, ...]:
+    for device in cluster.devices:
+        if device.described:
+            raise DeviceError(f"{device.name} is a described device: it exists in simulation only and cannot run anything.")
+    devices: list[RuntimeDevice] = []
+    for device in cluster.devices:
+        real = OpenVinoDevice(device, precision=precision)
+        devices.append(SlowedDevice(real, device.slowdown) if device.emulated else real)
+    return tuple(devices)
+
+
+def _open_links(cluster: Cluster) -> dict[tuple[int, int], Transport]:
+    number = {name: d for d, name in enumerate(cluster.names)}
+    return {
+        (number[src], number[dst]): EmulatedLink(f"placeit {src} -> {dst}", link.bandwidth, link.latency)
+        for (src, dst), link in cluster.links.items()
+        if link.origin == "emulated"
+    }
 
 
 @dataclass(frozen=True, eq=False)

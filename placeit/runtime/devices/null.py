@@ -1,0 +1,137 @@
+"""Devices and links that compute nothing and take a given time of a virtual clock.
+
+They run the whole executor with no hardware and no waiting, and with results that repeat exactly: a run on them follows the
+simulator's schedule event for event.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.runtime.devices.base import Buffer, Done, Instance, Program, SegmentSource, TensorSpec
+
+__all__ = ["NullDevice", "NullLink", "VirtualClock"]
+
+
+class VirtualClock:
+    """Time that jumps from one event to the next.
+
+    Attributes:
+        now: seconds since the clock was made.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+
+    def after(self, seconds: float, event: Callable[[], None]) -> None:
+        """Call ``event`` in ``seconds``; among events of one moment, those asked for first go first."""
+        heapq.heappush(self._events, (self.now + seconds, self._count, event))
+        self._count += 1
+
+    def run(self) -> None:
+        """Let time pass until nothing is left to happen."""
+        while self._events:
+            self.now, _, event = heapq.heappop(self._events)
+            event()
+
+
+class _NullBuffer:
+    """The shape of a tensor without its memory."""
+
+    def __init__(self, spec: TensorSpec, space: str) -> None:
+        self.spec, self.space = spec, space
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes that the tensor would have."""
+        return int(np.prod(self.spec.shape)) * np.dtype(self.spec.dtype).itemsize
+
+    def array(self) -> NDArray[np.generic]:
+        """Zeros."""
+        return np.zeros(self.spec.shape, self.spec.dtype)
+
+
+class _NullProgram:
+    def __init__(self, segment: SegmentSource, seconds: float) -> None:
+        self.inputs, self.outputs, self.seconds = segment.inputs, segment.outputs, seconds
+
+
+class _NullInstance:
+    def __init__(self, program: _NullProgram, space: str) -> None:
+        self.seconds = program.seconds
+        self._outputs = [_NullBuffer(spec, space) for spec in program.outputs]
+
+    def bind(self, index: int, buffer: Buffer) -> None:
+        """Do nothing: nothing is read."""
+
+    def output(self, index: int) -> Buffer:
+        """Return a buffer that holds zeros."""
+        return self._outputs[index]
+
+
+class NullDevice:
+    """A device that is busy for a given time and computes nothing.
+
+    Args:
+        name: name in the cluster; its memory is its own, so that every tensor from another device has to be moved.
+        clock: shared by all devices and links of a runtime.
+        seconds: time of a segment.
+    """
+
+    def __init__(self, name: str, clock: VirtualClock, seconds: Callable[[SegmentSource], float]) -> None:
+        self.name = self.space = self.program_key = name
+        self._clock, self._seconds = clock, seconds
+        self._free_at = 0.0
+
+    def compile(self, segment: SegmentSource) -> Program:
+        """Look the segment's time up."""
+        return _NullProgram(segment, self._seconds(segment))
+
+    def instance(self, program: Program) -> Instance:
+        """Make an instance."""
+        return _NullInstance(cast("_NullProgram", program), self.space)
+
+    def allocate(self, spec: TensorSpec) -> Buffer:
+        """Make a buffer that holds zeros."""
+        return _NullBuffer(spec, self.space)
+
+    def start(self, instance: Instance, done: Done) -> None:
+        """Be busy for the instance's time, once what was started before has ended."""
+        seconds = cast("_NullInstance", instance).seconds
+        start = max(self._clock.now, self._free_at)
+        self._free_at = start + seconds
+        self._clock.after(self._free_at - self._clock.now, lambda: done(start, start + seconds, None))
+
+    def close(self) -> None:
+        """Do nothing: there is no thread."""
+
+
+class NullLink:
+    """A link that takes latency + bytes / bandwidth of the virtual clock and moves nothing.
+
+    Args:
+        clock: shared by all devices and links of a runtime.
+        bandwidth: bytes per second.
+        latency: seconds.
+    """
+
+    def __init__(self, clock: VirtualClock, bandwidth: float, latency: float) -> None:
+        self._clock, self._bandwidth, self._latency = clock, bandwidth, latency
+        self._free_at = 0.0
+
+    def start(self, source: Buffer, destination: Buffer, done: Done) -> None:  # noqa: ARG002
+        """Be busy for the time of the transfer, once what was started before has ended."""
+        seconds = self._latency + destination.nbytes / self._bandwidth
+        start = max(self._clock.now, self._free_at)
+        self._free_at = start + seconds
+        self._clock.after(self._free_at - self._clock.now, lambda: done(start, start + seconds, None))
+
+    def close(self) -> None:
+        """Do nothing: there is no thread."""
