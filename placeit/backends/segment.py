@@ -23,7 +23,7 @@ _IMAGE_KEEPERS = {
     "Divide",
     "Elu",
     "FakeQuantize",
-    "GELU",
+    "Gelu",
     "HSigmoid",
     "HSwish",
     "Interpolate",
