@@ -51,7 +51,7 @@ def amount(value: float | None, unit: str = "", *, least: int = 0) -> str:
         return NOTHING
     rounded = float(f"{value:.3g}")
     power = min(5, max(least, math.floor(math.log10(rounded) / 3))) if rounded else 0
-    digits = f"{value:g}" if power == 0 and least == 0 else f"{rounded / 1000.0**power:#.3g}".rstrip(".")
+    digits = f"{value:g}" if not rounded or power == least == 0 else f"{rounded / 1000.0**power:#.3g}".rstrip(".")
     return f"{digits} {_PREFIXES[power]}{unit}".strip()
 
 
