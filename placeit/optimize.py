@@ -45,6 +45,7 @@ class Candidate:
         name: unique among the candidates.
         placer: who proposed it; ``single`` for a whole model on one device.
         placement: device of every op.
+        plan: its segments, as they were simulated and measured; a session of the same model on the same devices can run them.
         segments: number of programs that run.
         simulated_s: seconds that the simulator said before this candidate was measured.
         measured: None if it was not measured.
@@ -54,6 +55,7 @@ class Candidate:
     name: str
     placer: str
     placement: Placement
+    plan: Plan
     segments: int
     simulated_s: float
     measured: Measurement | None = None
@@ -445,6 +447,7 @@ def _candidate(entry: _Entry, session: Session) -> Candidate:
         name=entry.name,
         placer=entry.placer,
         placement=session.placement(entry.groups),
+        plan=entry.plan,
         segments=sum(not segment.free for segment in entry.plan.segments),
         simulated_s=entry.simulated_s,
         measured=entry.measured,

@@ -98,7 +98,7 @@ def _chain(elements: int) -> tuple[Model, Grouping]:
     """Build a chain of element-wise ops, each a group of its own."""
     import openvino as ov
 
-    parameter = ov.opset13.parameter([1, elements], ov.Type.f32, "in")
+    parameter = ov.opset13.parameter([1, elements], ov.Type.f32, name="in")
     value = parameter.output(0)
     for _ in range(_HOPS):
         value = ov.opset13.relu(value).output(0)

@@ -14,7 +14,10 @@ from numpy.typing import ArrayLike
 
 from placeit.problem import Problem
 
-__all__ = ["Done", "Instruction", "Scheduler", "Start", "Transfer"]
+__all__ = ["Done", "Instruction", "Links", "Queue", "Scheduler", "Start", "Transfer"]
+
+Links: TypeAlias = Literal["contention-free", "channel"]
+Queue: TypeAlias = Literal["fifo", "priority", "planned"]
 
 
 class Start(NamedTuple):

@@ -171,6 +171,13 @@ class Segmenter:
             of, _ = kernel.merge_groups(self._groups, devices)
         return self._plan(of, devices)
 
+    def priced(self, plan: Plan) -> Plan:
+        """Return the same segments at this segmenter's costs, to see what those costs say of a plan made with others."""
+        of, devices = np.empty(len(self.graph), np.int32), np.empty(len(self.graph), np.int32)
+        for s, segment in enumerate(plan.segments):
+            of[list(segment.groups)], devices[list(segment.groups)] = s, segment.device
+        return self._plan(of, devices)
+
     def makespan(self, placements: ArrayLike) -> NDArray[np.float64]:
         """Simulated seconds of placements' plans, ``int32[B, G] -> float64[B]``: a cost function that knows of segments."""
         rows = np.atleast_2d(np.asarray(placements, np.int32))

@@ -29,7 +29,7 @@ def convolution(value: ov.Output, channels: int, size: int, rng: np.random.Gener
 def inception_like(seed: int = 0) -> Model:
     """Branches of convolutions and pooling, concatenated twice, with an addition and a classifier."""
     rng = np.random.default_rng(seed)
-    image = ops.parameter([1, 3, 12, 12], ov.Type.f32, "image")
+    image = ops.parameter([1, 3, 12, 12], ov.Type.f32, name="image")
     value = convolution(image.output(0), 8, 3, rng)
     for _ in range(2):
         pool = ops.avg_pool(value, [1, 1], [1, 1], [1, 1], [3, 3], exclude_pad=True).output(0)
@@ -131,7 +131,7 @@ def test_a_concatenation_alone_needs_no_transpose_between_images() -> None:
 
 
 def test_a_tensor_that_a_part_only_hands_on_can_enter_and_leave_it() -> None:
-    x = ops.parameter([2, 3], ov.Type.f32, "x")
+    x = ops.parameter([2, 3], ov.Type.f32, name="x")
     doubled = ops.add(x, x)
     model = describe(ov.Model([ops.result(doubled), ops.result(ops.tanh(doubled))], [x], "m"), Path("m"))
     part_of = np.arange(len(model.graph), dtype=np.int32)
@@ -143,7 +143,7 @@ def test_a_tensor_that_a_part_only_hands_on_can_enter_and_leave_it() -> None:
 
 @pytest.mark.parametrize("dtype", [ov.Type.i64, ov.Type.boolean])
 def test_integers_and_booleans_cross_a_border_unchanged(dtype: ov.Type) -> None:
-    x = ops.parameter([4], ov.Type.i64, "x")
+    x = ops.parameter([4], ov.Type.i64, name="x")
     middle = ops.add(x, ops.constant(np.array([1], np.int64)))
     value = middle if dtype == ov.Type.i64 else ops.greater(middle, ops.constant(np.array([1], np.int64)))
     model = describe(ov.Model([ops.result(ops.convert(value, "f32"))], [x], "m"), Path("m"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,7 +33,7 @@ ops = ov.opset13
 def random_model(seed: int, nodes: int) -> Model:
     """Element-wise ops over a random graph: several readers of one tensor, several outputs, two inputs."""
     rng = np.random.default_rng(seed)
-    inputs = [ops.parameter([1, 8], ov.Type.f32, name) for name in ("x", "y")]
+    inputs = [ops.parameter([1, 8], ov.Type.f32, name=name) for name in ("x", "y")]
     values = [parameter.output(0) for parameter in inputs]
     for _ in range(nodes):
         a, b = rng.integers(len(values), size=2)
@@ -45,7 +46,9 @@ def random_costs(seed: int, groups: int, cluster: Cluster) -> Costs:
     rng = np.random.default_rng(seed)
     shape = (groups, len(cluster))
     # a coarse grid makes ties, which are where two schedulers would differ
-    return Costs(rng.integers(1, 6, shape) * 1e-3, rng.integers(0, 3, shape) * 1e-3, rng.integers(0, 2, shape[1]) * 1e-3, cluster)
+    return Costs(
+        rng.integers(1, 6, shape) * 1e-3, rng.integers(0, 3, shape) * 1e-3, rng.integers(0, 2, shape[1]) * 1e-3, cluster
+    )
 
 
 def described(devices: int) -> Cluster:
@@ -122,3 +125,180 @@ def test_segments_of_a_plan_cover_every_group_once_and_wait_in_no_circle() -> No
         assert members == list(range(len(grouping.groups)))
         assert all(placement[group] == segment.device for segment in plan.segments for group in segment.groups)
         assert (plan.problem.edges[:, 0] < plan.problem.edges[:, 1]).all()
+
+
+def one_core_names(count: int) -> list[str]:
+    cores = allowed_cores()
+    if len(cores) < count:
+        pytest.skip(f"needs {count} CPU cores, and this process may use {len(cores)}")
+    return [f"CPU@{core}" for core in cores[:count]]
+
+
+def whole_outputs(model: Model) -> dict[str, NDArray[np.generic]]:
+    inputs = model.random_inputs()
+    values = ov.Core().compile_model(model.ov_model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})(
+        [inputs[spec.name] for spec in model.inputs]
+    )
+    return {spec.name: np.array(values[i]) for i, spec in enumerate(model.outputs)}
+
+
+@pytest.fixture
+def real() -> Iterator[Callable[..., tuple[Model, Runtime, Segmenter]]]:
+    """Open a random model on the first allowed core, renamed and emulated as asked for."""
+    opened: list[Runtime] = []
+
+    def make(seed: int, nodes: int, cluster: Cluster | None = None) -> tuple[Model, Runtime, Segmenter]:
+        model = random_model(seed, nodes)
+        if cluster is None:
+            core = one_core_names(1)[0]
+            device = discover(core).devices[0]
+            names = ("a", "b")
+            links = {pair: Link(np.inf, 0.0) for pair in (("a", "b"), ("b", "a"))}
+            # two devices on one core: slower than one, and just as good for correctness
+            cluster = Cluster(tuple(Device(n, runs_on=core, cores=device.cores) for n in names), links)
+        grouping = Grouping.singletons(model.graph)
+        runtime = Runtime(model, grouping, cluster)
+        opened.append(runtime)
+        return model, runtime, Segmenter(grouping, random_costs(seed, len(grouping.groups), cluster))
+
+    yield make
+    for runtime in opened:
+        runtime.close()
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("merge", [True, False])
+def test_any_placement_gives_the_outputs_of_the_uncut_model(
+    real: Callable[..., tuple[Model, Runtime, Segmenter]], seed: int, merge: bool
+) -> None:
+    model, runtime, segmenter = real(seed, 12)
+    placement = np.random.default_rng(seed).integers(2, size=len(runtime.grouping.groups))
+    executor = Executor(runtime, segmenter.plan(placement, merge=merge))
+    outputs = executor.run(model.random_inputs())
+    for name, expected in whole_outputs(model).items():
+        np.testing.assert_allclose(outputs[name], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_many_requests_in_flight_do_not_disturb_each_other(
+    real: Callable[..., tuple[Model, Runtime, Segmenter]],
+) -> None:
+    model, runtime, segmenter = real(3, 12)
+    placement = np.random.default_rng(3).integers(2, size=len(runtime.grouping.groups))
+    executor = Executor(runtime, segmenter.plan(placement), requests=3)
+    inputs = [{name: value * factor for name, value in model.random_inputs().items()} for factor in (1, 2, 3)]
+    for request, given_inputs in enumerate(inputs):
+        executor.set_inputs(given_inputs, request=request)
+    assert executor.times(20) > 0
+    together = [executor.outputs(request=request) for request in range(3)]
+    for given_inputs, outputs in zip(inputs, together, strict=True):
+        for name, expected in executor.run(given_inputs).items():
+            np.testing.assert_array_equal(outputs[name], expected)
+
+
+def test_an_emulated_link_and_a_slowed_device_change_times_and_no_outputs(
+    real: Callable[..., tuple[Model, Runtime, Segmenter]],
+) -> None:
+    core = one_core_names(1)[0]
+    cores = discover(core).devices[0].cores
+    links = {pair: Link(1e6, 2e-3, "emulated") for pair in (("a", "b"), ("b", "a"))}
+    devices = (Device("a", runs_on=core, cores=cores), Device("b", runs_on=core, cores=cores, slowdown=3.0))
+    model, runtime, segmenter = real(5, 10, Cluster(devices, links))
+    placement = np.random.default_rng(5).integers(2, size=len(runtime.grouping.groups))
+    executor = Executor(runtime, segmenter.plan(placement, merge=False))
+    outputs = executor.run(model.random_inputs())
+    for name, expected in whole_outputs(model).items():
+        np.testing.assert_allclose(outputs[name], expected, rtol=1e-5, atol=1e-6)
+    transfers = [span for span in executor.spans() if " -> " in span.track]
+    assert transfers
+    assert all(span.finish - span.start >= 2e-3 for span in transfers)
+
+
+def test_spans_never_overlap_on_a_device_or_a_link(real: Callable[..., tuple[Model, Runtime, Segmenter]]) -> None:
+    model, runtime, segmenter = real(7, 15)
+    placement = np.random.default_rng(7).integers(2, size=len(runtime.grouping.groups))
+    executor = Executor(runtime, segmenter.plan(placement, merge=False))
+    executor.run(model.random_inputs())
+    spans = executor.spans()
+    assert {span.track for span in spans} >= {"a", "b"}
+    for track in {span.track for span in spans}:
+        mine = [span for span in spans if span.track == track]
+        assert all(first.finish <= second.start for first, second in itertools.pairwise(mine))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda inputs: inputs.pop("x"), "input 'x' is missing"),
+        (lambda inputs: inputs.update(z=inputs["x"]), "no input 'z'"),
+        (lambda inputs: inputs.update(x=inputs["x"][:, :4]), "the model wants float32 \\[1, 8\\]"),
+        (lambda inputs: inputs.update(x=inputs["x"].astype(np.complex64)), "the model wants float32"),
+    ],
+)
+def test_inputs_that_do_not_fit_the_model_are_refused(
+    real: Callable[..., tuple[Model, Runtime, Segmenter]],
+    change: Callable[[dict[str, NDArray[np.generic]]], object],
+    says: str,
+) -> None:
+    model, runtime, segmenter = real(1, 4)
+    executor = Executor(runtime, segmenter.plan(np.zeros(len(runtime.grouping.groups), int)))
+    inputs = dict(model.random_inputs())
+    change(inputs)
+    with pytest.raises(UsageError, match=says):
+        executor.run(inputs)
+
+
+class _Failing(NullDevice):
+    """Reports an error for its third segment."""
+
+    started = 0
+
+    def start(self, instance: Instance, done: Done) -> None:
+        self.started += 1
+        failure = ExecutionError("device d0 is out of memory") if self.started == 3 else None
+        super().start(instance, lambda start, finish, _: done(start, finish, failure))
+
+
+def test_a_failed_segment_ends_the_request_with_its_error_and_the_next_request_runs() -> None:
+    model, cluster = random_model(2, 20), described(2)
+    grouping = Grouping.singletons(model.graph)
+    placement = np.arange(len(grouping.groups)) % 2
+    plan = Segmenter(grouping, random_costs(2, len(grouping.groups), cluster)).plan(placement, merge=False)
+    clock = VirtualClock()
+
+    def second(_: SegmentSource) -> float:
+        return 1.0
+
+    runtime = Runtime(
+        model,
+        grouping,
+        cluster,
+        devices=[_Failing("d0", clock, second), NullDevice("d1", clock, second)],
+        transports={(0, 1): NullLink(clock, 1e9, 0.1), (1, 0): NullLink(clock, 1e9, 0.1)},
+        wait=lambda _: clock.run(),
+    )
+    executor = Executor(runtime, plan)
+    with pytest.raises(ExecutionError, match="out of memory"):
+        executor.time()
+    executor.time()
+    assert len([span for span in executor.spans() if span.track in cluster.names]) == sum(not s.free for s in plan.segments)
+
+
+def test_a_described_device_cannot_be_opened() -> None:
+    model = random_model(0, 3)
+    with pytest.raises(DeviceError, match="exists in simulation only"):
+        Runtime(model, Grouping.singletons(model.graph), described(2))
+
+
+def test_an_op_that_openvino_cannot_compile_is_a_device_error_that_names_the_device() -> None:
+    class Broken:
+        inputs = outputs = ()
+
+        def openvino_model(self) -> object:
+            return ov.Model([ops.result(ops.parameter([1], ov.Type.f32))], [], "nothing feeds it")
+
+    device = OpenVinoDevice(discover(one_core_names(1)[0]).devices[0])
+    try:
+        with pytest.raises(DeviceError, match=device.name):
+            device.compile(Broken())
+    finally:
+        device.close()
