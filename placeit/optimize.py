@@ -23,7 +23,7 @@ from placeit.profiler.costs import Progress
 from placeit.profiler.statistics import mape, pearson, spearman
 from placeit.runtime.measure import Measurement, Race, Ratio, faster
 from placeit.runtime.segments import Plan, Segmenter
-from placeit.runtime.simulator import simulator
+from placeit.runtime.simulator import SimulatedCost
 from placeit.session import OutputError, Session
 
 __all__ = ["DEFAULT_PLACERS", "Candidate", "Optimized", "optimize"]
@@ -251,7 +251,7 @@ class _Search:
 
     def propose(self, placers: Sequence[str]) -> None:
         """Ask every placer, then search among plans from the best answers."""
-        cost = simulator(self.problem, links="channel", queue="priority")
+        cost = SimulatedCost(self.problem, links="channel", queue="priority")
         for i, name in enumerate(placers):
             self.say(f"asking {name.partition(':')[0]}", i / len(placers))
             placer = parse_placer(name)
