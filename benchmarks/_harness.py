@@ -41,10 +41,12 @@ class Args:
     Attributes:
         quick: shrink the work (fewer cases, fewer repetitions), never what is claimed about it.
         seed: seed of everything random.
+        models: names of the models to run, of those that the benchmark knows; empty for its own choice.
     """
 
     quick: bool = False
     seed: int = 0
+    models: tuple[str, ...] = ()
 
 
 @dataclass
@@ -92,22 +94,28 @@ def parser(prog: str, description: str | None) -> argparse.ArgumentParser:
     return options
 
 
-def main(name: str, run: Callable[[Args, Report], None], argv: Sequence[str] | None = None) -> None:
+def main(
+    name: str, run: Callable[[Args, Report], None], argv: Sequence[str] | None = None, *, models: Sequence[str] = ()
+) -> None:
     """Run a benchmark from the command line.
 
     Args:
         name: the benchmark's name, as in ``python -m benchmarks.<name>``.
         run: fills the report.
         argv: arguments; the process's own if None.
+        models: names that its option ``--models`` takes; without any, it has no such option.
     """
-    options = parser(f"python -m benchmarks.{name}", sys.modules[run.__module__].__doc__).parse_args(argv)
+    known = parser(f"python -m benchmarks.{name}", sys.modules[run.__module__].__doc__)
+    if models:
+        known.add_argument("--models", nargs="+", choices=models, default=(), metavar="MODEL", help=f"of {', '.join(models)}")
+    options = known.parse_args(argv)
     report = Report()
     # whatever the work prints, native libraries included, goes to standard error: the result alone is the output
     sys.stdout.flush()
     out = os.dup(1)
     os.dup2(2, 1)
     try:
-        run(Args(quick=options.quick, seed=options.seed), report)
+        run(Args(quick=options.quick, seed=options.seed, models=tuple(getattr(options, "models", ()))), report)
     finally:
         sys.stdout.flush()
         os.dup2(out, 1)

@@ -1,0 +1,275 @@
+"""Latency of whole models on two one-core devices: placeit, OpenVINO alone and with HETERO, ONNX Runtime; all in f32.
+
+All candidates of a model run in one race, interleaved. Every ratio is to plain OpenVINO on one core, paired by round.
+
+What "dispatch per segment" means: the placement is run with every group as a segment of its own, and of each segment that
+was ready when its device finished the one before, the time between the two ``infer()`` calls is taken; the claim is about the
+median. It is all that the engine adds (the scheduler, its lock, starting the next segment). What OpenVINO itself takes to
+run a segment that computes nothing is in the column ``tiny_segment_us``, which includes the engine's part.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import openvino
+from numpy.typing import NDArray
+
+from benchmarks._harness import Args, Report, main
+from benchmarks._models import MODELS, model_file, progress, two_cores
+from placeit.backends.hetero import HOW_TO_RUN, export_hetero
+from placeit.backends.openvino import Model
+from placeit.optimize import Optimized, optimize
+from placeit.problem import Placement
+from placeit.profiler.cache import Cache
+from placeit.runtime.measure import Measurement, Race, faster, timed
+from placeit.runtime.segments import Plan
+from placeit.session import OutputError, Session
+
+Infer = Callable[[], list[NDArray[np.generic]]]
+"""Runs once, on inputs in place; the outputs come in the order of the model's."""
+
+
+@dataclass(frozen=True)
+class Other:
+    """A candidate that is not placeit: what runs it, and the thread that it runs on, the caller's own if None."""
+
+    infer: Infer
+    thread: ThreadPoolExecutor | None = None
+
+    def run(self) -> list[NDArray[np.generic]]:
+        return self.infer() if self.thread is None else self.thread.submit(self.infer).result()
+
+    def time(self) -> float:
+        """Seconds by a clock on the thread that runs it, so that handing the work to that thread does not count."""
+        once = timed(self.infer)
+        return once() if self.thread is None else self.thread.submit(once).result()
+
+
+ONE, BOTH, OURS = "OpenVINO, one core", "OpenVINO, both cores", "placeit"
+
+_SETTLE_S = 0.01
+"""Pause before every timed run: worker threads of the candidate before it may still be spinning."""
+
+
+def run(args: Args, report: Report) -> None:
+    names = args.models or (("inception_v3",) if args.quick else MODELS)
+    cores = two_cores()
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names:
+            _model(name, cores, Path(folder), args, report)
+
+
+def _model(name: str, cores: tuple[int, int], folder: Path, args: Args, report: Report) -> None:
+    path, cache = model_file(name), Cache(folder / "costs")
+    devices = [f"CPU@{core}" for core in cores]
+    found = optimize(path, devices, budget=25 if args.quick else 90, seed=args.seed, cache=cache, progress=progress)
+    report.note(f"  {name}: {found.chosen.name}; {found.reason}")
+    with (
+        Session(path, devices, cache=cache, progress=progress) as session,
+        # what takes one thread runs on the first core, on a thread that is bound to it as placeit's is
+        ThreadPoolExecutor(1, initializer=os.sched_setaffinity, initargs=(0, {cores[0]})) as pinned,
+    ):
+        progress(f"compiling the candidates for {name}")
+        inputs = session.model.random_inputs()
+        ours = session.executor(found.chosen.plan)
+        others = _others(session.model, path, found.placement, folder, inputs, pinned)
+        outputs = {who: _named(session.model, other.run()) for who, other in others.items()} | {OURS: ours.run(inputs)}
+        errors = {who: OutputError.between(values, outputs[ONE]) for who, values in outputs.items()}
+        timers = {who: other.time for who, other in others.items()} | {OURS: ours.time}
+        race = Race({who: functools.partial(_settled, timer) for who, timer in timers.items()}, seed=args.seed)
+        progress(f"racing {len(timers)} candidates on {name}")
+        results = race.run(rounds=10 if args.quick else 40, drop_losers=False)
+        _rows(name, found, results, errors, report)
+        _dispatch(name, session, found, report)
+
+
+def _rows(
+    name: str, found: Optimized, results: Mapping[str, Measurement], errors: Mapping[str, OutputError], report: Report
+) -> None:
+    single = found.best_single
+    assert single is not None
+    for who, measured in results.items():
+        ratio = faster(measured, results[ONE])
+        _row(
+            report,
+            name,
+            who,
+            [measured.median, measured.ci_low, measured.ci_high],
+            [ratio.ratio, ratio.ci_low, ratio.ci_high],
+            errors[who].max_rel,
+        )
+    simulated = found.chosen.simulated_s
+    none = [None, None]
+    _row(report, name, "placeit, as simulated before", [simulated, *none], [simulated / single.simulated_s, *none], None)
+    _row(report, name, "bound, cutting free", [found.bound_s, *none], [found.bound_s / single.simulated_s, *none], None)
+    ratio = faster(results[OURS], results[ONE]).ratio
+    report.claim(f"{name}: placeit over one core", ratio, "", at_most=0.80 if name == "inception_v3" else None)
+    ours = results[OURS].median
+    report.claim(f"{name}: simulated against measured, error", abs(simulated - ours) / ours * 100, "%", at_most=10)
+
+
+def _row(
+    report: Report,
+    model: str,
+    candidate: str,
+    seconds: list[float | None],
+    ratios: list[float | None],
+    output_error: float | None,
+) -> None:
+    median, low, high = (None if value is None else value * 1e3 for value in seconds)
+    ratio, ratio_low, ratio_high = ratios
+    report.row(
+        model=model,
+        candidate=candidate,
+        median_ms=median,
+        ci_low_ms=low,
+        ci_high_ms=high,
+        ratio_to_one_core=ratio,
+        ratio_low=ratio_low,
+        ratio_high=ratio_high,
+        output_error=output_error,
+    )
+
+
+def _others(
+    model: Model,
+    path: Path,
+    placement: Placement,
+    folder: Path,
+    inputs: Mapping[str, NDArray[np.generic]],
+    pinned: ThreadPoolExecutor,
+) -> dict[str, Other]:
+    """Everything that is not placeit, compiled, with inputs in place."""
+    values = list(inputs.values())
+    both_plugins = openvino.Core()
+    both_plugins.register_plugin("openvino_intel_cpu_plugin", "CPUB")
+    for plugin in ("CPU", "CPUB"):
+        both_plugins.set_property(plugin, _openvino_options(1))
+    return {
+        ONE: Other(_openvino(openvino.Core().compile_model(model.ov_model, "CPU", _openvino_options(1)), values), pinned),
+        BOTH: Other(_openvino(openvino.Core().compile_model(model.ov_model, "CPU", _openvino_options(2)), values)),
+        "OpenVINO HETERO, same placement": Other(_openvino(_hetero(both_plugins, model, placement, folder), values)),
+        "ONNX Runtime, one thread": Other(_onnxruntime(path, inputs, intra=1), pinned),
+        "ONNX Runtime, two threads": Other(_onnxruntime(path, inputs, intra=2)),
+        "ONNX Runtime, parallel": Other(_onnxruntime(path, inputs, intra=1, inter=2)),
+    }
+
+
+def _openvino_options(threads: int) -> dict[str, Any]:
+    return {
+        "INFERENCE_NUM_THREADS": threads,
+        "INFERENCE_PRECISION_HINT": "f32",
+        "NUM_STREAMS": 1,
+        "ENABLE_CPU_PINNING": False,
+    }
+
+
+def _openvino(compiled: Any, values: list[NDArray[np.generic]]) -> Infer:
+    request = compiled.create_infer_request()
+    for i, value in enumerate(values):
+        request.get_input_tensor(i).data[...] = value
+    outputs = [request.get_output_tensor(i) for i in range(len(compiled.outputs))]
+
+    def infer() -> list[NDArray[np.generic]]:
+        request.infer(share_outputs=True)
+        return [tensor.data for tensor in outputs]
+
+    return infer
+
+
+def _hetero(core: openvino.Core, model: Model, placement: Placement, folder: Path) -> Any:
+    """Compile what ``placeit export`` writes, as its text says, with a CPU plugin for each of the two devices."""
+    xml = folder / f"{model.path.stem}.xml"
+    names = dict(zip(placement.device_names, ("CPU", "CPUB"), strict=True))
+    device = export_hetero(model, placement.as_dict(), xml, devices=names)
+    scope: dict[str, Any] = {"core": core}
+    exec(HOW_TO_RUN.replace("core = openvino.Core()\n", "").format(path=xml, device=device), scope)
+    compiled = scope["compiled"]
+    wanted, got = (
+        {names[name] for name, count in placement.counts().items() if count},
+        compiled.get_property("EXECUTION_DEVICES"),
+    )
+    assert set(got) == wanted, f"HETERO runs on {got}, not on {wanted}"
+    return compiled
+
+
+def _onnxruntime(path: Path, inputs: Mapping[str, NDArray[np.generic]], *, intra: int, inter: int = 1) -> Infer:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = intra, inter
+    parallel = onnxruntime.ExecutionMode.ORT_PARALLEL
+    options.execution_mode = parallel if inter > 1 else onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    # its threads may spin during a run, and not on into the run of the next candidate
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    return functools.partial(session.run, [output.name for output in session.get_outputs()], dict(inputs))
+
+
+def _named(model: Model, outputs: list[NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
+    return {spec.name: np.array(value) for spec, value in zip(model.outputs, outputs, strict=True)}
+
+
+def _settled(candidate: Callable[[], float]) -> float:
+    time.sleep(_SETTLE_S)
+    return candidate()
+
+
+def _dispatch(name: str, session: Session, found: Optimized, report: Report) -> None:
+    """Measure what the engine adds to each segment, with the placement cut as finely as it can be."""
+    groups = session.groups_of(found.placement)
+    gaps, waits = _gaps(session, session.segmenter.plan(groups, merge=False))
+    _, merged_waits = _gaps(session, found.chosen.plan)
+    report.row(
+        model=name,
+        segments=found.chosen.segments,
+        dispatch_us=float(np.median(gaps)) * 1e6 if gaps else None,
+        dispatch_p95_us=float(np.percentile(gaps, 95)) * 1e6 if gaps else None,
+        wake_other_device_us=float(np.median(waits + merged_waits)) * 1e6 if waits or merged_waits else None,
+        tiny_segment_us=float(session.costs.dispatch[0]) * 1e6,
+    )
+    report.claim(f"{name}: dispatch per segment, median", float(np.median(gaps)) * 1e6 if gaps else None, "us", at_most=30)
+
+
+def _gaps(session: Session, plan: Plan, runs: int = 20) -> tuple[list[float], list[float]]:
+    """Seconds from the end of a segment to the start of the next on its device, if that was ready; else from when it was."""
+    executor = session.executor(plan)
+    number = {session.runtime.op_names(segment)[0]: s for s, segment in enumerate(plan.segments) if not segment.free}
+    readers: dict[int, list[int]] = {}
+    for producer, consumer in plan.problem.edges.tolist():
+        readers.setdefault(consumer, []).append(producer)
+    gaps, waits = [], []
+    for turn in range(runs + 2):
+        executor.time()
+        if turn < 2:
+            continue
+        spans = executor.spans()
+        begin = spans[0].start
+        ends = {number[span.args["ops"][0]]: span.finish for span in spans if span.category == "compute"}
+        for s in range(len(plan.segments)):  # in topological order: one that runs nothing ends when it is ready
+            ends.setdefault(s, max((ends[p] for p in readers.get(s, ())), default=begin))
+        last: dict[str, float] = {}
+        for span in spans:
+            if span.category != "compute":
+                continue
+            ready = max((ends[p] for p in readers.get(number[span.args["ops"][0]], ())), default=begin)
+            before = last.get(span.track, begin)
+            last[span.track] = span.finish
+            if before > begin and ready <= before:
+                gaps.append(span.start - before)
+            elif ready > begin:
+                waits.append(span.start - max(ready, before))
+    return gaps, waits
+
+
+if __name__ == "__main__":
+    main("executor", run, models=MODELS)
