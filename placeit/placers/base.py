@@ -1,21 +1,23 @@
-"""What a placer is, and the registry that finds one by name."""
+"""What a placer is."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from dataclasses import field
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placeit.problem import Problem
 
-__all__ = ["CostFunction", "Placer"]
+__all__ = ["CostFunction", "Incumbent", "Placer", "best", "option"]
 
 CostFunction: TypeAlias = Callable[[NDArray[np.int32]], NDArray[np.float64]]
 """``cost(placements: int32[B, V]) -> float64[B]``, seconds. A simulator and a measured executor look the same."""
 
 
+@runtime_checkable
 class Placer(Protocol):
     """Finds a placement for a problem. A placer is a frozen dataclass whose fields are its options."""
 
@@ -26,6 +28,70 @@ class Placer(Protocol):
             problem: the problem; never changed.
             cost: values placements, in bulk; a heuristic that needs no cost function ignores it.
             seed: the same seed gives the same placement, in any process.
-            evaluations: most placements that ``cost`` may be asked about; None for the placer's own default.
+            evaluations: most placements that ``cost`` may be asked about, zero included; None for the placer's own default.
+
+        Raises:
+            InfeasibleError: no placement that fits the devices and their memory was found.
         """
         ...
+
+
+def option(default: Any, help: str) -> Any:  # noqa: A002
+    """Declare a field of a placer with the text that the command line shows for it.
+
+    Args:
+        default: a bool, int, float or string.
+        help: one line: what it does, and its unit.
+    """
+    return field(default=default, metadata={"help": help})
+
+
+class Incumbent:
+    """The best placement so far, and how many more may be valued.
+
+    Args:
+        cost: values placements.
+        evaluations: how many placements it may be asked about; None for any number.
+
+    Attributes:
+        placement: ``int32[V]``, of least cost, the first of equals; the first one offered while nothing may be valued.
+        cost: its cost, seconds; ``inf`` before anything was valued.
+        left: how many more placements may be valued.
+    """
+
+    placement: NDArray[np.int32]
+
+    def __init__(self, cost: CostFunction, evaluations: int | None) -> None:
+        self._cost = cost
+        self._empty = True
+        self.cost = float("inf")
+        self.left: float = float("inf") if evaluations is None else evaluations
+
+    def offer(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
+        """Value the first of ``int32[B, V]`` placements, as many as may be; returns the costs of those."""
+        if self._empty:
+            self.placement, self._empty = placements[0], False
+        count = int(min(len(placements), self.left))
+        if count < 1:
+            return np.empty(0)
+        costs = self._cost(placements[:count])
+        self.left -= count
+        at = int(np.argmin(costs))
+        if costs[at] < self.cost:
+            self.placement, self.cost = placements[at].copy(), float(costs[at])
+        return costs
+
+
+def best(cost: CostFunction, candidates: NDArray[np.int32], evaluations: int | None) -> NDArray[np.int32]:
+    """Return the candidate of least cost, the first of equals.
+
+    Args:
+        cost: values placements.
+        candidates: ``int32[B, V]``, at least one, the most promising first.
+        evaluations: how many of them may be valued; if not even one, the first is the answer.
+    """
+    if len(candidates) == 1:
+        return candidates[0]
+    incumbent = Incumbent(cost, evaluations)
+    incumbent.offer(candidates)
+    return incumbent.placement

@@ -35,7 +35,7 @@ from placeit.errors import PlacementError, ProblemError, UsageError
 from placeit.problem import Problem
 from placeit.runtime import _kernel
 from placeit.runtime._kernel import Tables
-from placeit.runtime.scheduler import Links, Queue
+from placeit.runtime.scheduler import Links, Queue, check_discipline
 
 __all__ = ["Schedule", "SimulatedCost", "Transfers", "schedule", "simulate", "simulator", "tables"]
 
@@ -128,15 +128,11 @@ class SimulatedCost:
         memory: bool = False,
         threads: int | None = 1,
     ) -> None:
-        for option, value, choices in (("links", links, get_args(Links)), ("queue", queue, get_args(Queue))):
-            if value not in choices:
-                raise UsageError(f"'{option}' is '{value}'; it must be one of {', '.join(choices)}.")
+        check_discipline(links, queue, priority)
         if not 0 <= noise < 1:
             raise UsageError(f"'noise' is {noise}; it must be at least 0 and less than 1.")
         if threads is not None and threads < 1:
             raise UsageError(f"'threads' is {threads}; it must be at least 1, or None for all cores.")
-        if priority is not None and queue == "fifo":
-            raise UsageError("'priority' has no meaning with queue='fifo'; use 'priority' or 'planned'.")
         self.problem = problem
         self._links = get_args(Links).index(links)
         self._queue = get_args(Queue).index(queue)
@@ -146,6 +142,16 @@ class SimulatedCost:
         self._memory = _kernel.LIMIT if memory else _kernel.WEIGHTS_ONLY
         self._threads = threads if threads is not None else _cores()
         self._tables = tables(problem)
+
+    @property
+    def kernel_arguments(self) -> tuple[Tables, NDArray[np.float64], int, int, int] | None:
+        """Tables, priority, links, queue and memory as :func:`_kernel.makespan_kernel` takes them, for compiled searches.
+
+        None if the cost of a placement depends on its number in the batch: with noise, or with a priority for each.
+        """
+        if self._noise > 0 or len(self._priority) > 1:
+            return None
+        return self._tables, self._priority.reshape(-1), self._links, self._queue, self._memory
 
     def __call__(self, placements: ArrayLike) -> NDArray[np.float64]:
         """Return ``float64[B]`` makespans of ``int[B, V]`` placements; ``int[V]`` is a batch of one.

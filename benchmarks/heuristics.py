@@ -1,0 +1,104 @@
+"""Heuristics and search in simulation: how good their placements are, and how fast they are found.
+
+The 20 problems of ``giph_dev.json`` are read from the folder that the environment variable PLACEIT_DATA names. A schedule
+length ratio (SLR) is a makespan over the least that the critical path can take (GiPH, section 5).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks._harness import Args, Report, main
+from placeit.errors import InfeasibleError, UsageError
+from placeit.placers import parse_placer, placer_names
+from placeit.placers.heft import Heft
+from placeit.problem import Problem
+from placeit.runtime.simulator import SimulatedCost, simulate
+from placeit.testing.problems import random_problem
+
+
+def run(args: Args, report: Report) -> None:
+    report.claim("HEFT, 100 tasks on 10 devices", _heft_seconds(args) * 1e3, "ms", at_most=0.5)
+    folder = os.environ.get("PLACEIT_DATA")
+    if folder:
+        _giph(Path(folder) / "giph_dev.json", args, report)
+        return
+    report.note("PLACEIT_DATA is not set: the SLR on giph_dev.json is left out; the table is of random problems instead.")
+    problems = [random_problem(ops, 6, seed=args.seed + ops) for ops in (10, 40, 70, 100)]
+    heft = [Heft().plan(problem).makespan for problem in problems]
+    for name in _names(args):
+        _row(report, name, problems, heft, args.seed, column="mean_makespan_over_planned_heft")
+
+
+def _giph(path: Path, args: Args, report: Report) -> None:
+    instances = json.loads(path.read_text(encoding="utf-8"))
+    problems = [_problem(instance) for instance in instances]
+    bounds = [instance["cp_min_lower_bound"] for instance in instances]
+    rows = {name: _row(report, name, problems, bounds, args.seed, column="mean_slr") for name in _names(args)}
+    plans = [Heft().plan(problem) for problem in problems]
+    planned = np.mean([plan.makespan / bound for plan, bound in zip(plans, bounds, strict=True)])
+    # three decimals, as the targets are given
+    report.claim("mean SLR of HEFT, planned order", round(float(planned), 3), "", at_most=1.670)
+    report.claim("mean SLR of HEFT, first in first out", round(rows["heft"][0], 3), "", at_most=1.710)
+    report.claim("mean SLR of annealing", rows["annealing"][0], "", at_most=1.57)
+    report.claim("annealing, one instance on one core", rows["annealing"][1], "s", at_most=0.25)
+
+
+def _names(args: Args) -> list[str]:
+    """All placers; the solver with a limit on its time, as ten times as much changes little here."""
+    effort = 0.1 if args.quick else 1
+    return [f"cp-sat:effort={effort}" if name == "cp-sat" else name for name in placer_names()]
+
+
+def _row(
+    report: Report, placer: str, problems: list[Problem], units: list[float], seed: int, *, column: str
+) -> tuple[float, float]:
+    """Add a row for a placer's own answers, executed first in first out; returns the mean ratio and seconds an instance."""
+    made = parse_placer(placer)
+    made.place(problems[0], SimulatedCost(problems[0]), seed=seed, evaluations=100)  # compiles
+    ratios, seconds = [], []
+    for problem, unit in zip(problems, units, strict=True):
+        cost = SimulatedCost(problem)
+        start = time.perf_counter()
+        try:
+            placement = made.place(problem, cost, seed=seed, evaluations=None)
+        except (InfeasibleError, UsageError):  # no device can run all, or too large for an exact answer
+            continue
+        seconds.append(time.perf_counter() - start)
+        ratios.append(float(simulate(problem, placement[None])[0]) / unit)
+    ratio = float(np.mean(ratios)) if len(ratios) == len(problems) else None
+    mean_seconds = float(np.mean(seconds)) if seconds else None
+    report.row(placer=placer, **{column: ratio}, placed=len(ratios), of=len(problems), seconds_each=mean_seconds)
+    return (float("nan") if ratio is None else ratio), (float("nan") if mean_seconds is None else mean_seconds)
+
+
+def _heft_seconds(args: Args) -> float:
+    """Median seconds of a plan, each for a problem that was not seen before."""
+    problems = [random_problem(100, 10, seed=args.seed + i) for i in range(30 if args.quick else 200)]
+    seconds = []
+    for problem in problems:
+        start = time.perf_counter()
+        Heft().plan(problem)
+        seconds.append(time.perf_counter() - start)
+    return float(np.median(seconds))
+
+
+def _problem(instance: dict[str, Any]) -> Problem:
+    """A problem of the data set, in its own units of time: compute over speed where the task may run."""
+    work, speed = np.array(instance["compute"]), np.array(instance["speed"])
+    compute = np.full((len(work), len(speed)), np.inf)
+    for v, devices in enumerate(instance["feasible"]):
+        compute[v, devices] = work[v] * np.array(instance["inv_speed"])[devices]
+    bandwidth = [[np.inf if value is None else value for value in row] for row in instance["bandwidth"]]
+    edges = [edge[:2] for edge in instance["edges"]]
+    return Problem.from_arrays(compute, edges, [edge[2] for edge in instance["edges"]], bandwidth, instance["delay"])
+
+
+if __name__ == "__main__":
+    main("heuristics", run)

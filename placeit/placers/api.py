@@ -1,0 +1,58 @@
+"""One placer's answer to a problem, checked and held against the best single device."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from placeit.errors import UsageError
+from placeit.placers.base import CostFunction, Placer
+from placeit.placers.registry import parse_placer
+from placeit.problem import Placement, Problem
+
+__all__ = ["place"]
+
+
+def place(
+    problem: Problem,
+    placer: str | Placer = "heft",
+    seed: int = 0,
+    evaluations: int | None = None,
+    cost: CostFunction | None = None,
+) -> Placement:
+    """Place a problem's ops; the answer is never worse, by ``cost``, than the best single device that can hold the graph.
+
+    Where a single device is as good as the placer's answer, that device is the answer. The placer's own answer is what
+    ``get_placer(name).place(...)`` returns.
+
+    Args:
+        problem: the problem.
+        placer: a placer, its name, or its name with options, as in ``annealing:evaluations=100000``.
+        seed: the same seed gives the same placement, in any process.
+        evaluations: most placements that ``cost`` may be asked about, the comparison with single devices included; None for
+            the placer's own default.
+        cost: values placements, in seconds; None for the simulator with links without contention and first-in-first-out
+            queues.
+
+    Raises:
+        UsageError: the placer is not known, or ``evaluations`` is too small for the comparison with single devices.
+        InfeasibleError: no placement that fits the devices and their memory was found.
+        PlacementError: the placer returned a placement that is not valid.
+    """
+    if cost is None:
+        from placeit.runtime.simulator import SimulatedCost
+
+        cost = SimulatedCost(problem)
+    if isinstance(placer, str):
+        placer = parse_placer(placer)
+    singles = problem.single_devices
+    compared = len(singles) + 1 if singles else 0
+    if evaluations is not None and evaluations < compared:
+        raise UsageError(
+            f"{evaluations} evaluations are too few: holding the answer against {len(singles)} single devices takes {compared}."
+        )
+    left = None if evaluations is None else evaluations - compared
+    answer = problem.check(placer.place(problem, cost, seed=seed, evaluations=left))
+    if singles:
+        candidates = np.vstack([np.full(len(problem), device, np.int32) for device in singles] + [answer])
+        answer = candidates[np.argmin(cost(candidates))]
+    return problem.placement(answer)

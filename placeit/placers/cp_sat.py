@@ -1,0 +1,117 @@
+"""Optimal planned schedules by constraint programming, with OR-tools."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.errors import UsageError
+from placeit.placers.base import CostFunction, option
+from placeit.placers.heft import Heft
+from placeit.placers.list_scheduling import Plan, list_schedule, pinned
+from placeit.problem import Problem
+
+if TYPE_CHECKING:
+    from ortools.sat.python.cp_model import CpModel
+
+__all__ = ["CpSat"]
+
+_TICKS = 1_000_000  # HEFT's makespan, in the solver's integer unit of time
+
+
+@dataclass(frozen=True)
+class CpSat:
+    """Placement and order of least makespan together, links without contention: HEFT's model, solved.
+
+    Other placers leave the order to the queues of the executor; here it is chosen, so the plan is to be executed in planned
+    order (``queue="planned"``). Needs ``pip install placeit[exact]``.
+    """
+
+    effort: float = option(10.0, "solver time in its own deterministic unit, about a second each")
+
+    def place(self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None) -> NDArray[np.int32]:  # noqa: ARG002
+        """Return the placement of :meth:`plan`; the cost function is not used.
+
+        Raises:
+            UsageError: OR-tools is not installed.
+            InfeasibleError: the weights fit in no way that was found.
+        """
+        return self.plan(problem, seed=seed)[0].placement
+
+    def plan(self, problem: Problem, *, seed: int = 0) -> tuple[Plan, float]:
+        """Return the best plan found, never worse than HEFT's, and a lower bound of the makespan of all plans, in seconds.
+
+        The solver counts in millionths of HEFT's makespan and rounds down, so a plan that is proven optimal may lie above
+        the bound by as many of these as there are ops and transfers on its critical path.
+
+        Raises:
+            UsageError: OR-tools is not installed.
+            InfeasibleError: the weights fit in no way that was found.
+        """
+        try:
+            from ortools.sat.python import cp_model
+        except ImportError as error:
+            raise UsageError(
+                "The placer 'cp-sat' needs OR-tools, which is not installed: pip install placeit[exact]"
+            ) from error
+        known = Heft().plan(problem)
+        if known.makespan <= 0:
+            return known, 0.0
+        model = cp_model.CpModel()
+        on, start = _model(model, problem, known)
+        solver = cp_model.CpSolver()
+        solver.parameters.num_workers = 1  # several would race, and the answer would depend on who wins
+        solver.parameters.random_seed = seed % 2**31
+        solver.parameters.max_deterministic_time = self.effort
+        found = solver.solve(model) in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+        bound = max(0.0, solver.best_objective_bound) * known.makespan / _TICKS
+        if not found:
+            return known, bound
+        placement = np.array([next(d for d, chosen in row.items() if solver.value(chosen)) for row in on], np.int32)
+        turn = np.empty(len(problem), np.int64)
+        turn[problem.order] = np.arange(len(problem))
+        order = np.lexsort((turn, [solver.value(s) for s in start])).astype(np.int32)
+        plan = list_schedule(problem, order, pinned(problem, placement))  # the same order, in exact times
+        return (plan if plan.makespan < known.makespan else known), bound
+
+
+def _model(model: CpModel, problem: Problem, known: Plan) -> tuple[list[dict[int, Any]], list[Any]]:
+    """Fill the model; returns whether each op is on each of its devices, and its start."""
+
+    def ticks(seconds: float) -> int:
+        return int(seconds * (_TICKS / known.makespan))
+
+    on: list[dict[int, Any]] = []
+    start, end = [], []
+    busy: list[list[Any]] = [[] for _ in range(problem.devices)]
+    span = model.new_int_var(0, _TICKS, "makespan")
+    model.minimize(span)
+    for v, name in enumerate(problem.op_names):
+        row = {d: model.new_bool_var(f"{name} on {d}") for d in np.flatnonzero(problem.feasible[v]).tolist()}
+        model.add_exactly_one(row.values())
+        begin = model.new_int_var(0, _TICKS, f"start of {name}")
+        model.add_hint(begin, ticks(known.start[v]))
+        for d, chosen in row.items():
+            size = ticks(problem.compute[v, d])
+            busy[d].append(model.new_optional_fixed_size_interval_var(begin, size, chosen, f"{name} on {d}"))
+            model.add_hint(chosen, int(known.placement[v]) == d)
+        on.append(row)
+        start.append(begin)
+        end.append(begin + sum(ticks(problem.compute[v, d]) * chosen for d, chosen in row.items()))
+        model.add(span >= end[v])
+    for intervals in busy:
+        model.add_no_overlap(intervals)
+    for e, (u, v) in enumerate(problem.edges.tolist()):
+        comm = problem.comm(e)
+        model.add(start[v] >= end[u])
+        for a, sends in on[u].items():
+            for b, receives in on[v].items():
+                if a != b and (delay := ticks(comm[a, b])) > 0:
+                    model.add(start[v] >= end[u] + delay).only_enforce_if(sends, receives)
+    for d in np.flatnonzero(np.isfinite(problem.memory)).tolist():
+        used = sum(int(np.ceil(problem.param_bytes[v])) * row[d] for v, row in enumerate(on) if d in row)
+        model.add(used <= int(problem.memory[d]))
+    return on, start

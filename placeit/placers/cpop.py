@@ -1,0 +1,63 @@
+"""CPOP: the critical path on one device, the rest where it finishes first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.placers.base import CostFunction
+from placeit.placers.list_scheduling import (
+    Plan,
+    downward_ranks,
+    list_schedule,
+    mean_comm,
+    priority_order,
+    upward_ranks,
+)
+from placeit.problem import Problem
+
+__all__ = ["Cpop"]
+
+
+@dataclass(frozen=True)
+class Cpop:
+    """Critical Path On a Processor (Topcuoglu et al. 2002), with insertion.
+
+    Differs from the paper: where no device can run the whole critical path, the device that can run most of it gets that
+    part, and the rest of the path goes where it finishes first. Mean costs are those of HEFT.
+    """
+
+    def place(self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None) -> NDArray[np.int32]:  # noqa: ARG002
+        """Return the placement of :meth:`plan`; the cost function and the seed are not used."""
+        return self.plan(problem).placement
+
+    def plan(self, problem: Problem) -> Plan:
+        """Return the placement with the planned schedule; links are without contention.
+
+        Raises:
+            InfeasibleError: the weights fit in no way that was found.
+        """
+        upward = upward_ranks(problem)
+        path = _critical_path(problem, upward)
+        on_path = problem.compute[path]
+        cannot = np.isinf(on_path).sum(axis=0)
+        seconds = np.where(np.isinf(on_path), 0.0, on_path).sum(axis=0)
+        device = int(np.lexsort((seconds, cannot))[0])
+        pinned = problem.compute.copy()
+        can = path[np.isfinite(on_path[:, device])]
+        pinned[can] = np.inf
+        pinned[can, device] = problem.compute[can, device]
+        return list_schedule(problem, priority_order(problem, upward + downward_ranks(problem)), pinned)
+
+
+def _critical_path(problem: Problem, upward: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Ops of the longest path by mean costs, from an entry to an exit."""
+    entries = np.flatnonzero(np.bincount(problem.edges[:, 1], minlength=len(problem)) == 0)
+    comm, successors = mean_comm(problem), problem.successors
+    path = [int(entries[np.argmax(upward[entries])])]
+    while len(out := successors.edge[successors.ptr[path[-1]] : successors.ptr[path[-1] + 1]]):
+        heads = problem.edges[out, 1]
+        path.append(int(heads[np.argmax(comm[out] + upward[heads])]))
+    return np.array(path)

@@ -1,0 +1,78 @@
+"""Critical path: the list scheduler that DOPPLER compares with and learns from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.placers.base import CostFunction, best, option
+from placeit.placers.feasibility import fits, repair
+from placeit.placers.list_scheduling import priority_order, upward_ranks
+from placeit.problem import Problem
+from placeit.runtime._kernel import jit
+
+__all__ = ["CriticalPath"]
+
+
+@dataclass(frozen=True)
+class CriticalPath:
+    """The ready op with the longest path to an exit first, on the device where it starts earliest; the best of some runs.
+
+    The baseline of DOPPLER (its sections 7 and 6, stage I), which runs it 50 times and keeps the best: runs differ in how
+    ties between ops and between devices are broken. An op is queued behind all that its device was given before; path
+    lengths use HEFT's mean costs.
+    """
+
+    runs: int = option(50, "randomised runs, of which the best counts")
+
+    def place(self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None) -> NDArray[np.int32]:
+        """Return the best of ``runs`` runs, or of as many as may be valued.
+
+        Raises:
+            InfeasibleError: the weights fit in no way that was found.
+        """
+        count = max(1, self.runs if evaluations is None else min(self.runs, evaluations))
+        rng = np.random.default_rng(seed)
+        ranks = upward_ranks(problem)
+        runs = np.unique([self._run(problem, ranks, rng) for _ in range(count)], axis=0)
+        return best(cost, runs, evaluations)
+
+    def _run(self, problem: Problem, ranks: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.int32]:
+        order = priority_order(problem, ranks, rng.random(len(problem)))
+        predecessors = problem.predecessors
+        inputs = (predecessors.ptr, predecessors.edge, problem.edges, problem.edge_bytes)
+        costs = (problem.compute, problem.bandwidth, problem.latency, problem.cut)
+        lots = rng.random((len(problem), problem.devices))
+        placement: NDArray[np.int32] = _earliest_start(order, lots, *inputs, *costs)
+        return placement if fits(problem, placement) else repair(problem, placement)
+
+
+@jit
+def _earliest_start(  # type: ignore[no-untyped-def]
+    order, lots, ptr, in_edges, edges, edge_bytes, compute, bandwidth, latency, cut
+):
+    ops, devices = compute.shape
+    placement = np.full(ops, -1, np.int32)
+    finish = np.zeros(ops)
+    free = np.zeros(devices)
+    for v in order:
+        best, best_start = -1, np.inf
+        for d in range(devices):
+            if compute[v, d] == np.inf:
+                continue
+            start = free[d]
+            for k in range(ptr[v], ptr[v + 1]):
+                e = in_edges[k]
+                s = placement[edges[e, 0]]
+                arrival = finish[edges[e, 0]]
+                if s != d:
+                    arrival += latency[s, d] + edge_bytes[e] / bandwidth[s, d] + cut[e, s] + cut[e, d]
+                start = max(start, arrival)
+            if best < 0 or start < best_start or (start == best_start and lots[v, d] < lots[v, best]):
+                best, best_start = d, start
+        placement[v] = best
+        finish[v] = best_start + compute[v, best]
+        free[best] = finish[v]
+    return placement

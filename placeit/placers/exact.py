@@ -1,0 +1,245 @@
+"""The best placement there is, for small problems."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.errors import UsageError
+from placeit.placers.base import CostFunction, Incumbent, option
+from placeit.placers.local_search import starts
+from placeit.problem import Problem
+from placeit.runtime._kernel import jit
+from placeit.runtime.simulator import SimulatedCost
+
+__all__ = ["Exact"]
+
+_CHUNK = 4096
+
+
+@dataclass(frozen=True)
+class Exact:
+    """Branch and bound over all placements: the answer has the least cost of all, by the very cost function it is given.
+
+    Ops are placed in topological order. If the cost function is a simulator without noise, partial placements that cannot
+    beat the best so far are cut off (by their critical path, by the work of each device, by the mean work of all), and so are
+    placements that differ from another by a swap of devices that are alike in everything. Any other cost function is asked
+    about every feasible placement.
+
+    The optimum is over placements, under the simulator's own queues; an order planned by hand may be shorter still (see the
+    placer ``cp-sat``).
+    """
+
+    nodes: int = option(20_000_000, "partial placements to look at before giving up")
+
+    def place(self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None) -> NDArray[np.int32]:  # noqa: ARG002
+        """Return the optimal placement.
+
+        Raises:
+            UsageError: no proof within the limits; a cost function without bounds is then not asked at all.
+            InfeasibleError: the weights fit in no way that was found.
+        """
+        found = Incumbent(cost, evaluations)
+        bounded = isinstance(cost, SimulatedCost) and cost.kernel_arguments is not None
+        search = _Search(problem, bounded, self.nodes)
+        if bounded:
+            found.offer(starts(problem))
+            chunk = 32  # small at first: the bound improves soon
+            while len(leaves := search.next(found.cost, chunk)):
+                if len(leaves) > found.left:
+                    raise _too_large(problem, f"{evaluations} evaluations")
+                found.offer(leaves)
+                chunk = min(2 * chunk, _CHUNK)
+            return found.placement
+        every: list[NDArray[np.int32]] = []
+        while len(leaves := search.next(np.inf, _CHUNK)):
+            every.append(leaves)
+            if len(every) * _CHUNK - (_CHUNK - len(leaves)) > found.left:
+                raise _too_large(problem, f"{evaluations} evaluations")
+        for leaves in every:
+            found.offer(leaves)
+        return found.placement
+
+
+def _too_large(problem: Problem, limit: str) -> UsageError:
+    return UsageError(
+        f"'exact' cannot find the best placement of {len(problem)} ops on {problem.devices} devices for certain within "
+        f"{limit}. Allow more, or use 'annealing'."
+    )
+
+
+class _Search:
+    """The feasible placements of a problem, depth first, a chunk at a time."""
+
+    def __init__(self, problem: Problem, bounded: bool, nodes: int) -> None:
+        self._problem = problem
+        self._bounded = bounded
+        self._alike = _alike(problem) if bounded else np.arange(problem.devices)
+        self._least = _least_tail(problem)
+        self._place = np.full(len(problem), -1, np.int32)
+        self._finish = np.zeros(len(problem))
+        self._limit = nodes
+        self._depth_and_nodes = np.array([0, nodes], np.int64)
+
+    def next(self, bound: float, chunk: int) -> NDArray[np.int32]:
+        """Return the next placements, ``int32[<= chunk, V]``, whose lower bound is below ``bound``; none if there are no more.
+
+        Raises:
+            UsageError: too many partial placements.
+        """
+        problem = self._problem
+        leaves = np.empty((chunk, len(problem)), np.int32)
+        count = _descend(
+            leaves,
+            self._depth_and_nodes,
+            self._place,
+            self._finish,
+            bound if self._bounded else np.inf,
+            self._least,
+            self._alike,
+            problem.order,
+            problem.predecessors.ptr,
+            problem.predecessors.edge,
+            problem.edges,
+            problem.edge_bytes,
+            problem.compute,
+            problem.bandwidth,
+            problem.latency,
+            problem.cut,
+            problem.param_bytes,
+            problem.memory,
+        )
+        if self._depth_and_nodes[1] <= 0:
+            raise _too_large(problem, f"{self._limit} partial placements")
+        return leaves[:count]
+
+
+def _least_tail(problem: Problem) -> NDArray[np.float64]:
+    """Least seconds from each op's end to the end of the graph, all transfers free: ``float64[V]``."""
+    least = problem.compute.min(axis=1)
+    tail = np.zeros(len(problem))
+    for v in problem.order[::-1]:
+        for e in problem.predecessors.edge[problem.predecessors.ptr[v] : problem.predecessors.ptr[v + 1]]:
+            u = problem.edges[e, 0]
+            tail[u] = max(tail[u], least[v] + tail[v])
+    return tail
+
+
+def _alike(problem: Problem) -> NDArray[np.int64]:
+    """Number of the first device that each device can be swapped with and nothing changes: ``int64[D]``."""
+    alike = np.arange(problem.devices)
+    for b in range(problem.devices):
+        for a in range(b):
+            swap = np.arange(problem.devices)
+            swap[[a, b]] = b, a
+            if (
+                np.array_equal(problem.compute[:, swap], problem.compute)
+                and np.array_equal(problem.cut[:, swap], problem.cut)
+                and np.array_equal(problem.memory[swap], problem.memory)
+                and np.array_equal(problem.bandwidth[np.ix_(swap, swap)], problem.bandwidth)
+                and np.array_equal(problem.latency[np.ix_(swap, swap)], problem.latency)
+            ):
+                alike[b] = alike[a]
+                break
+    return alike
+
+
+@jit
+def _descend(  # type: ignore[no-untyped-def]
+    leaves,
+    depth_and_nodes,
+    place,
+    finish,
+    bound,
+    tail,
+    alike,
+    order,
+    ptr,
+    in_edges,
+    edges,
+    edge_bytes,
+    compute,
+    bandwidth,
+    latency,
+    cut,
+    param_bytes,
+    memory,
+):
+    # place[order[:depth]] is the partial placement; place[order[depth]] is the device tried last there, -1 for none. The
+    # search stops when the chunk is full and goes on from the same state at the next call.
+    ops, devices = compute.shape
+    load = np.zeros(devices)
+    used = np.zeros(devices)
+    members = np.zeros(devices, np.int64)
+    rest = np.zeros(ops + 1)  # least work of the ops from a depth on
+    for i in range(ops - 1, -1, -1):
+        least = np.inf
+        for d in range(devices):
+            least = min(least, compute[order[i], d])
+        rest[i] = rest[i + 1] + least
+    depth = depth_and_nodes[0]
+    for i in range(max(0, depth)):
+        v = order[i]
+        load[place[v]] += compute[v, place[v]]
+        used[place[v]] += param_bytes[v]
+        members[place[v]] += 1
+    count = 0
+    while depth >= 0 and count < len(leaves) and depth_and_nodes[1] > 0:
+        if depth == ops:
+            leaves[count] = place
+            count += 1
+            depth -= 1
+            d = place[order[depth]]
+            load[d] -= compute[order[depth], d]
+            used[d] -= param_bytes[order[depth]]
+            members[d] -= 1
+            continue
+        v = order[depth]
+        moved = False
+        for d in range(place[v] + 1, devices):
+            if compute[v, d] == np.inf or used[d] + param_bytes[v] > memory[d]:
+                continue
+            if members[d] == 0:
+                first = True  # of the empty devices that are alike only the first is worth trying
+                for other in range(d):
+                    if alike[other] == alike[d] and members[other] == 0:
+                        first = False
+                if not first:
+                    continue
+            ready = 0.0
+            for k in range(ptr[v], ptr[v + 1]):
+                e = in_edges[k]
+                s = place[edges[e, 0]]
+                arrival = finish[edges[e, 0]]
+                if s != d:
+                    arrival += latency[s, d] + edge_bytes[e] / bandwidth[s, d] + cut[e, s] + cut[e, d]
+                ready = max(ready, arrival)
+            finish[v] = ready + compute[v, d]
+            work = compute[v, d] + rest[depth + 1]
+            for other in range(devices):
+                work += load[other]
+            depth_and_nodes[1] -= 1
+            if max(finish[v] + tail[v], load[d] + compute[v, d], work / devices) * (1.0 - 1e-9) >= bound:
+                continue  # rounding must not cut off the optimum
+            place[v] = d
+            load[d] += compute[v, d]
+            used[d] += param_bytes[v]
+            members[d] += 1
+            moved = True
+            break
+        if moved:
+            depth += 1
+            if depth < ops:
+                place[order[depth]] = -1
+        else:
+            place[v] = -1
+            depth -= 1
+            if depth >= 0:
+                d = place[order[depth]]
+                load[d] -= compute[order[depth], d]
+                used[d] -= param_bytes[order[depth]]
+                members[d] -= 1
+    depth_and_nodes[0] = depth
+    return count

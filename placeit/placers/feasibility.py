@@ -1,0 +1,111 @@
+"""Placements that devices can run and memory can hold: sampling, packing and repair."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.errors import InfeasibleError
+from placeit.problem import Problem
+
+__all__ = ["fits", "pack", "random_placements", "repair"]
+
+_PACKING_STEPS = 200_000
+
+
+def fits(problem: Problem, placement: NDArray[np.int32]) -> bool:
+    """Whether every op can run where it is and the weights fit there."""
+    if not np.isfinite(problem.compute[np.arange(len(problem)), placement]).all():
+        return False
+    used = np.bincount(placement, weights=problem.param_bytes, minlength=problem.devices)
+    return bool((used <= problem.memory).all())
+
+
+def random_placements(problem: Problem, count: int, rng: np.random.Generator) -> NDArray[np.int32]:
+    """Draw placements: each op on one of its feasible devices, all equally likely, then repaired where memory is short.
+
+    Returns:
+        ``int32[count, V]``.
+
+    Raises:
+        InfeasibleError: the weights fit in no way that was found.
+    """
+    choices = problem.feasible.sum(axis=1)
+    options = np.argsort(~problem.feasible, axis=1, kind="stable")  # each row: feasible devices first
+    rows = np.arange(len(problem))
+    placements = np.empty((count, len(problem)), np.int32)
+    for i in range(count):
+        placements[i] = options[rows, rng.integers(choices)]
+        if not fits(problem, placements[i]):
+            placements[i] = repair(problem, placements[i])
+    return placements
+
+
+def repair(problem: Problem, placement: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Move as little as possible so that every op can run where it is and the weights fit.
+
+    Ops that cannot run where they are go to their fastest device. Then ops leave each overfull device, those first that lose
+    least time per byte freed. If that gets stuck, the answer is :func:`pack`.
+
+    Raises:
+        InfeasibleError: the weights fit in no way that was found.
+    """
+    rows = np.arange(len(problem))
+    fixed = np.where(np.isfinite(problem.compute[rows, placement]), placement, problem.compute.argmin(axis=1))
+    fixed = fixed.astype(np.int32)
+    used = np.bincount(fixed, weights=problem.param_bytes, minlength=problem.devices)
+    for device in np.flatnonzero(used > problem.memory).tolist():
+        leaving = rows[(fixed == device) & (problem.param_bytes > 0)]
+        lost = (problem.compute[leaving] - problem.compute[leaving, device][:, None]) / problem.param_bytes[leaving][:, None]
+        lost[:, device] = np.inf
+        for flat in np.argsort(lost, axis=None, kind="stable").tolist():
+            if used[device] <= problem.memory[device]:
+                break
+            row, to = divmod(flat, problem.devices)
+            op, size = leaving[row], problem.param_bytes[leaving[row]]
+            if lost[row, to] < np.inf and fixed[op] == device and used[to] + size <= problem.memory[to]:
+                fixed[op] = to
+                used[device] -= size
+                used[to] += size
+    return fixed if fits(problem, fixed) else pack(problem)
+
+
+def pack(problem: Problem) -> NDArray[np.int32]:
+    """Find a placement that fits the memory, whatever it costs: large weights first, with backtracking.
+
+    Returns:
+        ``int32[V]``.
+
+    Raises:
+        InfeasibleError: there is none, or none was found in a bounded number of steps (packing is NP-hard).
+    """
+    size, memory = problem.param_bytes, problem.memory
+    placement = problem.compute.argmin(axis=1).astype(np.int32)
+    heavy = np.flatnonzero(size > 0)
+    heavy = heavy[np.lexsort((problem.feasible[heavy].sum(axis=1), -size[heavy]))].tolist()
+    room = memory.copy()
+    tried: list[list[int]] = [[] for _ in heavy]  # devices left to try for each op on the way down
+    depth, fresh = 0, True
+    for _ in range(_PACKING_STEPS):
+        if depth == len(heavy):
+            return placement
+        op = heavy[depth]
+        if fresh:
+            able = np.flatnonzero(problem.feasible[op] & (size[op] <= room))
+            tried[depth] = able[np.argsort(problem.compute[op, able], kind="stable")[::-1]].tolist()
+        else:
+            room[placement[op]] += size[op]
+        if tried[depth]:
+            device = tried[depth].pop()
+            placement[op] = device
+            room[device] -= size[op]
+            depth, fresh = depth + 1, True
+        elif depth == 0:
+            break
+        else:
+            depth, fresh = depth - 1, False
+    raise InfeasibleError(
+        f"No placement was found in which the weights fit: they take {size.sum():.4g} bytes in all, and the devices have "
+        + ", ".join(f"{name} {held:.4g}" for name, held in zip(problem.device_names, memory.tolist(), strict=True))
+        + ". Add a device or memory, or use a smaller model."
+    )

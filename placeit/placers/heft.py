@@ -1,0 +1,40 @@
+"""HEFT: ops by upward rank, each where it finishes first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.placers.base import CostFunction
+from placeit.placers.list_scheduling import Plan, list_schedule, priority_order, upward_ranks
+from placeit.problem import Problem
+
+__all__ = ["Heft", "HeftPlan"]
+
+HeftPlan: TypeAlias = Plan
+
+
+@dataclass(frozen=True)
+class Heft:
+    """Heterogeneous Earliest Finish Time (Topcuoglu et al. 2002), with insertion.
+
+    Ranks use mean costs: of an op over the devices that can run it, of a transfer over all pairs of a device that can run
+    the producer and one that can run the consumer, where a pair of equal devices counts with zero.
+
+    Differs from the paper: equal ranks go by the topological order of the problem, not at random.
+    """
+
+    def place(self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None) -> NDArray[np.int32]:  # noqa: ARG002
+        """Return the placement of :meth:`plan`; the cost function and the seed are not used."""
+        return self.plan(problem).placement
+
+    def plan(self, problem: Problem) -> HeftPlan:
+        """Return the placement with the planned schedule; links are without contention.
+
+        Raises:
+            InfeasibleError: the weights fit in no way that was found.
+        """
+        return list_schedule(problem, priority_order(problem, upward_ranks(problem)))

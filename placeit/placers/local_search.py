@@ -1,0 +1,89 @@
+"""Local search with any cost function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.placers.base import CostFunction, Incumbent, option
+from placeit.placers.feasibility import fits
+from placeit.placers.heft import Heft
+from placeit.problem import Problem
+
+__all__ = ["LocalSearch", "starts"]
+
+
+@dataclass(frozen=True)
+class LocalSearch:
+    """Move one op at a time to a better device, until none is better; then disturb the best placement and go on.
+
+    Placements are valued in batches, so that a cost function that is fast in bulk, or measures interleaved, is used well:
+    of each batch of neighbours the best is taken if it improves. Starts from the better of HEFT and the best single device.
+    """
+
+    evaluations: int = option(20_000, "placements to value, if the caller sets no other limit")
+    batch: int = option(64, "neighbours that are valued in one call")
+    kick: float = option(0.05, "share of the ops that are moved at random to leave a local optimum")
+
+    def place(self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None) -> NDArray[np.int32]:
+        """Return the best placement that was valued; HEFT's if none may be.
+
+        Raises:
+            InfeasibleError: the weights fit in no way that was found.
+        """
+        found = Incumbent(cost, self.evaluations if evaluations is None else evaluations)
+        found.offer(starts(problem))
+        current, now = found.placement, found.cost
+        rng = np.random.default_rng(seed)
+        while found.left > 0:
+            better = False
+            neighbours = None
+            for neighbours in _neighbours(problem, current, rng, self.batch):
+                costs = found.offer(neighbours)
+                at = int(np.argmin(costs))
+                better = bool(costs[at] < now)
+                if better:
+                    current, now = neighbours[at], float(costs[at])
+                if better or found.left <= 0:
+                    break
+            if neighbours is None:
+                break  # no op can be moved alone
+            if not better and found.left > 0:
+                current = _kick(problem, found.placement, rng, max(2, round(self.kick * len(problem))))
+                now = float(found.offer(current[None])[0])
+        return found.placement
+
+
+def starts(problem: Problem) -> NDArray[np.int32]:
+    """Placements to start a search from, ``int32[B, V]``: HEFT, then every device that can hold the whole graph."""
+    singles = [np.full(len(problem), device, np.int32) for device in problem.single_devices]
+    return np.stack([Heft().plan(problem).placement, *singles])
+
+
+def _neighbours(
+    problem: Problem, placement: NDArray[np.int32], rng: np.random.Generator, batch: int
+) -> Iterator[NDArray[np.int32]]:
+    """All feasible placements that differ in one op, in random order, in batches."""
+    used = np.bincount(placement, weights=problem.param_bytes, minlength=problem.devices)
+    able = problem.feasible & (used[None, :] + problem.param_bytes[:, None] <= problem.memory[None, :])
+    able[np.arange(len(problem)), placement] = False
+    moves = rng.permutation(np.flatnonzero(able))
+    for first in range(0, len(moves), batch):
+        ops, devices = np.divmod(moves[first : first + batch], problem.devices)
+        neighbours = np.repeat(placement[None], len(ops), axis=0)
+        neighbours[np.arange(len(ops)), ops] = devices
+        yield neighbours
+
+
+def _kick(problem: Problem, placement: NDArray[np.int32], rng: np.random.Generator, moves: int) -> NDArray[np.int32]:
+    """Move some random ops to random devices, each only if the result fits."""
+    placement = placement.copy()
+    for op in rng.integers(len(problem), size=moves).tolist():
+        before = placement[op]
+        placement[op] = rng.choice(np.flatnonzero(problem.feasible[op]))
+        if not fits(problem, placement):
+            placement[op] = before
+    return placement

@@ -1,0 +1,100 @@
+"""METIS: parts of equal work with few bytes between them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.placers.base import CostFunction, best, option
+from placeit.placers.feasibility import repair
+from placeit.placers.list_scheduling import mean_compute
+from placeit.problem import Problem
+
+__all__ = ["Metis"]
+
+_UNITS = 1_000_000  # METIS weights are 32-bit integers; all weights of one kind add up to about this many
+
+
+@dataclass(frozen=True)
+class Metis:
+    """K-way partition of the undirected graph (Karypis and Kumar 1998), one part per device.
+
+    A vertex weighs its mean compute, an edge its bytes; a part's share of the work is its device's share of the speed. METIS
+    knows neither how devices differ op by op nor how links differ, so which part goes where is decided afterwards: by cost
+    among all ways if there are at most ``ways`` of them, else the heaviest part first, each where it computes fastest.
+    """
+
+    ways: int = option(120, "most assignments of parts to devices that are valued")
+
+    def place(self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None) -> NDArray[np.int32]:
+        """Return the partition, repaired where an op cannot run in its place or memory is short.
+
+        Raises:
+            InfeasibleError: the weights fit in no way that was found.
+        """
+        part = _partition(problem, seed)
+        allowed = self.ways if evaluations is None else min(self.ways, evaluations)
+        if math.factorial(problem.devices) <= allowed:
+            ways = list(itertools.permutations(range(problem.devices)))
+        else:
+            ways = [_greedy(problem, part)]
+        candidates = [repair(problem, np.array(way, np.int32)[part]) for way in ways]
+        return best(cost, np.unique(candidates, axis=0), evaluations)
+
+
+def _partition(problem: Problem, seed: int) -> NDArray[np.int64]:
+    """Part of each op, ``int64[V]``, below the number of devices."""
+    import pymetis
+
+    parts = min(problem.devices, len(problem))
+    if parts == 1:
+        return np.zeros(len(problem), np.int64)
+    feasible = problem.feasible
+    work = mean_compute(problem)
+    # speed of a device: how much faster than the mean its ops run there
+    relative = np.where(feasible, problem.compute, 0.0).sum(axis=0) / np.maximum(feasible.T @ work, np.finfo(float).tiny)
+    speed = 1.0 / np.maximum(relative, 1e-9)
+    speed = np.where(feasible.any(axis=0), speed, 0.0)
+    share = np.sort(speed)[::-1][:parts]
+    # both directions of an edge, parallel edges merged
+    ends = np.sort(problem.edges, axis=1)
+    pairs, inverse = np.unique(ends, axis=0, return_inverse=True)
+    weight = _integers(np.bincount(inverse.reshape(-1), weights=problem.edge_bytes, minlength=len(pairs)))
+    tails, heads = np.concatenate([pairs[:, 0], pairs[:, 1]]), np.concatenate([pairs[:, 1], pairs[:, 0]])
+    by_tail = np.lexsort((heads, tails))
+    xadj = np.concatenate([[0], np.cumsum(np.bincount(tails, minlength=len(problem)))])
+    result = pymetis.part_graph(
+        parts,
+        pymetis.CSRAdjacency(xadj.tolist(), heads[by_tail].tolist()),
+        vweights=_integers(work).tolist(),
+        eweights=np.concatenate([weight, weight])[by_tail].tolist(),
+        tpwgts=(share / share.sum()).tolist(),
+        options=pymetis.Options(seed=seed % 2**31),
+    )
+    part = np.array(result.vertex_part, np.int64)
+    # part i has the i-th largest share: give it the number of the i-th fastest device
+    return np.argsort(-speed, kind="stable")[part]
+
+
+def _integers(weights: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Scale weights to integers of at least one that METIS can add up."""
+    total = weights.sum()
+    scaled = weights * (_UNITS / total) if total > 0 else weights
+    return np.maximum(1, np.rint(scaled)).astype(np.int64)
+
+
+def _greedy(problem: Problem, part: NDArray[np.int64]) -> list[int]:
+    """Device of each part: the part with most work first, where it lacks fewest ops and computes fastest."""
+    work = np.bincount(part, weights=mean_compute(problem), minlength=problem.devices)
+    way = [-1] * problem.devices
+    for p in np.argsort(-work, kind="stable").tolist():
+        seconds = problem.compute[part == p]
+        cannot = np.isinf(seconds).sum(axis=0)
+        taken = np.isin(np.arange(problem.devices), way)
+        order = np.lexsort((np.where(np.isinf(seconds), 0.0, seconds).sum(axis=0), cannot, taken))
+        way[p] = int(order[0])
+    return way

@@ -1,0 +1,26 @@
+"""Random placements."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.placers.base import CostFunction, best, option
+from placeit.placers.feasibility import random_placements
+from placeit.problem import Problem
+
+__all__ = ["RandomSearch"]
+
+
+@dataclass(frozen=True)
+class RandomSearch:
+    """The best of some random feasible placements; with one sample, the random baseline of the papers."""
+
+    samples: int = option(100, "placements to draw")
+
+    def place(self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None) -> NDArray[np.int32]:
+        """Return the best of ``samples`` placements, or of as many as may be valued."""
+        count = self.samples if evaluations is None else min(self.samples, evaluations)
+        return best(cost, random_placements(problem, max(1, count), np.random.default_rng(seed)), evaluations)

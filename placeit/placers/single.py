@@ -1,0 +1,34 @@
+"""The best single device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.errors import InfeasibleError
+from placeit.placers.base import CostFunction, best
+from placeit.problem import Problem
+
+__all__ = ["Single"]
+
+
+@dataclass(frozen=True)
+class Single:
+    """All ops on one device, the best by cost: the baseline that every other placement has to beat."""
+
+    def place(self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None) -> NDArray[np.int32]:  # noqa: ARG002
+        """Return the best single device; if not all may be valued, those with the least compute are.
+
+        Raises:
+            InfeasibleError: no device can run every op and hold all weights.
+        """
+        devices = np.array(problem.single_devices, np.int32)
+        if not len(devices):
+            raise InfeasibleError(
+                f"None of the devices {', '.join(problem.device_names)} can run all {len(problem)} ops and hold their "
+                f"{problem.param_bytes.sum():.4g} bytes of weights; place the graph on several devices."
+            )
+        devices = devices[np.argsort(problem.compute.sum(axis=0)[devices], kind="stable")]
+        return best(cost, np.repeat(devices[:, None], len(problem), axis=1), evaluations)

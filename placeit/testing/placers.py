@@ -1,0 +1,153 @@
+"""What every placer must do, as a test class to inherit.
+
+Use it like this::
+
+    from placeit.testing.placers import PlacerConformance
+
+    class TestMine(PlacerConformance):
+        placer = "mine:option=3"
+
+The placer is given as on the command line, so that it is found through its entry point, in this process and in others.
+Importing this module needs pytest; no other module of placeit does.
+"""
+
+# ruff: noqa: S101 (assertions are what a test suite is made of)
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from placeit.errors import InfeasibleError, UsageError
+from placeit.placers import CostFunction, get_placer, parse_placer, place, placer_options
+from placeit.problem import Problem
+from placeit.runtime.simulator import SimulatedCost
+from placeit.testing.problems import random_problem
+
+__all__ = ["PlacerConformance"]
+
+
+class PlacerConformance:
+    """Tests that any placer must pass. Set :attr:`placer`; change the rest only where the placer is meant to be limited.
+
+    Attributes:
+        placer: the placer, as on the command line.
+        sizes: (ops, devices) of the problems that it places.
+        splits: whether it can use several devices at once.
+    """
+
+    placer: str
+    sizes: tuple[tuple[int, int], ...] = ((8, 2), (30, 3), (60, 7))
+    splits: bool = True
+
+    def answer(self, problem: Problem, cost: CostFunction | None = None, evaluations: int | None = None) -> NDArray[np.int32]:
+        """Return the placer's own checked answer, not held against single devices."""
+        cost = SimulatedCost(problem) if cost is None else cost
+        return problem.check(parse_placer(self.placer).place(problem, cost, seed=0, evaluations=evaluations))
+
+    def test_it_is_a_frozen_dataclass_with_plain_options_that_explain_themselves(self) -> None:
+        """Fields become command-line options, so each has a type that text can be parsed as, a default and a help text."""
+        name = self.placer.partition(":")[0]
+        assert type(get_placer(name)).__dataclass_params__.frozen  # type: ignore[attr-defined]
+        for field in placer_options(name):
+            assert field.type in (bool, int, float, str)
+            assert field.help
+            assert isinstance(field.default, field.type)
+
+    def test_it_places_problems_of_all_sizes(self) -> None:
+        """The answer covers the problem and is valid."""
+        for ops, devices in self.sizes:
+            self.answer(random_problem(ops, devices, everywhere=1.0))
+
+    def test_it_puts_ops_only_where_they_can_run(self) -> None:
+        """Infinite compute means that an op cannot run there."""
+        for ops, devices in self.sizes:
+            self._answer_or_refuse(random_problem(ops, devices, everywhere=0.4))
+
+    def test_it_keeps_within_the_memory_of_the_devices(self) -> None:
+        """The weights of a device's ops must fit its memory."""
+        for ops, devices in self.sizes:
+            self._answer_or_refuse(random_problem(ops, devices, everywhere=0.8, tight=True))
+
+    def test_it_places_the_smallest_problems(self) -> None:
+        """One device; one op; no edges; nothing costs anything."""
+        ops, devices = self.sizes[0]
+        assert not self.answer(random_problem(ops, 1)).any()
+        self.answer(random_problem(1, devices, everywhere=1.0))
+        no_edges = Problem.from_arrays(
+            np.ones((ops, devices)), [], [], np.ones((devices, devices)), np.zeros((devices, devices))
+        )
+        self.answer(no_edges)
+        problem = random_problem(ops, devices, everywhere=1.0)
+        free = (np.zeros((ops, devices)), problem.edges, np.zeros(len(problem.edges)))
+        self.answer(Problem.from_arrays(*free, np.ones((devices, devices)), np.zeros((devices, devices))))
+
+    def test_it_says_that_a_problem_is_infeasible(self) -> None:
+        """No room for the weights is an InfeasibleError, not a placement and not another error."""
+        problem = random_problem(*self.sizes[0], everywhere=1.0, tight=True)
+        arrays = (problem.compute, problem.edges, problem.edge_bytes, problem.bandwidth, problem.latency)
+        small = Problem.from_arrays(*arrays, param_bytes=problem.param_bytes, memory=problem.memory / 4)
+        with pytest.raises(InfeasibleError):
+            self.answer(small)
+
+    def test_it_is_never_worse_than_the_best_single_device_in_simulation(self) -> None:
+        """Holds for what ``placeit.place`` returns, with fast links and with slow ones."""
+        for ops, devices in self.sizes:
+            for slower in (1.0, 1e3):
+                like = random_problem(ops, devices, everywhere=1.0)
+                links = (like.edge_bytes * slower, like.bandwidth, like.latency * slower)
+                problem = Problem.from_arrays(like.compute, like.edges, *links)
+                cost = SimulatedCost(problem)
+                answer = place(problem, self.placer).devices
+                singles = np.repeat(np.arange(devices, dtype=np.int32)[:, None], ops, axis=1)
+                assert cost(answer[None])[0] <= cost(singles).min()
+
+    def test_it_keeps_within_its_budget_of_evaluations(self) -> None:
+        """It may refuse a budget with a UsageError, but not spend more; zero is a budget too."""
+        problem = random_problem(*self.sizes[0], everywhere=1.0)
+        for budget in (0, 1, 7, 40):
+            cost = _Counting(SimulatedCost(problem))
+            with contextlib.suppress(UsageError):
+                self.answer(problem, cost, budget)
+            assert cost.asked <= budget
+        cost = _Counting(SimulatedCost(problem))
+        with contextlib.suppress(UsageError):
+            place(problem, self.placer, evaluations=40, cost=cost)
+        assert cost.asked <= 40
+
+    def test_the_same_seed_gives_the_same_placement_in_another_process(self, tmp_path: Path) -> None:
+        """The answer depends on the problem, the options and the seed, and on nothing else."""
+        problem = random_problem(*self.sizes[-1], everywhere=1.0)
+        problem.to_json(tmp_path / "problem.json")
+        code = (
+            "import sys; from placeit.placers import place; from placeit.problem import Problem; "
+            "print(place(Problem.from_json(sys.argv[1]), sys.argv[2], seed=5).devices.tolist())"
+        )
+        command = [sys.executable, "-c", code, str(tmp_path / "problem.json"), self.placer]
+        other = subprocess.run(command, check=True, capture_output=True, text=True)
+        assert json.loads(other.stdout) == place(problem, self.placer, seed=5).devices.tolist()
+
+    def _answer_or_refuse(self, problem: Problem) -> None:
+        if self.splits or problem.single_devices:
+            self.answer(problem)
+        else:
+            with pytest.raises(InfeasibleError):
+                self.answer(problem)
+
+
+class _Counting:
+    """A cost function that counts what it is asked, and that no placer can look into."""
+
+    def __init__(self, cost: CostFunction) -> None:
+        self._cost = cost
+        self.asked = 0
+
+    def __call__(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
+        self.asked += len(placements)
+        return self._cost(placements)

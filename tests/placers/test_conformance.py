@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from placeit.placers import placer_names
+from placeit.testing.placers import PlacerConformance
+
+
+class TestAnnealing(PlacerConformance):
+    placer = "annealing:evaluations=2000"
+
+
+class TestCpSat(PlacerConformance):
+    placer = "cp-sat:effort=0.2"
+    sizes = ((8, 2), (20, 3))
+
+
+class TestCpop(PlacerConformance):
+    placer = "cpop"
+
+
+class TestCriticalPath(PlacerConformance):
+    placer = "critical-path"
+
+
+class TestExact(PlacerConformance):
+    placer = "exact"
+    sizes = ((5, 2), (8, 3))
+
+
+class TestHeft(PlacerConformance):
+    placer = "heft"
+
+
+class TestLocalSearch(PlacerConformance):
+    placer = "local-search:evaluations=2000"
+
+
+class TestMetis(PlacerConformance):
+    placer = "metis"
+
+
+class TestRandomSearch(PlacerConformance):
+    placer = "random"
+
+
+class TestRandomTaskEft(PlacerConformance):
+    placer = "random-task-eft"
+
+
+class TestSingle(PlacerConformance):
+    placer = "single"
+    splits = False
+
+
+def test_every_placer_that_ships_with_placeit_is_held_to_the_conformance_suite():
+    tested = {suite.placer.partition(":")[0] for suite in PlacerConformance.__subclasses__()}
+    assert tested >= {name for name in placer_names() if not name.startswith("sample")}

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from placeit.errors import InfeasibleError
+from placeit.placers.feasibility import fits, pack, random_placements, repair
+from placeit.problem import Problem
+from placeit.testing.problems import random_problem
+
+
+def packing_problem(sizes, memory, compute=None):
+    devices = len(memory)
+    compute = np.ones((len(sizes), devices)) if compute is None else compute
+    links = (np.ones((devices, devices)), np.zeros((devices, devices)))
+    return Problem.from_arrays(compute, [], [], *links, param_bytes=sizes, memory=memory)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 6), min_size=1, max_size=6),
+    memory=st.lists(st.integers(0, 9), min_size=1, max_size=3),
+    seed=st.integers(0, 1000),
+)
+def test_packing_finds_a_placement_exactly_when_there_is_one(sizes, memory, seed):
+    rng = np.random.default_rng(seed)
+    compute = np.where(rng.random((len(sizes), len(memory))) < 0.7, 1.0, np.inf)
+    compute[:, 0] = np.where(np.isinf(compute).all(axis=1), 1.0, compute[:, 0])
+    problem = packing_problem(sizes, memory, compute)
+    every = (np.array(p, np.int32) for p in itertools.product(range(len(memory)), repeat=len(sizes)))
+    if any(fits(problem, placement) for placement in every):
+        problem.check(pack(problem))
+    else:
+        with pytest.raises(InfeasibleError, match="No placement was found in which the weights fit"):
+            pack(problem)
+
+
+def test_packing_backtracks_where_best_fit_goes_wrong():
+    # 4 on the faster device first leaves no room for 3 + 3 there, and the other holds only 4 + 1
+    compute = np.array([[1.0, 2.0], [1.0, 2.0], [1.0, 2.0], [2.0, 1.0]])
+    assert pack(packing_problem([4, 3, 3, 1], [6, 5], compute)).tolist() == [1, 0, 0, 1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**20), tight=st.booleans())
+def test_repair_returns_a_valid_placement_and_keeps_one_that_already_is(seed, tight):
+    problem = random_problem(15, 3, seed, everywhere=0.6, tight=tight)
+    broken = np.random.default_rng(seed).integers(3, size=15).astype(np.int32)
+    fixed = problem.check(repair(problem, broken))
+    assert repair(problem, fixed).tolist() == fixed.tolist()
+
+
+def test_repair_moves_the_op_that_loses_least_time_per_byte():
+    problem = packing_problem([5, 5, 5], [10, 10], np.array([[1.0, 9.0], [1.0, 2.0], [1.0, 9.0]]))
+    assert repair(problem, np.zeros(3, np.int32)).tolist() == [0, 1, 0]
+
+
+def test_random_placements_use_every_feasible_device_and_differ():
+    problem = random_problem(10, 3, everywhere=0.6)
+    drawn = random_placements(problem, 200, np.random.default_rng(0))
+    for placement in drawn:
+        problem.check(placement)
+    for op in range(10):
+        assert set(drawn[:, op].tolist()) == set(np.flatnonzero(problem.feasible[op]).tolist())

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from placeit.placers.annealing import Annealing
+from placeit.placers.exact import Exact
+from placeit.placers.heft import Heft
+from placeit.placers.local_search import LocalSearch
+from placeit.placers.random_search import RandomSearch
+from placeit.placers.random_task_eft import RandomTaskEft
+from placeit.placers.single import Single
+from placeit.runtime.simulator import SimulatedCost, simulate
+from placeit.testing.problems import random_problem
+
+SEARCHES = [Annealing(evaluations=3000), LocalSearch(evaluations=3000)]
+
+
+def seconds(problem, placer, seed=0):
+    return simulate(problem, placer.place(problem, SimulatedCost(problem), seed=seed, evaluations=None)[None])[0]
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**20), tight=st.booleans())
+def test_search_lies_between_the_optimum_and_its_starting_points(search, seed, tight):
+    problem = random_problem(8, 3, seed, everywhere=1.0, tight=tight)
+    found = seconds(problem, search)
+    assert seconds(problem, Exact()) <= found
+    assert found <= seconds(problem, Heft())
+    if problem.single_devices:
+        assert found <= seconds(problem, Single())
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_search_finds_the_optimum_of_small_problems(search):
+    for seed in range(5):
+        problem = random_problem(8, 3, seed)
+        assert seconds(problem, search) == pytest.approx(seconds(problem, Exact()), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"links": "channel"}, {"queue": "priority"}, {"links": "channel", "queue": "priority"}]
+)
+def test_annealing_minimises_the_very_simulation_that_it_is_given(options):
+    problem = random_problem(7, 3, 5, everywhere=1.0)
+    cost = SimulatedCost(problem, **options)
+    found = cost(Annealing(evaluations=5000).place(problem, cost, seed=0, evaluations=None)[None])[0]
+    assert found == pytest.approx(cost(Exact().place(problem, cost, seed=0, evaluations=None)[None])[0], rel=1e-12)
+
+
+def test_restarts_share_the_budget():
+    problem = random_problem(40, 4, 1)
+    once, twice = Annealing(evaluations=4000), Annealing(evaluations=4000, restarts=2)
+    assert seconds(problem, twice) < seconds(problem, Heft())
+    assert seconds(problem, once) < seconds(problem, Heft())
+
+
+@pytest.mark.parametrize("search", [*SEARCHES, RandomSearch(), RandomTaskEft()])
+def test_more_evaluations_of_any_cost_function_do_not_make_it_worse(search):
+    problem = random_problem(20, 3, 2)
+    rng = np.random.default_rng(0)
+    weights, pairs = rng.random((20, 3)), rng.integers(20, size=(40, 2))
+
+    def cost(placements):
+        apart = placements[:, pairs[:, 0]] != placements[:, pairs[:, 1]]
+        return weights[np.arange(20), placements].sum(axis=1) + 0.2 * apart.sum(axis=1)
+
+    found = [cost(search.place(problem, cost, seed=0, evaluations=budget)[None])[0] for budget in (1, 10, 400)]
+    assert found[2] < found[0]
+    assert found[1] <= found[0]
+
+
+def test_local_search_ends_when_no_op_can_be_moved():
+    problem = random_problem(5, 1)
+    assert LocalSearch().place(problem, SimulatedCost(problem), seed=0, evaluations=None).tolist() == [0] * 5
+
+
+def test_random_task_eft_is_much_better_than_the_random_placement_it_starts_from():
+    problem = random_problem(60, 5, 3)
+    random = simulate(problem, RandomSearch(samples=1).place(problem, SimulatedCost(problem), seed=4, evaluations=None)[None])[
+        0
+    ]
+    assert seconds(problem, RandomTaskEft(), seed=4) < 0.8 * random
