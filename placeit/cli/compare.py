@@ -9,9 +9,9 @@ import typer
 
 from placeit.cli import text
 from placeit.cli.options import SeedOption, SessionOptions
-from placeit.cli.placements import open_session
+from placeit.cli.placements import naming, open_session
 from placeit.cli.terminal import Output, Terminal
-from placeit.errors import PlacementError, UsageError
+from placeit.errors import UsageError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -123,10 +123,11 @@ def _candidates(session: Session, placements: dict[str, Placement]) -> dict[str,
     names = session.cluster.names
     candidates = {names[d]: np.full(len(problem), d, np.int32) for d in problem.single_devices}
     for name, placement in placements.items():
-        try:
+        with naming(name):
             candidates[name] = problem.check(session.groups_of(placement))
-        except PlacementError as error:
-            raise PlacementError(f"{name}: {error}") from error
     if not candidates:
-        raise UsageError("No single device can hold the whole model, and no --placement is given: there is nothing to compare.")
+        raise UsageError(
+            "No single device can hold the whole model (too little memory, or some op cannot run there), and no --placement is "
+            "given: there is nothing to compare."
+        )
     return candidates

@@ -87,12 +87,11 @@ def optimize(
 
 def _show(console: Console, found: Optimized, path: Path) -> None:
     singles = [candidate for candidate in found.candidates if candidate.placer == "single"]
-    heads = ["candidate", "placer", "devices (ops)", "segments", "simulated", "measured", "95 % interval"]
+    heads = ["candidate (placer)", "devices (ops)", "segments", "simulated", "measured", "95 % interval"]
     heads += [f"speed-up over {single.name}" for single in singles]
     rows = [
         (
-            f"{candidate.name} *" if candidate is found.chosen else candidate.name,
-            candidate.placer,
+            _name(candidate) + (" *" if candidate is found.chosen else ""),
             text.ops_by_device(candidate.placement.counts()),
             str(candidate.segments),
             text.seconds(candidate.simulated_s),
@@ -104,11 +103,11 @@ def _show(console: Console, found: Optimized, path: Path) -> None:
         )
         for candidate in found.candidates
     ]
-    text.table(console, [*heads, "output error", "simulator off by"], rows, left=3)
+    text.table(console, [*heads, "output error", "simulator off by"], rows, left=2)
     errors = found.simulator_error or {}
     best = None if found.best_single is None else found.best_single.name
     lines = {
-        "chosen": f"{found.chosen.name}, by {found.chosen.placer}",
+        "chosen": f"{_name(found.chosen)}, marked * above",
         "why": found.reason,
         "speed-up": f"{text.ratio(found.speedup)} over {best}" if found.speedup is not None else text.NOTHING,
         "bound": f"{text.seconds(found.bound_s)}: no placement can be faster by the costs measured, were cutting free",
@@ -119,6 +118,11 @@ def _show(console: Console, found: Optimized, path: Path) -> None:
     }
     console.print()
     text.facts(console, lines)
+
+
+def _name(candidate: Candidate) -> str:
+    """Name of a candidate, and of the placer that proposed it unless that is the name or a part of it."""
+    return candidate.name if candidate.placer in candidate.name else f"{candidate.name} ({candidate.placer})"
 
 
 def _speedup(single: Candidate, candidate: Candidate) -> str:

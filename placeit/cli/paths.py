@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,15 +43,22 @@ def check_outputs(*outputs: Path | None, inputs: Iterable[Path | None] = ()) -> 
 
 def read_tensors(path: Path) -> dict[str, NDArray[np.generic]]:
     """Read the arrays of a NumPy archive (``.npz``), by name. Raises FileError; nothing is unpickled."""
-    import numpy as np
-
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
+        # not numpy.load, which leaves the file open when it is no archive
+        with zipfile.ZipFile(path) as archive:
+            return {name.removesuffix(".npy"): _read(archive, name) for name in archive.namelist()}
     except OSError as error:
         raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
-    except (ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
-        raise FileError(f"{path} is not a NumPy archive (.npz) of plain arrays: {error or 'it is empty'}.") from error
+    except (ValueError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
+        raise FileError(f"{path} is not a NumPy archive (.npz) of plain arrays: {str(error).rstrip('.')}.") from error
+
+
+def _read(archive: zipfile.ZipFile, name: str) -> NDArray[np.generic]:
+    import numpy as np
+
+    with archive.open(name) as stream:
+        array: NDArray[np.generic] = np.lib.format.read_array(stream, allow_pickle=False)
+        return array
 
 
 def write_tensors(path: Path, tensors: Mapping[str, NDArray[np.generic]]) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from placeit.profiler.costs import Progress
     from placeit.session import Session
 
-__all__ = ["PlacementOption", "open_session", "read_placement"]
+__all__ = ["PlacementOption", "naming", "open_session", "read_placement"]
 
 PlacementOption = Annotated[
     Path,
@@ -31,7 +31,7 @@ def read_placement(path: Path, graph: OpGraph) -> Placement:
     from placeit.problem import Placement
 
     placement = Placement.load(path)
-    with _naming(path):
+    with naming(path):
         placement.for_ops(graph.names, placement.device_names, graph.hash)
     return placement
 
@@ -60,13 +60,14 @@ def open_session(
         ) from error
     with options.session(progress, cluster) as session:
         for path, placement in zip(files, placements, strict=True):
-            with _naming(path):
+            with naming(path):
                 session.groups_of(placement)
         yield session, placements
 
 
 @contextlib.contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def naming(path: Path | str) -> Iterator[None]:
+    """Have errors of the block name the placement file that they are about."""
     try:
         yield
     except PlacementError as error:

@@ -10,7 +10,7 @@ import typer
 from placeit.cli import text
 from placeit.cli.options import SessionOptions
 from placeit.cli.paths import check_outputs, read_tensors, write_tensors
-from placeit.cli.placements import PlacementOption, open_session
+from placeit.cli.placements import PlacementOption, naming, open_session
 from placeit.cli.terminal import Output, Terminal
 
 if TYPE_CHECKING:
@@ -52,7 +52,8 @@ def run(
     check_outputs(trace, outputs, inputs=[options.model, placement, inputs])
     tensors = None if inputs is None else read_tensors(inputs)
     with terminal.progress() as progress, open_session(options, [placement], progress) as (session, [chosen]):
-        report = session.run(chosen, runs=runs, inputs=tensors)
+        with naming(placement):
+            report = session.run(chosen, runs=runs, inputs=tensors)
         cluster = session.cluster
     if trace is not None:
         write_chrome_trace(trace, report.spans, devices=cluster.names)
@@ -80,7 +81,7 @@ def run(
             "p95": text.seconds(latency.p95),
             "simulated": text.seconds(report.plan.schedule.makespan),
             "segments": str(text.programs(report.plan)),
-            "output error": f"{text.error(error)} (of the largest value of the uncut model's output)",
+            "output error": f"{text.error(error)}, relative to the uncut model's largest output",
         }
         text.facts(console, figures | {name: str(path) for name, path in written.items() if path is not None})
         console.print()

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Output", "Terminal", "jsonable", "printable"]
 
-_WIDTH = 200
-"""Columns of text that goes to a file or a pipe: wide enough that no table is cut."""
+_WIDTH = 1000
+"""Columns of text that goes to a file or a pipe: wide enough that no table is folded."""
 
 
 @dataclass(frozen=True)

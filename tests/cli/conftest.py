@@ -43,13 +43,19 @@ def placement(tiny: Path, cores: Sequence[str], tmp_path: Path) -> Path:
     return split(tiny, cores, tmp_path / "placement.json")
 
 
+@pytest.fixture(scope="session")
+def cost_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Keep measured costs for all tests, because measuring takes seconds."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture
-def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
-    """Call ``placeit`` in a folder of the test's own, with a cost cache of its own."""
+def cli(tmp_path: Path, cost_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """Call ``placeit`` in a folder of the test's own."""
     folder = tmp_path / "here"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    monkeypatch.setenv("PLACEIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PLACEIT_CACHE", str(cost_cache))
     monkeypatch.setenv("COLUMNS", "80")
 
     def call(*args: object) -> Any:

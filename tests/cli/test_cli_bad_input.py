@@ -188,18 +188,19 @@ def test_a_disk_that_is_full_leaves_no_half_written_trace(
     assert list(folder.iterdir()) == []
 
 
-def test_nan_in_the_cost_cache_is_not_taken_for_a_cost(cli: Any, tiny: Path, cores: Sequence[str], tmp_path: Path) -> None:
+def test_nan_in_the_cost_cache_is_not_taken_for_a_cost(
+    cli: Any, tiny: Path, cores: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("PLACEIT_CACHE", str(cache))
     assert cli("profile", tiny, "--devices", cores[0]).exit_code == 0
-    for entry in (tmp_path / "cache").iterdir():
+    for entry in cache.iterdir():
         data = json.loads(entry.read_text())
         if "core" in data["value"]:
             data["value"]["core"][0] = float("nan")
             entry.write_text(json.dumps(data))
     result = cli("optimize", tiny, "--devices", cores[0], "--budget", 1, "--placer", "heft")
-    if result.exit_code == 0:
-        assert "nan" not in result.stdout.lower()
-    else:
-        paragraph(result, "NaN")
+    paragraph(result, "NaN")
 
 
 MUTATIONS = st.lists(

@@ -1,4 +1,5 @@
 import errno
+import io
 import json
 import os
 from collections.abc import Sequence
@@ -87,24 +88,38 @@ def test_outputs_are_those_of_another_runtime_for_the_same_inputs(
         np.testing.assert_allclose(outputs["y"], session.run(None, {"x": image})[0], rtol=1e-4, atol=1e-5)
 
 
+def archive(**arrays: Any) -> bytes:
+    stream = io.BytesIO()
+    np.savez(stream, **arrays)
+    return stream.getvalue()
+
+
+def single_array() -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, np.zeros(3))
+    return stream.getvalue()
+
+
 @pytest.mark.parametrize(
-    "write",
+    "content",
     [
-        lambda path: path.write_bytes(b""),
-        lambda path: path.write_bytes(b"PK\x03\x04 but no archive"),
-        lambda path: path.write_text("not an archive"),
-        lambda path: np.save(path.open("wb"), np.zeros(3)),
-        lambda path: np.savez(path.open("wb"), x=np.array([{}], object)),
-        lambda path: np.savez(path.open("wb"), x=np.zeros((1, 3, 5, 5), np.float32)),
-        lambda path: np.savez(path.open("wb"), wrong=np.zeros((1, 3, 16, 16), np.float32)),
-        lambda path: None,
+        b"",
+        b"PK\x03\x04 but no archive",
+        b"not an archive",
+        single_array(),
+        archive(x=np.array([{}], object)),
+        archive(x=np.zeros((1, 3, 5, 5), np.float32)),
+        archive(wrong=np.zeros((1, 3, 16, 16), np.float32)),
+        archive(x=np.zeros((1, 3, 16, 16), np.float32))[:-200],
+        None,
     ],
-    ids=["empty", "truncated", "text", "npy", "pickled", "other shape", "other name", "missing"],
+    ids=["empty", "damaged", "text", "npy", "pickled", "other shape", "other name", "truncated", "missing"],
 )
 def test_inputs_that_do_not_fit_are_an_error_and_nothing_is_written(
-    cli: Any, tiny: Path, placement: Path, tmp_path: Path, write: Any
+    cli: Any, tiny: Path, placement: Path, tmp_path: Path, content: bytes | None
 ) -> None:
-    write(tmp_path / "x.npz")
+    if content is not None:
+        (tmp_path / "x.npz").write_bytes(content)
     outputs = tmp_path / "y.npz"
     result = cli("run", tiny, "-p", placement, "--inputs", tmp_path / "x.npz", "--outputs", outputs)
     assert result.exit_code in (1, 2)
