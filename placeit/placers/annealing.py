@@ -57,13 +57,13 @@ class Annealing:
         scale = found.cost if np.isfinite(found.cost) else problem.compute.min(axis=1).sum()
         if scale == 0:
             return found.placement
-        states = np.random.SeedSequence(seed).generate_state(max(1, self.restarts), np.uint64)
+        states = np.random.default_rng(seed).integers(2**63, size=max(1, self.restarts)).astype(np.uint64)
         ends = [
             _anneal(*simulated, found.placement, options, choices, movable, steps, scale, states[i : i + 1])
             for i in range(len(states))
         ]
-        placements, seconds = zip(*ends, strict=True)
-        return placements[int(np.argmin(seconds))]
+        best: NDArray[np.int32] = min(ends, key=lambda end: end[1])[0]
+        return best
 
 
 @jit
@@ -126,13 +126,16 @@ def _target(
     if outputs + inputs > 0 and _uniform(state) < _FOLLOW:
         k = int(_uniform(state) * (outputs + inputs))
         if k < outputs:
-            device = place[tables.edge[first + k].head]
+            neighbour = tables.edge[first + k].head
         else:
-            device = place[tables.edge[tables.edge[in_first + k - outputs].into].tail]
+            neighbour = tables.edge[tables.edge[in_first + k - outputs].into].tail
+        device = int(place[neighbour])
         if device != place[v] and tables.compute[v, device] < np.inf:
             return device
-    device = options[v, int(_uniform(state) * (choices[v] - 1))]
-    return device if device != place[v] else options[v, choices[v] - 1]
+    device = int(options[v, int(_uniform(state) * (choices[v] - 1))])
+    if device == place[v]:
+        device = int(options[v, choices[v] - 1])
+    return device
 
 
 @jit

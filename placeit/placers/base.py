@@ -90,8 +90,6 @@ def best(cost: CostFunction, candidates: NDArray[np.int32], evaluations: int | N
         candidates: ``int32[B, V]``, at least one, the most promising first.
         evaluations: how many of them may be valued; if not even one, the first is the answer.
     """
-    if len(candidates) == 1:
-        return candidates[0]
-    incumbent = Incumbent(cost, evaluations)
+    incumbent = Incumbent(cost, 0 if len(candidates) == 1 else evaluations)  # one alone is the best of one
     incumbent.offer(candidates)
     return incumbent.placement

@@ -73,7 +73,7 @@ class CpSat:
         placement = np.array([next(d for d, chosen in row.items() if solver.value(chosen)) for row in on], np.int32)
         turn = np.empty(len(problem), np.int64)
         turn[problem.order] = np.arange(len(problem))
-        order = np.lexsort((turn, [solver.value(s) for s in start])).astype(np.int32)
+        order = np.lexsort((turn, np.array([solver.value(s) for s in start]))).astype(np.int32)
         plan = list_schedule(problem, order, pinned(problem, placement))  # the same order, in exact times
         return (plan if plan.makespan < known.makespan else known), bound
 

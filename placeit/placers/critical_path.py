@@ -45,14 +45,23 @@ class CriticalPath:
         inputs = (predecessors.ptr, predecessors.edge, problem.edges, problem.edge_bytes)
         costs = (problem.compute, problem.bandwidth, problem.latency, problem.cut)
         lots = rng.random((len(problem), problem.devices))
-        placement: NDArray[np.int32] = _earliest_start(order, lots, *inputs, *costs)
+        placement = _earliest_start(order, lots, *inputs, *costs)
         return placement if fits(problem, placement) else repair(problem, placement)
 
 
 @jit
-def _earliest_start(  # type: ignore[no-untyped-def]
-    order, lots, ptr, in_edges, edges, edge_bytes, compute, bandwidth, latency, cut
-):
+def _earliest_start(
+    order: NDArray[np.int32],
+    lots: NDArray[np.float64],
+    ptr: NDArray[np.int32],
+    in_edges: NDArray[np.int32],
+    edges: NDArray[np.int32],
+    edge_bytes: NDArray[np.float64],
+    compute: NDArray[np.float64],
+    bandwidth: NDArray[np.float64],
+    latency: NDArray[np.float64],
+    cut: NDArray[np.float64],
+) -> NDArray[np.int32]:
     ops, devices = compute.shape
     placement = np.full(ops, -1, np.int32)
     finish = np.zeros(ops)

@@ -32,7 +32,7 @@ class Exact:
     placer ``cp-sat``).
     """
 
-    nodes: int = option(20_000_000, "partial placements to look at before giving up")
+    nodes: int = option(5_000_000, "partial placements to look at before giving up")
 
     def place(self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None) -> NDArray[np.int32]:  # noqa: ARG002
         """Return the optimal placement.
@@ -147,26 +147,26 @@ def _alike(problem: Problem) -> NDArray[np.int64]:
 
 
 @jit
-def _descend(  # type: ignore[no-untyped-def]
-    leaves,
-    depth_and_nodes,
-    place,
-    finish,
-    bound,
-    tail,
-    alike,
-    order,
-    ptr,
-    in_edges,
-    edges,
-    edge_bytes,
-    compute,
-    bandwidth,
-    latency,
-    cut,
-    param_bytes,
-    memory,
-):
+def _descend(
+    leaves: NDArray[np.int32],
+    depth_and_nodes: NDArray[np.int64],
+    place: NDArray[np.int32],
+    finish: NDArray[np.float64],
+    bound: float,
+    tail: NDArray[np.float64],
+    alike: NDArray[np.int64],
+    order: NDArray[np.int32],
+    ptr: NDArray[np.int32],
+    in_edges: NDArray[np.int32],
+    edges: NDArray[np.int32],
+    edge_bytes: NDArray[np.float64],
+    compute: NDArray[np.float64],
+    bandwidth: NDArray[np.float64],
+    latency: NDArray[np.float64],
+    cut: NDArray[np.float64],
+    param_bytes: NDArray[np.float64],
+    memory: NDArray[np.float64],
+) -> int:
     # place[order[:depth]] is the partial placement; place[order[depth]] is the device tried last there, -1 for none. The
     # search stops when the chunk is full and goes on from the same state at the next call.
     ops, devices = compute.shape

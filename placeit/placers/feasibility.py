@@ -51,8 +51,8 @@ def repair(problem: Problem, placement: NDArray[np.int32]) -> NDArray[np.int32]:
         InfeasibleError: the weights fit in no way that was found.
     """
     rows = np.arange(len(problem))
-    fixed = np.where(np.isfinite(problem.compute[rows, placement]), placement, problem.compute.argmin(axis=1))
-    fixed = fixed.astype(np.int32)
+    able = np.isfinite(problem.compute[rows, placement])
+    fixed: NDArray[np.int32] = np.where(able, placement, problem.compute.argmin(axis=1)).astype(np.int32)
     used = np.bincount(fixed, weights=problem.param_bytes, minlength=problem.devices)
     for device in np.flatnonzero(used > problem.memory).tolist():
         leaving = rows[(fixed == device) & (problem.param_bytes > 0)]
@@ -80,7 +80,7 @@ def pack(problem: Problem) -> NDArray[np.int32]:
         InfeasibleError: there is none, or none was found in a bounded number of steps (packing is NP-hard).
     """
     size, memory = problem.param_bytes, problem.memory
-    placement = problem.compute.argmin(axis=1).astype(np.int32)
+    placement: NDArray[np.int32] = problem.compute.argmin(axis=1).astype(np.int32)
     heavy = np.flatnonzero(size > 0)
     heavy = heavy[np.lexsort((problem.feasible[heavy].sum(axis=1), -size[heavy]))].tolist()
     room = memory.copy()

@@ -146,7 +146,7 @@ def _schedule(
     problem: Problem, order: NDArray[np.int32], compute: NDArray[np.float64], memory: NDArray[np.float64]
 ) -> tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.float64], bool]:
     predecessors = problem.predecessors
-    result: tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.float64], bool] = _insertion_schedule(
+    return _insertion_schedule(
         order,
         compute.copy(),  # writable: to numba a read-only array is another type, to be compiled for again
         predecessors.ptr,
@@ -159,11 +159,17 @@ def _schedule(
         problem.param_bytes,
         memory.copy(),
     )
-    return result
 
 
 @jit
-def _upward(order, ptr, out_edges, edges, work, comm):  # type: ignore[no-untyped-def]
+def _upward(
+    order: NDArray[np.int32],
+    ptr: NDArray[np.int32],
+    out_edges: NDArray[np.int32],
+    edges: NDArray[np.int32],
+    work: NDArray[np.float64],
+    comm: NDArray[np.float64],
+) -> NDArray[np.float64]:
     rank = np.zeros(len(order))
     for i in range(len(order) - 1, -1, -1):
         v = order[i]
@@ -176,7 +182,14 @@ def _upward(order, ptr, out_edges, edges, work, comm):  # type: ignore[no-untype
 
 
 @jit
-def _downward(order, ptr, in_edges, edges, work, comm):  # type: ignore[no-untyped-def]
+def _downward(
+    order: NDArray[np.int32],
+    ptr: NDArray[np.int32],
+    in_edges: NDArray[np.int32],
+    edges: NDArray[np.int32],
+    work: NDArray[np.float64],
+    comm: NDArray[np.float64],
+) -> NDArray[np.float64]:
     rank = np.zeros(len(order))
     for v in order:
         for k in range(ptr[v], ptr[v + 1]):
@@ -187,7 +200,13 @@ def _downward(order, ptr, in_edges, edges, work, comm):  # type: ignore[no-untyp
 
 
 @jit
-def _ready_list(by_priority, waiting, ptr, out_edges, edges):  # type: ignore[no-untyped-def]
+def _ready_list(
+    by_priority: NDArray[np.int32],
+    waiting: NDArray[np.int32],
+    ptr: NDArray[np.int32],
+    out_edges: NDArray[np.int32],
+    edges: NDArray[np.int32],
+) -> NDArray[np.int32]:
     # a binary heap of places in by_priority: the smallest place is the highest priority
     ops = len(by_priority)
     place = np.empty(ops, np.int32)
@@ -229,7 +248,9 @@ def _ready_list(by_priority, waiting, ptr, out_edges, edges):  # type: ignore[no
 
 
 @jit
-def earliest_start(begin, end, count, ready, duration):  # type: ignore[no-untyped-def]
+def earliest_start(
+    begin: NDArray[np.float64], end: NDArray[np.float64], count: int, ready: float, duration: float
+) -> tuple[float, int]:
     """Earliest time from ``ready`` on at which ``duration`` fits between sorted busy slots, and the slot it comes before."""
     low, high = 0, count
     while low < high:  # the first slot that ends after the op is ready: gaps before it are of no use
@@ -247,9 +268,19 @@ def earliest_start(begin, end, count, ready, duration):  # type: ignore[no-untyp
 
 
 @jit
-def _insertion_schedule(  # type: ignore[no-untyped-def]
-    order, compute, ptr, in_edges, edges, edge_bytes, bandwidth, latency, cut, param_bytes, memory
-):
+def _insertion_schedule(
+    order: NDArray[np.int32],
+    compute: NDArray[np.float64],
+    ptr: NDArray[np.int32],
+    in_edges: NDArray[np.int32],
+    edges: NDArray[np.int32],
+    edge_bytes: NDArray[np.float64],
+    bandwidth: NDArray[np.float64],
+    latency: NDArray[np.float64],
+    cut: NDArray[np.float64],
+    param_bytes: NDArray[np.float64],
+    memory: NDArray[np.float64],
+) -> tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.float64], bool]:
     ops, devices = compute.shape
     placement = np.full(ops, -1, np.int32)
     start = np.zeros(ops)

@@ -39,7 +39,7 @@ class Metis:
         part = _partition(problem, seed)
         allowed = self.ways if evaluations is None else min(self.ways, evaluations)
         if math.factorial(problem.devices) <= allowed:
-            ways = list(itertools.permutations(range(problem.devices)))
+            ways = [list(way) for way in itertools.permutations(range(problem.devices))]
         else:
             ways = [_greedy(problem, part)]
         candidates = [repair(problem, np.array(way, np.int32)[part]) for way in ways]
@@ -50,10 +50,10 @@ def _partition(problem: Problem, seed: int) -> NDArray[np.int64]:
     """Part of each op, ``int64[V]``, below the number of devices."""
     import pymetis
 
-    parts = min(problem.devices, len(problem))
+    feasible = problem.feasible
+    parts = min(int(feasible.any(axis=0).sum()), len(problem))
     if parts == 1:
         return np.zeros(len(problem), np.int64)
-    feasible = problem.feasible
     work = mean_compute(problem)
     # speed of a device: how much faster than the mean its ops run there
     relative = np.where(feasible, problem.compute, 0.0).sum(axis=0) / np.maximum(feasible.T @ work, np.finfo(float).tiny)
@@ -63,7 +63,7 @@ def _partition(problem: Problem, seed: int) -> NDArray[np.int64]:
     # both directions of an edge, parallel edges merged
     ends = np.sort(problem.edges, axis=1)
     pairs, inverse = np.unique(ends, axis=0, return_inverse=True)
-    weight = _integers(np.bincount(inverse.reshape(-1), weights=problem.edge_bytes, minlength=len(pairs)))
+    weight = _integers(np.bincount(inverse.reshape(-1), problem.edge_bytes, len(pairs)).astype(np.float64))
     tails, heads = np.concatenate([pairs[:, 0], pairs[:, 1]]), np.concatenate([pairs[:, 1], pairs[:, 0]])
     by_tail = np.lexsort((heads, tails))
     xadj = np.concatenate([[0], np.cumsum(np.bincount(tails, minlength=len(problem)))])
