@@ -34,6 +34,8 @@ DEFAULT_PLACERS = ("heft", "cpop", "critical-path", "metis", "random-task-eft", 
 _FINALISTS = 5  # most new placements that are measured in one turn
 _TURNS = 3  # most turns of measuring and searching again
 _ROUNDS, _FINAL_ROUNDS = 10, 24  # of a race in a turn, and of the one that decides
+_FINAL_SPLITS = 3  # placements over several devices that take part in the race that decides
+_BOUND_TURNS = 200
 _STARTS, _STEPS = 2, 600  # of a search among plans
 
 
@@ -72,7 +74,7 @@ class Optimized:
         edges: its edges.
         groups: groups that were placed.
         objective: what was minimised.
-        candidates: fastest first; those that were not measured last.
+        candidates: those of the race that decided first, then what was measured before, then the rest; fastest first.
         chosen: the answer; never slower than the best single device beyond the confidence interval.
         best_single: the best whole model on one device, None if no device can run it whole.
         speedup: time of the best single device over that of the chosen one, with its interval; None if not measured.
@@ -216,6 +218,7 @@ class _Entry:
     measured: Measurement | None = None
     output_error: OutputError | None = None
     segment_s: NDArray[np.float64] | None = None
+    final: bool = False  # whether `measured` is from the race that decides
 
 
 class _Search:
@@ -228,6 +231,7 @@ class _Search:
         self.entries: dict[bytes, _Entry] = {}
         self.ratio: Ratio | None = None
         self.winner: _Entry | None = None
+        self.single: _Entry | None = None
 
     def say(self, what: str, share: float) -> None:
         if self.progress is not None:
@@ -323,38 +327,41 @@ class _Search:
         self.segmenter = Segmenter(self.session.grouping, calibrated(self.session.costs, runs))
 
     def confirm(self) -> None:
-        """Measure the winner again, in fresh instances, against the best single device, and decide."""
-        measured = [entry for entry in self.entries.values() if entry.measured is not None]
-        if not measured:
-            return
-        best = min(measured, key=_measured_median)
+        """Measure the finalists again, in fresh instances, against the single devices, and decide by that race alone."""
+        measured = sorted((e for e in self.entries.values() if e.measured is not None), key=_measured_median)
         singles = [entry for entry in measured if entry.placer == "single"]
-        if not singles or best.placer == "single":
-            self.winner = best
+        split = [entry for entry in measured if entry.placer != "single"][:_FINAL_SPLITS]
+        finalists = [*singles, *split]
+        if not finalists:
             return
-        single = min(singles, key=_measured_median)
-        executors = {entry.name: self.session.executor(entry.plan) for entry in (best, single)}
+        executors = {entry.name: self.session.executor(entry.plan) for entry in finalists}
         race = Race({name: executor.time for name, executor in executors.items()}, seed=self.seed + 1)
         result = race.run(
-            rounds=_FINAL_ROUNDS, progress=lambda _, share: self.say("measuring the winner again", share), drop_losers=False
+            rounds=_FINAL_ROUNDS, progress=lambda _, share: self.say("measuring the finalists again", share), drop_losers=False
         )
-        best.measured, single.measured = result[best.name], result[single.name]
-        self.ratio = faster(best.measured, single.measured)
-        self.winner = best if self.ratio.faster else single
+        for entry in finalists:
+            entry.measured, entry.final = result[entry.name], True
+        self.single = min(singles, key=_measured_median) if singles else None
+        best = min(split, key=_measured_median) if split else None
+        if best is None or self.single is None:
+            self.winner = best or self.single
+            return
+        self.ratio = faster(result[best.name], result[self.single.name])
+        self.winner = best if self.ratio.faster else self.single
 
     def result(self, asked: float, spent: float, interrupted: bool) -> Optimized:
         """Sum up."""
         entries = list(self.entries.values())
-        singles = [entry for entry in entries if entry.placer == "single"]
-        order = sorted(entries, key=lambda e: (e.measured is None, _seconds(e)))
-        single = min(singles, key=lambda e: (e.measured is None, _seconds(e))) if singles else None
+        order = sorted(entries, key=lambda e: (not e.final, e.measured is None, _seconds(e)))
+        single = self.single or next((entry for entry in order if entry.placer == "single"), None)
         chosen, reason = self._decide(order, single)
         done = {id(entry): _candidate(entry, self.session) for entry in entries}
         measured = [entry for entry in entries if entry.measured is not None]
         predicted = [entry.simulated_s for entry in measured]
         actual = [_measured_median(entry) for entry in measured]
         speedup = None
-        if single is not None and chosen.measured is not None and single.measured is not None:
+        if single is not None and single.final and chosen.final:
+            assert single.measured is not None and chosen.measured is not None  # noqa: S101, PT018
             speedup = faster(single.measured, chosen.measured)
         grouping = self.session.grouping
         return Optimized(
@@ -419,8 +426,10 @@ class _Search:
 def lower_bound(problem: Problem) -> float:
     """Seconds that no placement can beat: the larger of critical path and work over devices, at best costs.
 
-    Transfers and cuts are taken to be free. Devices of unequal speed share work in proportion to their speed, each op by its
-    own ratio: ``1 / sum(1 / w_d)`` summed over ops.
+    Transfers and cuts are taken to be free. The bound from work is that of the assignment whose ops may be divided between
+    devices (Lenstra, Shmoys and Tardos 1990, equation 1), from below: for any weights ``l[d]`` that sum to one, no placement
+    ends before ``sum over ops of min over d of l[d] * compute[v, d]``. With equal weights that is the sum of the best times
+    over the number of devices; multiplicative updates raise it where devices differ.
     """
     fastest = problem.compute.min(axis=1)
     reached = fastest.copy()
@@ -429,9 +438,19 @@ def lower_bound(problem: Problem) -> float:
         for e in out.edge[out.ptr[v] : out.ptr[v + 1]].tolist():
             w = problem.edges[e, 1]
             reached[w] = max(reached[w], reached[v] + fastest[w])
-    with np.errstate(divide="ignore"):
-        shared = 1 / (1 / problem.compute).sum(axis=1)
-    return float(max(reached.max(), shared.sum()))
+    bound = float(reached.max())
+    weights = np.full(problem.devices, 1 / problem.devices)
+    for turn in range(_BOUND_TURNS):
+        weighted = problem.compute * weights
+        cheapest = weighted.argmin(axis=1)
+        ops = np.arange(len(problem))
+        bound = max(bound, float(weighted[ops, cheapest].sum()))
+        load = np.bincount(cheapest, problem.compute[ops, cheapest], problem.devices)
+        if not load.any():
+            break
+        weights *= np.exp(load / load.max() / (turn + 1) ** 0.5)
+        weights /= weights.sum()
+    return bound
 
 
 def _measured_median(entry: _Entry) -> float:

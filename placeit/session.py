@@ -52,7 +52,7 @@ class OutputError:
             ours, theirs = outputs[name].astype(np.float64), expected.astype(np.float64)
             same = (ours == theirs) | (np.isnan(ours) & np.isnan(theirs))
             gap = np.where(same, 0.0, np.abs(np.subtract(ours, theirs, where=~same, out=np.zeros_like(ours))))
-            largest = float(np.nan_to_num(gap, nan=np.inf).max(initial=0.0))
+            largest = float(np.nan_to_num(gap, nan=np.inf, posinf=np.inf).max(initial=0.0))
             scale = float(np.abs(theirs[np.isfinite(theirs)]).max(initial=0.0))
             worst_abs = max(worst_abs, largest)
             worst_rel = max(worst_rel, largest / scale if scale > 0 else largest)

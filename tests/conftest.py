@@ -1,17 +1,18 @@
 """Fixtures that several folders of tests share."""
 
+import functools
 import shutil
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
 
 from placeit.backends import load
 from placeit.backends.openvino import Model
+from placeit.profiler.cache import Cache
 from placeit.workloads.models import export_model
 
 
@@ -19,14 +20,20 @@ from placeit.workloads.models import export_model
 def model_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Path]]:
     """Export one of the built-in models as ONNX, once in the whole test run."""
     folder = tmp_path_factory.mktemp("models")
-    yield cache(lambda name: export_model(name, folder / f"{name}.onnx"))
+    yield functools.cache(lambda name: export_model(name, folder / f"{name}.onnx"))
     shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session")
 def loaded_model(model_file: Callable[[str], Path]) -> Callable[[str], Model]:
     """Load one of the built-in models, once in the whole test run."""
-    return cache(lambda name: load(model_file(name)))
+    return functools.cache(lambda name: load(model_file(name)))
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
+    """A cost cache that all tests share, so that each small model is profiled once."""
+    return Cache(tmp_path_factory.mktemp("costs"))
 
 
 @pytest.fixture(autouse=True)

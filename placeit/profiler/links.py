@@ -19,10 +19,10 @@ from placeit.runtime.segments import Costs, Segmenter
 
 __all__ = ["Links", "device_key", "probe"]
 
-_HOPS = 32
+_HOPS = 12
 _SMALL, _LARGE = 256, 1 << 19
 _ITEM_BYTES = 4
-_PASSES = 15
+_PASSES = 11
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ def device_key(device: Device) -> dict[str, Any]:
 def probe(cluster: Cluster, *, precision: str = "f32", cache: Cache | None = None) -> Links:
     """Measure dispatch on every device and every link that the cluster does not describe.
 
-    A chain of 32 element-wise segments runs on one device and then back and forth between two, with a small and with a large
+    A chain of 12 element-wise segments runs on one device and then back and forth between two, with a small and with a large
     tensor, all of them in turn. What a hop adds to a segment is the link: its latency with the small tensor, its bandwidth
     from what the large one adds to that. Going back and forth measures both directions together; each gets half.
     """

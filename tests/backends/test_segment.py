@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from small_models import inception_like
 
 from placeit.backends.coarsen import coarsen
 from placeit.backends.openvino import Model, describe
@@ -18,28 +19,6 @@ from placeit.graph import OpGraph
 
 ops = ov.opset13
 F32 = {"INFERENCE_PRECISION_HINT": "f32"}
-
-
-def convolution(value: ov.Output, channels: int, size: int, rng: np.random.Generator) -> ov.Output:
-    weights = rng.standard_normal((channels, value.get_shape()[1], size, size)).astype(np.float32)
-    pad = [size // 2, size // 2]
-    return ops.relu(ops.convolution(value, ops.constant(weights), [1, 1], pad, pad, [1, 1])).output(0)
-
-
-def inception_like(seed: int = 0) -> Model:
-    """Branches of convolutions and pooling, concatenated twice, with an addition and a classifier."""
-    rng = np.random.default_rng(seed)
-    image = ops.parameter([1, 3, 12, 12], ov.Type.f32, name="image")
-    value = convolution(image.output(0), 8, 3, rng)
-    for _ in range(2):
-        pool = ops.avg_pool(value, [1, 1], [1, 1], [1, 1], [3, 3], exclude_pad=True).output(0)
-        branches = [convolution(value, 4, 1, rng), convolution(value, 4, 3, rng), convolution(pool, 4, 1, rng), value]
-        value = ops.concat(branches, 1).output(0)
-    value = ops.add(value, convolution(value, value.get_shape()[1], 1, rng)).output(0)
-    mean = ops.reduce_mean(value, ops.constant([2, 3]), keep_dims=False)
-    scores = ops.matmul(mean, ops.constant(rng.standard_normal((value.get_shape()[1], 5)).astype(np.float32)), False, False)
-    result, features = ops.result(scores), ops.result(value)
-    return describe(ov.Model([result, features], [image], "inception-like"), Path("inception-like"))
 
 
 def crossing(graph: OpGraph, part_of: NDArray[np.int32], part: int) -> tuple[list[int], list[int]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
 import openvino as ov
@@ -13,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from small_models import random_model
 
 from placeit.backends.coarsen import Grouping
-from placeit.backends.openvino import Model, describe
+from placeit.backends.openvino import Model
 from placeit.cluster import Cluster, Device, Link
 from placeit.devices import discover
 from placeit.devices.host import allowed_cores
@@ -28,18 +28,6 @@ from placeit.runtime.runtime import Runtime
 from placeit.runtime.segments import Costs, Plan, Segmenter
 
 ops = ov.opset13
-
-
-def random_model(seed: int, nodes: int) -> Model:
-    """Element-wise ops over a random graph: several readers of one tensor, several outputs, two inputs."""
-    rng = np.random.default_rng(seed)
-    inputs = [ops.parameter([1, 8], ov.Type.f32, name=name) for name in ("x", "y")]
-    values = [parameter.output(0) for parameter in inputs]
-    for _ in range(nodes):
-        a, b = rng.integers(len(values), size=2)
-        values.append(ops.tanh(ops.add(values[a], values[b])).output(0))
-    ends = [ops.result(value) for value in values if not value.get_target_inputs()]
-    return describe(ov.Model(ends, inputs, "random"), Path("random"))
 
 
 def random_costs(seed: int, groups: int, cluster: Cluster) -> Costs:

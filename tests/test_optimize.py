@@ -1,0 +1,153 @@
+"""Optimising a model end to end: what is returned, what is chosen and why, and what can interrupt it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_models import inception_like
+
+from placeit.cluster import Cluster, Device, Link
+from placeit.devices.host import allowed_cores
+from placeit.errors import InfeasibleError, UsageError
+from placeit.optimize import lower_bound, optimize
+from placeit.problem import Placement, Problem
+from placeit.profiler.cache import Cache
+from placeit.runtime.simulator import simulate
+from placeit.session import Session
+
+CORE = f"CPU@{allowed_cores()[0]}"
+PLACERS = ("heft", "metis")
+
+
+def emulated(slowdown: float, bandwidth: float, latency: float) -> Cluster:
+    """A core, and the same core slowed down behind a link: a split can only lose, whatever else the machine does."""
+    cores = (allowed_cores()[0],)
+    links = {pair: Link(bandwidth, latency, "emulated") for pair in (("fast", "slow"), ("slow", "fast"))}
+    return Cluster(
+        (Device("fast", runs_on=CORE, cores=cores), Device("slow", runs_on=CORE, cores=cores, slowdown=slowdown)), links
+    )
+
+
+def described(count: int, **figures: float) -> Cluster:
+    names = [f"d{i}" for i in range(count)]
+    links = {(a, b): Link(1e12, 1e-9, "described") for a in names for b in names if a != b}
+    given_figures = {"flops_per_s": 1e9, "bytes_per_s": 1e12} | figures
+    return Cluster(tuple(Device(name, kind="described", **given_figures) for name in names), links)
+
+
+def test_a_slow_device_behind_a_slow_link_leaves_the_model_on_the_fast_one(cache: Cache) -> None:
+    found = optimize(inception_like(), emulated(20.0, 1e5, 0.05), placers=PLACERS, budget=5, cache=cache)
+    assert found.chosen.name == "fast"
+    assert found.chosen is found.best_single
+    assert set(found.placement.as_dict().values()) == {"fast"}
+    assert "the bound without any cost of cutting" in found.reason
+    assert found.speedup is not None
+    assert found.speedup.ratio == 1.0
+
+
+def test_the_answer_has_every_field_that_scripts_rely_on(cache: Cache) -> None:
+    found = optimize(inception_like(), emulated(1.5, 1e9, 1e-5), placers=PLACERS, budget=5, cache=cache)
+    answer = json.loads(json.dumps(found.to_dict("p.json"), allow_nan=False))
+    assert answer["graph"] == {"ops": found.ops, "edges": found.edges, "groups": found.groups}
+    assert {c["name"] for c in answer["candidates"]} >= {"fast", "slow"}
+    for candidate in answer["candidates"]:
+        assert sum(candidate["devices"].values()) == found.ops
+        assert (candidate["measured_s"] is None) == (candidate["output_error"]["max_abs"] is None)
+        if candidate["measured_s"] is not None:
+            assert candidate["output_error"]["max_rel"] < 1e-4
+    assert answer["simulator"].keys() == {"mape", "pearson", "spearman"}
+    assert answer["budget"]["asked_s"] == 5
+    assert answer["placement_file"] == "p.json"
+    assert answer["best_single"]["placer"] == "single"
+
+
+def test_the_saved_placement_runs_again(cache: Cache, tmp_path: Path) -> None:
+    model, cluster = inception_like(), emulated(1.5, 1e9, 1e-5)
+    found = optimize(model, cluster, placers=PLACERS, budget=3, cache=cache)
+    found.save(tmp_path / "p.json")
+    with Session(model, cluster, cache=cache) as session:
+        report = session.run(Placement.load(tmp_path / "p.json"), runs=6)
+    assert report.output_error.max_rel < 1e-4
+
+
+def test_one_device_is_its_own_answer(cache: Cache) -> None:
+    found = optimize(inception_like(), CORE, placers=PLACERS, budget=3, cache=cache)
+    assert found.chosen.name == CORE
+    assert [candidate.name for candidate in found.candidates] == [CORE]
+
+
+def test_described_devices_are_decided_by_the_simulator_and_nothing_is_measured(cache: Cache) -> None:
+    found = optimize(inception_like(), described(3), placers=PLACERS, budget=3, cache=cache)
+    assert all(candidate.measured is None for candidate in found.candidates)
+    assert found.simulator_error is None
+    assert found.speedup is None
+    assert found.best_single is not None
+    assert found.chosen.simulated_s <= found.best_single.simulated_s
+    assert "nothing was measured" in found.reason
+
+
+def test_the_same_seed_gives_the_same_answer_in_simulation(cache: Cache) -> None:
+    answers = [
+        optimize(inception_like(), described(2), placers=("annealing:evaluations=2000",), seed=3, cache=cache) for _ in range(2)
+    ]
+    assert answers[0].placement.as_dict() == answers[1].placement.as_dict()
+
+
+def test_weights_that_fit_nowhere_are_infeasible(cache: Cache) -> None:
+    with pytest.raises(InfeasibleError):
+        optimize(inception_like(), described(2, memory_bytes=64.0), placers=("heft",), budget=3, cache=cache)
+
+
+def test_weights_that_fit_only_together_are_split(cache: Cache) -> None:
+    with Session(inception_like(), described(2), cache=cache) as session:
+        needed = session.grouping.groups.param_bytes.sum()
+    found = optimize(inception_like(), described(2, memory_bytes=needed * 0.7), placers=PLACERS, budget=3, cache=cache)
+    assert found.best_single is None
+    assert min(found.placement.counts().values()) > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"objective": "energy"}, "objective 'energy'"),
+        ({"budget": 0}, "must be positive"),
+        ({"placers": ("hefty",)}, "hefty"),
+        ({"placers": ("heft:speed=3",)}, "speed"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused_before_any_work(options: dict[str, object], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        optimize("there is no such model.onnx", "CPU", **options)  # type: ignore[arg-type]
+
+
+def test_ctrl_c_keeps_the_best_placement_so_far(cache: Cache) -> None:
+    def interrupt(what: str, _: float) -> None:
+        if "finalists" in what:
+            raise KeyboardInterrupt
+
+    found = optimize(inception_like(), emulated(1.5, 1e9, 1e-5), placers=PLACERS, budget=5, cache=cache, progress=interrupt)
+    assert found.interrupted
+    assert found.chosen.placer == "single"
+    assert any(candidate.measured is not None for candidate in found.candidates)
+    assert "interrupted" in found.reason
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 12), st.integers(1, 3))
+def test_no_placement_beats_the_bound(seed: int, ops: int, devices: int) -> None:
+    rng = np.random.default_rng(seed)
+    pairs = [(u, v) for v in range(ops) for u in range(v) if rng.random() < 0.3]
+    problem = Problem.from_arrays(
+        rng.random((ops, devices)) + 0.01,
+        pairs,
+        np.zeros(len(pairs)),
+        np.full((devices, devices), np.inf),
+        np.zeros((devices, devices)),
+    )
+    placements = rng.integers(devices, size=(20, ops))
+    assert (simulate(problem, placements) >= lower_bound(problem) * (1 - 1e-9)).all()

@@ -1,0 +1,159 @@
+"""Sessions: costs, placements by name, running one, and clusters with described devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import openvino as ov
+import pytest
+from small_models import inception_like
+
+from placeit.cluster import Cluster, Device, Link
+from placeit.devices.host import allowed_cores
+from placeit.errors import DeviceError, PlacementError, UsageError
+from placeit.problem import Placement
+from placeit.profiler.cache import Cache
+from placeit.session import OutputError, Session
+
+CORE = f"CPU@{allowed_cores()[0]}"
+
+
+def two_on_one_core(**slow: float) -> Cluster:
+    """Two devices on one core: enough to test everything but speed."""
+    cores = (allowed_cores()[0],)
+    links = {pair: Link(1e9, 1e-4, "emulated") for pair in (("a", "b"), ("b", "a"))}
+    return Cluster((Device("a", runs_on=CORE, cores=cores), Device("b", runs_on=CORE, cores=cores, **slow)), links)
+
+
+@pytest.fixture
+def session(cache: Cache) -> Iterator[Session]:
+    with Session(inception_like(), two_on_one_core(), cache=cache) as opened:
+        yield opened
+
+
+def test_costs_are_finite_and_add_up_to_a_pass_of_the_whole_model(session: Session) -> None:
+    costs = session.costs
+    assert np.isfinite(costs.core).all()
+    assert (costs.core >= 0).all()
+    assert (costs.cut >= 0).all()
+    assert (costs.dispatch > 0).all()
+    whole = session.segmenter.plan(np.zeros(len(session.grouping.groups), int))
+    assert whole.schedule.makespan == pytest.approx(costs.core[:, 0].sum() + costs.dispatch[0])
+
+
+def test_a_slowed_device_costs_more_in_proportion(cache: Cache) -> None:
+    with Session(inception_like(), two_on_one_core(slowdown=8.0), cache=cache) as session:
+        total = session.costs.core.sum(axis=0)
+    # both are measured on the same core; a factor of eight shows through any noise
+    assert total[1] > 2 * total[0]
+
+
+def test_costs_are_taken_from_the_cache_the_second_time(tmp_path: Path) -> None:
+    said: list[str] = []
+    cluster, cache = two_on_one_core(), Cache(tmp_path)
+    with Session(inception_like(), cluster, cache=cache) as session:
+        first = session.costs
+    with Session(inception_like(), cluster, cache=cache, progress=lambda what, _: said.append(what)) as session:
+        second = session.costs
+    np.testing.assert_array_equal(first.core, second.core)
+    np.testing.assert_array_equal(first.cut, second.cut)
+    assert not any("profiling" in what for what in said)
+
+
+def test_a_placement_round_trips_through_ops_and_groups(session: Session) -> None:
+    groups = np.random.default_rng(0).integers(2, size=len(session.grouping.groups))
+    placement = session.placement(groups)
+    assert len(placement) == len(session.model.graph)
+    np.testing.assert_array_equal(session.groups_of(placement), groups)
+
+
+def test_a_placement_of_another_model_is_refused(session: Session) -> None:
+    graph = session.model.graph
+    other = Placement(graph.names, np.zeros(len(graph), np.int32), ("a", "b"), "0123456789abcdef")
+    with pytest.raises(PlacementError, match="belongs to another model"):
+        session.run(other)
+
+
+def test_a_placement_that_tears_a_group_apart_names_the_op(session: Session) -> None:
+    graph = session.model.graph
+    group = np.bincount(session.grouping.group_of).argmax()
+    member = np.flatnonzero(session.grouping.group_of == group)[-1]
+    devices = np.zeros(len(graph), np.int32)
+    devices[member] = 1
+    with pytest.raises(PlacementError, match=graph.names[member]):
+        session.run(Placement(graph.names, devices, ("a", "b"), graph.hash))
+
+
+def test_weights_that_do_not_fit_are_refused(cache: Cache) -> None:
+    cluster = two_on_one_core(memory_bytes=100.0)
+    with Session(inception_like(), cluster, cache=cache) as session:
+        placement = session.placement(np.ones(len(session.grouping.groups), int))
+        with pytest.raises(PlacementError, match="100 bytes of memory"):
+            session.run(placement)
+
+
+def test_running_reports_latency_utilization_and_the_output_error(session: Session) -> None:
+    groups = np.random.default_rng(1).integers(2, size=len(session.grouping.groups))
+    report = session.run(session.placement(groups), runs=8)
+    assert 0 < report.latency.ci_low <= report.latency.median <= report.latency.ci_high
+    assert report.utilization.keys() >= {"a", "b"}
+    assert all(0 <= share <= 1 for share in report.utilization.values())
+    assert report.output_error.max_rel < 1e-4
+    ran = [name for span in report.spans if " -> " not in span.track for name in span.args["ops"]]
+    assert len(ran) == len(set(ran))
+
+
+def test_outputs_belong_to_the_inputs_given(session: Session) -> None:
+    inputs = {name: value * 2 for name, value in session.model.random_inputs(seed=5).items()}
+    groups = np.arange(len(session.grouping.groups)) % 2
+    report = session.run(session.placement(groups), runs=6, inputs=inputs)
+    expected = ov.Core().compile_model(session.model.ov_model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})(
+        list(inputs.values())
+    )
+    for i, spec in enumerate(session.model.outputs):
+        np.testing.assert_allclose(report.outputs[spec.name], expected[i], rtol=1e-4, atol=1e-4)
+    with pytest.raises(UsageError, match="is missing"):
+        session.run(session.placement(groups), inputs={})
+
+
+def test_with_a_described_device_costs_are_estimated_and_nothing_can_run(cache: Cache) -> None:
+    edge = Device("edge", kind="described", flops_per_s=1e9, bytes_per_s=1e9)
+    fast = Device("fast", kind="described", flops_per_s=1e12, bytes_per_s=1e12)
+    links = {pair: Link(1e6, 1e-3, "described") for pair in (("edge", "fast"), ("fast", "edge"))}
+    with Session(inception_like(), Cluster((edge, fast), links), cache=cache) as session:
+        assert not session.executable
+        assert (session.costs.core[:, 0] >= session.costs.core[:, 1]).all()
+        placement = session.placement(np.zeros(len(session.grouping.groups), int))
+        with pytest.raises(DeviceError, match="exists in simulation only"):
+            session.run(placement)
+
+
+def test_real_devices_are_measured_beside_described_ones(cache: Cache) -> None:
+    described = Device("edge", kind="described", flops_per_s=1e9, bytes_per_s=1e9)
+    real = Device(CORE, runs_on=CORE, cores=(allowed_cores()[0],))
+    links = {pair: Link(1e8, 1e-3, "described") for pair in ((CORE, "edge"), ("edge", CORE))}
+    with Session(inception_like(), Cluster((real, described), links), cache=cache) as session:
+        assert session.costs.dispatch[0] > 0
+        assert session.costs.dispatch[1] == 0
+        assert np.isfinite(session.costs.core).all()
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "max_abs", "max_rel"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], 0.0, 0.0),
+        ([1.0, 2.5], [1.0, 2.0], 0.5, 0.25),
+        ([np.nan, 1.0], [np.nan, 1.0], 0.0, 0.0),
+        ([np.inf], [np.inf], 0.0, 0.0),
+        ([np.nan], [1.0], np.inf, np.inf),
+        ([1.0], [np.inf], np.inf, np.inf),
+        ([0.5], [0.0], 0.5, 0.5),
+    ],
+)
+def test_the_output_error_compares_element_by_element(
+    ours: list[float], theirs: list[float], max_abs: float, max_rel: float
+) -> None:
+    error = OutputError.between({"y": np.array(ours)}, {"y": np.array(theirs)})
+    assert (error.max_abs, error.max_rel) == (max_abs, max_rel)
