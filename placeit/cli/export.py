@@ -73,7 +73,7 @@ def export(
         }
         text.facts(console, facts)
         console.print("\nTo run it:\n")
-        console.print(HOW_TO_RUN.format(path=output, device=device), end="")
+        console.print(f"import openvino\n\n{HOW_TO_RUN.format(path=output, device=device)}", end="")
 
     return Output(data, show)
 

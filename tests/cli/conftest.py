@@ -38,9 +38,15 @@ def tiny_open(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def placement(tiny: Path, cores: Sequence[str], tmp_path: Path) -> Path:
-    """One branch of the tiny model on the last of the cores, the rest on the first."""
-    return split(tiny, cores, tmp_path / "placement.json")
+def place_on(tiny: Path, tmp_path: Path) -> Callable[[Sequence[str]], Path]:
+    """Write a placement that has one branch of the tiny model on the last of the devices, the rest on the first."""
+    return lambda devices: split(tiny, devices, tmp_path / "placement.json")
+
+
+@pytest.fixture
+def placement(place_on: Callable[[Sequence[str]], Path], cores: Sequence[str]) -> Path:
+    """Write such a placement for one or two cores."""
+    return place_on(cores)
 
 
 @pytest.fixture(scope="session")

@@ -156,3 +156,13 @@ def test_ops_of_one_group_on_two_devices_are_an_error_that_names_the_file(
     assert result.exit_code == 1
     assert str(placement) in result.stderr
     assert "left" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_a_described_device_cannot_run_anything(cli: Any, tiny: Path, place_on: Any, tmp_path: Path, command: str) -> None:
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text("devices: {edge: {catalog: jetson-orin-nano}}")
+    result = cli(command, tiny, "-p", place_on(["edge"]), "--devices", cluster)
+    assert result.exit_code == 1
+    assert "edge" in result.stderr
+    assert "simulation only" in result.stderr
