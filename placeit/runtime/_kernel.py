@@ -346,8 +346,8 @@ def _prepare(
                 node[v].rank = priority[v]
         else:
             _rank_by_b_level(op, tables.edge, tables.link, ws, place)
-        for v in range(ops):
-            node[v].tie = v
+        for i in range(ops):
+            node[op[i].order].tie = i
     if memory != WEIGHTS_ONLY:
         ws.uses[:] = 0
     for k in range(len(ws.sent)):

@@ -1,20 +1,35 @@
 """The decisions of the executor, and nothing else: events in, instructions out; no clock, no threads, no devices.
 
-The rules are those of :mod:`placeit.runtime.simulator`, and tests hold the two to each other event for event: one op at a
-time per device, one transfer at a time per ordered pair of devices, and nothing idle while something is ready for it.
+The rules are those of :mod:`placeit.runtime.simulator`, and tests hold the two to each other event for event. With several
+requests in flight, the one that began first goes first; under ``fifo``, whatever was queued first.
 """
 
 from __future__ import annotations
 
 import heapq
-from typing import Literal, NamedTuple, TypeAlias
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from placeit.errors import ExecutionError, ProblemError, UsageError
+from placeit.graph import topological_order
 from placeit.problem import Problem
 
-__all__ = ["Done", "Instruction", "Links", "Queue", "Scheduler", "Start", "Transfer"]
+__all__ = [
+    "Done",
+    "Instruction",
+    "Links",
+    "Queue",
+    "Scheduler",
+    "Start",
+    "Transfer",
+    "b_level",
+    "check_discipline",
+    "deadlock",
+]
 
 Links: TypeAlias = Literal["contention-free", "channel"]
 Queue: TypeAlias = Literal["fifo", "priority", "planned"]
@@ -49,24 +64,47 @@ Instruction: TypeAlias = Start | Transfer | Done
 class _Request:
     """Progress of one request."""
 
-    __slots__ = ("aborted", "left", "pending", "running")
+    __slots__ = ("aborted", "base", "left", "next", "number", "pending", "running")
 
-    def __init__(self, pending: list[int]) -> None:
-        self.pending, self.left, self.running, self.aborted = pending, len(pending), 0, False
+    def __init__(self, number: int, base: int, pending: list[int], devices: int) -> None:
+        self.number = number
+        self.base = base  # what its keys in a queue count from: earlier requests come first
+        self.pending = pending  # in-edges of each op that have not fired
+        self.left = len(pending)  # ops that have not finished
+        self.next = [0] * devices  # planned: how many ops each device has started
+        self.running: set[int] = set()  # ops, and transfers numbered after the ops
+        self.aborted = False
+
+
+class _Move:
+    """What happens, in each request, to one tensor that has to go to one device."""
+
+    __slots__ = ("channel", "consumers", "dst", "node", "rank", "src", "tensor")
+
+    def __init__(self, node: int, tensor: int, src: int, dst: int, channel: int) -> None:
+        self.node, self.tensor, self.src, self.dst, self.channel = node, tensor, src, dst, channel
+        self.consumers: list[int] = []
+        self.rank = 0
 
 
 class Scheduler:
     """Decides what starts when, for any number of requests in flight over one placement.
 
-    Earlier requests go first. Within one, ``priority`` starts the ready op with the longest path to an exit under this
-    placement (or the highest ``priority`` given; of equals the lowest number), ``fifo`` the one that became ready first.
+    Call :meth:`begin` for each request and report what has finished; every call answers what to start now, in that order.
+    Not thread-safe.
 
     Args:
         problem: ops, tensors and costs.
         placement: ``int32[V]``.
         links: ``channel``, or ``contention-free`` for links that move everything at once.
-        queue: ``priority`` or ``fifo``.
-        priority: ``float64[V]``; None for the b-level.
+        queue: ``fifo``, ``priority``, or ``planned`` for each device to run the ops of a request strictly in the order of
+            priority (of several requests, the earliest one whose next op is ready).
+        priority: ``float64[V]``, the higher goes first; None for the b-level. Not for ``fifo``.
+
+    Raises:
+        PlacementError: the placement is infeasible.
+        UsageError: an option out of its range.
+        ProblemError: a priority of the wrong shape, or a planned order that waits for itself.
     """
 
     def __init__(
@@ -74,144 +112,237 @@ class Scheduler:
         problem: Problem,
         placement: ArrayLike,
         *,
-        links: Literal["channel", "contention-free"] = "channel",
-        queue: Literal["priority", "fifo"] = "priority",
+        links: Links = "channel",
+        queue: Queue = "priority",
         priority: ArrayLike | None = None,
     ) -> None:
-        place = problem.check(placement).tolist()
-        ops, self._devices = len(problem), problem.devices
-        self._place, self._fifo, self._contended = place, queue == "fifo", links == "channel"
-        self._pending = np.bincount(problem.edges[:, 1], minlength=ops).tolist()
+        check_discipline(links, queue, priority)
+        place: list[int] = problem.check(placement).tolist()
+        ops, devices = len(problem), problem.devices
+        self._names = problem.op_names
+        self._place, self._devices = place, devices
+        self._fifo, self._planned, self._contended = queue == "fifo", queue == "planned", links == "channel"
+        self._pending: list[int] = np.bincount(problem.edges[:, 1], minlength=ops).tolist()
         self._entries = [v for v in range(ops) if self._pending[v] == 0]
-        # what an op's end sets off, in edge order: (consumer, -1) on the same device, or (destination, tensor)
-        self._fires: list[list[tuple[int, int]]] = [[] for _ in range(ops)]
-        self._served: dict[tuple[int, int], list[int]] = {}
-        for (u, v), tensor in zip(problem.edges.tolist(), problem.edge_tensor.tolist(), strict=True):
-            if place[v] == place[u]:
-                self._fires[u].append((v, -1))
-            else:
-                if (tensor, place[v]) not in self._served:
-                    self._fires[u].append((place[v], tensor))
-                self._served.setdefault((tensor, place[v]), []).append(v)
-        self._source = {int(t): place[u] for (u, _), t in zip(problem.edges.tolist(), problem.edge_tensor, strict=True)}
-        rank = b_level(problem, place) if priority is None else np.asarray(priority, np.float64).tolist()
-        self._rank: list[float] = [0.0] * ops if self._fifo else [-r for r in rank]
-        self._transfer_rank = {key: min(self._rank[v] for v in consumers) for key, consumers in self._served.items()}
-        self._ready: list[list[tuple[int, float, int, int]]] = [[] for _ in range(self._devices)]
-        self._busy = [False] * self._devices
-        self._waiting: dict[tuple[int, int], list[tuple[int, float, int, int]]] = {}
-        self._moving: set[tuple[int, int]] = set()
+        self._local: list[list[int]] = [[] for _ in range(ops)]  # consumers on the same device, in edge order
+        self._moves: list[list[_Move]] = [[] for _ in range(ops)]  # what goes elsewhere, in the order of requests
+        self._move_of: dict[tuple[int, int], _Move] = {}
+        for (v, w), tensor in zip(problem.edges.tolist(), problem.edge_tensor.tolist(), strict=True):
+            src, dst = place[v], place[w]
+            if src == dst:
+                self._local[v].append(w)
+                continue
+            move = self._move_of.get((tensor, dst))
+            if move is None:
+                move = _Move(ops + len(self._move_of), tensor, src, dst, src * devices + dst)
+                self._move_of[tensor, dst] = move
+                self._moves[v].append(move)
+            move.consumers.append(w)
+
+        self._rank = [0] * ops  # place of each op in the order of priority
+        if not self._fifo:
+            high = b_level(problem, place) if priority is None else np.asarray(priority, np.float64).tolist()
+            if np.shape(high) != (ops,) or np.isnan(high).any():
+                raise ProblemError(f"'priority' must be {ops} numbers, one for each op, and none of them NaN.")
+            order = sorted(problem.order.tolist(), key=lambda v: -high[v])
+            for i, v in enumerate(order):
+                self._rank[v] = i
+            # transfers that serve equal priorities tie, whatever the numbers of the ops
+            level = {p: i for i, p in enumerate(sorted(set(high), reverse=True))}
+            for move in self._move_of.values():
+                move.rank = min(level[high[w]] for w in move.consumers)
+            self._plan: list[list[int]] = [[v for v in order if place[v] == d] for d in range(devices)]
+            if self._planned:
+                _check_plan(problem, self._plan)
+
+        self._ready: list[list[tuple[int, _Request, int]]] = [[] for _ in range(devices)]
+        self._busy = [False] * devices
+        self._waiting: list[list[tuple[int, int, _Request, _Move]]] = [[] for _ in range(devices * devices)]
+        self._moving = [False] * (devices * devices)
         self._requests: dict[int, _Request] = {}
-        self._order = 0
+        self._count = 0  # of everything queued, for ties
+        self._begun = 0
 
     def begin(self, request: int) -> list[Instruction]:
-        """Start a request under a number that is not in flight."""
-        self._requests[request] = _Request(self._pending.copy())
+        """Start a request. Raises ExecutionError if one of that number is in flight."""
+        if request in self._requests:
+            raise ExecutionError(f"Request {request} was begun while a request of that number is in flight.")
+        state = _Request(request, self._begun * len(self._place), self._pending.copy(), self._devices)
+        self._begun += 1
+        self._requests[request] = state
         out: list[Instruction] = []
         for v in self._entries:
-            self._enqueue(request, v)
+            self._enqueue(state, v)
         for v in self._entries:
-            self._next(self._place[v], out)
+            self._start_next(self._place[v], out)
         return out
 
     def op_finished(self, request: int, op: int) -> list[Instruction]:
-        """Take note that an op has finished."""
+        """Take note that an op has finished. Raises ExecutionError if it was not running."""
+        state = self._requests.get(request)
+        if state is None or op not in state.running:
+            raise ExecutionError(f"Op '{self._names[op]}' of request {request} was reported as finished, but was not running.")
         out: list[Instruction] = []
-        state, device = self._requests[request], self._place[op]
+        device = self._place[op]
+        state.running.remove(op)
         state.left -= 1
-        state.running -= 1
         self._busy[device] = False
         if self._fifo:
-            self._next(device, out)
+            self._start_next(device, out)
         if not state.aborted:
-            pending = state.pending
-            opened: list[int] = []
-            for to, tensor in self._fires[op]:
-                if tensor >= 0:
-                    self._ask(request, tensor, device, to)
-                    opened.append(to)
-                else:
-                    pending[to] -= 1
-                    if pending[to] == 0:
-                        self._enqueue(request, to)
-            for to in opened:  # only now, so that of several tensors the most urgent goes first
-                self._next_transfer(device, to, out)
-        self._next(device, out)
-        self._end(request, state, out)
+            self._fire(state, self._local[op])
+            moves = self._moves[op]
+            if self._contended:
+                for move in moves:
+                    self._count += 1
+                    key = 0 if self._fifo else state.base + move.rank
+                    heapq.heappush(self._waiting[move.channel], (key, self._count, state, move))
+                for move in moves:  # only now, so that of several tensors the most urgent goes first
+                    if not self._moving[move.channel]:
+                        self._move_next(move.channel, out)
+            else:
+                for move in moves:
+                    state.running.add(move.node)
+                    out.append(Transfer(request, move.tensor, move.src, move.dst))
+        self._start_next(device, out)
+        if not state.running:
+            self._end(state, out)
         return out
 
     def transfer_finished(self, request: int, tensor: int, dst: int) -> list[Instruction]:
-        """Take note that a tensor has arrived."""
+        """Take note that a tensor has arrived. Raises ExecutionError if it was not on its way."""
+        state, move = self._requests.get(request), self._move_of.get((tensor, dst))
+        if state is None or move is None or move.node not in state.running:
+            raise ExecutionError(f"Tensor {tensor} of request {request} arrived on device {dst}, but was not on its way.")
         out: list[Instruction] = []
-        state, src = self._requests[request], self._source[tensor]
-        state.running -= 1
+        state.running.remove(move.node)
         if self._contended:
-            self._moving.discard((src, dst))
-            self._next_transfer(src, dst, out)
+            self._move_next(move.channel, out)
         if not state.aborted:
-            for v in self._served[tensor, dst]:
-                state.pending[v] -= 1
-                if state.pending[v] == 0:
-                    self._enqueue(request, v)
-        self._next(dst, out)
-        self._end(request, state, out)
+            self._fire(state, move.consumers)
+        self._start_next(dst, out)
+        if not state.running:
+            self._end(state, out)
         return out
 
     def abort(self, request: int) -> list[Instruction]:
-        """Drop everything of a request that has not started; ``Done`` follows when what has started has finished."""
-        out: list[Instruction] = []
+        """Drop everything of a request that has not started; nothing happens if it is not in flight.
+
+        What has started keeps its device or channel until it is reported as finished, failed or not; then comes ``Done``.
+        """
         state = self._requests.get(request)
-        if state is None or state.aborted:
-            return out
-        state.aborted = True
-        for queue in (*self._ready, *self._waiting.values()):
-            queue[:] = [entry for entry in queue if entry[0] != request]
-            heapq.heapify(queue)
-        self._end(request, state, out)
+        out: list[Instruction] = []
+        if state is not None and not state.aborted:
+            state.aborted = True
+            for ready in self._ready:
+                ready[:] = [entry for entry in ready if entry[1] is not state]
+                heapq.heapify(ready)
+            for waiting in self._waiting:
+                waiting[:] = [entry for entry in waiting if entry[2] is not state]
+                heapq.heapify(waiting)
+            if not state.running:
+                self._end(state, out)
         return out
 
-    def _enqueue(self, request: int, op: int) -> None:
-        self._order += 1
-        tie = self._order if self._fifo else op
-        heapq.heappush(self._ready[self._place[op]], (request, self._rank[op], tie, op))
+    def _fire(self, state: _Request, consumers: Sequence[int]) -> None:
+        pending = state.pending
+        for w in consumers:
+            pending[w] -= 1
+            if pending[w] == 0:
+                self._enqueue(state, w)
 
-    def _next(self, device: int, out: list[Instruction]) -> None:
-        if not self._busy[device] and self._ready[device]:
-            request, _, _, op = heapq.heappop(self._ready[device])
-            self._busy[device] = True
-            self._requests[request].running += 1
-            out.append(Start(request, op, device))
+    def _enqueue(self, state: _Request, op: int) -> None:
+        device = self._place[op]
+        if self._fifo:
+            self._count += 1
+            key = self._count
+        elif self._planned and self._plan[device][state.next[device]] != op:
+            return
+        else:
+            key = state.base + self._rank[op]
+        heapq.heappush(self._ready[device], (key, state, op))
 
-    def _ask(self, request: int, tensor: int, src: int, dst: int) -> None:
-        self._order += 1
-        queue = self._waiting.setdefault((src, dst), [])
-        heapq.heappush(queue, (request, self._transfer_rank[tensor, dst], self._order, tensor))
+    def _start_next(self, device: int, out: list[Instruction]) -> None:
+        if self._busy[device] or not self._ready[device]:
+            return
+        _, state, op = heapq.heappop(self._ready[device])
+        self._busy[device] = True
+        state.running.add(op)
+        out.append(Start(state.number, op, device))
+        if self._planned:
+            state.next[device] += 1
+            rest = self._plan[device][state.next[device] :][:1]
+            if rest and state.pending[rest[0]] == 0:
+                self._enqueue(state, rest[0])
 
-    def _next_transfer(self, src: int, dst: int, out: list[Instruction]) -> None:
-        queue = self._waiting.get((src, dst))
-        if queue and (src, dst) not in self._moving:
-            request, _, _, tensor = heapq.heappop(queue)
-            if self._contended:
-                self._moving.add((src, dst))
-            self._requests[request].running += 1
-            out.append(Transfer(request, tensor, src, dst))
+    def _move_next(self, channel: int, out: list[Instruction]) -> None:
+        waiting = self._waiting[channel]
+        self._moving[channel] = bool(waiting)
+        if waiting:
+            _, _, state, move = heapq.heappop(waiting)
+            state.running.add(move.node)
+            out.append(Transfer(state.number, move.tensor, move.src, move.dst))
 
-    def _end(self, request: int, state: _Request, out: list[Instruction]) -> None:
-        if state.running == 0 and (state.left == 0 or state.aborted):
-            del self._requests[request]
-            out.append(Done(request))
+    def _end(self, state: _Request, out: list[Instruction]) -> None:
+        """Report a request of which nothing runs, unless it waits for a device or a channel."""
+        if state.left == 0 or state.aborted:
+            del self._requests[state.number]
+            out.append(Done(state.number))
 
 
-def b_level(problem: Problem, place: list[int]) -> list[float]:
-    """Seconds from the start of each op to the end of its longest path to an exit, transfers under the placement included."""
-    rank = [0.0] * len(problem)
-    out, bandwidth, latency = problem.successors, problem.bandwidth, problem.latency
-    edges, sizes = problem.edges.tolist(), problem.edge_bytes.tolist()
+def check_discipline(links: str, queue: str, priority: object) -> None:
+    """Check the options that simulator and scheduler share. Raises UsageError."""
+    for option, value, choices in (("links", links, get_args(Links)), ("queue", queue, get_args(Queue))):
+        if value not in choices:
+            raise UsageError(f"'{option}' is '{value}'; it must be one of {', '.join(choices)}.")
+    if priority is not None and queue == "fifo":
+        raise UsageError("'priority' has no meaning with queue='fifo'; use queue='priority' or 'planned'.")
+
+
+def b_level(problem: Problem, placement: ArrayLike) -> list[float]:
+    """Return seconds from the start of each op to the end of its longest path to an exit, under a placement.
+
+    Transfers between devices and what cutting costs are included (the upward rank of Topcuoglu et al. 2002, with the costs
+    of one placement instead of means).
+    """
+    place: list[int] = np.asarray(placement).tolist()
+    heads, tensors, out = problem.edges[:, 1].tolist(), problem.edge_tensor.tolist(), problem.successors
+    seconds: list[float] = problem.compute[np.arange(len(place)), place].tolist()
+    if problem.cut.any():
+        read, sent = set[tuple[int, int]](), set[int]()
+        tails = problem.edges[:, 0].tolist()
+        remote = {t for v, w, t in zip(tails, heads, tensors, strict=True) if place[v] != place[w]}
+        for e in out.edge.tolist():
+            v, w, t = tails[e], heads[e], tensors[e]
+            if place[v] != place[w] and (t, w) not in read:
+                read.add((t, w))
+                seconds[w] += float(problem.cut[e, place[w]])
+            if t in remote and t not in sent:
+                sent.add(t)
+                seconds[v] += float(problem.cut[e, place[v]])
+    rank = [0.0] * len(place)
     for v in problem.order[::-1].tolist():
         d, longest = place[v], 0.0
         for e in out.edge[out.ptr[v] : out.ptr[v + 1]].tolist():
-            w = edges[e][1]
-            move = 0.0 if place[w] == d else latency[d, place[w]] + sizes[e] / bandwidth[d, place[w]]
-            longest = max(longest, move + rank[w])
-        rank[v] = float(problem.compute[v, d]) + longest
+            w = heads[e]
+            path = rank[w]
+            if place[w] != d:
+                path += float(problem.latency[d, place[w]] + problem.edge_bytes[e] / problem.bandwidth[d, place[w]])
+            longest = max(longest, path)
+        rank[v] = seconds[v] + longest
     return rank
+
+
+def deadlock() -> ProblemError:
+    """Return the error that says that a planned order waits for itself."""
+    return ProblemError(
+        "The planned order waits for itself: an op comes, on its device, before another that must precede it. Give every op a "
+        "higher priority than its successors."
+    )
+
+
+def _check_plan(problem: Problem, plan: list[list[int]]) -> None:
+    chains = [pair for ops in plan for pair in pairwise(ops)]
+    together = np.concatenate([problem.edges, np.array(chains, np.int32).reshape(-1, 2)])
+    if topological_order(together, len(problem)) is None:
+        raise deadlock()

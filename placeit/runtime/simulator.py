@@ -14,8 +14,9 @@ The rules, which :mod:`placeit.runtime.scheduler` follows too, event for event:
   that it serves fire in edge order, then the channel takes its next, then the destination does.
 - ``fifo``: first queued, first served. An op that was queued before is started, among simultaneous events, before the
   transfers that the end of another op requests.
-- ``priority``: the queued op of the highest priority goes first (ties: the lowest number); on a channel the transfer with
-  the highest priority among the ops that it serves (ties: the first request).
+- ``priority``: the queued op of the highest priority goes first (ties: the first in ``Problem.order``, which is the lowest
+  number where ops are numbered in topological order); on a channel the transfer with the highest priority among the ops that
+  it serves (ties: the first request).
 - ``planned``: a device runs its ops in the order of priority and waits if the next is not ready; channels as above.
 """
 
@@ -35,7 +36,7 @@ from placeit.errors import PlacementError, ProblemError, UsageError
 from placeit.problem import Problem
 from placeit.runtime import _kernel
 from placeit.runtime._kernel import Tables
-from placeit.runtime.scheduler import Links, Queue, check_discipline
+from placeit.runtime.scheduler import Links, Queue, check_discipline, deadlock
 
 __all__ = ["Schedule", "SimulatedCost", "Transfers", "schedule", "simulate", "simulator", "tables"]
 
@@ -193,7 +194,7 @@ class SimulatedCost:
                 f"0..{self.problem.devices - 1}."
             )
         if self._queue == _kernel.PLANNED and np.isnan(out).any():
-            raise _deadlock(int(np.flatnonzero(np.isnan(out))[0]))
+            raise deadlock()
         return out
 
 
@@ -257,12 +258,12 @@ def schedule(
         cost._links,
         cost._queue,
         cost._noise,
-        _kernel.stream_of(cost._seed, 0),
+        np.uint64(_kernel.stream_of(cost._seed, 0)),
         _kernel.TRACK,
         ws,
     )
     if np.isnan(makespan):
-        raise _deadlock(0)
+        raise deadlock()
     peak = ws.device["peak"]
     if memory and (peak > problem.memory).any():
         d = int(np.argmax(peak > problem.memory))
@@ -362,10 +363,3 @@ def _priority(priority: ArrayLike | None, ops: int) -> NDArray[np.float64]:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _deadlock(b: int) -> ProblemError:
-    return ProblemError(
-        f"The planned order of placement {b} waits for itself: an op comes, on its device, before another that must precede "
-        "it. Give every op a higher priority than its successors."
-    )
