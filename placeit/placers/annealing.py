@@ -20,6 +20,7 @@ __all__ = ["Annealing"]
 _CRITICAL = 0.5
 _FOLLOW = 0.4
 _HOT, _COLD = 0.5, 0.0005
+_SLICE = 5000
 
 
 @dataclass(frozen=True)
@@ -57,13 +58,16 @@ class Annealing:
         scale = found.cost if np.isfinite(found.cost) else problem.compute.min(axis=1).sum()
         if scale == 0:
             return found.placement
-        states = np.random.default_rng(seed).integers(2**63, size=max(1, self.restarts)).astype(np.uint64)
-        ends = [
-            _anneal(*simulated, found.placement, options, choices, movable, steps, scale, states[i : i + 1])
-            for i in range(len(states))
-        ]
-        best: NDArray[np.int32] = min(ends, key=lambda end: end[1])[0]
-        return best
+        ends: list[tuple[float, NDArray[np.int32]]] = []
+        seeds = np.random.default_rng(seed).integers(2**63, size=max(1, self.restarts)).astype(np.uint64)
+        for i in range(len(seeds)):
+            place, best, seconds = found.placement.copy(), found.placement.copy(), np.full(2, np.inf)
+            state = seeds[i : i + 1]
+            for first in range(0, steps, _SLICE):  # between slices Ctrl-C is heard
+                part = (scale, first, min(first + _SLICE, steps), steps)
+                _anneal(*simulated, options, choices, movable, place, best, seconds, state, *part)
+            ends.append((float(seconds[1]), best))
+        return min(ends, key=lambda end: end[0])[1]
 
 
 @jit
@@ -145,39 +149,44 @@ def _anneal(
     links: int,
     queue: int,
     memory: int,
-    start: NDArray[np.int32],
     options: NDArray[np.int32],
     choices: NDArray[np.int32],
     movable: NDArray[np.int32],
-    steps: int,
-    scale: float,
+    place: NDArray[np.int32],
+    best: NDArray[np.int32],
+    seconds: NDArray[np.float64],
     state: NDArray[np.uint64],
-) -> tuple[NDArray[np.int32], float]:
+    scale: float,
+    first: int,
+    last: int,
+    steps: int,
+) -> None:
+    """Do steps ``first`` to ``last`` of ``steps``; updates placements, their costs (current, best) and the random state."""
     workspace = make_workspace(tables)
-    place, best = start.copy(), start.copy()
-    now, least = np.inf, np.inf
     chain = np.empty(len(place), np.int32)
-    length = 0
-    temperature = _HOT * scale / len(place)
-    cooling = min(1.0, _COLD * scale / temperature) ** (1.0 / steps)
-    for step in range(steps):
+    length, renewed = 0, 0
+    hot, cold = _HOT * scale / len(place), _COLD * scale
+    cooling = min(1.0, cold / hot) ** (1.0 / steps)
+    temperature = hot * cooling**first
+    for step in range(first, last):
         v = movable[int(_uniform(state) * len(movable))]
         if length > 0 and _uniform(state) < _CRITICAL:
             w = chain[int(_uniform(state) * length)]
             if choices[w] > 1:
                 v = w
         before = place[v]
-        if step > 0:  # the first is the start itself; one call of the kernel keeps compilation short
+        if step > 0:  # the first step values the start itself; one call of the kernel keeps compilation short
             place[v] = _target(tables, place, v, options, choices, state)
-        seconds = makespan_kernel(tables, place, priority, links, queue, 0.0, np.uint64(0), memory, workspace)
+        makespan = makespan_kernel(tables, place, priority, links, queue, 0.0, np.uint64(0), memory, workspace)
         # infinite (no room for the weights) is never accepted; log(0) accepts anything finite
-        if seconds < np.inf and seconds <= now - temperature * np.log(_uniform(state)):
-            now = seconds
-            length = _critical_chain(tables, workspace.node, place, chain)
-            if now < least:
-                least = now
+        if makespan < np.inf and makespan <= seconds[0] - temperature * np.log(_uniform(state)):
+            seconds[0] = makespan
+            if length == 0 or step - renewed >= len(place) // 64:  # its search is quadratic: rarer in large graphs
+                length = _critical_chain(tables, workspace.node, place, chain)
+                renewed = step
+            if makespan < seconds[1]:
+                seconds[1] = makespan
                 best[:] = place
         else:
             place[v] = before
         temperature *= cooling
-    return best, least

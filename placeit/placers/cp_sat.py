@@ -27,7 +27,8 @@ class CpSat:
     """Placement and order of least makespan together, links without contention: HEFT's model, solved.
 
     Other placers leave the order to the queues of the executor; here it is chosen, so the plan is to be executed in planned
-    order (``queue="planned"``). Needs ``pip install placeit[exact]``.
+    order (``queue="planned"``). For up to about a hundred ops: each edge takes a constraint per pair of devices. Needs
+    ``pip install placeit[exact]``.
     """
 
     effort: float = option(10.0, "solver time in its own deterministic unit, about a second each")

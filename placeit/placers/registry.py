@@ -91,7 +91,7 @@ def get_placer(name: str, **options: Any) -> Placer:
         # a whole number will do as a float; a bool will not do as a number
         accepted = (float, int) if wanted is float else wanted
         if not isinstance(value, accepted) or (isinstance(value, bool) and wanted is not bool):
-            raise UsageError(f"The option '{key}' of the placer '{name}' is a {wanted.__name__}; got {value!r}.")
+            raise UsageError(f"The option '{key}' of the placer '{name}' is of type {wanted.__name__}; got {value!r}.")
     placer: Placer = _load(name)(**options)
     return placer
 
@@ -127,7 +127,8 @@ def _parse_value(text: str, key: str, value: str, wanted: type) -> bool | int | 
             pass
         else:
             return number
-    form = "true or false" if wanted is bool else f"a {wanted.__name__}"
+    forms: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number"}
+    form = forms.get(wanted, f"a {wanted.__name__}, which cannot be given as text")
     raise UsageError(f"The option '{key}' in the placer '{text}' must be {form}; got '{value}'.")
 
 

@@ -40,7 +40,7 @@ def test_an_option_that_a_placer_lacks_is_an_error_that_lists_its_options():
 
 @pytest.mark.parametrize("value", ["10", 1.5, True, None])
 def test_an_option_of_another_type_is_an_error(value):
-    with pytest.raises(UsageError, match="'ways' of the placer 'metis' is a int"):
+    with pytest.raises(UsageError, match="'ways' of the placer 'metis' is of type int"):
         get_placer("metis", ways=value)
 
 
@@ -69,8 +69,8 @@ def test_text_is_parsed_by_the_types_of_the_options(text, placer):
         ("metis:=3", "Cannot read '=3'"),
         ("metis:ways=3,", "Cannot read ''"),
         ("metis:ways=3,ways=4", "gives the option 'ways' twice"),
-        ("metis:ways=many", "'ways' in the placer 'metis:ways=many' must be a int; got 'many'"),
-        ("metis:ways=1.5", "must be a int"),
+        ("metis:ways=many", "'ways' in the placer 'metis:ways=many' must be a whole number; got 'many'"),
+        ("metis:ways=1.5", "must be a whole number"),
         ("metis:parts=3", "has no option 'parts'"),
         ("", "no placer ''"),
     ],
