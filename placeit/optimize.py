@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,8 @@ _FINALISTS = 5  # most new placements that are measured in one turn
 _TURNS = 3  # most turns of measuring and searching again
 _ROUNDS, _FINAL_ROUNDS = 10, 24  # of a race in a turn, and of the one that decides
 _FINAL_SPLITS = 3  # placements over several devices that take part in the race that decides
+_FEWEST_FINAL_ROUNDS = 12  # of the race that decides, however little time is left
+_PROFILE_SHARE, _TURN_SHARE = 0.4, 0.35  # of the budget, and of what is left of it
 _BOUND_TURNS = 200
 _STARTS, _STEPS = 2, 600  # of a search among plans
 
@@ -147,7 +149,7 @@ def optimize(
     batch: int | None = None,
     max_groups: int = 96,
     precision: str = "f32",
-    cache: Cache | None = None,
+    cache: Cache | Literal["default"] | None = "default",
     progress: Progress | None = None,
 ) -> Optimized:
     """Find the placement of a model with the lowest latency, by measuring.
@@ -165,7 +167,7 @@ def optimize(
         batch: first size of every input that leaves it open.
         max_groups: most groups that placers decide about.
         precision: inference precision of every device.
-        cache: where measured costs are kept; None to measure afresh.
+        cache: where measured costs are kept; None to measure afresh and keep nothing.
         progress: told what is being done and how far it is.
 
     Returns:
@@ -191,6 +193,7 @@ def optimize(
         batch=batch,
         max_groups=max_groups,
         precision=precision,
+        profile_s=budget * _PROFILE_SHARE,
         cache=cache,
         progress=progress,
     ) as session:
@@ -278,12 +281,20 @@ class _Search:
         if not self.session.executable:
             return
         for turn in range(_TURNS):
+            begin = time.perf_counter()
             self.measure(self.promising())
-            if self.left() <= 0 or turn == _TURNS - 1 or len(self.problem.device_names) == 1:
+            one_more = self.left() - (time.perf_counter() - begin) > self.final_s()
+            if not one_more or turn == _TURNS - 1 or len(self.problem.device_names) == 1:
                 return
             self.learn()
             if not self.refine(f"calibrated-search {turn + 1}"):
                 return
+
+    def final_s(self) -> float:
+        """Seconds that the race that decides will take."""
+        measured = sorted((e for e in self.entries.values() if e.measured is not None), key=_measured_median)
+        singles = [entry for entry in measured if entry.placer == "single"]
+        return _FINAL_ROUNDS * sum(map(_measured_median, [*singles, *measured[:_FINAL_SPLITS]]))
 
     def promising(self) -> list[_Entry]:
         """Unmeasured entries worth measuring, with the best measured one and the best single device beside them."""
@@ -308,7 +319,7 @@ class _Search:
         try:
             race.run(
                 rounds=_ROUNDS,
-                budget_s=max(0.0, self.left()),
+                budget_s=max(0.0, self.left() * _TURN_SHARE),
                 progress=lambda _, share: self.say(f"measuring {len(unique)} placements", share),
             )
         finally:
@@ -337,7 +348,11 @@ class _Search:
         executors = {entry.name: self.session.executor(entry.plan) for entry in finalists}
         race = Race({name: executor.time for name, executor in executors.items()}, seed=self.seed + 1)
         result = race.run(
-            rounds=_FINAL_ROUNDS, progress=lambda _, share: self.say("measuring the finalists again", share), drop_losers=False
+            rounds=_FINAL_ROUNDS,
+            budget_s=max(0.0, self.left()),
+            min_rounds=_FEWEST_FINAL_ROUNDS,
+            drop_losers=False,
+            progress=lambda _, share: self.say("measuring the finalists again", share),
         )
         for entry in finalists:
             entry.measured, entry.final = result[entry.name], True
@@ -420,7 +435,7 @@ class _Search:
             )
         else:
             why = "no split placement was measured to be faster"
-        return self.winner, f"{why}; the bound without any cost of cutting is {bound / single.simulated_s:.3f}"
+        return self.winner, f"{why}; the bound without any cost of cutting is {bound / single.simulated_s:.3f} of its time"
 
 
 def lower_bound(problem: Problem) -> float:

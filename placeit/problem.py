@@ -177,7 +177,9 @@ class Problem:
 
     def comm(self, edge: int) -> NDArray[np.float64]:
         """Seconds to move an edge's tensor, ``float64[D, D]`` by source and destination, cut costs included."""
-        seconds: NDArray[np.float64] = self.latency + self.edge_bytes[edge] / self.bandwidth + self.cut[edge][:, None] + self.cut[edge][None, :]
+        seconds: NDArray[np.float64] = (
+            self.latency + self.edge_bytes[edge] / self.bandwidth + self.cut[edge][:, None] + self.cut[edge][None, :]
+        )
         np.fill_diagonal(seconds, 0.0)
         return seconds
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -90,7 +90,8 @@ class Session:
         batch: first size of every input that leaves it open.
         max_groups: most groups that placers decide about.
         precision: inference precision of every device.
-        cache: where measured costs are kept; None to measure afresh.
+        profile_s: seconds that profiling may take; it makes fewer passes over models that take long.
+        cache: where measured costs are kept; None to measure afresh and keep nothing.
         progress: told what is being done and how far it is.
 
     Raises:
@@ -106,13 +107,15 @@ class Session:
         batch: int | None = None,
         max_groups: int = 96,
         precision: str = "f32",
-        cache: Cache | None = None,
+        profile_s: float = 30.0,
+        cache: Cache | Literal["default"] | None = "default",
         progress: Progress | None = None,
     ) -> None:
         self.cluster = find_cluster(devices)
         self.model = model if isinstance(model, Model) else backends.load(model, input_shapes=input_shapes, batch=batch)
         self.grouping = coarsen(self.model.graph, max_groups=max_groups, keep_together=self.model.together)
-        self.precision, self._cache, self._progress = precision, cache, progress
+        self.precision, self._profile_s, self._progress = precision, profile_s, progress
+        self._cache = Cache() if cache == "default" else cache
         self._runtime: Runtime | None = None
         self._costs: Costs | None = None
         self._uncut: Any = None
@@ -153,7 +156,12 @@ class Session:
         return self._costs
 
     def _measured_costs(self) -> Costs:
-        return profile(self.model, self.grouping, self.cluster, self.runtime, cache=self._cache, progress=self._progress)
+        return self._profile(self.cluster, self.runtime)
+
+    def _profile(self, cluster: Cluster, runtime: Runtime) -> Costs:
+        return profile(
+            self.model, self.grouping, cluster, runtime, budget=self._profile_s, cache=self._cache, progress=self._progress
+        )
 
     def _described_costs(self) -> Costs:
         """Roofline estimates for described devices beside measurements of the real ones."""
@@ -175,9 +183,7 @@ class Session:
             names = {device.name for device in real}
             links = {pair: link for pair, link in cluster.links.items() if names.issuperset(pair)}
             with Runtime(self.model, self.grouping, Cluster(real, links), precision=self.precision) as runtime:
-                measured = profile(
-                    self.model, self.grouping, runtime.cluster, runtime, cache=self._cache, progress=self._progress
-                )
+                measured = self._profile(runtime.cluster, runtime)
             seconds[:, here], cut[:, here], dispatch[here] = measured.core, measured.cut, measured.dispatch
             cluster = replace(cluster, links={**measured.cluster.links, **cluster.links})
         return Costs(seconds, cut, dispatch, cluster)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,7 +26,7 @@ __all__ = ["Progress", "profile", "supported"]
 Progress = Callable[[str, float], None]
 """``progress(what, share)``: what is being done, and which share of it is done."""
 
-_WARM_UP = 2
+_WARM_UP, _FEWEST, _MOST = 2, 4, 12  # passes: not counted, and of those that are
 
 
 def supported(model: Model, grouping: Grouping, cluster: Cluster) -> NDArray[np.bool_]:
@@ -60,14 +61,15 @@ def profile(
     cluster: Cluster,
     runtime: Runtime,
     *,
-    passes: int = 12,
+    budget: float = 30.0,
     cache: Cache | None = None,
     progress: Progress | None = None,
 ) -> Costs:
     """Measure every group on every device that can run it.
 
-    On each device the whole model and the model cut into its groups are run in turn, ``passes`` times each, so that every
-    group is timed in place, with the cache contents that a real pass leaves it. The time of the whole model is divided among
+    On each device the whole model and the model cut into its groups are run in turn, pass after pass, so that every group is
+    timed in place, with the cache contents that a real pass leaves it; what counts is the lower quartile of the passes, because
+    what disturbs a machine only ever adds time. The time of the whole model is divided among
     the groups by the runtime's own per-op counters; what a group takes beyond its share when it is cut off is its ``cut``.
     Devices that no one can run the whole model on get the cut times only.
 
@@ -76,7 +78,7 @@ def profile(
         grouping: its groups.
         cluster: real devices; links without figures are probed.
         runtime: runs the measurements.
-        passes: timed passes of each kind.
+        budget: seconds to spend, compiling included; between 4 and 12 passes of each kind are made on a device.
         cache: where to look for earlier results and keep new ones.
         progress: called between passes.
     """
@@ -90,7 +92,8 @@ def profile(
         key = _key(grouping, device, runtime.precision)
         kept = cache.get(key) if cache is not None else None
         if kept is None:
-            measured = _measure(grouping, runtime, can, d, float(links.dispatch[d]), passes, progress)
+            share = budget / len(cluster)
+            measured = _measure(grouping, runtime, can, d, float(links.dispatch[d]), share, progress)
             kept = {"core": [None if np.isinf(x) else x for x in measured[0].tolist()], "cut": measured[1].tolist()}
             if cache is not None:
                 cache.put(key, kept)
@@ -105,11 +108,12 @@ def _measure(
     can: NDArray[np.bool_],
     d: int,
     dispatch: float,
-    passes: int,
+    budget: float,
     progress: Progress | None,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return core and cut seconds of every group on device ``d``."""
     groups = len(can)
+    deadline = time.perf_counter() + budget
     # groups that d cannot run run wherever they can, untimed, so that d's are still measured in place
     placement = np.where(can[:, d], d, can.argmax(axis=1))
     segmenter = Segmenter(grouping, Costs.free(groups, runtime.cluster))
@@ -118,20 +122,27 @@ def _measure(
     times: list[NDArray[np.float64]] = []
     totals: list[float] = []
     name = runtime.cluster.names[d]
-    for turn in range(passes + _WARM_UP):
+    warm_up, last = _WARM_UP, 0.0
+    while len(totals) < _FEWEST or (len(totals) < _MOST and time.perf_counter() + last < deadline):
+        before = time.perf_counter()
         alone = next(cut)
         together = float(next(whole).sum()) if whole is not None else 0.0
-        if turn >= _WARM_UP:
-            times.append(alone)
-            totals.append(together)
+        last = time.perf_counter() - before
+        if warm_up > 0:  # nothing of it counts, not even the time
+            warm_up -= 1
+            continue
+        times.append(alone)
+        totals.append(together)
         if progress is not None:
-            progress(f"profiling {groups} groups on {name}", (turn + 1) / (passes + _WARM_UP))
-    alone = np.median(times, axis=0)
+            progress(f"profiling {groups} groups on {name}", len(totals) / _MOST)
+    alone = np.percentile(times, 25, axis=0)
     alone[~can[:, d]] = np.inf
     if whole is None:
         return np.maximum(alone - dispatch, 0.0), np.zeros(groups)
-    shares = group_shares(runtime.model, grouping, runtime.cluster.devices[d], runtime.precision, passes=passes)
-    core_s = shares * max(0.0, float(np.median(totals)) - dispatch)
+    total = float(np.percentile(totals, 25))
+    shares = group_shares(runtime.model, grouping, runtime.cluster.devices[d], runtime.precision, passes=len(totals))
+    # a model that takes little more than a dispatch is below what can be told apart
+    core_s = shares * max(0.1 * total, total - dispatch)
     return core_s, np.maximum(alone - dispatch - core_s, 0.0)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -20,6 +21,9 @@ from placeit.runtime.devices.openvino import OpenVinoDevice
 from placeit.runtime.segments import Segment
 
 __all__ = ["Runtime"]
+
+_KEPT_MODELS, _KEPT_BYTES = 3, 1e9
+"""Programs that no executor uses are kept up to so many times the model's weights, and so many bytes more."""
 
 
 class Runtime:
@@ -62,7 +66,8 @@ class Runtime:
         self._output_of = {spec.op: spec.name for spec in model.outputs}
         self.inputs = {spec.name: TensorSpec(spec.shape, spec.dtype) for spec in model.inputs}
         self.model_outputs = {spec.name: TensorSpec(spec.shape, spec.dtype) for spec in model.outputs}
-        self._programs: dict[tuple[str, tuple[int, ...]], Program] = {}
+        self._programs: OrderedDict[tuple[str, tuple[int, ...]], Program] = OrderedDict()
+        self._kept_bytes = 0.0
         self.wait = wait
         self.devices = _open_devices(cluster, precision) if devices is None else tuple(devices)
         self.transports = _open_links(cluster) if transports is None else dict(transports)
@@ -84,9 +89,19 @@ class Runtime:
         """Compile a segment for its device, or take the program that an equal device has compiled. Raises DeviceError."""
         device = self.devices[segment.device]
         key = (device.program_key, segment.groups)
-        if key not in self._programs:
-            self._programs[key] = device.compile(_Source(self, segment))
-        return self._programs[key]
+        if key in self._programs:
+            self._programs.move_to_end(key)
+            return self._programs[key]
+        program = self._programs[key] = device.compile(_Source(self, segment))
+        self._kept_bytes += self._weights(segment.groups)
+        # a program has a copy of its weights, in the order that the device likes: without a bound a search would fill memory
+        while self._kept_bytes > _KEPT_MODELS * self.grouping.groups.param_bytes.sum() + _KEPT_BYTES:
+            (_, groups), _ = self._programs.popitem(last=False)
+            self._kept_bytes -= self._weights(groups)
+        return program
+
+    def _weights(self, groups: tuple[int, ...]) -> float:
+        return float(self.grouping.groups.param_bytes[list(groups)].sum())
 
     def ops(self, segment: Segment) -> list[int]:
         """Op numbers of a segment, ascending."""
