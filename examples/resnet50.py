@@ -1,0 +1,34 @@
+"""Place ResNet-50 on the devices of this machine, and classify images with it.
+
+python -m examples.resnet50 --devices CPU@0,CPU@1
+python -m examples.resnet50 --devices examples/cluster.yaml --placer heft
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from examples._place import parser, place_and_run
+from placeit import PlaceitError
+from placeit.workloads.models import export_model
+
+
+def main(arguments: list[str] | None = None) -> None:
+    known = parser("resnet50", __doc__)
+    known.add_argument("--batch", type=int, default=1, help="images in one inference (default: 1)")
+    options = known.parse_args(arguments)
+    images = np.random.default_rng(options.seed).normal(size=(options.batch, 3, 224, 224)).astype(np.float32)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            model = export_model("resnet50", Path(folder) / "resnet50.onnx", batch=options.batch)
+            report = place_and_run(model, {"image": images}, options)
+    except PlaceitError as error:
+        sys.exit(str(error))
+    for number, scores in enumerate(report.outputs["scores"]):
+        print(f"image {number}: classes {', '.join(map(str, np.argsort(scores)[:-6:-1]))} (the weights are random)")
+
+
+if __name__ == "__main__":
+    main()

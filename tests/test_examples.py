@@ -1,0 +1,90 @@
+"""The examples, run as a user would run them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from placeit import Placement, read_cluster
+from placeit.devices.host import allowed_cores
+from placeit.placers import placer_names
+
+ROOT = Path(__file__).parents[1]
+
+Example = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> Example:
+    """Run an example in a process of its own and return what it printed; measured costs are shared by all of them."""
+    cache = tmp_path_factory.mktemp("costs")
+
+    def run(name: str, *arguments: str | Path) -> str:
+        command = [sys.executable, "-m", f"examples.{name}", *map(str, arguments)]
+        environment = os.environ | {"PLACEIT_CACHE": str(cache)}
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+@pytest.mark.slow
+def test_the_demo_leaves_a_placement_and_a_trace(example: Example, tmp_path: Path) -> None:
+    printed = example("demo", "--model", "resnet50", "--budget", "1", "--folder", tmp_path)
+    for command in ("$ placeit devices", "$ placeit optimize", "$ placeit run"):
+        assert command in printed
+    placement = Placement.load(tmp_path / "placement.json")
+    assert set(placement.as_dict().values()) <= set(placement.device_names)
+    trace = json.loads((tmp_path / "trace.json").read_text(encoding="utf-8"))
+    assert any(event.get("ph") == "X" for event in trace["traceEvents"])
+
+
+@pytest.mark.slow
+def test_resnet50_is_placed_on_an_emulated_cluster(example: Example) -> None:
+    if not {0, 1} <= set(allowed_cores()):
+        pytest.skip("needs the CPU cores 0 and 1, which the example's cluster file names")
+    printed = example("resnet50", "--devices", "examples/cluster.yaml", "--placer", "heft", "--budget", "1")
+    assert "chosen: " in printed
+    assert "image 0: classes " in printed
+
+
+@pytest.mark.slow
+def test_inception_v3_is_placed_by_the_placer_that_is_asked_for(example: Example) -> None:
+    printed = example("inception_v3", "--placer", "metis", "--budget", "1")
+    assert "chosen: " in printed
+    assert "image 0: classes " in printed
+
+
+@pytest.mark.slow
+def test_bert_base_embeds_every_sentence_of_a_batch(example: Example) -> None:
+    printed = example("bert_base", "--batch", "2", "--seq", "8", "--placer", "metis", "--budget", "1")
+    assert "chosen: " in printed
+    assert "sentence 1: 768 numbers" in printed
+
+
+def test_a_placer_of_ones_own_is_compared_with_built_in_ones(example: Example) -> None:
+    lines = example("custom_placer").splitlines()
+    milliseconds = {line.split()[0]: float(line.split()[1]) for line in lines}
+    assert milliseconds["OneCut(step=1)"] <= milliseconds["single"]
+    assert set(milliseconds) - {"OneCut(step=1)"} <= set(placer_names())
+
+
+def test_an_example_says_what_is_wrong_in_a_sentence() -> None:
+    command = [sys.executable, "-m", "examples.resnet50", "--devices", "GPU.7"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "There is no device 'GPU.7' on this machine" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_cluster_file_describes_an_emulated_pair() -> None:
+    cluster = read_cluster(ROOT / "examples" / "cluster.yaml", check=False)
+    assert [device.slowdown for device in cluster.devices] == [1.0, 1.5]
+    assert {link.origin for link in cluster.links.values()} == {"emulated"}
