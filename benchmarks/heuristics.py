@@ -52,7 +52,10 @@ def _giph(path: Path, args: Args, report: Report) -> None:
 
 def _names(args: Args) -> list[str]:
     """All placers; those that prove what they find give up early."""
-    limits = {"cp-sat": f"cp-sat:effort={0.1 if args.quick else 1}", "exact": f"exact:nodes={10**4 if args.quick else 10**5}"}
+    limits = {
+        "cp-sat": f"cp-sat:effort={0.02 if args.quick else 0.2}",
+        "exact": f"exact:nodes={10**4 if args.quick else 10**5}",
+    }
     return [limits.get(name, name) for name in placer_names()]
 
 

@@ -34,7 +34,7 @@ class Annealing:
     50 ops. With any other cost function it is that of ``local-search``, which asks in batches.
     """
 
-    evaluations: int = option(30_000, "placements to value, if the caller sets no other limit")
+    evaluations: int = option(25_000, "placements to value, if the caller sets no other limit")
     restarts: int = option(1, "searches that share the evaluations, each from the same start; the best counts")
 
     def place(self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None) -> NDArray[np.int32]:

@@ -31,7 +31,7 @@ class CpSat:
     ``pip install placeit[exact]``.
     """
 
-    effort: float = option(10.0, "solver time in its own deterministic unit, about a second each")
+    effort: float = option(1.0, "work that the solver may do, in its own deterministic unit, some seconds each")
 
     def place(self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None) -> NDArray[np.int32]:  # noqa: ARG002
         """Return the placement of :meth:`plan`; the cost function is not used.
