@@ -1,21 +1,27 @@
 """Latency of whole models on two one-core devices: placeit, OpenVINO alone and with HETERO, ONNX Runtime; all in f32.
 
-All candidates of a model run in one race, interleaved. Every ratio is to plain OpenVINO on one core, paired by round.
+All candidates of a model run in one race, interleaved. Every ratio is to plain OpenVINO on one core, paired by round. Where
+placeit chooses a single device, the fastest placement on both that it measured runs beside it, and is what HETERO gets.
 
 What "dispatch per segment" means: the placement is run with every group as a segment of its own, and of each segment that
 was ready when its device finished the one before, the time between the two ``infer()`` calls is taken; the claim is about the
 median. It is all that the engine adds (the scheduler, its lock, starting the next segment). What OpenVINO itself takes to
 run a segment that computes nothing is in the column ``tiny_segment_us``, which includes the engine's part.
+
+HETERO runs its sub-graphs one after the other, and does not hand a limit on threads to its devices (2026.4: with two CPU
+plugins set to one thread each it takes twice its wall-clock time in CPU time). So it runs in a process of its own that is bound
+to one core: at any moment one of its two one-core devices would be working.
 """
 
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,10 +35,10 @@ from benchmarks._harness import Args, Report, main
 from benchmarks._models import MODELS, model_file, progress, two_cores
 from placeit.backends.hetero import HOW_TO_RUN, export_hetero
 from placeit.backends.openvino import Model
-from placeit.optimize import Optimized, optimize
+from placeit.optimize import Candidate, Optimized, optimize
 from placeit.problem import Placement
 from placeit.profiler.cache import Cache
-from placeit.runtime.measure import Measurement, Race, faster, timed
+from placeit.runtime.measure import Measurement, Race, faster
 from placeit.runtime.segments import Plan
 from placeit.session import OutputError, Session
 
@@ -42,21 +48,20 @@ Infer = Callable[[], list[NDArray[np.generic]]]
 
 @dataclass(frozen=True)
 class Other:
-    """A candidate that is not placeit: what runs it, and the thread that it runs on, the caller's own if None."""
+    """A candidate that is not placeit: what runs it, and the thread or process that it runs on, the caller's own if None."""
 
     infer: Infer
-    thread: ThreadPoolExecutor | None = None
+    thread: Executor | None = None
 
     def run(self) -> list[NDArray[np.generic]]:
         return self.infer() if self.thread is None else self.thread.submit(self.infer).result()
 
     def time(self) -> float:
         """Seconds by a clock on the thread that runs it, so that handing the work to that thread does not count."""
-        once = timed(self.infer)
-        return once() if self.thread is None else self.thread.submit(once).result()
+        return _seconds(self.infer) if self.thread is None else self.thread.submit(_seconds, self.infer).result()
 
 
-ONE, BOTH, OURS = "OpenVINO, one core", "OpenVINO, both cores", "placeit"
+ONE, BOTH, OURS, SPLIT = "OpenVINO, one core", "OpenVINO, both cores", "placeit", "placeit, fastest on both"
 
 _SETTLE_S = 0.01
 """Pause before every timed run: worker threads of the candidate before it may still be spinning."""
@@ -75,23 +80,31 @@ def _model(name: str, cores: tuple[int, int], folder: Path, args: Args, report: 
     devices = [f"CPU@{core}" for core in cores]
     found = optimize(path, devices, budget=25 if args.quick else 90, seed=args.seed, cache=cache, progress=progress)
     report.note(f"  {name}: {found.chosen.name}; {found.reason}")
+    both = next((c for c in found.candidates if c.measured and sum(map(bool, c.placement.counts().values())) > 1), None)
+    split = found.chosen if both is None or found.chosen.placer != "single" else both
     with (
         Session(path, devices, cache=cache, progress=progress) as session,
         # what takes one thread runs on the first core, on a thread that is bound to it as placeit's is
         ThreadPoolExecutor(1, initializer=os.sched_setaffinity, initargs=(0, {cores[0]})) as pinned,
+        ProcessPoolExecutor(
+            1, multiprocessing.get_context("spawn"), initializer=os.sched_setaffinity, initargs=(0, {cores[0]})
+        ) as bound,
     ):
         progress(f"compiling the candidates for {name}")
         inputs = session.model.random_inputs()
-        ours = session.executor(found.chosen.plan)
-        others = _others(session.model, path, found.placement, folder, inputs, pinned)
-        outputs = {who: _named(session.model, other.run()) for who, other in others.items()} | {OURS: ours.run(inputs)}
+        ours = {OURS: session.executor(found.chosen.plan)}
+        if split is not found.chosen:
+            ours[SPLIT] = session.executor(split.plan)
+        others = _others(session.model, path, split.placement, folder, inputs, pinned, bound)
+        outputs = {who: _named(session.model, other.run()) for who, other in others.items()}
+        outputs |= {who: executor.run(inputs) for who, executor in ours.items()}
         errors = {who: OutputError.between(values, outputs[ONE]) for who, values in outputs.items()}
-        timers = {who: other.time for who, other in others.items()} | {OURS: ours.time}
+        timers = {who: runs.time for who, runs in (others | ours).items()}
         race = Race({who: functools.partial(_settled, timer) for who, timer in timers.items()}, seed=args.seed)
         progress(f"racing {len(timers)} candidates on {name}")
         results = race.run(rounds=10 if args.quick else 40, drop_losers=False)
         _rows(name, found, results, errors, report)
-        _dispatch(name, session, found, report)
+        _dispatch(name, session, split, report)
 
 
 def _rows(
@@ -149,17 +162,18 @@ def _others(
     folder: Path,
     inputs: Mapping[str, NDArray[np.generic]],
     pinned: ThreadPoolExecutor,
+    bound: ProcessPoolExecutor,
 ) -> dict[str, Other]:
     """Everything that is not placeit, compiled, with inputs in place."""
     values = list(inputs.values())
-    both_plugins = openvino.Core()
-    both_plugins.register_plugin("openvino_intel_cpu_plugin", "CPUB")
-    for plugin in ("CPU", "CPUB"):
-        both_plugins.set_property(plugin, _openvino_options(1))
+    names = dict(zip(placement.device_names, ("CPU", "CPUB"), strict=True))
+    xml = folder / f"{path.stem}.xml"
+    hetero = export_hetero(model, placement.as_dict(), xml, devices=names)
+    bound.submit(_open_hetero, xml, hetero, values).result()
     return {
         ONE: Other(_openvino(openvino.Core().compile_model(model.ov_model, "CPU", _openvino_options(1)), values), pinned),
         BOTH: Other(_openvino(openvino.Core().compile_model(model.ov_model, "CPU", _openvino_options(2)), values)),
-        "OpenVINO HETERO, same placement": Other(_openvino(_hetero(both_plugins, model, placement, folder), values)),
+        "OpenVINO HETERO, on both": Other(_openvino(_hetero(both_plugins, model, placement, folder), values)),
         "ONNX Runtime, one thread": Other(_onnxruntime(path, inputs, intra=1), pinned),
         "ONNX Runtime, two threads": Other(_onnxruntime(path, inputs, intra=2)),
         "ONNX Runtime, parallel": Other(_onnxruntime(path, inputs, intra=1, inter=2)),
@@ -188,20 +202,27 @@ def _openvino(compiled: Any, values: list[NDArray[np.generic]]) -> Infer:
     return infer
 
 
-def _hetero(core: openvino.Core, model: Model, placement: Placement, folder: Path) -> Any:
+_hetero: Infer | None = None
+"""What :func:`_open_hetero` compiled, in the process that runs it."""
+
+
+def _open_hetero(xml: Path, device: str, values: list[NDArray[np.generic]]) -> None:
     """Compile what ``placeit export`` writes, as its text says, with a CPU plugin for each of the two devices."""
-    xml = folder / f"{model.path.stem}.xml"
-    names = dict(zip(placement.device_names, ("CPU", "CPUB"), strict=True))
-    device = export_hetero(model, placement.as_dict(), xml, devices=names)
+    global _hetero
+    core = openvino.Core()
+    core.register_plugin("openvino_intel_cpu_plugin", "CPUB")
+    for plugin in ("CPU", "CPUB"):
+        core.set_property(plugin, _openvino_options(1))
     scope: dict[str, Any] = {"core": core}
     exec(HOW_TO_RUN.replace("core = openvino.Core()\n", "").format(path=xml, device=device), scope)
-    compiled = scope["compiled"]
-    wanted, got = (
-        {names[name] for name, count in placement.counts().items() if count},
-        compiled.get_property("EXECUTION_DEVICES"),
-    )
+    wanted, got = set(device.partition(":")[2].split(",")), scope["compiled"].get_property("EXECUTION_DEVICES")
     assert set(got) == wanted, f"HETERO runs on {got}, not on {wanted}"
-    return compiled
+    _hetero = _openvino(scope["compiled"], values)
+
+
+def _hetero_infer() -> list[NDArray[np.generic]]:
+    assert _hetero is not None
+    return [np.array(value) for value in _hetero()]
 
 
 def _onnxruntime(path: Path, inputs: Mapping[str, NDArray[np.generic]], *, intra: int, inter: int = 1) -> Infer:
@@ -224,14 +245,14 @@ def _settled(candidate: Callable[[], float]) -> float:
     return candidate()
 
 
-def _dispatch(name: str, session: Session, found: Optimized, report: Report) -> None:
+def _dispatch(name: str, session: Session, split: Candidate, report: Report) -> None:
     """Measure what the engine adds to each segment, with the placement cut as finely as it can be."""
-    groups = session.groups_of(found.placement)
+    groups = session.groups_of(split.placement)
     gaps, waits = _gaps(session, session.segmenter.plan(groups, merge=False))
-    _, merged_waits = _gaps(session, found.chosen.plan)
+    _, merged_waits = _gaps(session, split.plan)
     report.row(
         model=name,
-        segments=found.chosen.segments,
+        segments=split.segments,
         dispatch_us=float(np.median(gaps)) * 1e6 if gaps else None,
         dispatch_p95_us=float(np.percentile(gaps, 95)) * 1e6 if gaps else None,
         wake_other_device_us=float(np.median(waits + merged_waits)) * 1e6 if waits or merged_waits else None,

@@ -56,9 +56,9 @@ def test_resnet50_is_placed_on_an_emulated_cluster(example: Example) -> None:
 
 
 @pytest.mark.slow
-def test_inception_v3_is_placed_by_the_placer_that_is_asked_for(example: Example) -> None:
-    printed = example("inception_v3", "--placer", "metis", "--budget", "1")
-    assert "chosen: " in printed
+def test_inception_v3_runs_whole_where_there_is_one_device(example: Example) -> None:
+    printed = example("inception_v3", "--devices", "CPU", "--placer", "heft", "--budget", "1")
+    assert "chosen: CPU;" in printed
     assert "image 0: classes " in printed
 
 

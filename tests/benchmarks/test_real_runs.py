@@ -1,0 +1,96 @@
+"""Benchmarks that run models for real, on a model that takes a millisecond: what they report, not how good it is."""
+
+import os
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from benchmarks import _models, executor, fidelity, heterogeneous, optimize
+from benchmarks._harness import Args, Report, main
+from placeit.errors import UsageError
+
+pytestmark = pytest.mark.usefixtures("small_model")
+
+
+def report_of(run: Callable[[Args, Report], None]) -> Report:
+    report = Report()
+    run(Args(quick=True), report)
+    return report
+
+
+def test_the_executor_is_raced_against_every_other_way_to_run_the_model():
+    report = report_of(executor.run)
+    rows = {row["candidate"]: row for row in report.rows if "candidate" in row}
+    for name in ("OpenVINO, one core", "OpenVINO, both cores", "OpenVINO HETERO, on both", "placeit"):
+        assert rows[name]["median_ms"] > 0
+    assert sum(name.startswith("ONNX Runtime") for name in rows) == 3
+    assert all(row["output_error"] < 1e-4 for row in rows.values() if row["output_error"] is not None)
+    assert rows["OpenVINO, one core"]["ratio_to_one_core"] == 1
+    assert rows["bound, cutting free"]["ratio_to_one_core"] <= 1
+    claims = {claim["name"]: claim["value"] for claim in report.claims}
+    assert claims["inception_v3: placeit over one core"] == rows["placeit"]["ratio_to_one_core"]
+    assert claims["inception_v3: dispatch per segment, median"] > 0
+
+
+def test_fidelity_compares_every_random_placement_with_its_simulation():
+    report = report_of(fidelity.run)
+    placements = [row for row in report.rows if "kind" in row]
+    assert [row["kind"] for row in placements] == ["dense", "runs"] * 6
+    errors = [abs(row["error_percent"]) for row in placements]
+    mape = next(claim["value"] for claim in report.claims if "mean error" in claim["name"])
+    assert mape == pytest.approx(np.mean(errors))
+    summaries = {row["simulator"]: row["mape_percent"] for row in report.rows if "simulator" in row}
+    assert summaries["calibrated"] == mape
+    assert set(summaries) == {"profile alone", "calibrated", "calibrated, at one speed"}
+
+
+def test_the_heterogeneous_cases_say_what_was_chosen_and_why():
+    report = report_of(heterogeneous.run)
+    reasons = {row["case"]: row["reason"] for row in report.rows if "reason" in row}
+    assert set(reasons) == {"A", "B"}
+    assert all(reasons.values())
+    # a model this small is never worth a network
+    assert next(claim["value"] for claim in report.claims if claim["name"].startswith("B")) == 1
+
+
+def test_optimize_is_timed_from_an_empty_and_from_a_full_cache():
+    report = report_of(optimize.run)
+    cold, warm = report.rows
+    assert (cold["cache"], warm["cache"]) == ("cold", "warm")
+    assert [claim["value"] for claim in report.claims] == [cold["wall_s"], warm["wall_s"]]
+
+
+def test_a_command_that_fails_is_reported_with_its_own_words(small_file, monkeypatch):
+    monkeypatch.setattr(optimize, "model_file", lambda _: small_file.with_name("missing.onnx"))
+    with pytest.raises(Exception, match=r"failed with exit code 1: .*missing\.onnx"):
+        report_of(optimize.run)
+
+
+def test_models_are_exported_once(monkeypatch, tmp_path):
+    monkeypatch.setenv("PLACEIT_CACHE", str(tmp_path))
+    exported = []
+
+    def export_model(name, path):
+        exported.append(name)
+        path.write_bytes(b"")
+
+    monkeypatch.setattr(_models.models, "export_model", export_model)
+    assert _models.model_file("resnet50") == _models.model_file("resnet50")
+    assert _models.model_file("bert_base") != _models.model_file("resnet50")
+    assert exported == ["resnet50", "bert_base"]
+
+
+def test_one_core_is_too_few_to_compare_two(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3})
+    with pytest.raises(UsageError, match="one core only"):
+        _models.two_cores()
+
+
+def test_models_that_a_benchmark_knows_can_be_asked_for(capsys):
+    asked = []
+    main("some", lambda args, _: asked.append(args.models), ["--json", "--models", "b"], models=("a", "b"))
+    assert asked == [("b",)]
+    with pytest.raises(SystemExit):
+        main("some", lambda args, _: None, ["--models", "c"], models=("a", "b"))
+    assert "invalid choice: 'c'" in capsys.readouterr().err
