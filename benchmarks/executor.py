@@ -38,7 +38,7 @@ from placeit.backends.openvino import Model
 from placeit.optimize import Candidate, Optimized, optimize
 from placeit.problem import Placement
 from placeit.profiler.cache import Cache
-from placeit.runtime.measure import Measurement, Race, faster
+from placeit.runtime.measure import Measurement, Race, faster, timed
 from placeit.runtime.segments import Plan
 from placeit.session import OutputError, Session
 
@@ -59,6 +59,10 @@ class Other:
     def time(self) -> float:
         """Seconds by a clock on the thread that runs it, so that handing the work to that thread does not count."""
         return _seconds(self.infer) if self.thread is None else self.thread.submit(_seconds, self.infer).result()
+
+
+def _seconds(infer: Infer) -> float:
+    return timed(infer)()
 
 
 ONE, BOTH, OURS, SPLIT = "OpenVINO, one core", "OpenVINO, both cores", "placeit", "placeit, fastest on both"
@@ -173,7 +177,7 @@ def _others(
     return {
         ONE: Other(_openvino(openvino.Core().compile_model(model.ov_model, "CPU", _openvino_options(1)), values), pinned),
         BOTH: Other(_openvino(openvino.Core().compile_model(model.ov_model, "CPU", _openvino_options(2)), values)),
-        "OpenVINO HETERO, on both": Other(_openvino(_hetero(both_plugins, model, placement, folder), values)),
+        "OpenVINO HETERO, on both": Other(_hetero_infer, bound),
         "ONNX Runtime, one thread": Other(_onnxruntime(path, inputs, intra=1), pinned),
         "ONNX Runtime, two threads": Other(_onnxruntime(path, inputs, intra=2)),
         "ONNX Runtime, parallel": Other(_onnxruntime(path, inputs, intra=1, inter=2)),
