@@ -112,8 +112,10 @@ class Segmenter:
         graph = grouping.groups
         self.grouping, self.graph, self.costs = grouping, graph, costs
         kinds: list[set[str]] = [set() for _ in range(len(graph))]
-        for kind, group in zip(grouping.graph.kinds, grouping.group_of.tolist(), strict=True):
-            kinds[group].add(kind)
+        reading = set(grouping.graph.edges[:, 1].tolist())
+        for v, (kind, group) in enumerate(zip(grouping.graph.kinds, grouping.group_of.tolist(), strict=True)):
+            # an output that reads no op is a constant, which some program has to write
+            kinds[group].add("Constant" if kind == "Result" and v not in reading else kind)
         border = np.bincount(graph.tensor_op, graph.tensor_bytes, len(graph))
         np.add.at(border, graph.edges[:, 1], graph.tensor_bytes[graph.edge_tensor])
         by_producer = np.argsort(graph.edges[:, 0], kind="stable")

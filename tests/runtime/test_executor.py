@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import openvino as ov
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from small_models import random_model
 
 from placeit.backends.coarsen import Grouping
-from placeit.backends.openvino import Model
+from placeit.backends.openvino import Model, describe
 from placeit.cluster import Cluster, Device, Link
 from placeit.devices import discover
 from placeit.devices.host import allowed_cores
@@ -135,8 +136,10 @@ def real() -> Iterator[Callable[..., tuple[Model, Runtime, Segmenter]]]:
     """Open a random model on the first allowed core, renamed and emulated as asked for."""
     opened: list[Runtime] = []
 
-    def make(seed: int, nodes: int, cluster: Cluster | None = None) -> tuple[Model, Runtime, Segmenter]:
-        model = random_model(seed, nodes)
+    def make(
+        seed: int, nodes: int, cluster: Cluster | None = None, model: Model | None = None
+    ) -> tuple[Model, Runtime, Segmenter]:
+        model = random_model(seed, nodes) if model is None else model
         if cluster is None:
             core = one_core_names(1)[0]
             device = discover(core).devices[0]
@@ -165,6 +168,22 @@ def test_any_placement_gives_the_outputs_of_the_uncut_model(
     outputs = executor.run(model.random_inputs())
     for name, expected in whole_outputs(model).items():
         np.testing.assert_allclose(outputs[name], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("merge", [True, False])
+@pytest.mark.parametrize("device_of_constant", [0, 1])
+def test_outputs_that_are_a_constant_or_an_input_are_there(
+    real: Callable[..., tuple[Model, Runtime, Segmenter]], device_of_constant: int, merge: bool
+) -> None:
+    x = ops.parameter([1, 8], ov.Type.f32, name="x")
+    anchors = ops.add(ops.constant(np.arange(4, dtype=np.float32)), ops.constant(np.float32(0.5)))
+    results = [ops.result(anchors, name="anchors"), ops.result(x, name="same"), ops.result(ops.relu(x), name="relu")]
+    model, runtime, segmenter = real(0, 0, model=describe(ov.Model(results, [x], "m"), Path("m")))
+    placement = [device_of_constant if name == "anchors" else 0 for name in model.graph.names]
+    outputs = Executor(runtime, segmenter.plan(placement, merge=merge)).run(model.random_inputs())
+    for name, expected in whole_outputs(model).items():
+        np.testing.assert_array_equal(outputs[name], expected)
+    assert len(outputs) == 3
 
 
 def test_many_requests_in_flight_do_not_disturb_each_other(
