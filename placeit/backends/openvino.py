@@ -6,7 +6,7 @@ import contextlib
 import logging
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -256,6 +256,7 @@ def _convert_onnx(path: Path, shapes: Mapping[str, tuple[int, ...]], batch: int 
         model = openvino.convert_model(str(path), input=list(wanted.items()))
     else:
         model = openvino.convert_model(str(path))
+    _join_twins(model, wanted.keys())
     for port in model.inputs:
         if not port.get_names() & wanted.keys():
             name = _tensor_name(port, port.get_node())
@@ -266,6 +267,26 @@ def _convert_onnx(path: Path, shapes: Mapping[str, tuple[int, ...]], batch: int 
     own_names = node_names(path)
     name_nodes(model, keep=own_names.__contains__)
     return model
+
+
+def _join_twins(model: Any, names: Set[str]) -> None:
+    """Undo what the converter makes of an input that is an output as well: it reads the output from a second input.
+
+    Args:
+        model: an ``openvino.Model``; it is changed.
+        names: of the inputs in the file. A second input has the friendly name of the first, but not its tensor name.
+    """
+    first = {name: port for port in model.inputs for name in port.get_names()}
+    for twin in model.inputs:
+        name = twin.get_node().get_friendly_name()
+        if name in names and name in first and not twin.get_names() & names:
+            parameter = first[name].get_node()
+            for reader in twin.get_target_inputs():
+                reader.replace_source_output(parameter.output(0))
+                if reader.get_node().get_type_name() == "Result":  # it keeps the name that the second input had
+                    reader.get_node().output(0).get_tensor().set_names({name})
+            model.remove_parameter(twin.get_node())
+            parameter.set_friendly_name(name)
 
 
 _NUMPY_DTYPE = re.compile(r"bool|float(16|32|64)|u?int(8|16|32|64)")

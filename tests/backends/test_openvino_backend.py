@@ -79,6 +79,21 @@ def test_names_that_the_file_gives_are_kept_even_if_they_look_made_up(onnx_file)
     assert graph.names == ("x", "Relu_7", "Tanh_900000", "y", "y/sink_port_0")
 
 
+@pytest.mark.parametrize(
+    ("shape", "options"), [([1, 4], {}), (["N", 4], {"batch": 1}), ([1, "N"], {"input_shapes": {"x": [1, 4]}})]
+)
+@pytest.mark.parametrize("kinds", [[], ["Relu"]])
+def test_an_input_can_be_an_output_as_well(onnx_file, shape, options, kinds):
+    nodes = [helper.make_node(kind, ["x"], ["y"]) for kind in kinds]
+    outputs = [("y", F, None) for _ in kinds] + [("x", F, shape)]
+    model = load(onnx_file(nodes, [("z", F, [2]), ("x", F, shape)], outputs), **options)
+    assert [spec.name for spec in model.inputs] == ["z", "x"]
+    assert [spec.name for spec in model.outputs] == ["y"] * len(kinds) + ["x"]
+    given = model.random_inputs()
+    answer = openvino.Core().compile_model(model.ov_model, "CPU")([given["z"], given["x"]])
+    np.testing.assert_array_equal(answer[len(kinds)], given["x"])
+
+
 def test_loading_prints_nothing_sends_nothing_and_leaves_logging_alone(packaged, capfd, tmp_path):
     before = (logging.getLogger().level, list(logging.getLogger().filters))
     load(packaged(SILERO), input_shapes={"input": [1, 576], "state": [2, 1, 128]})
