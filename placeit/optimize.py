@@ -33,9 +33,10 @@ DEFAULT_PLACERS = ("heft", "cpop", "critical-path", "metis", "random-task-eft", 
 
 _FINALISTS = 5  # most new placements that are measured in one turn
 _TURNS = 3  # most turns of measuring and searching again
-_ROUNDS, _FINAL_ROUNDS = 10, 24  # of a race in a turn, and of the one that decides
+_ROUNDS, _FINAL_ROUNDS = 6, 20  # of a race in a turn, and of the one that decides
 _FINAL_SPLITS = 3  # placements over several devices that take part in the race that decides
 _LOOKS, _LIKELY_GAIN = 3, 0.95  # most times that the race that decides goes on, and the ratio below which it does
+_WORTH_MEASURING, _FAR_BEHIND = 0.99, 1.05  # of the best measured, and of the best single device
 _FEWEST_FINAL_ROUNDS = 12  # of the race that decides, however little time is left
 _PROFILE_SHARE, _TURN_SHARE = 0.4, 0.35  # of the budget, and of what is left of it
 _BOUND_TURNS = 200
@@ -288,8 +289,14 @@ class _Search:
             if not one_more or turn == _TURNS - 1 or len(self.problem.device_names) == 1:
                 return
             self.learn()
-            if not self.refine(f"calibrated-search {turn + 1}"):
+            if not self.refine(f"calibrated-search {turn + 1}") or not self.worth_another_turn():
                 return
+
+    def worth_another_turn(self) -> bool:
+        """Whether some unmeasured entry is now expected to beat the best that was measured."""
+        fresh = [e for e in self.entries.values() if e.measured is None and e.placer != "single"]
+        best = min(map(_measured_median, self.entries.values()))
+        return any(self.segmenter.makespan(e.groups)[0] < best * _WORTH_MEASURING for e in fresh)
 
     def final_s(self) -> float:
         """Seconds that the race that decides will take."""
@@ -343,6 +350,9 @@ class _Search:
         measured = sorted((e for e in self.entries.values() if e.measured is not None), key=_measured_median)
         singles = [entry for entry in measured if entry.placer == "single"]
         split = [entry for entry in measured if entry.placer != "single"][:_FINAL_SPLITS]
+        if singles:  # of several that are far behind, one is enough to say so
+            near = [entry for entry in split if _measured_median(entry) < _FAR_BEHIND * _measured_median(singles[0])]
+            split = near or split[:1]
         finalists = [*singles, *split]
         if not finalists:
             return

@@ -80,7 +80,8 @@ class Executor:
 
     def __init__(self, runtime: Runtime, plan: Plan, *, requests: int = 1) -> None:
         self.runtime, self.plan = runtime, plan
-        self.programs = [None if segment.free else runtime.compile(segment) for segment in plan.segments]
+        compiled = iter(runtime.compile([segment for segment in plan.segments if not segment.free]))
+        self.programs = [None if segment.free else next(compiled) for segment in plan.segments]
         self._scheduler = Scheduler(plan.problem, plan.placement, links="channel", queue="priority")
         self._samples: list[list[float]] = [[] for _ in plan.segments]
         self._lock = threading.Lock()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -85,20 +87,23 @@ class Runtime:
         for transport in self.transports.values():
             transport.close()
 
-    def compile(self, segment: Segment) -> Program:
-        """Compile a segment for its device, or take the program that an equal device has compiled. Raises DeviceError."""
-        device = self.devices[segment.device]
-        key = (device.program_key, segment.groups)
-        if key in self._programs:
+    def compile(self, segments: Sequence[Segment]) -> list[Program]:
+        """Compile segments for their devices, or take the programs that equal devices have compiled. Raises DeviceError."""
+        keys = [(self.devices[segment.device].program_key, segment.groups) for segment in segments]
+        missing = {key: segment for key, segment in zip(keys, segments, strict=True) if key not in self._programs}
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "placeit compile") as pool:
+            compiled = pool.map(lambda s: self.devices[s.device].compile(_Source(self, s)), missing.values())
+            for key, program in zip(missing, compiled, strict=True):
+                self._programs[key] = program
+                self._kept_bytes += self._weights(key[1])
+        for key in keys:
             self._programs.move_to_end(key)
-            return self._programs[key]
-        program = self._programs[key] = device.compile(_Source(self, segment))
-        self._kept_bytes += self._weights(segment.groups)
+        programs = [self._programs[key] for key in keys]
         # a program has a copy of its weights, in the order that the device likes: without a bound a search would fill memory
         while self._kept_bytes > _KEPT_MODELS * self.grouping.groups.param_bytes.sum() + _KEPT_BYTES:
             (_, groups), _ = self._programs.popitem(last=False)
             self._kept_bytes -= self._weights(groups)
-        return program
+        return programs
 
     def _weights(self, groups: tuple[int, ...]) -> float:
         return float(self.grouping.groups.param_bytes[list(groups)].sum())
