@@ -442,7 +442,6 @@ class _Search:
                 f"measured again, it takes {ratio.ratio:.3f} of the time of {single.name} "
                 f"(95 % interval {ratio.ci_low:.3f} to {ratio.ci_high:.3f})"
             )
-        bound = lower_bound(self.problem)
         if self.ratio is not None:
             why = (
                 f"the best split placement takes {self.ratio.ratio:.3f} of its time (95 % interval {self.ratio.ci_low:.3f} to "
@@ -450,7 +449,10 @@ class _Search:
             )
         else:
             why = "no split placement was measured to be faster"
-        return self.winner, f"{why}; the bound without any cost of cutting is {bound / single.simulated_s:.3f} of its time"
+        if single.simulated_s > 0:
+            share = lower_bound(self.problem) / single.simulated_s
+            why += f"; the bound without any cost of cutting is {share:.3f} of its time"
+        return self.winner, why
 
 
 def lower_bound(problem: Problem) -> float:

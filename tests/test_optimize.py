@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 
 import numpy as np
+import openvino as ov
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import inception_like
 
+from placeit.backends.openvino import describe
 from placeit.cluster import Cluster, Device, Link
 from placeit.devices.host import allowed_cores
 from placeit.errors import InfeasibleError, UsageError
@@ -18,7 +20,7 @@ from placeit.optimize import lower_bound, optimize
 from placeit.problem import Placement, Problem
 from placeit.profiler.cache import Cache
 from placeit.runtime.simulator import simulate
-from placeit.session import Session
+from placeit.session import OutputError, Session
 
 CORE = f"CPU@{allowed_cores()[0]}"
 PLACERS = ("heft", "metis")
@@ -79,6 +81,15 @@ def test_one_device_is_its_own_answer(cache: Cache) -> None:
     found = optimize(inception_like(), CORE, placers=PLACERS, budget=3, cache=cache)
     assert found.chosen.name == CORE
     assert [candidate.name for candidate in found.candidates] == [CORE]
+
+
+def test_a_model_that_computes_nothing_has_an_answer(cache: Cache) -> None:
+    x = ov.opset13.parameter([1, 8], ov.Type.f32, name="x")
+    model = describe(ov.Model([ov.opset13.result(x, name="same")], [x], "nothing"), Path("nothing"))
+    found = optimize(model, emulated(2.0, 1e9, 1e-5), placers=PLACERS, budget=3, cache=cache)
+    assert found.chosen.segments == 0
+    assert found.chosen.output_error == OutputError(0.0, 0.0)
+    assert len(set(found.placement.as_dict().values())) == 1
 
 
 def test_described_devices_are_decided_by_the_simulator_and_nothing_is_measured(cache: Cache) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -256,7 +256,7 @@ def _convert_onnx(path: Path, shapes: Mapping[str, tuple[int, ...]], batch: int 
         model = openvino.convert_model(str(path), input=list(wanted.items()))
     else:
         model = openvino.convert_model(str(path))
-    _join_twins(model, wanted.keys())
+    _join_twins(model, wanted)
     for port in model.inputs:
         if not port.get_names() & wanted.keys():
             name = _tensor_name(port, port.get_node())
@@ -269,17 +269,17 @@ def _convert_onnx(path: Path, shapes: Mapping[str, tuple[int, ...]], batch: int 
     return model
 
 
-def _join_twins(model: Any, names: Set[str]) -> None:
+def _join_twins(model: Any, inputs: Mapping[str, Any]) -> None:
     """Undo what the converter makes of an input that is an output as well: it reads the output from a second input.
 
     Args:
         model: an ``openvino.Model``; it is changed.
-        names: of the inputs in the file. A second input has the friendly name of the first, but not its tensor name.
+        inputs: those in the file, by name. A second input has the friendly name of the first, but not its tensor name.
     """
     first = {name: port for port in model.inputs for name in port.get_names()}
     for twin in model.inputs:
         name = twin.get_node().get_friendly_name()
-        if name in names and name in first and not twin.get_names() & names:
+        if name in inputs and name in first and not twin.get_names() & inputs.keys():
             parameter = first[name].get_node()
             for reader in twin.get_target_inputs():
                 reader.replace_source_output(parameter.output(0))
