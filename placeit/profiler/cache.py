@@ -6,15 +6,16 @@ import contextlib
 import hashlib
 import json
 import logging
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from placeit.errors import FileError
 from placeit.files import write_text
 
-__all__ = ["Cache", "cache_folder"]
+__all__ = ["Cache", "are_times", "cache_folder"]
 
 _log = logging.getLogger("placeit")
 _VERSION = 1
@@ -44,11 +45,17 @@ class Cache:
         self.folder = cache_folder() if folder is None else folder
         self._works = True
 
-    def get(self, key: Mapping[str, Any]) -> Any | None:
-        """Return the value stored under a key, or None. A damaged entry counts as absent, with a warning."""
+    def get(self, key: Mapping[str, Any], valid: Callable[[Any], bool] = lambda _: True) -> Any | None:
+        """Return the value stored under a key, or None. A damaged entry counts as absent, with a warning.
+
+        Args:
+            key: what the value holds for.
+            valid: whether a value is one that can have been stored under the key; if not, the entry is damaged. Numbers that
+                are not finite are never valid.
+        """
         path = self._path(key)
         try:
-            entry = json.loads(path.read_text(encoding="utf-8"))
+            entry = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -61,6 +68,7 @@ class Cache:
             or entry.get("version") != _VERSION
             or entry.get("key") != json.loads(_canonical(key))
             or "value" not in entry
+            or not valid(entry["value"])
         ):
             _log.warning("The cache entry %s is damaged; it is measured again.", path)
             return None
@@ -101,6 +109,19 @@ class Cache:
         if self._works:
             self._works = False
             _log.warning("Cannot %s the cost cache %s (%s); going on without it.", what, self.folder, error)
+
+
+def are_times(value: Any, count: int) -> bool:
+    """Whether a value that was read is a list of ``count`` times: numbers that are finite and not negative."""
+    return (
+        isinstance(value, list)
+        and len(value) == count
+        and all(isinstance(x, int | float) and not isinstance(x, bool) and 0 <= x < math.inf for x in value)
+    )
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not a number that is ever stored")
 
 
 def _canonical(key: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,10 +14,10 @@ from placeit.backends.coarsen import Grouping
 from placeit.backends.openvino import Model
 from placeit.cluster import Cluster, Device
 from placeit.errors import InfeasibleError
-from placeit.profiler.cache import Cache
+from placeit.profiler.cache import Cache, are_times
 from placeit.profiler.counters import group_shares
 from placeit.profiler.links import device_key, probe
-from placeit.runtime.devices.openvino import core
+from placeit.runtime.devices.openvino import core, explaining
 from placeit.runtime.executor import Executor
 from placeit.runtime.runtime import Runtime
 from placeit.runtime.segments import Costs, Plan, Segmenter
@@ -41,7 +42,8 @@ def supported(model: Model, grouping: Grouping, cluster: Cluster) -> NDArray[np.
     for d, device in enumerate(cluster.devices):
         target = device.runs_on.partition("@")[0]
         if target not in answers:
-            answers[target] = set(core().query_model(model.ov_model, target))
+            with explaining(f"OpenVINO does not say what {device.name} supports"):
+                answers[target] = set(core().query_model(model.ov_model, target))
         can[:, d] = [name in answers[target] for name in graph.names]
     nowhere = np.flatnonzero(~can.any(axis=1))
     if len(nowhere):
@@ -90,7 +92,7 @@ def profile(
     links = probe(cluster, precision=runtime.precision, cache=cache)
     for d, device in enumerate(cluster.devices):
         key = _key(grouping, device, runtime.precision)
-        kept = cache.get(key) if cache is not None else None
+        kept = cache.get(key, functools.partial(_valid, can=can[:, d])) if cache is not None else None
         if kept is None:
             share = budget / len(cluster)
             measured = _measure(grouping, runtime, can, d, float(links.dispatch[d]), share, progress)
@@ -153,6 +155,18 @@ def _passes_of(runtime: Runtime, plan: Plan) -> Iterator[NDArray[np.float64]]:
     while True:
         executor.time()
         yield executor.segment_seconds(last=True)
+
+
+def _valid(kept: Any, can: NDArray[np.bool_]) -> bool:
+    """Whether a value from the cache is what :func:`profile` puts there: times of all groups, and none where none can run."""
+    if not isinstance(kept, dict) or not isinstance(kept.get("core"), list):
+        return False
+    core = kept["core"]
+    return (
+        [x is not None for x in core] == can.tolist()
+        and are_times([0.0 if x is None else x for x in core], len(can))
+        and are_times(kept.get("cut"), len(can))
+    )
 
 
 def _key(grouping: Grouping, device: Device, precision: str) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-import threading
+import os
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,8 +12,7 @@ from numpy.typing import NDArray
 from placeit.backends.coarsen import Grouping
 from placeit.backends.openvino import Model
 from placeit.cluster import Device
-from placeit.runtime.devices.openvino import configuration, core
-from placeit.runtime.devices.worker import Worker
+from placeit.runtime.devices.openvino import compile_model, explaining
 
 __all__ = ["group_shares"]
 
@@ -25,13 +25,16 @@ def group_shares(
     OpenVINO fuses ops into kernels and says which ops each kernel stands for; a kernel's time is divided evenly among the
     groups of its ops. Kernels that stand for no op (layout conversions) count for nobody, so they are shared by all in
     proportion.
+
+    Raises:
+        DeviceError: the device cannot run the model.
     """
-    config = configuration(device, precision) | {"PERF_COUNT": True}
-    compiled = core().compile_model(model.ov_model, device.runs_on.partition("@")[0], config)
+    compiled = compile_model(model.ov_model, device, precision, PERF_COUNT=True)
     request = compiled.create_infer_request()
     for i, value in enumerate(model.random_inputs().values()):
         request.get_input_tensor(i).data[...] = value
-    _run_bound(device.cores, functools.partial(_repeat, request.infer, passes))
+    with explaining(f"The model cannot be run on {device.name}"):
+        _run_bound(device.cores, functools.partial(_repeat, request.infer, passes))
     graph = grouping.graph
     shares = np.zeros(len(grouping.groups))
     for kernel in compiled.get_runtime_model().get_ordered_ops():
@@ -52,9 +55,8 @@ def _repeat(run: functools.partial[None], passes: int) -> None:
 
 
 def _run_bound(cores: tuple[int, ...], job: functools.partial[None]) -> None:
-    """Run a job on a thread bound to some cores and wait for it."""
-    worker, ended = Worker("placeit counters", cores), threading.Event()
-    worker.submit(job)
-    worker.submit(ended.set)
-    ended.wait()
-    worker.close()
+    """Run a job on a thread bound to some cores, wait for it, and raise what it raises."""
+    with ThreadPoolExecutor(1, "placeit counters") as thread:
+        if cores:
+            thread.submit(os.sched_setaffinity, 0, cores).result()
+        thread.submit(job).result()

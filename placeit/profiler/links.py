@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from placeit.backends.coarsen import Grouping
 from placeit.backends.openvino import Model, describe
 from placeit.cluster import Cluster, Device, Link
-from placeit.profiler.cache import Cache
+from placeit.profiler.cache import Cache, are_times
 from placeit.runtime.executor import Executor
 from placeit.runtime.runtime import Runtime
 from placeit.runtime.segments import Costs, Segmenter
@@ -57,22 +58,37 @@ def probe(cluster: Cluster, *, precision: str = "f32", cache: Cache | None = Non
     tensor, all of them in turn. What a hop adds to a segment is the link: its latency with the small tensor, its bandwidth
     from what the large one adds to that. Going back and forth measures both directions together; each gets half.
     """
+    names = cluster.names
     key = {
         "what": "links",
         "devices": [device_key(device) for device in cluster.devices],
-        "known": sorted(map(list, cluster.links)),
+        "known": sorted([names.index(src), names.index(dst)] for src, dst in cluster.links),
         "precision": precision,
     }
-    kept = cache.get(key) if cache is not None else None
+    unknown = [[names.index(src), names.index(dst)] for src, dst in cluster.missing_links()]
+    kept = cache.get(key, functools.partial(_valid, devices=len(names), unknown=unknown)) if cache is not None else None
     if kept is None:
         kept = _measure(cluster, precision)
         if cache is not None:
             cache.put(key, kept)
-    names = cluster.names
     measured = {
         (names[i], names[j]): Link(float("inf") if rate is None else rate, delay) for i, j, rate, delay in kept["links"]
     }
     return Links(np.array(kept["dispatch"]), replace(cluster, links={**measured, **cluster.links}))
+
+
+def _valid(kept: Any, devices: int, unknown: list[list[int]]) -> bool:
+    """Whether a value from the cache is what :func:`_measure` returns for so many devices and these links."""
+    if not isinstance(kept, dict) or not isinstance(kept.get("links"), list):
+        return False
+    links = kept["links"]
+    return (
+        are_times(kept.get("dispatch"), devices)
+        and all(isinstance(link, list) and len(link) == 4 for link in links)
+        and len(links) == len(unknown)
+        and all(pair in [link[:2] for link in links] for pair in unknown)
+        and all(are_times([delay], 1) and (rate is None or (are_times([rate], 1) and rate > 0)) for *_, rate, delay in links)
+    )
 
 
 def _measure(cluster: Cluster, precision: str) -> dict[str, Any]:

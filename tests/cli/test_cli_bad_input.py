@@ -4,7 +4,7 @@ import errno
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -188,19 +188,54 @@ def test_a_disk_that_is_full_leaves_no_half_written_trace(
     assert list(folder.iterdir()) == []
 
 
-def test_nan_in_the_cost_cache_is_not_taken_for_a_cost(
-    cli: Any, tiny: Path, cores: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("where", "wrong"),
+    [
+        ("core", lambda value: value["core"].__setitem__(0, float("nan"))),
+        ("core", lambda value: value["core"].__setitem__(0, -1e-3)),
+        ("core", lambda value: value["core"].__setitem__(0, None)),
+        ("core", lambda value: value["core"].__setitem__(0, "1")),
+        ("core", lambda value: value["core"].pop()),
+        ("core", lambda value: value["cut"].append(0.0)),
+        ("core", lambda value: value.pop("cut")),
+        ("dispatch", lambda value: value["dispatch"].__setitem__(0, -1.0)),
+        ("dispatch", lambda value: value["dispatch"].pop()),
+        ("dispatch", lambda value: value["links"].append([0, 0, 1e9, 1e-6])),
+        ("dispatch", lambda value: value.update(links=3)),
+    ],
+)
+def test_costs_in_the_cache_that_make_no_sense_are_measured_again(
+    cli: Any,
+    tiny: Path,
+    cores: Sequence[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+    wrong: Callable[[Any], object],
 ) -> None:
     cache = tmp_path / "cache"
     monkeypatch.setenv("PLACEIT_CACHE", str(cache))
+
+    def costs() -> list[dict[str, Any]]:
+        return [json.loads(entry.read_text())["value"] for entry in sorted(cache.iterdir())]
+
     assert cli("profile", tiny, "--devices", cores[0]).exit_code == 0
+    before = costs()
+    damaged = 0
     for entry in cache.iterdir():
         data = json.loads(entry.read_text())
-        if "core" in data["value"]:
-            data["value"]["core"][0] = float("nan")
+        if where in data["value"]:
+            damaged += 1
+            wrong(data["value"])
             entry.write_text(json.dumps(data))
-    result = cli("optimize", tiny, "--devices", cores[0], "--budget", 1, "--placer", "heft")
-    paragraph(result, "NaN")
+    assert damaged
+    result = cli("profile", tiny, "--devices", cores[0], "--json")
+    assert result.exit_code == 0
+    assert "is damaged; it is measured again" in result.stderr
+    assert all(group["seconds"][cores[0]] >= 0 for group in json.loads(result.stdout)["groups"])
+    assert [{key: len(value) for key, value in cost.items()} for cost in costs()] == [
+        {key: len(value) for key, value in cost.items()} for cost in before
+    ]
 
 
 MUTATIONS = st.lists(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from placeit.errors import FileError
-from placeit.profiler.cache import Cache, cache_folder
+from placeit.profiler.cache import Cache, are_times, cache_folder
 
 KEY = {"graph": "abc", "device": "CPU@0", "threads": 1}
 
@@ -48,6 +48,29 @@ def test_a_damaged_entry_is_absent_with_a_warning_and_can_be_rewritten(
     assert "is damaged" in caplog.text
     cache.put(KEY, 3)
     assert cache.get(KEY) == 3
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+def test_a_number_that_json_does_not_have_is_damage(cache: Cache, caplog: pytest.LogCaptureFixture, number: str) -> None:
+    cache.put(KEY, [12.5])
+    (entry,) = entries(cache)
+    entry.write_text(entry.read_text().replace("12.5", number))
+    assert cache.get(KEY) is None
+    assert "is damaged" in caplog.text
+
+
+def test_a_value_that_the_caller_calls_invalid_is_damage(cache: Cache, caplog: pytest.LogCaptureFixture) -> None:
+    cache.put(KEY, 1)
+    assert cache.get(KEY, lambda value: value == 1) == 1
+    assert not caplog.records
+    assert cache.get(KEY, lambda value: value == 2) is None
+    assert "is damaged" in caplog.text
+
+
+@pytest.mark.parametrize("value", [None, 1, {}, [1.0], [1, 2, 3], [1, True], [1, "2"], [1, -1e-9], [1, float("inf")]])
+def test_times_are_so_many_finite_numbers_that_are_not_negative(value: object) -> None:
+    assert are_times([0, 2.5], 2)
+    assert not are_times(value, 2)
 
 
 def test_an_entry_that_holds_another_key_is_not_believed(cache: Cache, caplog: pytest.LogCaptureFixture) -> None:
