@@ -84,7 +84,7 @@ def _placements(random: np.random.Generator, groups: int, count: int) -> list[ND
     while len(placements) < count:
         if len(placements) % 2 == 0:
             # a share of its own for each, so that not all of them are half and half
-            devices = random.random(groups) < random.uniform(0.1, 0.9)
+            devices = (random.random(groups) < random.uniform(0.1, 0.9)).astype(np.int64)
         else:
             ends = np.sort(random.choice(np.arange(1, groups), size=int(random.integers(1, 7)), replace=False))
             devices = (np.searchsorted(ends, np.arange(groups), side="right") + int(random.integers(2))) % 2
