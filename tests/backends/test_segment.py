@@ -93,8 +93,20 @@ def test_images_are_what_convolutions_make_and_what_is_made_of_that_element_by_e
     graph = model.graph
     last = channels_last_tensors(graph)
     kinds = {graph.kinds[graph.tensor_op[t]] for t in last}
-    assert {"Convolution", "Relu", "Concat", "AvgPool", "Add"} <= kinds
+    assert {"Convolution", "Relu", "Concat", "AvgPool"} <= kinds
     assert not kinds & {"Parameter", "ReduceMean", "MatMul"}
+
+
+def test_sums_of_images_and_what_only_they_read_stay_plain() -> None:
+    model = inception_like()
+    graph = model.graph
+    last = channels_last_tensors(graph)
+    total = next(v for v, kind in enumerate(graph.kinds) if kind == "Add")
+    read = {int(t): int(u) for (u, v), t in zip(graph.edges, graph.edge_tensor, strict=True) if v == total}
+    assert not any(graph.tensor_op[t] == total for t in last)
+    # the branch with the convolution is read by the sum alone; the other one goes into that convolution as well
+    assert {graph.kinds[u] for t, u in read.items() if t not in last} == {"Relu"}
+    assert {graph.kinds[u] for t, u in read.items() if t in last} == {"Concat"}
 
 
 def test_a_concatenation_alone_needs_no_transpose_between_images() -> None:
