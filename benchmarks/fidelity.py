@@ -4,6 +4,9 @@ Half of the placements are dense (each group on a random device), half are a few
 simulator is used as ``placeit optimize`` uses it: profiled costs, corrected by what the segments of a handful of other
 placements took. What the profile alone says of the same segments is given beside it.
 
+On two equal cores any placement takes about the same time, so noise of a few per cent decides the correlation; with one core
+slowed 1.5 times behind an emulated link placements differ more.
+
 Placements are measured in blocks, the whole model on one device interleaved with them in every block. The claims are about
 the times as measured; "at one speed" scales the times of each block by what that device did there, which shows how much of
 the error is the machine's drift.
@@ -12,12 +15,15 @@ the error is the machine's drift.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks._harness import Args, Report, main
 from benchmarks._models import MODELS, model_file, progress, two_cores
+from placeit.cluster import Cluster, Link
+from placeit.devices import discover
 from placeit.profiler.calibration import calibrated
 from placeit.profiler.statistics import mape, pearson, spearman
 from placeit.runtime.executor import Executor
@@ -31,13 +37,25 @@ _OTHERS = 6  # placements that the simulator is calibrated on
 
 
 def run(args: Args, report: Report) -> None:
+    cores = [f"CPU@{core}" for core in two_cores()]
     for name in args.models or (("inception_v3",) if args.quick else ("inception_v3", "resnet50")):
-        _model(name, args, report)
+        _model(name, "equal cores", discover(cores), args, report)
+    if not args.quick:
+        _model((args.models or ("inception_v3",))[0], "unequal cores", _unequal(cores), args, report)
 
 
-def _model(name: str, args: Args, report: Report) -> None:
+def _unequal(cores: list[str]) -> Cluster:
+    """A core, and one slowed 1.5 times behind a link of 10 Gbit/s and 50 us."""
+    fast, slow = discover(cores).devices
+    link = Link(10e9 / 8, 50e-6, "emulated")
+    devices = (replace(fast, name="fast"), replace(slow, name="slow", slowdown=1.5))
+    return Cluster(devices, {("fast", "slow"): link, ("slow", "fast"): link})
+
+
+def _model(model: str, where: str, cluster: Cluster, args: Args, report: Report) -> None:
     random = np.random.default_rng(args.seed)
-    with Session(model_file(name), [f"CPU@{core}" for core in two_cores()], progress=progress) as session:
+    name = f"{model}, {where}"
+    with Session(model_file(model), cluster, progress=progress) as session:
         groups, rounds = len(session.grouping.groups), 8 if args.quick else 12
         others = _placements(random, groups, _OTHERS)
         asked = _placements(random, groups, 12 if args.quick else 50)
