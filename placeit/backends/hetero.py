@@ -86,7 +86,7 @@ def _openvino_names(model: Model, placement: Mapping[str, str], devices: Mapping
         if not _HETERO_DEVICE.fullmatch(names[device]):
             raise PlacementError(
                 f"Op '{op}' is placed on '{device}', which is not a device of OpenVINO's own, and HETERO knows no others: say "
-                f"which it stands for (such as {device}=CPU), or place the model on whole devices."
+                f"which it stands for (--map {device}=CPU), or place the model on whole devices."
             )
     for sharers in model.together:
         used = {names[placement[op]] for op in sharers}

@@ -11,7 +11,7 @@ import typer
 from placeit.cli import text
 from placeit.cli.options import ModelOptions, parse_shapes
 from placeit.cli.paths import check_outputs
-from placeit.cli.placements import PlacementOption, read_placement
+from placeit.cli.placements import PlacementOption, naming, read_placement
 from placeit.cli.terminal import Output, Terminal
 from placeit.errors import UsageError
 
@@ -55,7 +55,8 @@ def export(
     names = _mapping(mapping)
     model = load(options.model, input_shapes=parse_shapes(options.input_shape), batch=options.batch)
     chosen = read_placement(placement, model.graph)
-    device = export_hetero(model, chosen.as_dict(), output, devices=names)
+    with naming(placement):
+        device = export_hetero(model, chosen.as_dict(), output, devices=names)
     data = {
         "model": str(options.model),
         "placement_file": str(placement),

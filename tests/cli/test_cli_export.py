@@ -38,7 +38,8 @@ def test_the_text_says_how_to_run_it(cli: Any, tiny: Path, placement: Path, core
 def test_core_sets_need_a_name_that_openvino_knows(cli: Any, tiny: Path, placement: Path, tmp_path: Path) -> None:
     result = cli("export", tiny, "-p", placement, "-o", tmp_path / "placed.xml")
     assert result.exit_code == 1
-    assert "CPU@" in result.stderr
+    assert str(placement) in result.stderr
+    assert "--map CPU@" in result.stderr
     assert not (tmp_path / "placed.xml").exists()
     assert not (tmp_path / "placed.bin").exists()
 
