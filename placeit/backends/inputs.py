@@ -14,6 +14,8 @@ from placeit.errors import ModelError
 
 __all__ = ["resolve_shapes", "rows_indexed_by"]
 
+_LARGEST = 2**31 - 1
+
 
 def resolve_shapes(
     path: Path, partial: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], batch: int | None
@@ -23,7 +25,7 @@ def resolve_shapes(
     Raises:
         ModelError: a size is left open, or an option does not fit the model.
     """
-    if batch is not None and batch < 1:
+    if batch is not None and not 1 <= batch <= _LARGEST:
         raise ModelError(f"{path}: a batch of {batch} makes no sense; it is the number of samples in one inference.")
     for name in shapes:
         if name not in partial:
@@ -32,8 +34,11 @@ def resolve_shapes(
     takes_batch = False
     for name, shape in partial.items():
         if name in shapes:
-            if any(size < 1 for size in shapes[name]):
-                raise ModelError(f"{path}: the shape given for input '{name}', {list(shapes[name])}, holds a size below 1.")
+            if any(not 1 <= size <= _LARGEST for size in shapes[name]):
+                raise ModelError(
+                    f"{path}: the shape given for input '{name}', {list(shapes[name])}, holds a size that is not from 1 to "
+                    f"{_LARGEST}."
+                )
             if not shape.compatible(openvino.PartialShape([-1] * len(shapes[name]))):
                 raise ModelError(
                     f"{path}: the shape given for input '{name}', {list(shapes[name])}, has {len(shapes[name])} dimensions "

@@ -191,6 +191,8 @@ def _explaining(path: Path) -> Iterator[None]:
     except MemoryError as error:
         raise ModelError(f"{path} needs more memory than there is.") from error
     except _FAILURES as error:
+        if "std::bad_alloc" in str(error):
+            raise ModelError(f"{path} needs more memory than there is.") from error
         raise ModelError(f"Cannot read a model from {path}: {_useful_line(str(error))}") from error
     finally:
         # the converter changes the root logger, and leaves it changed when it fails

@@ -131,6 +131,18 @@ def test_weights_kept_in_a_file_that_is_gone(onnx_file, tmp_path):
 # options
 
 
+@pytest.mark.parametrize("options", [{"input_shapes": {"x": [10**20, 3]}}, {"input_shapes": {"x": [0, 3]}}, {"batch": 10**20}])
+def test_sizes_that_no_tensor_can_have(onnx_file, options):
+    path = onnx_file([helper.make_node("Relu", ["x"], ["y"])], [("x", F, ["N", 3])], [("y", F, None)])
+    refused(path, "a size that is not from 1 to" if "input_shapes" in options else "makes no sense", **options)
+
+
+def test_a_constant_that_is_too_large_to_compute(onnx_file):
+    nodes = [helper.make_node("ConstantOfShape", ["s"], ["c"]), helper.make_node("MatMul", ["c", "x"], ["y"])]
+    shape = ("s", np.array([4_000_000, 4_000_000], np.int64))
+    refused(onnx_file(nodes, [("x", F, [4_000_000, 1])], [("y", F, None)], initializers=[shape]), "more memory than there is")
+
+
 def test_an_open_shape_says_which_option_resolves_it(packaged):
     refused(
         packaged("rapidocr_onnxruntime/models/ch_PP-OCRv4_rec_infer.onnx"), "input 'x'", "[?,3,?,?]", "--input-shape x:1,3,1,1"
@@ -145,7 +157,7 @@ def test_an_open_shape_says_which_option_resolves_it(packaged):
         ({"batch": 0}, "a batch of 0 makes no sense"),
         ({"input_shapes": {"picture": [1]}}, "no input 'picture', for which a shape is given; its inputs are image"),
         ({"input_shapes": {"image": [3, 8, 8]}}, "has 3 dimensions where the model has [1,3,8,8]"),
-        ({"input_shapes": {"image": [1, 3, 8, -8]}}, "holds a size below 1"),
+        ({"input_shapes": {"image": [1, 3, 8, -8]}}, "holds a size that is not from 1 to"),
         ({"input_shapes": {"image": [1, 4, 8, 8]}}, ""),
     ],
 )
