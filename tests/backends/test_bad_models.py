@@ -139,8 +139,8 @@ def test_sizes_that_no_tensor_can_have(onnx_file, options):
 
 def test_a_constant_that_is_too_large_to_compute(onnx_file):
     nodes = [helper.make_node("ConstantOfShape", ["s"], ["c"]), helper.make_node("MatMul", ["c", "x"], ["y"])]
-    shape = ("s", np.array([4_000_000, 4_000_000], np.int64))
-    refused(onnx_file(nodes, [("x", F, [4_000_000, 1])], [("y", F, None)], initializers=[shape]), "more memory than there is")
+    shape = ("s", np.array([40_000_000, 40_000_000], np.int64))
+    refused(onnx_file(nodes, [("x", F, [40_000_000, 1])], [("y", F, None)], initializers=[shape]), "more memory than there is")
 
 
 def test_an_open_shape_says_which_option_resolves_it(packaged):
