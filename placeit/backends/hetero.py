@@ -91,7 +91,10 @@ def _openvino_names(model: Model, placement: Mapping[str, str], devices: Mapping
     for sharers in model.together:
         used = {names[placement[op]] for op in sharers}
         if len(used) > 1:
-            raise PlacementError(f"Ops '{sharers[0]}' and '{sharers[1]}' share state and need one device, not {sorted(used)}.")
+            raise PlacementError(
+                f"Ops '{sharers[0]}' and '{sharers[1]}' need one device, not {sorted(used)}: they share state or a tensor "
+                "whose size depends on the data."
+            )
     return names
 
 

@@ -33,8 +33,8 @@ from placeit.backends.opgraph import (
     constants,
     dtype_name,
     fix_shapes,
+    inseparable_ops,
     name_nodes,
-    state_sharers,
     upper_bound_ops,
 )
 from placeit.errors import FileError, ModelError
@@ -86,7 +86,7 @@ class Model:
         inputs: in the model's order.
         outputs: in the model's order.
         bounded: ops whose output sizes depend on the data; the graph has their upper bounds.
-        together: sets of ops that share state and therefore need one device.
+        together: sets of ops that need one device, because they share state or a tensor whose size depends on the data.
     """
 
     path: Path
@@ -302,17 +302,23 @@ def describe(model: Any, path: Path) -> Model:
     """
     graph = build_graph(model, path)
     inputs = tuple(_spec(port, port.get_node()) for port in model.inputs)
-    for spec in inputs:
-        if not _NUMPY_DTYPE.fullmatch(spec.dtype):
-            raise ModelError(f"{path}: input '{spec.name}' has type {spec.dtype}, which NumPy arrays cannot hold.")
+    outputs = tuple(_spec(port, port.get_node()) for port in model.outputs)
+    for what, specs in (("input", inputs), ("output", outputs)):
+        for spec in specs:
+            if not _NUMPY_DTYPE.fullmatch(spec.dtype):
+                raise ModelError(
+                    f"{path}: {what} '{spec.name}' has type {spec.dtype}, which NumPy arrays cannot hold: convert it to "
+                    "another type inside the model."
+                )
+    bounded = upper_bound_ops(model, graph.index)
     return Model(
         path=path,
         graph=graph,
         ov_model=model,
         inputs=inputs,
-        outputs=tuple(_spec(port, port.get_node()) for port in model.outputs),
-        bounded=upper_bound_ops(model, graph.index),
-        together=state_sharers(model),
+        outputs=outputs,
+        bounded=bounded,
+        together=inseparable_ops(model, graph, bounded),
     )
 
 

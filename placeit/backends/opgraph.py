@@ -21,8 +21,8 @@ __all__ = [
     "constants",
     "dtype_name",
     "fix_shapes",
+    "inseparable_ops",
     "name_nodes",
-    "state_sharers",
     "upper_bound_ops",
 ]
 
@@ -205,8 +205,26 @@ def upper_bound_ops(model: Any, names: Collection[str]) -> tuple[str, ...]:
     )
 
 
-def state_sharers(model: Any) -> tuple[tuple[str, ...], ...]:
-    """Return sets of ops that share a variable (``ReadValue`` and ``Assign``) and therefore need one device."""
+def inseparable_ops(model: Any, graph: OpGraph, bounded: Collection[str]) -> tuple[tuple[str, ...], ...]:
+    """Return sets of ops that need one device and one program.
+
+    Those are ops that share a variable (``ReadValue`` and ``Assign``), and each op whose output sizes depend on the data with
+    what reads it: buffers between programs are of one size for good.
+
+    Args:
+        model: an ``openvino.Model``.
+        graph: its task graph.
+        bounded: from :func:`upper_bound_ops`.
+    """
+    names = graph.names
+    readers: dict[str, list[str]] = {}
+    for u, v in graph.edges.tolist():
+        if names[u] in bounded:
+            readers.setdefault(names[u], [names[u]]).append(names[v])
+    return (*_state_sharers(model), *map(tuple, readers.values()))
+
+
+def _state_sharers(model: Any) -> tuple[tuple[str, ...], ...]:
     by_variable: dict[str, list[str]] = {}
     for node in model.get_ordered_ops():
         if node.get_type_name() in ("ReadValue", "Assign"):
