@@ -22,7 +22,7 @@ from placeit.problem import Placement
 from placeit.profiler.cache import Cache
 from placeit.profiler.costs import Progress, profile
 from placeit.profiler.trace import Span, utilization
-from placeit.runtime.devices.openvino import configuration, core
+from placeit.runtime.devices.openvino import compile_model, explaining
 from placeit.runtime.executor import Executor
 from placeit.runtime.measure import Measurement, race
 from placeit.runtime.runtime import Runtime
@@ -227,13 +227,14 @@ class Session:
         return Segmenter(self.grouping, self.costs)
 
     def reference(self, inputs: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
-        """Outputs of the model as OpenVINO runs it, uncut and without placeit's executor, by name."""
+        """Outputs of the model as OpenVINO runs it, uncut and without placeit's executor, by name. Raises DeviceError."""
         whole = np.flatnonzero(np.isfinite(self.costs.core).all(axis=0))
         device = self.cluster.devices[int(whole[0])] if len(whole) else Device("CPU", runs_on="CPU")
         if self._uncut is None:
-            target = device.runs_on.partition("@")[0]
-            self._uncut = core().compile_model(self.model.ov_model, target, configuration(device, self.precision))
-        answer = self._uncut([inputs[spec.name] for spec in self.model.inputs])
+            self._uncut = compile_model(self.model.ov_model, device, self.precision)
+        with explaining(f"The model cannot be run whole on {device.name}"):
+            # a new request starts from the model's initial state, as every request of an executor does
+            answer = self._uncut.create_infer_request().infer([inputs[spec.name] for spec in self.model.inputs])
         return {spec.name: np.array(answer[i]) for i, spec in enumerate(self.model.outputs)}
 
     def check_outputs(self, executor: Executor) -> OutputError:

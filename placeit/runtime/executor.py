@@ -11,7 +11,7 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.errors import UsageError
+from placeit.errors import DeviceError, ExecutionError, PlaceitError, UsageError
 from placeit.profiler.trace import Span
 from placeit.runtime.devices.base import Buffer, Done, Instance
 from placeit.runtime.devices.openvino import HostBuffer
@@ -20,6 +20,8 @@ from placeit.runtime.scheduler import Instruction, Scheduler, Start, Transfer
 from placeit.runtime.segments import Plan
 
 __all__ = ["Executor"]
+
+_KEPT_SAMPLES = 1000  # times of a segment
 
 
 class _Slot:
@@ -33,6 +35,7 @@ class _Slot:
         self.starts: list[tuple[Instance, Done] | None] = []
         self.copies: dict[tuple[int, int], tuple[int, Buffer, Buffer, Done]] = {}
         self.finished = threading.Event()
+        self.finished.set()
         self.end = 0.0
         self.ran: list[tuple[int, float, float]] = []
         self.moved: list[tuple[int, int, int, float, float]] = []
@@ -60,6 +63,12 @@ class _Slot:
                 for far in readers[t] - {d}:
                     held[t, far] = buffer
                     if buffer.space != runtime.devices[far].space:
+                        if (d, far) not in runtime.transports:
+                            names = runtime.devices[d].name, runtime.devices[far].name
+                            raise DeviceError(
+                                f"Nothing moves tensors from '{names[0]}' to '{names[1]}', whose memories differ: give the "
+                                "runtime a transport from one to the other."
+                            )
                         held[t, far] = runtime.devices[far].allocate(runtime.spec(t))
                     if (d, far) in runtime.transports:
                         done = functools.partial(executor.transfer_done, number, compact[t], d, far)
@@ -72,19 +81,31 @@ class Executor:
     No device is idle while one of its segments is ready, and no link while it has something to move: each completion is told
     to the scheduler, and what it answers is started at once, on the thread that reported the completion.
 
+    Every request starts from the model's initial state, if it has any. Threads that share an executor take turns.
+
     Args:
         runtime: devices, links and compiled segments.
         plan: what to run.
         requests: how many requests may be in flight at once.
+
+    Raises:
+        DeviceError: a segment cannot be compiled for its device, or there is no room for its buffers.
+        UsageError: no request at all.
     """
 
     def __init__(self, runtime: Runtime, plan: Plan, *, requests: int = 1) -> None:
+        if requests < 1:
+            raise UsageError(f"An executor is made for at least one request in flight; got {requests}.")
         self.runtime, self.plan = runtime, plan
         compiled = iter(runtime.compile([segment for segment in plan.segments if not segment.free]))
         self.programs = [None if segment.free else next(compiled) for segment in plan.segments]
         self._scheduler = Scheduler(plan.problem, plan.placement, links="channel", queue="priority")
-        self._samples: list[list[float]] = [[] for _ in plan.segments]
-        self._lock = threading.Lock()
+        self._samples: list[deque[float]] = [deque(maxlen=_KEPT_SAMPLES) for _ in plan.segments]
+        self._turn = threading.RLock()  # of the threads that call
+        self._lock = threading.Lock()  # of what the scheduler knows
+        self._waiting = 0
+        self._error: PlaceitError | None = None
+        self._lost = False  # whether nobody knows what still runs
         self._slots = [_Slot(self, number) for number in range(requests)]
 
     def set_inputs(self, inputs: Mapping[str, NDArray[np.generic]], *, request: int = 0) -> None:
@@ -110,35 +131,56 @@ class Executor:
 
     def outputs(self, *, request: int = 0) -> dict[str, NDArray[np.generic]]:
         """Return copies of the outputs of the last run, by name."""
-        return {name: np.array(buffer.array()) for name, buffer in self._slots[request].outputs.items()}
+        return {name: np.array(buffer.array(), order="C") for name, buffer in self._slots[request].outputs.items()}
 
     def run(self, inputs: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
         """Run once and return the outputs by name. Raises UsageError or ExecutionError."""
-        self.set_inputs(inputs)
-        self.time()
-        return self.outputs()
+        with self._turn:
+            self.set_inputs(inputs)
+            self.time()
+            return self.outputs()
 
     def time(self) -> float:
         """Run once on the inputs in place and return the seconds it took. Raises ExecutionError."""
         return self.times(1)
 
     def times(self, count: int) -> float:
-        """Run ``count`` requests, as many in flight as the executor was made for, and return the seconds they took."""
-        slots = self._slots[:count]
-        for slot in slots:
-            slot.finished.clear()
-            slot.ran.clear()
-            slot.moved.clear()
-        self._waiting = count - len(slots)
-        self._error: BaseException | None = None
-        begin = perf_counter()
-        for slot in slots:
-            self._advance(self._scheduler.begin, slot.number)
-        for slot in slots:
+        """Run ``count`` requests, as many in flight as the executor was made for, and return the seconds they took.
+
+        Raises:
+            ExecutionError: a device failed, or has been closed. What had not started does not start any more.
+            UsageError: no request at all.
+        """
+        if count < 1:
+            raise UsageError(f"There must be at least one request to run; got {count}.")
+        with self._turn:
+            if self._lost:
+                raise ExecutionError("After an earlier error this executor does not know what still runs: make a new one.")
+            slots = self._slots[:count]
+            for slot in slots:
+                slot.ran.clear()
+                slot.moved.clear()
+            self._waiting, self._error = count - len(slots), None
+            begin = perf_counter()
+            try:
+                for slot in slots:
+                    slot.finished.clear()
+                    self._advance(self._scheduler.begin, slot.number)
+                self._wait()
+            except KeyboardInterrupt:
+                with self._lock:
+                    self._waiting = 0
+                for slot in slots:
+                    self._advance(self._scheduler.abort, slot.number)
+                self._wait()
+                raise
+            if self._error is not None:
+                raise self._error
+            return max(slot.end for slot in slots) - begin
+
+    def _wait(self) -> None:
+        for slot in self._slots:
             self.runtime.wait(slot.finished)
-        if self._error is not None:
-            raise self._error
-        return max(slot.end for slot in slots) - begin
 
     def spans(self) -> list[Span]:
         """What ran when in the last run: one span per segment and transfer, on a track per device and per link."""
@@ -155,7 +197,7 @@ class Executor:
         return sorted(spans, key=lambda span: span.start)
 
     def segment_seconds(self, *, last: bool = False) -> NDArray[np.float64]:
-        """``float64[S]``, median seconds of each segment over all runs, or seconds in the last one; zero if it runs nothing."""
+        """``float64[S]``, median seconds of each segment over many runs, or of the last one; zero if it runs nothing."""
         seconds = np.zeros(len(self.plan.segments))
         for s, samples in enumerate(self._samples):
             if samples:
@@ -166,6 +208,10 @@ class Executor:
         """Take a device's report that a segment ended."""
         self._slots[request].ran.append((op, start, finish))
         self._samples[op].append(finish - start)
+        if error is not None and not isinstance(error, PlaceitError):
+            segment = self.plan.segments[op]
+            first, device = self.runtime.op_names(segment)[0], self.runtime.devices[segment.device]
+            error = _failure(f"The segment that starts with '{first}' failed on {device.name}", error)
         self._advance(self._scheduler.op_finished, request, op, error=error)
 
     def transfer_done(
@@ -173,35 +219,55 @@ class Executor:
     ) -> None:
         """Take a link's report that a transfer ended."""
         self._slots[request].moved.append((tensor, src, dst, start, finish))
+        if error is not None and not isinstance(error, PlaceitError):
+            name, names = self.runtime.tensor_name(self.plan.tensors[tensor]), self.runtime.cluster.names
+            error = _failure(f"Moving '{name}' from {names[src]} to {names[dst]} failed", error)
         self._advance(self._scheduler.transfer_finished, request, tensor, dst, error=error)
 
-    def _advance(self, event: Callable[..., list[Instruction]], *args: int, error: BaseException | None = None) -> None:
+    def _advance(self, event: Callable[..., list[Instruction]], *args: int, error: PlaceitError | None = None) -> None:
         """Tell the scheduler of an event and start what it asks for."""
-        scheduler = self._scheduler
         with self._lock:
-            todo = deque(event(*args))
-            if error is not None:
-                self._error = self._error or error
-                todo.extend(scheduler.abort(args[0]))
-            while todo:
-                step = todo.popleft()
-                slot = self._slots[step.request]
-                if type(step) is Start:
-                    run = slot.starts[step.op]
-                    if run is None:
-                        todo.extend(scheduler.op_finished(step.request, step.op))
-                    else:
-                        self.runtime.devices[step.device].start(*run)
-                elif type(step) is Transfer:
-                    copy = slot.copies.get((step.tensor, step.dst))
-                    if copy is None:
-                        todo.extend(scheduler.transfer_finished(step.request, step.tensor, step.dst))
-                    else:
-                        src, source, destination, done = copy
-                        self.runtime.transports[src, step.dst].start(source, destination, done)
-                elif self._waiting:
-                    self._waiting -= 1
-                    todo.extend(scheduler.begin(step.request))
-                else:
-                    slot.end = perf_counter()
+            try:
+                self._follow(event, args, error)
+            except Exception as failure:  # noqa: BLE001 (whatever it is, somebody waits for this thread to tell)
+                self._lost = True
+                self._error = failure if isinstance(failure, PlaceitError) else _failure("The run cannot go on", failure)
+                for slot in self._slots:
                     slot.finished.set()
+
+    def _follow(self, event: Callable[..., list[Instruction]], args: tuple[int, ...], error: PlaceitError | None) -> None:
+        scheduler = self._scheduler
+        todo: deque[Instruction] = deque()
+        if error is not None:
+            self._error = self._error or error
+            self._waiting = 0
+            todo.extend(scheduler.abort(args[0]))  # before the event, or what reads from a failed segment would start
+        todo.extend(event(*args))
+        while todo:
+            step = todo.popleft()
+            slot = self._slots[step.request]
+            if type(step) is Start:
+                run = slot.starts[step.op]
+                if run is None:
+                    todo.extend(scheduler.op_finished(step.request, step.op))
+                else:
+                    self.runtime.devices[step.device].start(*run)
+            elif type(step) is Transfer:
+                copy = slot.copies.get((step.tensor, step.dst))
+                if copy is None:
+                    todo.extend(scheduler.transfer_finished(step.request, step.tensor, step.dst))
+                else:
+                    src, source, destination, done = copy
+                    self.runtime.transports[src, step.dst].start(source, destination, done)
+            elif self._waiting:
+                self._waiting -= 1
+                todo.extend(scheduler.begin(step.request))
+            else:
+                slot.end = perf_counter()
+                slot.finished.set()
+
+
+def _failure(what: str, error: BaseException) -> ExecutionError:
+    failure = ExecutionError(f"{what}: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure

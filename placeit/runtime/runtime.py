@@ -16,7 +16,7 @@ from placeit.backends.coarsen import Grouping
 from placeit.backends.openvino import Model
 from placeit.backends.segment import channels_last_tensors, extract
 from placeit.cluster import Cluster
-from placeit.errors import DeviceError
+from placeit.errors import DeviceError, GraphError
 from placeit.runtime.devices.base import Buffer, Program, RuntimeDevice, TensorSpec, Transport
 from placeit.runtime.devices.emulated import EmulatedLink, SlowedDevice
 from placeit.runtime.devices.openvino import OpenVinoDevice
@@ -44,6 +44,7 @@ class Runtime:
 
     Raises:
         DeviceError: a device exists in simulation only, or is of a kind that this version cannot run.
+        GraphError: the grouping tears apart what the model says must stay together.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Runtime:
     ) -> None:
         self.model, self.grouping, self.cluster = model, grouping, cluster
         graph = grouping.graph
+        _check_together(model, grouping)
         self.members: list[list[int]] = [[] for _ in range(len(grouping.groups))]
         for v, group in enumerate(grouping.group_of.tolist()):
             self.members[group].append(v)
@@ -148,14 +150,29 @@ class Runtime:
         return [values[int(op_tensor[t])] for t in segment.outputs] + [values[reads[v]] for v in ends]
 
 
+def _check_together(model: Model, grouping: Grouping) -> None:
+    for first, *others in model.together:
+        for other in others:
+            if grouping.group_of[grouping.graph.index[first]] != grouping.group_of[grouping.graph.index[other]]:
+                raise GraphError(
+                    f"Ops '{first}' and '{other}' share state, or a tensor whose size depends on the data, and cannot be "
+                    "separated: group the model with keep_together=model.together."
+                )
+
+
 def _open_devices(cluster: Cluster, precision: str) -> tuple[RuntimeDevice, ...]:
     for device in cluster.devices:
         if device.described:
             raise DeviceError(f"{device.name} is a described device: it exists in simulation only and cannot run anything.")
     devices: list[RuntimeDevice] = []
-    for device in cluster.devices:
-        real = OpenVinoDevice(device, precision=precision)
-        devices.append(SlowedDevice(real, device.slowdown) if device.emulated else real)
+    try:
+        for device in cluster.devices:
+            real = OpenVinoDevice(device, precision=precision)
+            devices.append(SlowedDevice(real, device.slowdown) if device.emulated else real)
+    except DeviceError:
+        for opened in devices:
+            opened.close()
+        raise
     return tuple(devices)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any, cast
 
@@ -14,7 +16,10 @@ from placeit.errors import DeviceError, ExecutionError
 from placeit.runtime.devices.base import Buffer, Done, Instance, Program, SegmentSource, TensorSpec
 from placeit.runtime.devices.worker import Worker
 
-__all__ = ["HostBuffer", "OpenVinoDevice", "configuration", "core"]
+__all__ = ["HostBuffer", "OpenVinoDevice", "compile_model", "core", "explaining"]
+
+_FAILURES = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, MemoryError)
+"""C++ exceptions, as the bindings translate them."""
 
 
 @functools.cache
@@ -25,12 +30,37 @@ def core() -> Any:
     return openvino.Core()
 
 
-def configuration(device: Device, precision: str) -> dict[str, Any]:
+def _target(device: Device) -> str:
+    return device.runs_on.partition("@")[0]
+
+
+def _configuration(device: Device, precision: str) -> dict[str, Any]:
     """Return the properties that a model is compiled with for a device."""
     config: dict[str, Any] = {"INFERENCE_PRECISION_HINT": precision, "NUM_STREAMS": 1}
-    if device.runs_on.partition("@")[0] == "CPU":
+    if _target(device) == "CPU":
         config |= {"INFERENCE_NUM_THREADS": max(1, len(device.cores)), "ENABLE_CPU_PINNING": False}
     return config
+
+
+def compile_model(model: Any, device: Device, precision: str, **properties: Any) -> Any:
+    """Compile an ``openvino.Model`` for a device, with further properties if need be. Raises DeviceError."""
+    with explaining(f"OpenVINO cannot compile a model for {device.name}"):
+        return core().compile_model(model, _target(device), _configuration(device, precision) | properties)
+
+
+@contextlib.contextmanager
+def explaining(what: str) -> Iterator[None]:
+    """Turn what OpenVINO raises into a DeviceError that says ``what`` went wrong."""
+    try:
+        yield
+    except _FAILURES as error:
+        raise DeviceError(f"{what}: {_reason(error)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """Return the last line of what OpenVINO says, which is the one that matters."""
+    lines = str(error).strip().splitlines()
+    return lines[-1] if lines else type(error).__name__
 
 
 class HostBuffer:
@@ -69,18 +99,26 @@ class OpenVinoInstance:
 
     def __init__(self, program: OpenVinoProgram) -> None:
         self.request = program.compiled.create_infer_request()
-        self.run = functools.partial(self.request.infer, share_outputs=True)
+        self.run: Callable[[], object] = functools.partial(self.request.infer, share_outputs=True)
+        if self.request.query_state():
+            self.run = functools.partial(self._run_from_initial_state, self.run)
         self._outputs = [HostBuffer(spec, self.request.get_output_tensor(i)) for i, spec in enumerate(program.outputs)]
         self._bound: dict[int, HostBuffer] = {}
 
     def bind(self, index: int, buffer: Buffer) -> None:
         """Read input ``index`` from ``buffer`` from now on."""
         self._bound[index] = cast("HostBuffer", buffer)
-        self.request.set_input_tensor(index, self._bound[index].tensor)
+        with explaining(f"A buffer does not fit input {index} of a segment"):
+            self.request.set_input_tensor(index, self._bound[index].tensor)
 
     def output(self, index: int) -> HostBuffer:
         """Where output ``index`` is written."""
         return self._outputs[index]
+
+    def _run_from_initial_state(self, run: Callable[[], object]) -> None:
+        # which request ran before in these buffers is chance, and nothing that a result may depend on
+        self.request.reset_state()
+        run()
 
 
 class OpenVinoDevice:
@@ -99,23 +137,19 @@ class OpenVinoDevice:
 
     def __init__(self, device: Device, *, precision: str = "f32") -> None:
         self.name = device.name
-        self._target = device.runs_on.partition("@")[0]
-        self.config = configuration(device, precision)
-        self.program_key = f"openvino {self._target} {sorted(self.config.items())}"
+        self._device, self._precision = device, precision
+        self.program_key = f"openvino {_target(device)} {sorted(_configuration(device, precision).items())}"
         self._worker = Worker(f"placeit {device.name}", device.cores)
 
     def compile(self, segment: SegmentSource) -> OpenVinoProgram:
         """Compile a segment. Raises DeviceError."""
-        try:
-            compiled = core().compile_model(segment.openvino_model(), self._target, self.config)
-        except RuntimeError as error:
-            reason = str(error).strip().splitlines()[-1]
-            raise DeviceError(f"OpenVINO cannot compile a segment for {self.name}: {reason}") from error
-        return OpenVinoProgram(segment, compiled)
+        with explaining(f"OpenVINO cannot compile a segment for {self.name}"):
+            return OpenVinoProgram(segment, compile_model(segment.openvino_model(), self._device, self._precision))
 
     def instance(self, program: Program) -> OpenVinoInstance:
-        """Make an infer request."""
-        return OpenVinoInstance(cast("OpenVinoProgram", program))
+        """Make an infer request. Raises DeviceError."""
+        with explaining(f"OpenVINO cannot make buffers for {self.name}"):
+            return OpenVinoInstance(cast("OpenVinoProgram", program))
 
     def allocate(self, spec: TensorSpec) -> HostBuffer:
         """Allocate host memory."""
@@ -125,15 +159,14 @@ class OpenVinoDevice:
         """Queue an instance."""
         self._worker.submit(functools.partial(self._run, cast("OpenVinoInstance", instance).run, done))
 
-    def _run(self, infer: Any, done: Done) -> None:
-        begin = perf_counter()
+    def _run(self, infer: Callable[[], object], done: Done) -> None:
+        begin, failure = perf_counter(), None
         try:
             infer()
-        except RuntimeError as error:
-            failure = ExecutionError(f"Inference failed on {self.name}: {str(error).strip().splitlines()[-1]}")
-            done(begin, perf_counter(), failure)
-        else:
-            done(begin, perf_counter(), None)
+        except Exception as error:  # noqa: BLE001 (whatever it is, somebody waits for this thread to tell)
+            failure = ExecutionError(f"Inference failed on {self.name}: {_reason(error)}")
+            failure.__cause__ = error
+        done(begin, perf_counter(), failure)
 
     def close(self) -> None:
         """Stop the worker thread."""

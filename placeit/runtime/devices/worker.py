@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from queue import SimpleQueue
+
+from placeit.errors import DeviceError, ExecutionError
 
 __all__ = ["Worker"]
 
 
 class Worker:
-    """Runs jobs one at a time in the order of submission.
+    """Runs jobs one at a time in the order of submission. A job must not raise.
 
     A job submitted from the worker's own thread (the next segment of a device whose last one just finished) starts without
     a context switch.
@@ -19,24 +22,44 @@ class Worker:
     Args:
         name: thread name.
         cores: CPU cores to run on; empty for wherever the process may run.
+
+    Raises:
+        DeviceError: the process may not run on any of the cores.
     """
 
     def __init__(self, name: str, cores: tuple[int, ...] = ()) -> None:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self.submit = self._jobs.put
-        self._cores = cores
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.submit: Callable[[Callable[[], None]], object] = self._jobs.put
+        bound: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, args=(cores, bound), name=name, daemon=True)
         self._thread.start()
+        try:
+            bound.result()
+        except OSError as error:
+            self._thread.join()
+            raise DeviceError(
+                f"{name}: no thread can be bound to the CPU cores {', '.join(map(str, cores))} ({error.strerror}): they do not "
+                "exist, or this process may not use them; see `placeit devices`."
+            ) from error
 
-    def _run(self) -> None:
-        if self._cores:
-            os.sched_setaffinity(0, self._cores)
+    def _run(self, cores: tuple[int, ...], bound: Future[None]) -> None:
+        try:
+            if cores:
+                os.sched_setaffinity(0, cores)
+        except OSError as error:
+            bound.set_exception(error)
+            return
+        bound.set_result(None)
         get = self._jobs.get
         while (job := get()) is not None:
             job()
 
+    def _refuse(self, job: Callable[[], None]) -> None:  # noqa: ARG002
+        raise ExecutionError(f"{self._thread.name} is closed, and nothing more can run there: open a new session or runtime.")
+
     def close(self) -> None:
-        """Finish what was submitted and stop."""
+        """Finish what was submitted and stop; what is submitted later is an ExecutionError."""
+        self.submit = self._refuse
         self._jobs.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join()
