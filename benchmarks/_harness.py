@@ -27,6 +27,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from placeit.errors import PlaceitError
+
 __all__ = ["Args", "Report", "main", "parser", "show"]
 
 Value: TypeAlias = float | int | str | bool | np.generic | None
@@ -116,6 +118,8 @@ def main(
     os.dup2(2, 1)
     try:
         run(Args(quick=options.quick, seed=options.seed, models=tuple(getattr(options, "models", ()))), report)
+    except PlaceitError as error:
+        sys.exit(f"benchmarks.{name}: {error}")
     finally:
         sys.stdout.flush()
         os.dup2(out, 1)

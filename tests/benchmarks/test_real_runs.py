@@ -87,6 +87,12 @@ def test_one_core_is_too_few_to_compare_two(monkeypatch):
         _models.two_cores()
 
 
+def test_what_a_benchmark_cannot_do_is_said_without_a_traceback(small_file, monkeypatch):
+    monkeypatch.setattr(fidelity, "model_file", lambda _: small_file.with_name("missing.onnx"))
+    with pytest.raises(SystemExit, match=r"benchmarks\.fidelity: .*missing\.onnx"):
+        main("fidelity", fidelity.run, [])
+
+
 def test_models_that_a_benchmark_knows_can_be_asked_for(capsys):
     asked = []
     main("some", lambda args, _: asked.append(args.models), ["--json", "--models", "b"], models=("a", "b"))
