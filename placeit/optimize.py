@@ -33,7 +33,7 @@ DEFAULT_PLACERS = ("heft", "cpop", "critical-path", "metis", "random-task-eft", 
 
 _FINALISTS = 5  # most new placements that are measured in one turn
 _TURNS = 3  # most turns of measuring and searching again
-_ROUNDS, _FINAL_ROUNDS = 6, 20  # of a race in a turn, and of the one that decides
+_ROUNDS, _FINAL_ROUNDS = 6, 16  # of a race in a turn, and of the one that decides
 _FINAL_SPLITS = 3  # placements over several devices that take part in the race that decides
 _LOOKS, _LIKELY_GAIN = 3, 0.95  # most times that the race that decides goes on, and the ratio below which it does
 _WORTH_MEASURING, _FAR_BEHIND = 0.99, 1.05  # of the best measured, and of the best single device
