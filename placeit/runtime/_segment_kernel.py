@@ -85,11 +85,20 @@ def seconds_of_segments(
 
 
 @jit
-def topological(moves: NDArray[np.int32], count: int) -> tuple[NDArray[np.int32], int]:
-    """Return ``int32[S]`` segments in topological order, and how many of them are not on or behind a cycle."""
+def ordered(
+    groups: Groups, of: NDArray[np.int32], count: int
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float64], bool]:
+    """Number segments in topological order.
+
+    Returns:
+        ``int32[G]``, the segment of each group; ``int32[M, 3]`` and ``float64[G]`` as from :func:`crossings`, the former
+        sorted; whether there is such an order at all.
+    """
+    moves, cut_bytes = crossings(groups, of)
     waiting = np.zeros(count, np.int32)
     for m in range(len(moves)):
         waiting[moves[m, 1]] += 1
+    number = np.full(count, -1, np.int32)
     order = np.empty(count, np.int32)
     done = 0
     for s in range(count):
@@ -98,6 +107,7 @@ def topological(moves: NDArray[np.int32], count: int) -> tuple[NDArray[np.int32]
             done += 1
     read = 0
     while read < done:
+        number[order[read]] = read
         for m in range(len(moves)):
             if moves[m, 0] == order[read]:
                 waiting[moves[m, 1]] -= 1
@@ -105,7 +115,14 @@ def topological(moves: NDArray[np.int32], count: int) -> tuple[NDArray[np.int32]
                     order[done] = moves[m, 1]
                     done += 1
         read += 1
-    return order, done
+    if done < count:
+        return of, moves, cut_bytes, False
+    tensors = len(groups.tensor_bytes)
+    key = np.empty(len(moves), np.int64)
+    for m in range(len(moves)):
+        moves[m, 0], moves[m, 1] = number[moves[m, 0]], number[moves[m, 1]]
+        key[m] = (np.int64(moves[m, 0]) * count + moves[m, 1]) * tensors + moves[m, 2]
+    return number[of], moves[np.argsort(key)], cut_bytes, True
 
 
 @jit
@@ -114,94 +131,108 @@ def simulate_segments(
 ) -> tuple[float, NDArray[np.float64]]:
     """Simulate a partition: priority queues by b-level, one transfer at a time per link.
 
-    The rules are those of :mod:`placeit.runtime.simulator`, which would first want a problem built; there are few segments,
-    so plain scans take the place of its heaps.
+    Event for event what :mod:`placeit.runtime.simulator` does with the plan of the partition, ties included, but without a
+    problem to build first; there are few segments, so plain scans take the place of its heaps.
 
     Returns:
-        Makespan, NaN if segments would wait in a circle; ``float64[S]``, when each segment starts.
+        Makespan, NaN if segments would wait in a circle; ``float64[G]``, when the segment of each group starts.
     """
-    moves, cut_bytes = crossings(groups, of)
-    order, sorted_count = topological(moves, count)
+    of, moves, cut_bytes, sorted_ = ordered(groups, of, count)
     start = np.zeros(count)
-    if sorted_count < count:
-        return np.nan, start
+    if not sorted_:
+        return np.nan, start[of]
     total, width = len(moves), len(groups.dispatch)
     seconds = seconds_of_segments(groups, of, count, devices, cut_bytes)
+    first = np.searchsorted(moves[:, 0], np.arange(count + 1))  # moves first[s] to first[s + 1] leave s
     place = np.empty(count, np.int32)
     for g in range(len(of)):
         place[of[g]] = devices[g]
     pending = np.zeros(count, np.int32)
     serves = np.full(total, -1, np.int32)  # the move whose transfer brings the tensor; -1 on the same device
-    rank = np.zeros(count)
     hop = np.zeros(total)
-    for m in range(total):
-        u, v, t = moves[m]
-        pending[v] += 1
-        if place[u] != place[v]:
-            hop[m] = groups.latency[place[u], place[v]] + groups.tensor_bytes[t] / groups.bandwidth[place[u], place[v]]
-            serves[m] = m
-            for n in range(m):
-                if moves[n, 2] == t and place[moves[n, 1]] == place[v] and serves[n] == n:
-                    serves[m] = n
-                    break
-    for i in range(count - 1, -1, -1):
-        s = order[i]
-        for m in range(total):
-            if moves[m, 0] == s:
-                rank[s] = max(rank[s], hop[m] + rank[moves[m, 1]])
+    rank, move_rank = np.zeros(count), np.zeros(total)
+    for s in range(count - 1, -1, -1):
+        for m in range(first[s], first[s + 1]):
+            v, t = moves[m, 1], moves[m, 2]
+            pending[v] += 1
+            src, dst = place[s], place[v]
+            if src != dst:
+                hop[m] = groups.latency[src, dst] + groups.tensor_bytes[t] / groups.bandwidth[src, dst]
+                serves[m] = m
+                for n in range(first[s], m):
+                    if moves[n, 2] == t and serves[n] == n and place[moves[n, 1]] == dst:
+                        serves[m] = n
+                move_rank[serves[m]] = max(move_rank[serves[m]], rank[v])
+            rank[s] = max(rank[s], hop[m] + rank[v])
         rank[s] += seconds[s]
-    move_rank = np.full(total, -1.0)
+    link = np.empty(total, np.int32)
     for m in range(total):
-        if serves[m] >= 0:
-            move_rank[serves[m]] = max(move_rank[serves[m]], rank[moves[m, 1]])
-    # a device runs a segment, and a link moves a tensor, until `until`
-    running, until = np.full(width, -1, np.int32), np.full(width, np.inf)
-    moving, arrives = np.full((width, width), -1, np.int32), np.full((width, width), np.inf)
+        link[m] = width + place[moves[m, 0]] * width + place[moves[m, 1]]
+    # device d, or link D + src * D + dst, is busy with a segment or a move until then; of simultaneous ends, that of what
+    # began first comes first
+    busy, until, began = np.full(width + width * width, -1), np.zeros(width + width * width), np.zeros(width + width * width)
     ready = pending == 0
-    asked = np.zeros(total, np.bool_)
-    now, left = 0.0, count
-    while True:
-        for d in range(width):
-            if running[d] < 0:
-                best = -1
-                for s in range(count):
-                    if ready[s] and place[s] == d and (best < 0 or rank[s] > rank[best]):
-                        best = s
-                if best >= 0:
-                    running[d], until[d], start[best], ready[best] = best, now + seconds[best], now, False
-        for m in range(total):
-            if asked[m]:
-                src, dst = place[moves[m, 0]], place[moves[m, 1]]
-                if moving[src, dst] < 0:
-                    best = m
-                    for n in range(m + 1, total):
-                        same = place[moves[n, 0]] == src and place[moves[n, 1]] == dst
-                        if asked[n] and same and move_rank[n] > move_rank[best]:
-                            best = n
-                    moving[src, dst], arrives[src, dst], asked[best] = best, now + hop[best], False
-        if left == 0:
-            return now, start
-        now = min(until.min(), arrives.min())
-        for d in range(width):
-            if until[d] <= now:
-                s = running[d]
-                running[d], until[d] = -1, np.inf
-                left -= 1
-                for m in range(total):
-                    if moves[m, 0] == s:
-                        if serves[m] < 0:
-                            pending[moves[m, 1]] -= 1
-                            ready[moves[m, 1]] = pending[moves[m, 1]] == 0
-                        elif serves[m] == m:
-                            asked[m] = True
-            for e in range(width):
-                if arrives[d, e] <= now:
-                    arrived = moving[d, e]
-                    moving[d, e], arrives[d, e] = -1, np.inf
-                    for m in range(total):
-                        if serves[m] == arrived:
-                            pending[moves[m, 1]] -= 1
-                            ready[moves[m, 1]] = pending[moves[m, 1]] == 0
+    asked = np.full(total, -1)  # place of a move among the requests for transfers; -1 while it does not wait
+    now, left, begun, requests = 0.0, count, 0, 0
+    for s in range(count):  # devices wake in the order of their first segments
+        if pending[s] == 0 and busy[place[s]] < 0:
+            v = _next_segment(ready, place, rank, place[s])
+            busy[place[s]], until[place[s]], began[place[s]], ready[v] = v, seconds[v], begun, False
+            begun += 1
+    while left > 0:
+        q = -1
+        for i in range(len(busy)):
+            if busy[i] >= 0 and (q < 0 or until[i] < until[q] or (until[i] == until[q] and began[i] < began[q])):
+                q = i
+        ended, now = busy[q], until[q]
+        busy[q] = -1
+        if q < width:  # a segment ends
+            d, lowest, highest = q, first[ended], first[ended + 1]
+            left -= 1
+            for m in range(lowest, highest):
+                if serves[m] < 0:
+                    pending[moves[m, 1]] -= 1
+                    ready[moves[m, 1]] = pending[moves[m, 1]] == 0
+                elif serves[m] == m:
+                    asked[m] = requests
+                    requests += 1
+        else:  # a tensor arrives
+            d, lowest, highest = (q - width) % width, ended, ended + 1
+            for m in range(ended, first[moves[ended, 0] + 1]):
+                if serves[m] == ended:
+                    pending[moves[m, 1]] -= 1
+                    ready[moves[m, 1]] = pending[moves[m, 1]] == 0
+        for m in range(lowest, highest):
+            if serves[m] == m and busy[link[m]] < 0:
+                n = _next_move(asked, link, move_rank, link[m])
+                if n >= 0:
+                    busy[link[m]], until[link[m]], began[link[m]], asked[n] = n, now + hop[n], begun, -1
+                    begun += 1
+        if busy[d] < 0:
+            v = _next_segment(ready, place, rank, d)
+            if v >= 0:
+                busy[d], until[d], began[d], ready[v], start[v] = v, now + seconds[v], begun, False, now
+                begun += 1
+    return now, start[of]
+
+
+@jit
+def _next_segment(ready: NDArray[np.bool_], place: NDArray[np.int32], rank: NDArray[np.float64], device: int) -> int:
+    best = -1
+    for s in range(len(ready)):
+        if ready[s] and place[s] == device and (best < 0 or rank[s] > rank[best]):
+            best = s
+    return best
+
+
+@jit
+def _next_move(asked: NDArray[np.int64], link: NDArray[np.int32], rank: NDArray[np.float64], which: int) -> int:
+    best = -1
+    for m in range(len(asked)):
+        waits = asked[m] >= 0 and link[m] == which
+        if waits and (best < 0 or rank[m] > rank[best] or (rank[m] == rank[best] and asked[m] < asked[best])):
+            best = m
+    return best
 
 
 @jit
@@ -209,15 +240,20 @@ def merge_groups(groups: Groups, devices: NDArray[np.int32]) -> tuple[NDArray[np
     """Merge segments that follow each other on a device while that does not delay the end; see ``Segmenter.plan``.
 
     Returns:
-        ``int32[G]``, the segment of each group, and the makespan.
+        ``int32[G]``, the segment of each group, and the makespan: ``inf`` if a group cannot run where it is.
     """
     labels = np.arange(len(devices)).astype(np.int32)
+    for g in range(len(devices)):
+        if groups.core[g, devices[g]] == np.inf:
+            return labels, np.inf
+    if (devices == devices[0]).all():
+        whole = np.zeros(len(devices), np.int32)
+        return whole, simulate_segments(groups, whole, 1, devices)[0]
     of, count = compact(labels)
     best, start = simulate_segments(groups, of, count, devices)
     while True:
         # groups of each device in the order in which their segments start
-        began = start[of]
-        rank = np.argsort(began, kind="mergesort")
+        rank = np.argsort(start, kind="mergesort")
         merged = False
         for d in range(len(groups.dispatch)):
             previous = -1

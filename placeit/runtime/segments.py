@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from placeit.backends.coarsen import Grouping
 from placeit.cluster import Cluster, Link
-from placeit.graph import topological_order
+from placeit.errors import PlacementError
 from placeit.problem import Problem
 from placeit.runtime import _segment_kernel as kernel
 from placeit.runtime.simulator import Schedule, schedule
@@ -163,14 +163,12 @@ class Segmenter:
         Args:
             placement: device of each group.
             merge: False for one segment per group, as the profiler runs them.
+
+        Raises:
+            PlacementError: wrong length, unknown device, or a group where it cannot run.
         """
-        devices = np.asarray(placement, np.int32)
-        if not merge:
-            of = np.arange(len(devices), dtype=np.int32)
-        elif (devices == devices[0]).all():
-            of = np.zeros(len(devices), np.int32)
-        else:
-            of, _ = kernel.merge_groups(self._groups, devices)
+        devices = self._check(placement)
+        of = kernel.merge_groups(self._groups, devices)[0] if merge else np.arange(len(devices), dtype=np.int32)
         return self._plan(of, devices)
 
     def priced(self, plan: Plan) -> Plan:
@@ -181,8 +179,14 @@ class Segmenter:
         return self._plan(of, devices)
 
     def makespan(self, placements: ArrayLike) -> NDArray[np.float64]:
-        """Simulated seconds of placements' plans, ``int32[B, G] -> float64[B]``: a cost function that knows of segments."""
-        rows = np.atleast_2d(np.asarray(placements, np.int32))
+        """Simulated seconds of placements' plans, ``int32[B, G] -> float64[B]``: a cost function that knows of segments.
+
+        A placement with a group where it cannot run costs ``inf``.
+
+        Raises:
+            PlacementError: wrong length or unknown device.
+        """
+        rows = [self._in_range(row) for row in np.atleast_2d(np.asarray(placements))]
         return np.array([kernel.merge_groups(self._groups, row)[1] for row in rows])
 
     def search(self, placement: ArrayLike, problem: Problem, *, steps: int, seed: int, heat: float = 0.01) -> NDArray[np.int32]:
@@ -194,22 +198,44 @@ class Segmenter:
             steps: moves of one group that are tried; each is a plan, which takes milliseconds.
             seed: the same seed gives the same answer.
             heat: first temperature, as a share of the makespan.
+
+        Raises:
+            PlacementError: the placement to start from is infeasible.
         """
-        start = np.asarray(placement, np.int32)
         return kernel.search(
-            self._groups, start, problem.feasible, problem.param_bytes, problem.memory, steps, heat, np.random.default_rng(seed)
+            self._groups,
+            problem.check(placement),
+            problem.feasible,
+            problem.param_bytes,
+            problem.memory,
+            steps,
+            heat,
+            np.random.default_rng(seed),
         )
+
+    def _in_range(self, placement: ArrayLike) -> NDArray[np.int32]:
+        devices, names = np.asarray(placement), self.costs.cluster.names
+        if devices.shape != (len(self.graph),) or devices.dtype.kind not in "iu":
+            raise PlacementError(
+                f"A placement of these groups is {len(self.graph)} device numbers; got shape {devices.shape}, {devices.dtype}."
+            )
+        if devices.min() < 0 or devices.max() >= len(names):
+            raise PlacementError(f"A placement uses device numbers 0..{len(names) - 1}; got {devices.min()}..{devices.max()}.")
+        return np.array(devices, np.int32)  # writable: to numba a read-only array is another type
+
+    def _check(self, placement: ArrayLike) -> NDArray[np.int32]:
+        devices = self._in_range(placement)
+        bad = np.flatnonzero(np.isinf(self.costs.core[np.arange(len(devices)), devices]))
+        if len(bad):
+            name = self.costs.cluster.names[devices[bad[0]]]
+            raise PlacementError(f"Op '{self.graph.names[bad[0]]}' cannot run on {name}.")
+        return devices
 
     def _plan(self, of: NDArray[np.int32], devices: NDArray[np.int32]) -> Plan:
         """Build the plan of a partition, its segments in topological order."""
-        moves, _ = kernel.crossings(self._groups, of)
         count = int(of.max()) + 1
-        order = topological_order(np.ascontiguousarray(moves[:, :2]), count)
-        assert order is not None  # only partitions without a circle are accepted  # noqa: S101
-        of = np.argsort(order).astype(np.int32)[of]
-        moves, cut_bytes = kernel.crossings(self._groups, of)
+        of, moves, cut_bytes, _ = kernel.ordered(self._groups, of, count)
         seconds = kernel.seconds_of_segments(self._groups, of, count, devices, cut_bytes)
-        moves = moves[np.lexsort((moves[:, 2], moves[:, 1], moves[:, 0]))]
         compute = np.full((count, len(self.costs.cluster)), np.inf)
         segments = []
         for s in range(count):
