@@ -55,10 +55,20 @@ def read_text(path: Path) -> str:
         raise FileError(f"Cannot read {path}: it is not a text file ({error.reason} at byte {error.start}).") from error
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a dictionary of the members of a JSON object, which keeps the last of several with one key without a word."""
+    fields: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in fields:
+            raise ValueError(f"the key '{key}' comes twice")
+        fields[key] = value
+    return fields
+
+
 def read_json(path: Path, format_name: str) -> dict[str, Any]:
     """Read a JSON object whose "format", if it says one, is ``format_name``. Raises FileError, naming the file."""
     try:
-        data = json.loads(read_text(path))
+        data = json.loads(read_text(path), object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise FileError(f"{path} is not valid JSON: {error}.") from error
     if not isinstance(data, dict) or data.get("format", format_name) != format_name:

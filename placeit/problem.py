@@ -293,9 +293,13 @@ class Placement:
             not isinstance(ops, dict)
             or not ops
             or not isinstance(devices, list)
+            or not devices
             or not all(isinstance(name, str) for name in (*devices, *ops.values()))
         ):
             raise PlacementError(f"{path}: a placement has a list 'devices' of names and a mapping 'ops' from op to device.")
+        twice = [name for i, name in enumerate(devices) if name in devices[:i]]
+        if twice:
+            raise PlacementError(f"{path}: 'devices' lists the device '{twice[0]}' twice.")
         unknown = [(op, device) for op, device in ops.items() if device not in devices]
         if unknown:
             raise PlacementError(
@@ -320,6 +324,11 @@ class Placement:
         if missing:
             raise PlacementError(
                 f"The placement does not cover op '{missing[0]}' ({len(missing)} of {len(op_names)} ops missing)."
+            )
+        unknown = mine.keys() - set(op_names)
+        if unknown:
+            raise PlacementError(
+                f"The placement belongs to another model: it places op '{min(unknown)}', which the model does not have."
             )
         numbers = {name: d for d, name in enumerate(device_names)}
         for name in op_names:
