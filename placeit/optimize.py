@@ -338,8 +338,9 @@ class _Search:
 
     def learn(self) -> None:
         """Correct the costs by what segments really took beside each other."""
+        profiled = self.session.segmenter  # an entry's plan may say what corrected costs have already put right
         runs = [
-            (entry.plan, entry.segment_s)
+            (profiled.priced(entry.plan), entry.segment_s)
             for entry in self.entries.values()
             if entry.segment_s is not None and len(entry.plan.segments) > 1
         ]

@@ -22,7 +22,8 @@ def calibrated(costs: Costs, runs: Sequence[tuple[Plan, NDArray[np.float64]]]) -
 
     Args:
         costs: as profiled.
-        runs: plans, and the seconds that each of their segments took, ``float64[S]``.
+        runs: plans at these costs (see ``Segmenter.priced``), and the seconds that each of their segments took,
+            ``float64[S]``.
 
     Returns:
         Costs with other ``core`` and ``cut``.

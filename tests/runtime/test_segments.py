@@ -77,6 +77,7 @@ def test_every_way_of_valuing_a_placement_agrees(segmenter: Segmenter, seed: int
     placement = feasible_placement(segmenter, seed)
     plan = segmenter.plan(placement)
     assert segmenter.makespan(placement)[0] == plan.schedule.makespan
+    assert segmenter.priced(plan).segments == plan.segments
     assert segmenter.priced(plan).schedule.makespan == plan.schedule.makespan
 
 
