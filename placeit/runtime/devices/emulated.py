@@ -73,16 +73,19 @@ class EmulatedLink:
 
     def __init__(self, name: str, bandwidth: float, latency: float) -> None:
         self._bandwidth, self._latency = bandwidth, latency
+        self._free_at = 0.0
         self._worker = Worker(name)
 
     def start(self, source: Buffer, destination: Buffer, done: Done) -> None:  # noqa: ARG002
         """Start the clock of a transfer, behind those already under way."""
-        self._worker.submit(functools.partial(self._run, destination.nbytes, done))
+        self._worker.submit(functools.partial(self._run, perf_counter(), destination.nbytes, done))
 
-    def _run(self, moved: int, done: Done) -> None:
-        start = perf_counter()
-        _sleep(self._latency + moved / self._bandwidth)
-        done(start, perf_counter(), None)
+    def _run(self, asked: float, moved: int, done: Done) -> None:
+        # by the clock at which it was asked for: waking this thread is part of the time, not on top of it
+        start = max(asked, self._free_at)
+        self._free_at = start + self._latency + moved / self._bandwidth
+        _sleep(self._free_at - perf_counter())
+        done(start, self._free_at, None)
 
     def close(self) -> None:
         """Stop the link's thread."""
