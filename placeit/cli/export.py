@@ -55,6 +55,11 @@ def export(
     names = _mapping(mapping)
     model = load(options.model, input_shapes=parse_shapes(options.input_shape), batch=options.batch)
     chosen = read_placement(placement, model.graph)
+    for name in names:
+        if name not in chosen.device_names:
+            raise UsageError(
+                f"--map says what '{name}' stands for, which is not a device of {placement}: {', '.join(chosen.device_names)}."
+            )
     with naming(placement):
         device = export_hetero(model, chosen.as_dict(), output, devices=names)
     data = {

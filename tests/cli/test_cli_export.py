@@ -44,6 +44,15 @@ def test_core_sets_need_a_name_that_openvino_knows(cli: Any, tiny: Path, placeme
     assert not (tmp_path / "placed.bin").exists()
 
 
+def test_a_mapping_of_a_device_that_the_placement_does_not_know(
+    cli: Any, tiny: Path, placement: Path, cores: Sequence[str], tmp_path: Path
+) -> None:
+    result = cli("export", tiny, "-p", placement, "-o", tmp_path / "p.xml", *mapping(cores), "--map", "fast=CPU")
+    assert result.exit_code == 2
+    assert "'fast'" in result.stderr
+    assert str(placement) in result.stderr
+
+
 @pytest.mark.parametrize("options", [["--map", "CPU"], ["--map", "=CPU"], ["--map", "a=CPU", "--map", "a=GPU"]])
 def test_a_mapping_that_cannot_be_read_is_a_usage_error(
     cli: Any, tiny: Path, placement: Path, tmp_path: Path, options: list[str]
