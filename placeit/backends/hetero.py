@@ -65,7 +65,7 @@ def export_hetero(
             openvino.serialize(copy, str(temporary), str(temporary_weights))
         except RuntimeError as error:
             raise FileError(
-                f"Cannot write {path}: {str(error).strip().splitlines()[-1]}. Nothing was written there."
+                f"Cannot write {path}: {str(error).strip().splitlines()[-1]}. Is the disk full? Nothing was written there."
             ) from error
         _verify(temporary, temporary_weights, expected, path)
     return "HETERO:" + ",".join(dict.fromkeys(names[placement[op]] for op in model.graph.names))

@@ -18,11 +18,14 @@ if TYPE_CHECKING:
 __all__ = ["check_outputs", "read_tensors", "write_tensors"]
 
 
+_PROBE = 4096
+
+
 def check_outputs(*outputs: Path | None, inputs: Iterable[Path | None] = ()) -> None:
     """Check that files can be written, before hours are spent on what is to be in them; None is a file not asked for.
 
     Raises:
-        FileError: a folder is missing or read-only, or the path is that of a folder.
+        FileError: a folder is missing or read-only, the disk is full, or the path is that of a folder.
         UsageError: the file is also read, or is to be written twice.
     """
     taken = [path.resolve() for path in inputs if path is not None]
@@ -35,8 +38,9 @@ def check_outputs(*outputs: Path | None, inputs: Iterable[Path | None] = ()) -> 
         if path.is_dir():
             raise FileError(f"Cannot write {path}: it is a folder; name a file in it.")
         try:
-            with tempfile.NamedTemporaryFile(prefix=f".{path.name}.", dir=path.parent):
-                pass
+            with tempfile.NamedTemporaryFile(prefix=f".{path.name}.", dir=path.parent) as probe:
+                probe.write(bytes(_PROBE))  # an empty file fits on a full disk
+                probe.flush()
         except OSError as error:
             raise FileError(f"Cannot write {path}: {error.strerror or error}. Choose another place for it.") from error
 

@@ -163,6 +163,16 @@ def test_a_read_only_folder_for_the_output(cli: Any, tiny: Path, tmp_path: Path,
     assert not (tmp_path / "p.json").exists()
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device /dev/full, which Linux has")
+def test_a_full_disk_is_noticed_before_any_work_is_done(
+    cli: Any, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("placeit.backends.load", lambda *_, **__: pytest.fail("work was done before"))
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", lambda **_: Path("/dev/full").open("wb"))  # noqa: SIM115 (closed by the command)
+    paragraph(cli("optimize", tiny, "-o", tmp_path / "p.json"), tmp_path / "p.json", "No space left")
+    assert not (tmp_path / "p.json").exists()
+
+
 def test_an_output_that_is_also_an_input(cli: Any, tiny: Path, placement: Path) -> None:
     before = placement.read_bytes()
     paragraph(cli("run", tiny, "-p", placement, "--trace", placement), placement, "twice")
