@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +23,9 @@ from placeit.profiler.cache import Cache
 from placeit.profiler.calibration import calibrated
 from placeit.profiler.costs import Progress
 from placeit.profiler.statistics import mape, pearson, spearman
+from placeit.runtime.executor import Executor
 from placeit.runtime.measure import Measurement, Race, Ratio, faster
+from placeit.runtime.runtime import Runtime
 from placeit.runtime.segments import Plan, Segmenter
 from placeit.runtime.simulator import SimulatedCost
 from placeit.session import OutputError, Session
@@ -108,6 +112,7 @@ class Optimized:
     spent_s: float
     interrupted: bool
     cluster: Cluster
+    _open: Callable[[], Runtime] = field(repr=False)
 
     @property
     def placement(self) -> Placement:
@@ -117,6 +122,27 @@ class Optimized:
     def save(self, path: str | Path) -> None:
         """Write the chosen placement. Raises FileError."""
         self.placement.save(path)
+
+    def run(self, inputs: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
+        """Run the model once as it was placed, and return its outputs by name.
+
+        The first call compiles; what it opens stays open as long as this object is there.
+
+        Args:
+            inputs: arrays by name.
+
+        Raises:
+            UsageError: an input is missing, unknown, or of the wrong shape or type.
+            DeviceError: a device exists in simulation only.
+            ExecutionError: a device failed.
+        """
+        return self._executor.run(inputs)
+
+    @functools.cached_property
+    def _executor(self) -> Executor:
+        runtime = self._open()
+        weakref.finalize(self, runtime.close)
+        return Executor(runtime, self.chosen.plan)
 
     def to_dict(self, placement_file: str | Path | None = None) -> dict[str, Any]:
         """Return what ``placeit optimize --json`` prints."""
@@ -176,7 +202,7 @@ def optimize(
         What was found. With a described device in the cluster nothing is measured, and the simulator decides.
 
     Raises:
-        UsageError: an unknown placer or objective, or a budget that is not positive.
+        UsageError: an unknown placer or objective, a budget that is not positive, or a negative seed.
         PlaceitError: the model, the devices or a file are not what they should be.
         KeyboardInterrupt: Ctrl-C before there was any placement; afterwards it ends the search.
     """
@@ -184,7 +210,9 @@ def optimize(
         raise UsageError(f"The objective '{objective}' is not known; there is 'latency'.")
     if not budget > 0:
         raise UsageError(f"The budget is {budget} seconds; it must be positive.")
-    placers = DEFAULT_PLACERS if placers is None else placers
+    if seed < 0:
+        raise UsageError(f"The seed is {seed}; it must not be negative.")
+    placers = DEFAULT_PLACERS if placers is None else [placers] if isinstance(placers, str) else placers
     for name in placers:
         parse_placer(name)  # a typing error should not cost a profile first
     begin = time.perf_counter()
@@ -418,6 +446,9 @@ class _Search:
             spent_s=spent,
             interrupted=interrupted,
             cluster=self.session.cluster,
+            _open=functools.partial(
+                Runtime, self.session.model, grouping, self.session.cluster, precision=self.session.precision
+            ),
         )
 
     def _decide(self, order: Sequence[_Entry], single: _Entry | None) -> tuple[_Entry, str]:

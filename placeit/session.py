@@ -17,7 +17,7 @@ from placeit.backends.openvino import Model
 from placeit.cluster import Cluster, Device
 from placeit.clusterfile import find_cluster
 from placeit.devices import roofline_seconds
-from placeit.errors import PlacementError
+from placeit.errors import PlacementError, UsageError
 from placeit.problem import Placement
 from placeit.profiler.cache import Cache
 from placeit.profiler.costs import Progress, profile
@@ -249,14 +249,16 @@ class Session:
 
         Args:
             placement: of the model's ops.
-            runs: timed runs.
+            runs: timed runs, at least one.
             inputs: by name; None for random ones.
 
         Raises:
             PlacementError: it does not fit the model, the devices or their memory.
-            UsageError: an input is missing or has the wrong shape.
+            UsageError: an input is missing or has the wrong shape, or there are no runs.
             ExecutionError: a device failed.
         """
+        if runs < 1:
+            raise UsageError(f"{runs} runs measure nothing; there must be at least one.")
         groups = self.segmenter.problem().check(self.groups_of(placement))
         plan = self.segmenter.plan(groups)
         executor = self.executor(plan)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,7 @@ from small_models import inception_like
 from placeit.backends.openvino import describe
 from placeit.cluster import Cluster, Device, Link
 from placeit.devices.host import allowed_cores
-from placeit.errors import InfeasibleError, UsageError
+from placeit.errors import DeviceError, InfeasibleError, UsageError
 from placeit.optimize import lower_bound, optimize
 from placeit.problem import Placement, Problem
 from placeit.profiler.cache import Cache
@@ -77,6 +79,30 @@ def test_the_saved_placement_runs_again(cache: Cache, tmp_path: Path) -> None:
     assert report.output_error.max_rel < 1e-4
 
 
+def test_the_answer_runs_on_inputs_of_the_users_own_and_stops_its_threads_in_the_end(cache: Cache) -> None:
+    model = inception_like()
+    found = optimize(model, emulated(1.5, 1e9, 1e-5), placers="heft", budget=3, cache=cache)
+    before = threading.active_count()
+    for seed in (1, 2):
+        inputs = model.random_inputs(seed)
+        with Session(model, CORE, cache=cache) as session:
+            expected = session.reference(inputs)
+        for name, value in found.run(inputs).items():
+            np.testing.assert_allclose(value, expected[name], rtol=1e-3, atol=1e-5)
+    with pytest.raises(UsageError, match="'image' is missing"):
+        found.run({})
+    assert threading.active_count() > before
+    del found
+    gc.collect()
+    assert threading.active_count() == before
+
+
+def test_an_answer_for_described_devices_runs_nowhere(cache: Cache) -> None:
+    found = optimize(inception_like(), described(2), placers=PLACERS, budget=3, cache=cache)
+    with pytest.raises(DeviceError, match="simulation only"):
+        found.run(inception_like().random_inputs())
+
+
 def test_one_device_is_its_own_answer(cache: Cache) -> None:
     found = optimize(inception_like(), CORE, placers=PLACERS, budget=3, cache=cache)
     assert found.chosen.name == CORE
@@ -129,6 +155,8 @@ def test_weights_that_fit_only_together_are_split(cache: Cache) -> None:
         ({"budget": 0}, "must be positive"),
         ({"placers": ("hefty",)}, "hefty"),
         ({"placers": ("heft:speed=3",)}, "speed"),
+        ({"placers": "hefty"}, "'hefty'"),
+        ({"seed": -1}, "must not be negative"),
     ],
 )
 def test_options_that_make_no_sense_are_refused_before_any_work(options: dict[str, object], says: str) -> None:

@@ -62,6 +62,11 @@ def test_costs_are_taken_from_the_cache_the_second_time(tmp_path: Path) -> None:
     assert not any("profiling" in what for what in said)
 
 
+def test_no_runs_are_refused(session: Session) -> None:
+    with pytest.raises(UsageError, match="at least one"):
+        session.run(session.placement(np.zeros(len(session.grouping.groups), np.int32)), runs=0)
+
+
 def test_a_placement_round_trips_through_ops_and_groups(session: Session) -> None:
     groups = np.random.default_rng(0).integers(2, size=len(session.grouping.groups))
     placement = session.placement(groups)

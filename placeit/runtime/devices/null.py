@@ -30,9 +30,13 @@ class VirtualClock:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
 
-    def after(self, seconds: float, event: Callable[[], None]) -> None:
-        """Call ``event`` in ``seconds``; among events of one moment, those asked for first go first."""
-        heapq.heappush(self._events, (self.now + seconds, self._count, event))
+    def at(self, moment: float, event: Callable[[], None]) -> None:
+        """Call ``event`` at a moment from now on; among events of one moment, those asked for first go first.
+
+        The moment is given, and not the time until it: ``now + (moment - now)`` need not be ``moment``, and what happens at
+        the same time would not.
+        """
+        heapq.heappush(self._events, (moment, self._count, event))
         self._count += 1
 
     def run(self) -> None:
@@ -107,7 +111,7 @@ class NullDevice:
         seconds = cast("_NullInstance", instance).seconds
         start = max(self._clock.now, self._free_at)
         self._free_at = start + seconds
-        self._clock.after(self._free_at - self._clock.now, lambda: done(start, start + seconds, None))
+        self._clock.at(self._free_at, lambda: done(start, start + seconds, None))
 
     def close(self) -> None:
         """Do nothing: there is no thread."""
@@ -131,7 +135,7 @@ class NullLink:
         seconds = self._latency + destination.nbytes / self._bandwidth
         start = max(self._clock.now, self._free_at)
         self._free_at = start + seconds
-        self._clock.after(self._free_at - self._clock.now, lambda: done(start, start + seconds, None))
+        self._clock.at(self._free_at, lambda: done(start, start + seconds, None))
 
     def close(self) -> None:
         """Do nothing: there is no thread."""

@@ -1,0 +1,297 @@
+"""What every device must do, as test classes to inherit.
+
+Use it like this::
+
+    from placeit.testing.devices import ComputingDeviceConformance
+
+    class TestMine(ComputingDeviceConformance):
+        def open(self):
+            return MyDevice(...)
+
+        def failing(self, device):
+            return ...  # an instance that fails when it runs
+
+Importing this module needs pytest; no other module of placeit does.
+"""
+
+# ruff: noqa: S101 (assertions are what a test suite is made of)
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from placeit.errors import DeviceError, PlaceitError
+from placeit.runtime.devices.base import Done, Instance, RuntimeDevice, TensorSpec
+from placeit.runtime.devices.openvino import HostBuffer
+
+__all__ = ["ComputingDeviceConformance", "DeviceConformance"]
+
+_PATIENCE_S = 60.0
+
+
+class DeviceConformance:
+    """Tests that any device must pass, whether it computes anything or not. Define :meth:`open`."""
+
+    def open(self) -> RuntimeDevice:
+        """Make a device. The suite closes it."""
+        raise NotImplementedError
+
+    def let_time_pass(self) -> None:
+        """Do what lets started instances end; a device with a virtual clock has to run it."""
+        time.sleep(1e-3)
+
+    @pytest.fixture
+    def device(self) -> Iterator[RuntimeDevice]:
+        """Open a device for one test."""
+        device = self.open()
+        yield device
+        device.close()
+
+    def test_it_says_what_it_is(self, device: RuntimeDevice) -> None:
+        """Its name, its memory, and whose programs it can run; programs and buffers are what was asked for."""
+        assert all(isinstance(text, str) and text for text in (device.name, device.space, device.program_key))
+        source = _Source()
+        program = device.compile(source)
+        assert tuple(program.inputs) == source.inputs
+        assert tuple(program.outputs) == source.outputs
+        instance = device.instance(program)
+        buffers = [*(instance.output(i) for i in range(len(source.outputs))), *map(device.allocate, source.inputs)]
+        for spec, buffer in zip([*source.outputs, *source.inputs], buffers, strict=True):
+            assert buffer.space == device.space
+            assert buffer.nbytes == np.zeros(spec.shape, spec.dtype).nbytes
+            assert buffer.array().shape == spec.shape
+            assert buffer.array().dtype == spec.dtype
+
+    def test_instances_run_one_at_a_time_in_the_order_in_which_they_were_started(self, device: RuntimeDevice) -> None:
+        """Each is reported once, with the time when it started and the time when it ended, and without an error."""
+        runs = _Runs()
+        instances = self._instances(device, 3)
+        for i in range(12):
+            device.start(instances[i % 3], runs.done(i))
+        self._wait(runs, 12)
+        assert runs.labels == list(range(12))
+        assert runs.errors == [None] * 12
+        assert all(start <= finish for start, finish in runs.times)
+        assert all(before[1] <= after[0] for before, after in pairwise(runs.times))
+
+    def test_the_report_of_an_end_may_start_the_next_instance(self, device: RuntimeDevice) -> None:
+        """The executor does so, holding a lock: a device must not report while it is told to start something."""
+        lock, runs = threading.Lock(), _Runs()
+        (instance,) = self._instances(device, 1)
+        entered = []
+
+        def go_on(start: float, finish: float, error: BaseException | None) -> None:
+            entered.append(lock.acquire(timeout=5.0))
+            if entered[-1]:
+                runs.done(len(runs.labels))(start, finish, error)
+                if len(entered) < 30:
+                    device.start(instance, go_on)
+                lock.release()
+
+        with lock:
+            device.start(instance, go_on)
+        self._wait(runs, 30)
+        assert all(entered)
+        assert runs.labels == list(range(30))
+
+    def test_closing_ends_what_was_started_and_every_thread(self) -> None:
+        """It may be done twice; nothing is reported twice."""
+        threads = set(threading.enumerate())
+        device, runs = self.open(), _Runs()
+        instances = self._instances(device, 2)
+        for i in range(4):
+            device.start(instances[i % 2], runs.done(i))
+        self.let_time_pass()
+        device.close()
+        device.close()
+        assert runs.labels == list(range(4))
+        assert set(threading.enumerate()) <= threads
+
+    def _instances(self, device: RuntimeDevice, count: int, *, seed: int = 0) -> list[Instance]:
+        """Instances of one program, each with inputs of its own."""
+        program = device.compile(_Source())
+        instances = [device.instance(program) for _ in range(count)]
+        for i, instance in enumerate(instances):
+            for k, buffer in enumerate(_buffers(seed + i)):
+                instance.bind(k, buffer)
+        return instances
+
+    def _run(self, device: RuntimeDevice, *instances: Instance) -> list[BaseException | None]:
+        """Run instances one after the other; return their errors."""
+        runs = _Runs()
+        for i, instance in enumerate(instances):
+            device.start(instance, runs.done(i))
+        self._wait(runs, len(instances))
+        return runs.errors
+
+    def _wait(self, runs: _Runs, count: int) -> None:
+        deadline = time.monotonic() + _PATIENCE_S
+        while len(runs.labels) < count and time.monotonic() < deadline:
+            self.let_time_pass()
+        assert len(runs.labels) == count, f"{len(runs.labels)} of {count} instances were reported in {_PATIENCE_S:g} s"
+
+
+class ComputingDeviceConformance(DeviceConformance):
+    """Tests for devices that compute: what is in the buffers, and what happens if that fails.
+
+    Define :meth:`open` and :meth:`failing`.
+    """
+
+    def failing(self, device: RuntimeDevice) -> Instance:
+        """Make an instance that fails when it runs, in whatever way the device has of failing."""
+        raise NotImplementedError
+
+    def test_outputs_are_those_of_numpy(self, device: RuntimeDevice) -> None:
+        """For a matrix, a scalar, whole numbers, and an image whose channels are last in memory."""
+        (instance,) = self._instances(device, 1, seed=3)
+        assert self._run(device, instance) == [None]
+        _check(instance, _values(3))
+
+    def test_instances_of_one_program_share_no_memory(self, device: RuntimeDevice) -> None:
+        """Outputs of one stay what they are while others run."""
+        instances = self._instances(device, 3)
+        self._run(device, *instances)
+        for i, instance in enumerate(instances):
+            _check(instance, _values(i))
+
+    def test_inputs_are_read_when_an_instance_runs(self, device: RuntimeDevice) -> None:
+        """What is written into a bound buffer counts for the next run, and goes to the same output buffers."""
+        (instance,) = self._instances(device, 1)
+        buffers = _buffers(0)
+        for k, buffer in enumerate(buffers):
+            instance.bind(k, buffer)
+        outputs = [instance.output(i) for i in range(len(_Source().outputs))]
+        for seed in (0, 1, 2):
+            for buffer, value in zip(buffers, _values(seed), strict=True):
+                buffer.array()[...] = value
+            self._run(device, instance)
+            _check(instance, _values(seed))
+            for i, output in enumerate(outputs):
+                np.testing.assert_array_equal(output.array(), instance.output(i).array())
+
+    def test_an_input_can_be_bound_anew_after_a_run(self, device: RuntimeDevice) -> None:
+        """The last buffer that was bound counts."""
+        (instance,) = self._instances(device, 1)
+        self._run(device, instance)
+        for k, buffer in enumerate(_buffers(7)):
+            instance.bind(k, buffer)
+        self._run(device, instance)
+        _check(instance, _values(7))
+
+    def test_an_instance_reads_the_outputs_of_another_in_place(self, device: RuntimeDevice) -> None:
+        """Several may read the same output."""
+        first, second, third = self._instances(device, 3)
+        for k, place in enumerate(_Source.order):
+            for reader in (second, third):
+                reader.bind(place, first.output(k))
+        self._run(device, first, second, third)
+        once = _reference(_values(0))
+        values: list[NDArray[np.generic]] = [once[0]] * len(once)
+        for k, place in enumerate(_Source.order):
+            values[place] = once[k]
+        _check(second, values)
+        _check(third, values)
+
+    def test_a_run_that_fails_is_reported_and_others_work(self, device: RuntimeDevice) -> None:
+        """``start`` raises nothing; the error is one of placeit's and names the device."""
+        (works,) = self._instances(device, 1, seed=5)
+        before, error, after = self._run(device, works, self.failing(device), works)
+        assert before is None
+        assert isinstance(error, PlaceitError)
+        assert device.name in str(error)
+        assert after is None
+        _check(works, _values(5))
+
+    def test_a_segment_that_it_cannot_compile_is_a_device_error(self, device: RuntimeDevice) -> None:
+        """It names the device."""
+        with pytest.raises(DeviceError, match=device.name):
+            device.compile(_Broken())
+
+    def test_several_threads_may_compile_at_once(self, device: RuntimeDevice) -> None:
+        """As a runtime does, to have a plan ready sooner."""
+        with ThreadPoolExecutor(4) as pool:
+            programs = list(pool.map(device.compile, [_Source() for _ in range(8)]))
+        for seed, program in enumerate(programs):
+            instance = device.instance(program)
+            for k, buffer in enumerate(_buffers(seed)):
+                instance.bind(k, buffer)
+            self._run(device, instance)
+            _check(instance, _values(seed))
+
+
+class _Runs:
+    """What was reported of instances, in the order of the reports."""
+
+    def __init__(self) -> None:
+        self.labels: list[int] = []
+        self.times: list[tuple[float, float]] = []
+        self.errors: list[BaseException | None] = []
+
+    def done(self, label: int) -> Done:
+        def done(start: float, finish: float, error: BaseException | None) -> None:
+            self.times.append((start, finish))
+            self.errors.append(error)
+            self.labels.append(label)  # last: a test waits for it
+
+        return done
+
+
+class _Source:
+    """Tensors of several kinds, each multiplied by itself and added to itself, and given back in another order."""
+
+    inputs = (
+        TensorSpec((2, 3), "float32"),
+        TensorSpec((), "float32"),
+        TensorSpec((4,), "int64"),
+        TensorSpec((1, 2, 3, 4), "float32", channels_last=True),
+    )
+    order = (3, 1, 0, 2)
+    outputs = (inputs[3], inputs[1], inputs[0], inputs[2])
+
+    def openvino_model(self) -> object:
+        import openvino as ov
+
+        ops = ov.opset13
+        parameters = [ops.parameter(list(spec.memory_shape), np.dtype(spec.dtype)) for spec in self.inputs]
+        values = [ops.add(ops.multiply(parameter, parameter), parameter) for parameter in parameters]
+        return ov.Model([ops.result(values[k]) for k in self.order], parameters, "conformance")
+
+
+class _Broken:
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs = (TensorSpec((2,), "float32"),)
+
+    def openvino_model(self) -> object:
+        import openvino as ov
+
+        ops = ov.opset13
+        return ov.Model([ops.result(ops.parameter([2], np.float32))], [], "nothing feeds it")
+
+
+def _values(seed: int) -> list[NDArray[np.generic]]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(-9, 10, spec.shape).astype(spec.dtype) for spec in _Source.inputs]
+
+
+def _buffers(seed: int) -> list[HostBuffer]:
+    buffers = [HostBuffer(spec) for spec in _Source.inputs]
+    for buffer, value in zip(buffers, _values(seed), strict=True):
+        buffer.array()[...] = value
+    return buffers
+
+
+def _reference(values: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+    return [values[k] * values[k] + values[k] for k in _Source.order]
+
+
+def _check(instance: Instance, values: Sequence[NDArray[Any]]) -> None:
+    for i, expected in enumerate(_reference(values)):
+        np.testing.assert_array_equal(instance.output(i).array(), expected)

@@ -1,0 +1,95 @@
+"""Every kind of device that ships with placeit passes the suite that it ships for others."""
+
+from __future__ import annotations
+
+import threading
+from itertools import pairwise
+
+import pytest
+
+from placeit.cluster import Device
+from placeit.devices.host import allowed_cores
+from placeit.errors import DeviceError, ExecutionError
+from placeit.runtime.devices.base import Instance, RuntimeDevice, TensorSpec
+from placeit.runtime.devices.emulated import EmulatedLink, SlowedDevice
+from placeit.runtime.devices.null import NullDevice, VirtualClock
+from placeit.runtime.devices.openvino import HostBuffer, OpenVinoDevice
+from placeit.runtime.devices.worker import Worker
+from placeit.testing.devices import ComputingDeviceConformance, DeviceConformance
+
+CORES = allowed_cores()
+
+
+class Cpu(ComputingDeviceConformance):
+    def failing(self, device: RuntimeDevice) -> Instance:
+        (instance,) = self._instances(device, 1)
+
+        def run() -> None:
+            raise RuntimeError("out of memory")
+
+        instance.run = run  # type: ignore[attr-defined]
+        return instance
+
+
+class TestOneCore(Cpu):
+    def open(self) -> RuntimeDevice:
+        return OpenVinoDevice(Device("one", runs_on=f"CPU@{CORES[0]}", cores=CORES[:1]))
+
+
+class TestAllCores(Cpu):
+    def open(self) -> RuntimeDevice:
+        return OpenVinoDevice(Device("all", runs_on="CPU", cores=CORES))
+
+
+class TestSlowed(Cpu):
+    def open(self) -> RuntimeDevice:
+        return SlowedDevice(OpenVinoDevice(Device("slow", runs_on=f"CPU@{CORES[0]}", cores=CORES[:1])), 3.0)
+
+
+class TestNull(DeviceConformance):
+    def open(self) -> RuntimeDevice:
+        self.clock = VirtualClock()
+        return NullDevice("null", self.clock, lambda _: 0.5)
+
+    def let_time_pass(self) -> None:
+        self.clock.run()
+
+
+def test_jobs_of_a_worker_run_in_order_also_those_that_jobs_submit() -> None:
+    worker, ran = Worker("jobs"), list[int]()
+
+    def job(number: int) -> None:
+        ran.append(number)
+        if number < 3:
+            worker.submit(lambda: job(number + 10))
+
+    for number in range(5):
+        worker.submit(lambda number=number: job(number))  # type: ignore[misc]
+    ended = threading.Event()
+    worker.submit(lambda: worker.submit(ended.set))
+    assert ended.wait(30)
+    worker.close()
+    assert ran == [0, 1, 2, 3, 4, 10, 11, 12]
+
+
+def test_a_closed_worker_refuses_jobs() -> None:
+    worker = Worker("placeit spare")
+    worker.close()
+    with pytest.raises(ExecutionError, match="placeit spare is closed"):
+        worker.submit(lambda: None)
+
+
+def test_a_worker_without_a_core_to_run_on_is_a_device_error() -> None:
+    with pytest.raises(DeviceError, match="placeit spare: no thread can be bound to the CPU cores 4001, 4002"):
+        Worker("placeit spare", (4001, 4002))
+
+
+def test_a_link_moves_one_tensor_at_a_time_in_order() -> None:
+    link, buffer = EmulatedLink("placeit link", bandwidth=1e6, latency=1e-3), HostBuffer(TensorSpec((1000,), "float32"))
+    times: list[tuple[float, float]] = []
+    for _ in range(3):
+        link.start(buffer, buffer, lambda start, finish, _: times.append((start, finish)))
+    link.close()
+    assert len(times) == 3
+    assert all(before[1] <= after[0] for before, after in pairwise(times))
+    assert all(finish - start >= 4e-3 for start, finish in times)
