@@ -495,14 +495,7 @@ def lower_bound(problem: Problem) -> float:
     ends before ``sum over ops of min over d of l[d] * compute[v, d]``. With equal weights that is the sum of the best times
     over the number of devices; multiplicative updates raise it where devices differ.
     """
-    fastest = problem.compute.min(axis=1)
-    reached = fastest.copy()
-    out = problem.successors
-    for v in problem.order.tolist():
-        for e in out.edge[out.ptr[v] : out.ptr[v + 1]].tolist():
-            w = problem.edges[e, 1]
-            reached[w] = max(reached[w], reached[v] + fastest[w])
-    bound = float(reached.max())
+    bound = problem.critical_path
     weights = np.full(problem.devices, 1 / problem.devices)
     for turn in range(_BOUND_TURNS):
         weighted = problem.compute * weights

@@ -175,6 +175,21 @@ class Problem:
         fits = self.feasible.all(axis=0) & (self.param_bytes.sum() <= self.memory)
         return tuple(int(d) for d in np.flatnonzero(fits))
 
+    @cached_property
+    def critical_path(self) -> float:
+        """Seconds that the slowest path takes with every op on its fastest device and free transfers: no makespan is less.
+
+        The denominator of the schedule length ratio (Topcuoglu et al. 2002, equation 11; GiPH, section 5).
+        """
+        fastest = self.compute.min(axis=1)
+        reached = fastest.copy()
+        out = self.successors
+        for v in self.order.tolist():
+            for e in out.edge[out.ptr[v] : out.ptr[v + 1]].tolist():
+                w = self.edges[e, 1]
+                reached[w] = max(reached[w], reached[v] + fastest[w])
+        return float(reached.max())
+
     def comm(self, edge: int) -> NDArray[np.float64]:
         """Seconds to move an edge's tensor, ``float64[D, D]`` by source and destination, cut costs included."""
         seconds: NDArray[np.float64] = (

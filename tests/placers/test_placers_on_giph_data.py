@@ -43,6 +43,11 @@ def mean_slr(instances, seconds):
     return np.mean([seconds(problem) / bound for problem, bound in instances])
 
 
+def test_the_critical_path_is_the_known_denominator(instances):
+    for problem, bound in instances:
+        assert problem.critical_path == pytest.approx(bound, rel=1e-12)
+
+
 def test_heft_reaches_the_known_ratios_in_planned_order_and_first_in_first_out(instances):
     heft = Heft()
     assert round(mean_slr(instances, lambda problem: heft.plan(problem).makespan), 3) == 1.670

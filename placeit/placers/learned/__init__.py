@@ -1,0 +1,1 @@
+"""Placers that learn: policies, what they see of a problem, and how they are trained."""

@@ -1,0 +1,96 @@
+"""What a learned placer is to the code that trains it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from placeit.placers.base import CostFunction
+from placeit.problem import Problem
+
+__all__ = ["Agent", "Instance", "Trajectory"]
+
+
+@dataclass(frozen=True, eq=False)
+class Instance:
+    """A problem to learn from, and what its placements cost.
+
+    Attributes:
+        problem: the problem.
+        cost: values placements: a simulator, measured runs, or another objective.
+        unit: what costs are divided by, so that rewards of different problems can be compared; positive, finite. For
+            makespans the lower bound of the schedule length ratio is usual (:attr:`placeit.problem.Problem.critical_path`).
+    """
+
+    problem: Problem
+    cost: CostFunction
+    unit: float
+
+
+@dataclass(eq=False)
+class Trajectory:
+    """What an agent decided for ``B`` problems in up to ``T`` steps, and what it brought.
+
+    A step is whatever the agent makes of it: a relocation, the device of one op, a whole placement (``T`` = 1).
+
+    Attributes:
+        rewards: ``float64[T, B]``, in multiples of the instance's unit; a reward that comes at the end has zeros before it.
+        valid: ``bool[T, B]``, where a decision was made; problems may end at different steps.
+        costs: ``float64[B]``, the least cost met, in multiples of the instance's unit.
+        placements: for each problem ``int32[V]``, the placement of that cost.
+        decisions: what the agent needs to score the decisions again.
+    """
+
+    rewards: NDArray[np.float64]
+    valid: NDArray[np.bool_]
+    costs: NDArray[np.float64]
+    placements: list[NDArray[np.int32]]
+    decisions: Any
+
+
+class Agent(Protocol):
+    """A policy with its way of making an episode.
+
+    Whatever is drawn is drawn from the generator that is given, so that training can be resumed with the same result.
+
+    Attributes:
+        name: as it stands in checkpoints and on the command line (``giph``, ``placeto``).
+        version: of the network's shapes and features: a checkpoint of another version does not load.
+        network: what is trained.
+    """
+
+    name: ClassVar[str]
+    version: ClassVar[int]
+    network: nn.Module
+
+    @property
+    def config(self) -> Mapping[str, bool | int | float | str]:
+        """Arguments that make an untrained agent of the same shape: ``type(agent)(**agent.config)``."""
+        ...
+
+    def rollout(self, instances: Sequence[Instance], rng: np.random.Generator) -> Trajectory:
+        """Play one episode for each problem, sampling decisions; gradients are not needed."""
+        ...
+
+    def score(self, trajectory: Trajectory) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp], Tensor, Tensor]]:
+        """Score a trajectory's decisions under the network as it is now, with gradients.
+
+        Yields:
+            Parts of the trajectory, of any size, so that one part's graph is in memory at a time: steps ``[N]`` and problems
+            ``[N]``, the log-probability of each decision ``[N]``, and the entropy of what it was drawn from ``[N]``. Together
+            the parts hold every valid decision once.
+        """
+        ...
+
+    def loss(self, kind: str, instances: Sequence[Instance], rng: np.random.Generator) -> Tensor:
+        """Return a scalar to minimise, for ways of training other than REINFORCE, such as ``imitation``.
+
+        Raises:
+            UsageError: the agent has no such way; names those that it has.
+        """
+        ...
