@@ -51,5 +51,9 @@ class ExecutionError(PlaceitError):
     """A run on real devices failed."""
 
 
+class TrainingError(PlaceitError):
+    """Training cannot go on: a reward, a loss or a gradient is not a finite number."""
+
+
 class FileError(PlaceitError):
     """A file cannot be read or written: missing, read-only, no room."""

@@ -1,0 +1,147 @@
+"""Policies as files: safetensors with everything that is needed to make the agent again in the metadata."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from placeit.errors import FileError
+from placeit.files import replacing
+from placeit.placers.learned.agent import Agent
+from placeit.placers.learned.registry import agent_class
+
+__all__ = ["Checkpoint", "load_agent", "read_checkpoint", "read_tensors", "save_agent", "weights_of", "write_tensors"]
+
+_FORMAT = "placeit-agent"
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """An agent as it stands in a file.
+
+    Attributes:
+        agent: its name.
+        version: of its network's shapes and features.
+        config: the arguments that it was made with.
+        about: where it comes from: what it was trained on, how, and how good it is.
+        weights: state of its network, by name.
+    """
+
+    agent: str
+    version: int
+    config: Mapping[str, Any]
+    about: Mapping[str, Any]
+    weights: Mapping[str, Tensor]
+
+
+def save_agent(agent: Agent, path: str | Path, **about: Any) -> None:
+    """Write an agent to a file, in one step.
+
+    Args:
+        agent: the agent.
+        path: the file, usually ``*.safetensors``.
+        **about: what else the file should say (training configuration, evaluation figure, origin); any JSON.
+
+    Raises:
+        FileError: the folder is missing or read-only, or the disk is full.
+    """
+    meta = {"agent": agent.name, "version": agent.version, "config": dict(agent.config), "about": about}
+    write_tensors(Path(path), _FORMAT, weights_of(agent), meta)
+
+
+def read_checkpoint(path: str | Path) -> Checkpoint:
+    """Read what :func:`save_agent` wrote, without making the agent.
+
+    Raises:
+        FileError: the file is missing, damaged, or no such file.
+    """
+    weights, meta = read_tensors(Path(path), _FORMAT)
+    return Checkpoint(meta["agent"], meta["version"], meta["config"], meta["about"], weights)
+
+
+def load_agent(path: str | Path, find: Callable[[str], type[Agent]] = agent_class) -> Agent:
+    """Make the agent that a file holds.
+
+    Args:
+        path: what :func:`save_agent` wrote.
+        find: gives the class of an agent by its name.
+
+    Raises:
+        FileError: the file is missing or damaged, or its agent has another version, other options or other shapes here.
+        UsageError: there is no agent of that name.
+    """
+    checkpoint = read_checkpoint(path)
+    cls = find(checkpoint.agent)
+    again = f"Train it again with `placeit train {checkpoint.agent}`, or use the version of placeit that wrote the file."
+    if checkpoint.version != cls.version:
+        raise FileError(
+            f"{path} holds version {checkpoint.version} of the agent '{checkpoint.agent}'; this placeit has version "
+            f"{cls.version}. {again}"
+        )
+    try:
+        agent = cls(**checkpoint.config)
+    except TypeError as error:
+        raise FileError(
+            f"{path} was written for other options of the agent '{checkpoint.agent}' than it has here: {error}. {again}"
+        ) from error
+    expected = agent.network.state_dict()
+    for name in sorted(expected.keys() | checkpoint.weights.keys()):
+        here, there = (list(state[name].shape) if name in state else "none" for state in (expected, checkpoint.weights))
+        if here != there:
+            raise FileError(
+                f"{path} does not fit the agent '{checkpoint.agent}': its weights '{name}' have shape {there} in the file "
+                f"and {here} here. {again}"
+            )
+    agent.network.load_state_dict(dict(checkpoint.weights))
+    return agent
+
+
+def weights_of(agent: Agent) -> dict[str, Tensor]:
+    """Return a copy of an agent's weights, which further training does not change."""
+    return {name: tensor.detach().clone() for name, tensor in agent.network.state_dict().items()}
+
+
+def write_tensors(path: Path, file_format: str, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+    """Write tensors and what is to be said about them (any JSON) as safetensors, in one step. Raises FileError."""
+    whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    text = json.dumps(meta)
+    with replacing(path) as temporary:
+        save_file(whole, temporary, {"format": file_format, "about": text, "digest": _digest(text, whole)})
+
+
+def read_tensors(path: Path, file_format: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what :func:`write_tensors` wrote: the tensors, and what is said about them.
+
+    Raises:
+        FileError: the file is missing, of another format, or damaged (its contents have another digest than when written).
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            head = file.metadata() or {}
+            tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except OSError as error:
+        raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
+    except SafetensorError as error:
+        raise FileError(f"{path} is not a safetensors file, or it is damaged: {error}. Get or make it again.") from error
+    if head.get("format") != file_format:
+        raise FileError(f"{path} is a safetensors file, but not a {file_format} file: placeit did not write it as one.")
+    if head.get("digest") != _digest(head.get("about", ""), tensors):
+        raise FileError(f"{path} is damaged: its contents are not what was written. Get or make it again.")
+    return tensors, json.loads(head["about"])
+
+
+def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)} ".encode())
+        digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,103 @@
+"""What a part of training is: what to learn from, how long, and how."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from placeit.errors import UsageError
+from placeit.placers.learned.agent import Instance
+from placeit.placers.learned.baselines import Baseline, find_baseline
+
+__all__ = ["Draw", "Stage"]
+
+Draw: TypeAlias = Callable[[np.random.Generator, int, float], Sequence[Instance]]
+"""``draw(rng, count, progress) -> instances`` to learn from; ``progress`` is the share of the stage that is done, in [0, 1).
+
+What it returns depends on its arguments alone, or training could not be resumed with the same result. It may return fewer
+instances than asked for; none at all ends the stage (a budget is spent).
+"""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of training.
+
+    Attributes:
+        draw: gives the problems and their cost functions; simulated, measured or getting harder, training does not know.
+        updates: how often weights are changed.
+        kind: ``reinforce``, or a way that the agent's ``loss`` knows, such as ``imitation``.
+        problems: problems of an update.
+        episodes: episodes of each problem in an update.
+        learning_rate: of Adam, at the start.
+        schedule: how the learning rate goes from its start to its end over the stage.
+        final_learning_rate: where it ends; without meaning for ``constant``.
+        clip: longest gradient (2-norm over all weights); None for any.
+        gamma: discount of rewards per step.
+        discount_steps: weigh the decision at step t by gamma^t, too.
+        entropy: weight of the entropy of decisions, at the start; in favour of exploring.
+        final_entropy: where it ends, linearly; None to stay.
+        baseline: what returns are compared with: a name of :data:`placeit.placers.learned.baselines.BASELINES`, or a function.
+        normalize: bring the advantages of an update to mean 0 and deviation 1.
+        evaluate_every: updates between evaluations.
+        patience: evaluations without a new best after which the stage ends early; None to go on.
+
+    Raises:
+        UsageError: a value out of its range.
+    """
+
+    draw: Draw = field(repr=False)
+    updates: int
+    kind: str = "reinforce"
+    problems: int = 16
+    episodes: int = 1
+    learning_rate: float = 1e-3
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    final_learning_rate: float = 0.0
+    clip: float | None = 1.0
+    gamma: float = 0.97
+    discount_steps: bool = False
+    entropy: float = 0.0
+    final_entropy: float | None = None
+    baseline: str | Baseline = "batch"
+    normalize: bool = True
+    evaluate_every: int = 20
+    patience: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("updates", "problems", "episodes", "evaluate_every", "patience"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"'{name}' of a training stage is {value}; it must be at least 1.")
+        for name in ("learning_rate", "final_learning_rate", "clip", "entropy", "final_entropy"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise UsageError(f"'{name}' of a training stage is {value}; it must be finite and not negative.")
+        if not 0 <= self.gamma <= 1:
+            raise UsageError(f"'gamma' of a training stage is {self.gamma}; it must be in [0, 1].")
+        if self.schedule not in ("constant", "linear", "cosine"):
+            raise UsageError(f"There is no schedule '{self.schedule}'; the schedules are constant, linear, cosine.")
+        if isinstance(self.baseline, str):
+            find_baseline(self.baseline)
+
+    def learning_rate_at(self, progress: float) -> float:
+        """Return the learning rate after a share of the stage."""
+        left = {"constant": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}[self.schedule]
+        return self.final_learning_rate + (self.learning_rate - self.final_learning_rate) * left
+
+    def entropy_at(self, progress: float) -> float:
+        """Return the weight of the entropy after a share of the stage."""
+        final = self.entropy if self.final_entropy is None else self.final_entropy
+        return self.entropy + (final - self.entropy) * progress
+
+    def to_dict(self) -> dict[str, bool | int | float | str | None]:
+        """Return all fields but ``draw``, as JSON can hold them; a function by its name."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "draw"}
+        if callable(self.baseline):
+            values["baseline"] = f"{self.baseline.__module__}:{self.baseline.__qualname__}"
+        return values

@@ -1,0 +1,87 @@
+"""A small agent that learns for real: a device for each op, one op a step, the reward at the end."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from placeit.errors import UsageError
+from placeit.placers.learned.agent import Instance, Trajectory
+from placeit.runtime.simulator import SimulatedCost
+from placeit.testing.problems import random_problem
+
+
+class ToyAgent:
+    """Scores an op on a device by what it takes there, compared with the fastest, and by the device's share of all work."""
+
+    name: ClassVar[str] = "toy"
+    version: ClassVar[int] = 1
+
+    def __init__(self, hidden: int = 4, pace: float = 1.0) -> None:
+        self.hidden, self.pace = hidden, pace
+        self.network = nn.Sequential(nn.Linear(2, hidden), nn.Tanh(), nn.Linear(hidden, 1))
+
+    @property
+    def config(self) -> Mapping[str, bool | int | float | str]:
+        return {"hidden": self.hidden, "pace": self.pace}
+
+    def logits(self, instance: Instance) -> Tensor:
+        problem = instance.problem
+        seconds = np.where(problem.feasible, problem.compute, 0.0)
+        fastest = problem.compute.min(axis=1, keepdims=True)
+        share = (seconds / seconds.sum()).sum(axis=0, keepdims=True) + 0 * seconds
+        x = torch.tensor(np.stack([seconds / fastest, share], axis=2), dtype=torch.float32)
+        scores = self.pace * self.network(x)[:, :, 0]
+        return torch.log_softmax(scores.masked_fill(~torch.tensor(problem.feasible), -torch.inf), dim=1)
+
+    def rollout(self, instances: Sequence[Instance], rng: np.random.Generator) -> Trajectory:
+        steps = max(len(instance.problem) for instance in instances)
+        rewards, valid = np.zeros((steps, len(instances))), np.zeros((steps, len(instances)), bool)
+        placements, costs = [], np.empty(len(instances))
+        for b, instance in enumerate(instances):
+            with torch.no_grad():
+                chances = self.logits(instance).exp().double().numpy()
+            chances /= chances.sum(axis=1, keepdims=True)
+            placements.append(np.array([rng.choice(len(row), p=row) for row in chances], np.int32))
+            costs[b] = instance.cost(placements[b][None])[0] / instance.unit
+            valid[: len(placements[b]), b] = True
+            rewards[len(placements[b]) - 1, b] = -costs[b]
+        return Trajectory(rewards, valid, costs, placements, list(instances))
+
+    def score(self, trajectory: Trajectory) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp], Tensor, Tensor]]:
+        for b, instance in enumerate(trajectory.decisions):
+            logits = self.logits(instance)
+            steps = np.arange(len(logits))
+            entropy = -(logits.exp() * logits.clamp_min(-1e9)).sum(dim=1)
+            yield steps, np.full(len(steps), b), logits[steps, trajectory.placements[b]], entropy
+
+    def loss(self, kind: str, instances: Sequence[Instance], rng: np.random.Generator) -> Tensor:
+        """``imitation``: every op on its fastest device."""
+        if kind != "imitation":
+            raise UsageError(f"The agent 'toy' cannot learn by '{kind}'; it can by imitation.")
+        losses = []
+        for instance in instances:
+            best = torch.tensor(instance.problem.compute.argmin(axis=1))
+            losses.append(nn.functional.nll_loss(self.logits(instance), best))
+        return torch.stack(losses).mean()
+
+
+def toy(seed: int = 0, **options: Any) -> ToyAgent:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return ToyAgent(**options)
+
+
+def toy_instance(seed: int, ops: int = 6, devices: int = 3) -> Instance:
+    problem = random_problem(ops, devices, seed)
+    return Instance(problem, SimulatedCost(problem), problem.critical_path)
+
+
+def draw_toys(rng: np.random.Generator, count: int, progress: float) -> list[Instance]:
+    return [toy_instance(int(seed)) for seed in rng.integers(1000, 2**20, size=count)]
+
+
+HELD_OUT = [toy_instance(seed) for seed in range(12)]
