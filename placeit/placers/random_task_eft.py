@@ -12,7 +12,7 @@ from placeit.placers.feasibility import random_placements
 from placeit.placers.list_scheduling import earliest_start
 from placeit.problem import Problem
 
-__all__ = ["RandomTaskEft"]
+__all__ = ["RandomTaskEft", "earliest_finish_device"]
 
 _CHUNK = 256
 
@@ -37,8 +37,6 @@ class RandomTaskEft:
         Raises:
             InfeasibleError: the weights fit in no way that was found.
         """
-        from placeit.runtime.simulator import schedule
-
         found = Incumbent(cost, evaluations)
         rng = np.random.default_rng(seed)
         steps = round(self.steps_per_op * len(problem))
@@ -51,24 +49,26 @@ class RandomTaskEft:
                     path = []
                     if found.left <= 0:
                         return found.placement
-                plan = schedule(problem, placement)
+                device = earliest_finish_device(problem, placement, op)
                 placement = placement.copy()
-                placement[op] = _earliest_finish(
-                    problem, placement, op, plan.start[: len(problem)], plan.finish[: len(problem)]
-                )
+                placement[op] = device
                 path.append(placement)
             found.offer(np.stack(path))
         return found.placement
 
 
-def _earliest_finish(
-    problem: Problem,
-    placement: NDArray[np.int32],
-    op: int,
-    start: NDArray[np.float64],
-    finish: NDArray[np.float64],
-) -> int:
-    """Device, with room for the op, where it would finish first; where it is, if nowhere is earlier."""
+def earliest_finish_device(problem: Problem, placement: NDArray[np.int32], op: int) -> int:
+    """Device, with room for an op, where it would finish first in the schedule of a placement; its own if none is earlier.
+
+    Args:
+        problem: the problem.
+        placement: ``int32[V]``, feasible.
+        op: the op.
+    """
+    from placeit.runtime.simulator import schedule
+
+    plan = schedule(problem, placement)
+    start, finish = plan.start, plan.finish
     others = np.flatnonzero(np.arange(len(problem)) != op)
     others = others[np.lexsort((finish[others], start[others]))]
     used = np.bincount(placement[others], weights=problem.param_bytes[others], minlength=problem.devices)

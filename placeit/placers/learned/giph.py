@@ -1,0 +1,267 @@
+"""GiPH (Hu et al. 2023): a policy that improves a placement by moving one op at a time, for any graph and any devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from placeit.errors import UsageError
+from placeit.placers.feasibility import random_placements
+from placeit.placers.learned.agent import Instance, Trajectory
+from placeit.placers.learned.gpnet import NODE_FEATURES, PAPER_FEATURES, GpNets
+from placeit.placers.learned.networks import Encoder, Scorer
+from placeit.placers.random_task_eft import earliest_finish_device
+from placeit.problem import Problem
+
+__all__ = ["GiphAgent", "Search", "Variant"]
+
+Variant = Literal["giph", "giph-3", "giph-5", "giph-ne", "graphsage-ne", "giph-ne-pol", "giph-task-eft"]
+"""The paper's names (Appendix B.6)."""
+
+_ENCODERS: dict[str, tuple[Encoder, int]] = {
+    "giph": ("levels", 0),
+    "giph-3": ("steps", 3),
+    "giph-5": ("steps", 5),
+    "giph-ne": ("no-edges", 0),
+    "graphsage-ne": ("sage", 0),
+    "giph-ne-pol": ("none", 0),
+    "giph-task-eft": ("levels", 0),
+}
+_SHARPNESS = 10.0
+_FLOOR = 0.002
+
+
+@dataclass(eq=False)
+class _Decisions:
+    """Where searches began, and which of its nodes each problem's search chose at each step; -1 after its end."""
+
+    problems: list[Problem]
+    starts: list[NDArray[np.int32]]
+    chosen: NDArray[np.int64]
+    moved: list[list[tuple[int, int]]]
+
+
+class Search:
+    """Searches by relocation on several problems at once, one gpNet each (GiPH, section 4.1).
+
+    A state is a placement and the op that was moved last. An action moves an op to another device that can run it and has
+    room for its weights, but not the op that was moved last, unless no other can be moved.
+
+    Args:
+        scorer: the policy.
+        problems: ``B`` of them.
+        starts: for each ``int32[V]``, feasible.
+        pivots: the policy chooses an op only, and earliest finish time its device (GiPH-task-EFT).
+    """
+
+    def __init__(
+        self, scorer: Scorer, problems: Sequence[Problem], starts: Sequence[NDArray[np.int32]], *, pivots: bool
+    ) -> None:
+        self.nets = GpNets(problems, pivots=pivots)
+        self._scorer = scorer
+        self._last = [-1] * len(problems)
+        self._room = [problem.memory.min() < problem.param_bytes.sum() for problem in problems]
+        for number, start in enumerate(starts):
+            self.nets.set(number, start)
+
+    def scores(self) -> Tensor:
+        """Score all nodes: ``float32[N]``."""
+        scores: Tensor = self._scorer(self._scorer.tensors(self.nets))
+        return scores
+
+    def legal(self, number: int) -> NDArray[np.int64]:
+        """Nodes that a problem's search may choose now; empty if no op can be moved."""
+        nets, problem, placement = self.nets, self.nets.problems[number], self.nets.placements[number]
+        rows = nets.rows[number]
+        ops, devices = nets.op[rows], nets.device[rows]
+        if nets.pivots:
+            able = (problem.feasible.sum(axis=1) > 1)[ops]
+        else:
+            able = devices != placement[ops]
+            if self._room[number]:
+                used = np.bincount(placement, weights=problem.param_bytes, minlength=problem.devices)
+                able &= used[devices] + problem.param_bytes[ops] <= problem.memory[devices]
+        others = able & (ops != self._last[number])
+        legal: NDArray[np.int64] = rows[others if others.any() else able]
+        return legal
+
+    def target(self, number: int, node: int) -> tuple[int, int]:
+        """Return the op and the device that choosing a node means."""
+        nets = self.nets
+        op = int(nets.op[node])
+        if nets.pivots:
+            return op, earliest_finish_device(nets.problems[number], nets.placements[number], op)
+        return op, int(nets.device[node])
+
+    def move(self, number: int, op: int, device: int) -> None:
+        """Go to the next state."""
+        self._last[number] = op
+        if self.nets.placements[number][op] != device:
+            self.nets.move(number, op, device)
+
+
+class GiphAgent:
+    """The policy with its variants, and its episodes: 2|V| relocations from a random placement.
+
+    Args:
+        variant: which encoder, and whether it sees gpNet.
+        features: ``paper`` for the four node features of Appendix B.7, ``schedule`` for those and four more of the schedule
+            (:data:`placeit.placers.learned.gpnet.NODE_FEATURES`).
+        dim: width of an embedding in one direction; 5 in the paper.
+        steps_per_op: steps of an episode, per op.
+        seed: of the initial weights.
+
+    Raises:
+        UsageError: no such variant or features.
+    """
+
+    name: ClassVar[str] = "giph"
+    version: ClassVar[int] = 1
+
+    def __init__(
+        self, variant: str = "giph", features: str = "schedule", dim: int = 8, steps_per_op: float = 2.0, seed: int = 0
+    ) -> None:
+        if variant not in _ENCODERS:
+            raise UsageError(f"GiPH has no variant '{variant}'; there are {', '.join(get_args(Variant))}.")
+        if features not in ("paper", "schedule"):
+            raise UsageError(f"GiPH has no features '{features}'; there are paper and schedule.")
+        encoder, steps = _ENCODERS[variant]
+        count = PAPER_FEATURES if features == "paper" else len(NODE_FEATURES)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.network = Scorer(encoder, features=count, dim=dim, steps=steps)
+        self.variant, self.steps_per_op = variant, steps_per_op
+        self.pivots = variant == "giph-task-eft"
+        self._config: dict[str, bool | int | float | str] = {
+            "variant": variant,
+            "features": features,
+            "dim": dim,
+            "steps_per_op": steps_per_op,
+        }
+
+    @property
+    def config(self) -> Mapping[str, bool | int | float | str]:
+        """Arguments that make an agent of the same shape."""
+        return self._config
+
+    def search(self, problems: Sequence[Problem], starts: Sequence[NDArray[np.int32]]) -> Search:
+        """Begin searches from given placements."""
+        return Search(self.network, problems, starts, pivots=self.pivots)
+
+    def rollout(self, instances: Sequence[Instance], rng: np.random.Generator) -> Trajectory:
+        """Search from random placements, sampling each step from the policy; rewards are what each step gains."""
+        count = len(instances)
+        problems = [instance.problem for instance in instances]
+        starts = [random_placements(problem, 1, rng)[0] for problem in problems]
+        lengths = [max(1, round(self.steps_per_op * len(problem))) for problem in problems]
+        search = self.search(problems, starts)
+        now = np.array([float(i.cost(start[None])[0]) / i.unit for i, start in zip(instances, starts, strict=True)])
+        best, placements = now.copy(), list(starts)
+        chosen = np.full((max(lengths), count), -1, np.int64)
+        rewards = np.zeros(chosen.shape)
+        moved: list[list[tuple[int, int]]] = [[] for _ in problems]
+        for step in range(max(lengths)):
+            with torch.no_grad():
+                scores = search.scores().numpy()
+            for b, instance in enumerate(instances):
+                legal = search.legal(b) if step < lengths[b] else ()
+                if not len(legal):
+                    continue
+                node = int(legal[np.argmax(scores[legal] + rng.gumbel(size=len(legal)))])
+                op, device = search.target(b, node)
+                search.move(b, op, device)
+                placement = search.nets.placements[b]
+                cost = float(instance.cost(placement[None])[0]) / instance.unit
+                rewards[step, b], now[b] = now[b] - cost, cost
+                chosen[step, b] = node
+                moved[b].append((op, device))
+                if cost < best[b]:
+                    best[b], placements[b] = cost, placement.copy()
+        decisions = _Decisions(problems, starts, chosen, moved)
+        return Trajectory(rewards, chosen >= 0, best, placements, decisions)
+
+    def score(self, trajectory: Trajectory) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp], Tensor, Tensor]]:
+        """Replay a trajectory; a part is one step of all problems."""
+        decisions: _Decisions = trajectory.decisions
+        search = self.search(decisions.problems, decisions.starts)
+        for step in range(len(decisions.chosen)):
+            active = np.flatnonzero(trajectory.valid[step])
+            if not len(active):
+                return
+            scores = search.scores()
+            logs, entropies = [], []
+            for b in active.tolist():
+                legal = search.legal(b)
+                log = torch.log_softmax(scores[torch.from_numpy(legal)], dim=0)
+                logs.append(log[int(np.flatnonzero(legal == decisions.chosen[step, b])[0])])
+                entropies.append(-(log.exp() * log).sum())
+            yield np.full(len(active), step), active, torch.stack(logs), torch.stack(entropies)
+            for b in active.tolist():
+                search.move(b, *decisions.moved[b][step])
+
+    def loss(self, kind: str, instances: Sequence[Instance], rng: np.random.Generator) -> Tensor:
+        """Value every action of some states that the policy comes to, and learn from them all.
+
+        A simulator values all actions of a state faster than the policy scores them. ``imitation`` is the cross-entropy to
+        ``softmax(10 gain / best gain)``, so mostly to the best move. ``all-actions`` is minus the expected gain under the
+        policy, in multiples of the best gain: the policy gradient of a one-step episode without sampling (Sutton et al. 2000).
+
+        Raises:
+            UsageError: another kind.
+        """
+        if kind not in ("imitation", "all-actions"):
+            raise UsageError(f"GiPH learns by reinforce, imitation or all-actions; there is no '{kind}'.")
+        problems = [instance.problem for instance in instances]
+        starts = [random_placements(problem, 1, rng)[0] for problem in problems]
+        search = self.search(problems, starts)
+        lengths = [max(1, round(self.steps_per_op * len(problem))) for problem in problems]
+        asked = [set(rng.choice(length, size=min(length, _STATES), replace=False).tolist()) for length in lengths]
+        losses = []
+        for step in range(max(lengths)):
+            due = [b for b in range(len(problems)) if step in asked[b]]
+            with torch.set_grad_enabled(bool(due)):
+                scores = search.scores()
+            sampled = scores.detach().numpy()
+            for b, instance in enumerate(instances):
+                legal = search.legal(b) if step < lengths[b] else np.empty(0, np.int64)
+                if not len(legal):
+                    continue
+                if b in due:
+                    gains = _gains(search, b, legal, instance)
+                    log = torch.log_softmax(scores[torch.from_numpy(legal)], dim=0)
+                    target = torch.from_numpy(_normalised(gains)).to(torch.float32)
+                    if kind == "imitation":
+                        losses.append(-(torch.softmax(_SHARPNESS * target, dim=0) * log).sum())
+                    else:
+                        losses.append(-(log.exp() * target).sum())
+                node = int(legal[np.argmax(sampled[legal] + rng.gumbel(size=len(legal)))])
+                search.move(b, *search.target(b, node))
+        return torch.stack(losses).mean() if losses else torch.zeros((), requires_grad=True)
+
+
+_STATES = 12
+
+
+def _gains(search: Search, number: int, nodes: NDArray[np.int64], instance: Instance) -> NDArray[np.float64]:
+    """What each action gains now, in the instance's units; minus infinity if it is infeasible."""
+    placement = search.nets.placements[number]
+    candidates = np.repeat(placement[None], len(nodes) + 1, axis=0)
+    for i, node in enumerate(nodes.tolist()):
+        op, device = search.target(number, node)
+        candidates[i + 1, op] = device
+    costs = instance.cost(candidates) / instance.unit
+    gains: NDArray[np.float64] = costs[0] - costs[1:]
+    return gains
+
+
+def _normalised(gains: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Gains in multiples of the best, at most 1 and at least -1."""
+    best = float(gains.max())
+    scale = max(best, _FLOOR * 1.0)
+    return np.clip(gains / scale, -1.0, 1.0)
