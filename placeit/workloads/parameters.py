@@ -1,0 +1,75 @@
+"""Parameters of generators: checked, and drawn from several values each."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from placeit.errors import UsageError
+
+__all__ = ["Choices", "check_range", "draw_parameters"]
+
+Choices = Mapping[str, Sequence[float]]
+"""Values that parameters may take, by name."""
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    Parameters = TypeVar("Parameters", bound=DataclassInstance)
+
+
+def draw_parameters(kind: type[Parameters], choices: Choices, rng: np.random.Generator) -> Parameters:
+    """Draw one combination of parameter values (GiPH, Appendix B.2: several values for each parameter).
+
+    Args:
+        kind: a dataclass of parameters; what ``choices`` leaves out keeps its default.
+        choices: values by name of a field, one or more each; each is drawn uniformly, independently of the others.
+        rng: what is drawn from.
+
+    Raises:
+        UsageError: there is no such parameter, it has no values, or one of them is out of range.
+    """
+    fields = [field.name for field in dataclasses.fields(kind)]
+    values: dict[str, float] = {}
+    for name in fields:  # in the order of the fields, so that the order of the choices does not matter
+        if name in choices:
+            if not len(choices[name]):
+                raise UsageError(f"The parameter '{name}' of {kind.__name__} has an empty list of values; give one at least.")
+            values[name] = choices[name][int(rng.integers(len(choices[name])))]
+    for name in choices:
+        if name not in fields:
+            raise UsageError(f"{kind.__name__} has no parameter '{name}'; its parameters are {', '.join(fields)}.")
+    return kind(**values)
+
+
+def check_range(
+    parameters: Any, name: str, low: float, high: float = math.inf, *, above: bool = False, below: bool = False
+) -> None:
+    """Check that a parameter is a number from ``low`` to ``high``, whole if its field is declared so.
+
+    Args:
+        parameters: a dataclass instance.
+        name: the field.
+        low: least value.
+        high: greatest value.
+        above: ``low`` itself is not allowed.
+        below: ``high`` itself is not allowed.
+
+    Raises:
+        UsageError: it is not; says what is allowed.
+    """
+    value = getattr(parameters, name)
+    whole = next(field.type for field in dataclasses.fields(parameters) if field.name == name) == "int"
+    kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
+    fits = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
+    if not fits or not low <= value <= high or (above and value == low) or (below and value == high):
+        number = "a whole number" if whole else "a number"
+        least = f"above {low:g}" if above else f"of at least {low:g}"
+        most = "" if high == math.inf else f" and below {high:g}" if below else f" and at most {high:g}"
+        raise UsageError(
+            f"The parameter '{name}' of {type(parameters).__name__} must be {number} {least}{most}; got {value!r}."
+        )
