@@ -7,7 +7,7 @@ import math
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +16,10 @@ from numpy.typing import NDArray
 
 from placeit.backends.openvino import Model
 from placeit.cluster import Cluster
+from placeit.clusterfile import find_cluster
 from placeit.errors import InfeasibleError, UsageError
+from placeit.objectives import Objective, check_objective, get_objective
+from placeit.placers.feasibility import fits
 from placeit.placers.registry import parse_placer
 from placeit.problem import Placement, Problem
 from placeit.profiler.cache import Cache
@@ -24,7 +27,7 @@ from placeit.profiler.calibration import calibrated
 from placeit.profiler.costs import Progress
 from placeit.profiler.statistics import mape, pearson, spearman
 from placeit.runtime.executor import Executor
-from placeit.runtime.measure import Measurement, Race, Ratio, faster
+from placeit.runtime.measure import Measurement, Race, Ratio, faster, median_interval
 from placeit.runtime.runtime import Runtime
 from placeit.runtime.segments import Plan, Segmenter
 from placeit.runtime.simulator import SimulatedCost
@@ -44,7 +47,8 @@ _WORTH_MEASURING, _FAR_BEHIND = 0.99, 1.05  # of the best measured, and of the b
 _FEWEST_FINAL_ROUNDS = 12  # of the race that decides, however little time is left
 _PROFILE_SHARE, _TURN_SHARE = 0.4, 0.35  # of the budget, and of what is left of it
 _BOUND_TURNS = 200
-_STARTS, _STEPS = 2, 600  # of a search among plans
+_STARTS, _STEPS = 2, 600  # of a search among plans by their makespan
+_PLANS = 200  # moves that are tried in a search among plans by another objective
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +62,10 @@ class Candidate:
         plan: its segments, as they were simulated and measured; a session of the same model on the same devices can run them.
         segments: number of programs that run.
         simulated_s: seconds that the simulator said before this candidate was measured.
-        measured: None if it was not measured.
+        simulated_value: the objective, in its unit, of the same simulation.
+        measured: latency; None if it was not measured.
+        value: the objective by the times of the runs that ``measured`` is of; for latency the same. Joules come from a power
+            model and measured busy times: they are not measured themselves. None if the candidate was not measured.
         output_error: against the whole model on one device; None if it was not run.
     """
 
@@ -68,7 +75,9 @@ class Candidate:
     plan: Plan
     segments: int
     simulated_s: float
+    simulated_value: float
     measured: Measurement | None = None
+    value: Measurement | None = None
     output_error: OutputError | None = None
 
 
@@ -81,9 +90,10 @@ class Optimized:
         ops: ops of the task graph.
         edges: its edges.
         groups: groups that were placed.
-        objective: what was minimised.
-        candidates: those of the race that decided first, then what was measured before, then the rest; fastest first.
-        chosen: the answer; never slower than the best single device beyond the confidence interval.
+        objective: name of what was minimised.
+        unit: of the objective, ``s`` or ``J``.
+        candidates: those of the race that decided first, then what was measured before, then the rest; best first.
+        chosen: the answer; never worse by the objective than the best single device.
         best_single: the best whole model on one device, None if no device can run it whole.
         speedup: time of the best single device over that of the chosen one, with its interval; None if not measured.
         reason: why the chosen one was chosen, in a sentence.
@@ -101,6 +111,7 @@ class Optimized:
     edges: int
     groups: int
     objective: str
+    unit: str
     candidates: tuple[Candidate, ...]
     chosen: Candidate
     best_single: Candidate | None
@@ -150,6 +161,7 @@ class Optimized:
             "model": self.model,
             "graph": {"ops": self.ops, "edges": self.edges, "groups": self.groups},
             "objective": self.objective,
+            "objective_unit": self.unit,
             "chosen": _candidate_dict(self.chosen),
             "candidates": [_candidate_dict(candidate) for candidate in self.candidates],
             "best_single": None if self.best_single is None else _candidate_dict(self.best_single),
@@ -180,7 +192,7 @@ def optimize(
     cache: Cache | Literal["default"] | None = "default",
     progress: Progress | None = None,
 ) -> Optimized:
-    """Find the placement of a model with the lowest latency, by measuring.
+    """Find the placement of a model that is best by an objective, the lowest latency without another one, by measuring.
 
     Args:
         model: a model, or the path of one.
@@ -190,7 +202,8 @@ def optimize(
         budget: seconds; profiling counts, and the measurements that decide are always made. The search ends earlier when it
             finds nothing new.
         seed: of everything random.
-        objective: ``latency`` is the only one there is.
+        objective: what to minimise: ``latency``; ``total-cost``, seconds that devices and links are busy, in sum; or
+            ``energy``, joules of a power model (:mod:`placeit.objectives`). What is measured are times in any case.
         input_shapes: sizes by input name, where the model leaves them open.
         batch: first size of every input that leaves it open.
         max_groups: most groups that placers decide about.
@@ -202,12 +215,12 @@ def optimize(
         What was found. With a described device in the cluster nothing is measured, and the simulator decides.
 
     Raises:
-        UsageError: an unknown placer or objective, a budget that is not positive, or a negative seed.
+        UsageError: an unknown placer or objective, energy of devices whose power is not known, a budget that is not positive,
+            or a negative seed.
         PlaceitError: the model, the devices or a file are not what they should be.
         KeyboardInterrupt: Ctrl-C before there was any placement; afterwards it ends the search.
     """
-    if objective != "latency":
-        raise UsageError(f"The objective '{objective}' is not known; there is 'latency'.")
+    check_objective(objective)
     if not budget > 0:
         raise UsageError(f"The budget is {budget} seconds; it must be positive.")
     if seed < 0:
@@ -215,10 +228,12 @@ def optimize(
     placers = DEFAULT_PLACERS if placers is None else [placers] if isinstance(placers, str) else placers
     for name in placers:
         parse_placer(name)  # a typing error should not cost a profile first
+    cluster = find_cluster(devices)
+    wanted = get_objective(objective, cluster)
     begin = time.perf_counter()
     with Session(
         model,
-        devices,
+        cluster,
         input_shapes=input_shapes,
         batch=batch,
         max_groups=max_groups,
@@ -227,7 +242,7 @@ def optimize(
         cache=cache,
         progress=progress,
     ) as session:
-        search = _Search(session, begin + budget, seed, progress)
+        search = _Search(session, wanted, begin + budget, seed, progress)
         search.singles()
         interrupted = False
         try:
@@ -248,17 +263,57 @@ class _Entry:
     groups: NDArray[np.int32]
     plan: Plan
     simulated_s: float
+    simulated_value: float
     measured: Measurement | None = None
+    value: Measurement | None = None
     output_error: OutputError | None = None
     segment_s: NDArray[np.float64] | None = None
-    final: bool = False  # whether `measured` is from the race that decides
+    final: bool = False  # whether `measured` and `value` are from the race that decides
+
+
+class _Runner:
+    """Runs a plan, in a race, and values each run by the objective."""
+
+    def __init__(self, executor: Executor, objective: Objective) -> None:
+        self.executor, self.objective = executor, objective
+        self.values: list[float] = []
+
+    def __call__(self) -> float:
+        seconds = self.executor.time()
+        self.values.append(self.objective.of_run(seconds, self.work))
+        return seconds
+
+    def work(self) -> tuple[NDArray[np.float64], float]:
+        """Seconds that each device was busy in the last run, and links in sum."""
+        busy = dict.fromkeys(self.executor.runtime.cluster.names, 0.0)
+        moving = 0.0
+        for span in self.executor.spans():
+            if span.category == "compute":
+                busy[span.track] += span.finish - span.start
+            else:
+                moving += span.finish - span.start
+        return np.array(list(busy.values())), moving
+
+    def valued(self, measured: Measurement) -> Measurement:
+        """Return the objective of the runs that were measured; the runs before them, for warming up, are left out."""
+        values = np.array(self.values[-len(measured.samples) :])
+        low, high = median_interval(values)
+        return replace(
+            measured,
+            samples=values,
+            median=float(np.median(values)),
+            ci_low=low,
+            ci_high=high,
+            p95=float(np.percentile(values, 95)),
+        )
 
 
 class _Search:
     """The steps of :func:`optimize` and what they have found so far."""
 
-    def __init__(self, session: Session, deadline: float, seed: int, progress: Progress | None) -> None:
-        self.session, self.deadline, self.seed, self.progress = session, deadline, seed, progress
+    def __init__(self, session: Session, objective: Objective, deadline: float, seed: int, progress: Progress | None) -> None:
+        self.session, self.objective, self.deadline = session, objective, deadline
+        self.seed, self.progress = seed, progress
         self.segmenter = session.segmenter
         self.problem = self.segmenter.problem()
         self.entries: dict[bytes, _Entry] = {}
@@ -278,8 +333,20 @@ class _Search:
         key = groups.astype(np.int32).tobytes()
         if key not in self.entries:
             plan = self.segmenter.plan(groups)
-            self.entries[key] = _Entry(name, placer, groups, plan, plan.schedule.makespan)
+            self.entries[key] = _Entry(name, placer, groups, plan, plan.schedule.makespan, self.predicted(plan))
         return self.entries[key]
+
+    def predicted(self, plan: Plan) -> float:
+        """Objective of a plan by its simulated schedule."""
+        done = plan.schedule
+        moving = float((done.transfers.finish - done.transfers.start).sum())
+        return self.objective.of_run(done.makespan, lambda: (done.busy, moving))
+
+    def expected(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
+        """Objective of feasible placements' plans, ``int32[B, G] -> float64[B]``, by the costs as they are known now."""
+        if self.objective.name == "latency":
+            return self.segmenter.makespan(placements)
+        return np.array([self.predicted(self.segmenter.plan(row)) for row in placements])
 
     def singles(self) -> None:
         """Enter every device that can run the model whole."""
@@ -288,7 +355,7 @@ class _Search:
 
     def propose(self, placers: Sequence[str]) -> None:
         """Ask every placer, then search among plans from the best answers."""
-        cost = SimulatedCost(self.problem, links="channel", queue="priority")
+        cost = self.objective.cost(self.problem, SimulatedCost(self.problem, links="channel", queue="priority"))
         for i, name in enumerate(placers):
             self.say(f"asking {name.partition(':')[0]}", i / len(placers))
             placer = parse_placer(name)
@@ -300,11 +367,23 @@ class _Search:
         """Search among plans from the best entries; return whether that led to a placement not entered before."""
         self.say("searching among plans", 0.0)
         known = len(self.entries)
-        ranked = sorted(self.entries.values(), key=lambda e: float(self.segmenter.makespan(e.groups)[0]))
+        ranked = sorted(self.entries.values(), key=lambda e: float(self.expected(e.groups[None])[0]))
         for i, entry in enumerate(ranked[:_STARTS]):
-            groups = self.segmenter.search(entry.groups, self.problem, steps=_STEPS, seed=self.seed + i)
+            groups = self.improved(entry.groups, self.seed + i)
             self.add(name if i == 0 else f"{name} {i + 1}", "segment-search", groups)
         return len(self.entries) > known
+
+    def improved(self, groups: NDArray[np.int32], seed: int) -> NDArray[np.int32]:
+        """Search among plans from a placement on."""
+        if self.objective.name == "latency":
+            return self.segmenter.search(groups, self.problem, steps=_STEPS, seed=seed)
+        rng, now = np.random.default_rng(seed), self.expected(groups[None])[0]
+        for _ in range(_PLANS):
+            moved, v = groups.copy(), int(rng.integers(len(groups)))
+            moved[v] = rng.choice(np.flatnonzero(self.problem.feasible[v]))
+            if fits(self.problem, moved) and (value := self.expected(moved[None])[0]) < now:
+                groups, now = moved, value
+        return groups
 
     def improve(self) -> None:
         """Measure the most promising entries, learn from how long their segments took, search again."""
@@ -323,35 +402,35 @@ class _Search:
     def worth_another_turn(self) -> bool:
         """Whether some unmeasured entry is now expected to beat the best that was measured."""
         fresh = [e for e in self.entries.values() if e.measured is None and e.placer != "single"]
-        best = min(map(_measured_median, self.entries.values()))
-        return any(self.segmenter.makespan(e.groups)[0] < best * _WORTH_MEASURING for e in fresh)
+        best = min(map(_value, self.entries.values()))
+        return any(self.expected(e.groups[None])[0] < best * _WORTH_MEASURING for e in fresh)
 
     def final_s(self) -> float:
         """Seconds that the race that decides will take."""
-        measured = sorted((e for e in self.entries.values() if e.measured is not None), key=_measured_median)
+        measured = sorted((e for e in self.entries.values() if e.measured is not None), key=_value)
         singles = [entry for entry in measured if entry.placer == "single"]
         return _FINAL_ROUNDS * sum(map(_measured_median, [*singles, *measured[:_FINAL_SPLITS]]))
 
     def promising(self) -> list[_Entry]:
         """Unmeasured entries worth measuring, with the best measured one and the best single device beside them."""
         fresh = [e for e in self.entries.values() if e.measured is None and e.placer != "single"]
-        fresh.sort(key=lambda e: e.plan.schedule.makespan)
+        fresh.sort(key=lambda e: e.simulated_value)
         measured = [e for e in self.entries.values() if e.measured is not None]
         single = [e for e in self.entries.values() if e.placer == "single"]
         if measured:
-            single = sorted((e for e in single if e.measured is not None), key=_measured_median)[:1]
-        return [*single, *sorted(measured, key=_measured_median)[:1], *fresh[:_FINALISTS]]
+            single = sorted((e for e in single if e.measured is not None), key=_value)[:1]
+        return [*single, *sorted(measured, key=_value)[:1], *fresh[:_FINALISTS]]
 
     def measure(self, entries: Sequence[_Entry]) -> None:
         """Race entries against each other, and check their outputs."""
         unique = list({id(entry): entry for entry in entries}.values())
-        executors = {}
+        runners = {}
         for i, entry in enumerate(unique):
             self.say("compiling segments", i / len(unique))
-            executors[entry.name] = self.session.executor(entry.plan)
+            runners[entry.name] = _Runner(self.session.executor(entry.plan), self.objective)
             if entry.output_error is None:
-                entry.output_error = self.session.check_outputs(executors[entry.name])
-        race = Race({name: executor.time for name, executor in executors.items()}, seed=self.seed)
+                entry.output_error = self.session.check_outputs(runners[entry.name].executor)
+        race = Race(runners, seed=self.seed)
         try:
             race.run(
                 rounds=_ROUNDS,
@@ -361,8 +440,8 @@ class _Search:
         finally:
             for name, measurement in race.results().items():
                 entry = next(entry for entry in unique if entry.name == name)
-                entry.measured = measurement
-                entry.segment_s = executors[name].segment_seconds()
+                entry.measured, entry.value = measurement, runners[name].valued(measurement)
+                entry.segment_s = runners[name].executor.segment_seconds()
 
     def learn(self) -> None:
         """Correct the costs by what segments really took beside each other."""
@@ -376,17 +455,17 @@ class _Search:
 
     def confirm(self) -> None:
         """Measure the finalists again, in fresh instances, against the single devices, and decide by that race alone."""
-        measured = sorted((e for e in self.entries.values() if e.measured is not None), key=_measured_median)
+        measured = sorted((e for e in self.entries.values() if e.measured is not None), key=_value)
         singles = [entry for entry in measured if entry.placer == "single"]
         split = [entry for entry in measured if entry.placer != "single"][:_FINAL_SPLITS]
         if singles:  # of several that are far behind, one is enough to say so
-            near = [entry for entry in split if _measured_median(entry) < _FAR_BEHIND * _measured_median(singles[0])]
+            near = [entry for entry in split if _value(entry) < _FAR_BEHIND * _value(singles[0])]
             split = near or split[:1]
         finalists = [*singles, *split]
         if not finalists:
             return
-        executors = {entry.name: self.session.executor(entry.plan) for entry in finalists}
-        race = Race({name: executor.time for name, executor in executors.items()}, seed=self.seed + 1)
+        runners = {entry.name: _Runner(self.session.executor(entry.plan), self.objective) for entry in finalists}
+        race = Race(runners, seed=self.seed + 1)
         for look in range(_LOOKS):
             result = race.run(
                 rounds=_FINAL_ROUNDS,
@@ -397,12 +476,17 @@ class _Search:
             )
             for entry in finalists:
                 entry.measured, entry.final = result[entry.name], True
-            self.single = min(singles, key=_measured_median) if singles else None
-            best = min(split, key=_measured_median) if split else None
+                entry.value = runners[entry.name].valued(entry.measured)
+            self.single = min(singles, key=_value) if singles else None
+            best = min(split, key=_value) if split else None
             if best is None or self.single is None:
                 self.winner = best or self.single
                 return
-            self.ratio = faster(result[best.name], result[self.single.name])
+            if _value(self.single) == 0:  # nothing is less, and there is no ratio to it
+                self.winner = self.single
+                return
+            assert best.value is not None and self.single.value is not None  # noqa: S101, PT018
+            self.ratio = faster(best.value, self.single.value)
             self.winner = best if self.ratio.faster else self.single
             # a busy machine widens the interval: where a gain is likely, measure on before giving it up
             if self.ratio.faster or self.ratio.ratio > _LIKELY_GAIN or look == _LOOKS - 1:
@@ -411,7 +495,7 @@ class _Search:
     def result(self, asked: float, spent: float, interrupted: bool) -> Optimized:
         """Sum up."""
         entries = list(self.entries.values())
-        order = sorted(entries, key=lambda e: (not e.final, e.measured is None, _seconds(e)))
+        order = sorted(entries, key=lambda e: (not e.final, e.measured is None, _known(e)))
         single = self.single or next((entry for entry in order if entry.placer == "single"), None)
         chosen, reason = self._decide(order, single)
         done = {id(entry): _candidate(entry, self.session) for entry in entries}
@@ -428,7 +512,8 @@ class _Search:
             ops=len(grouping.graph),
             edges=len(grouping.graph.edges),
             groups=len(grouping.groups),
-            objective="latency",
+            objective=self.objective.name,
+            unit=self.objective.unit,
             candidates=tuple(done[id(entry)] for entry in order),
             chosen=done[id(chosen)],
             best_single=None if single is None else done[id(single)],
@@ -452,36 +537,39 @@ class _Search:
         )
 
     def _decide(self, order: Sequence[_Entry], single: _Entry | None) -> tuple[_Entry, str]:
+        name, quantity = self.objective.name, self.objective.quantity
+        better = "faster" if name == "latency" else f"better by {name}"
         if not order:
             raise InfeasibleError(
                 f"No placement of {self.session.model.path} on {', '.join(self.problem.device_names)} was found."
             )
         if not self.session.executable:
-            best = min(order, key=lambda e: e.simulated_s)
-            if single is not None and single.simulated_s <= best.simulated_s:
-                return single, f"in simulation, no placement is faster than {single.name} alone; nothing was measured"
-            return best, "it has the lowest simulated latency; nothing was measured, because a device is only described"
+            best = min(order, key=lambda e: e.simulated_value)
+            if single is not None and single.simulated_value <= best.simulated_value:
+                return single, f"in simulation, no placement is {better} than {single.name} alone; nothing was measured"
+            return best, f"it has the lowest simulated {name}; nothing was measured, because a device is only described"
         if self.winner is None:
             if single is not None:
                 return single, "the search was interrupted before a placement was confirmed, and a single device is safe"
             return order[0], "the search was interrupted; this is the best so far"
         if single is None:
-            return self.winner, "it was measured to be the fastest; no single device can run the model whole"
+            best_of_all = "the fastest" if name == "latency" else f"the one of least {quantity}"
+            return self.winner, f"it was measured to be {best_of_all}; no single device can run the model whole"
         if self.winner.placer != "single":
             ratio = self.ratio
             assert ratio is not None  # noqa: S101
             return self.winner, (
-                f"measured again, it takes {ratio.ratio:.3f} of the time of {single.name} "
+                f"measured again, it takes {ratio.ratio:.3f} of the {quantity} of {single.name} "
                 f"(95 % interval {ratio.ci_low:.3f} to {ratio.ci_high:.3f})"
             )
         if self.ratio is not None:
             why = (
-                f"the best split placement takes {self.ratio.ratio:.3f} of its time (95 % interval {self.ratio.ci_low:.3f} to "
-                f"{self.ratio.ci_high:.3f}), which is not faster beyond the interval"
+                f"the best split placement takes {self.ratio.ratio:.3f} of its {quantity} (95 % interval "
+                f"{self.ratio.ci_low:.3f} to {self.ratio.ci_high:.3f}), which is not {better} beyond the interval"
             )
         else:
-            why = "no split placement was measured to be faster"
-        if single.simulated_s > 0:
+            why = f"no split placement was measured to be {better}"
+        if name == "latency" and single.simulated_s > 0:
             share = lower_bound(self.problem) / single.simulated_s
             why += f"; the bound without any cost of cutting is {share:.3f} of its time"
         return self.winner, why
@@ -514,8 +602,12 @@ def _measured_median(entry: _Entry) -> float:
     return math.inf if entry.measured is None else entry.measured.median
 
 
-def _seconds(entry: _Entry) -> float:
-    return entry.simulated_s if entry.measured is None else entry.measured.median
+def _value(entry: _Entry) -> float:
+    return math.inf if entry.value is None else entry.value.median
+
+
+def _known(entry: _Entry) -> float:
+    return entry.simulated_value if entry.value is None else entry.value.median
 
 
 def _candidate(entry: _Entry, session: Session) -> Candidate:
@@ -526,19 +618,24 @@ def _candidate(entry: _Entry, session: Session) -> Candidate:
         plan=entry.plan,
         segments=sum(not segment.free for segment in entry.plan.segments),
         simulated_s=entry.simulated_s,
+        simulated_value=entry.simulated_value,
         measured=entry.measured,
+        value=entry.value,
         output_error=entry.output_error,
     )
 
 
 def _candidate_dict(candidate: Candidate) -> dict[str, Any]:
-    measured = candidate.measured
+    measured, value = candidate.measured, candidate.value
     return {
         "name": candidate.name,
         "placer": candidate.placer,
         "simulated_s": candidate.simulated_s,
         "measured_s": None if measured is None else measured.median,
         "ci_s": [None, None] if measured is None else [_finite(measured.ci_low), _finite(measured.ci_high)],
+        "simulated_value": candidate.simulated_value,
+        "value_from_runs": None if value is None else value.median,
+        "value_ci": [None, None] if value is None else [_finite(value.ci_low), _finite(value.ci_high)],
         "devices": candidate.placement.counts(),
         "segments": candidate.segments,
         "output_error": _error_dict(candidate.output_error),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from small_models import inception_like
 
 from placeit.backends.openvino import describe
-from placeit.cluster import Cluster, Device, Link
+from placeit.cluster import Cluster, Device, Link, Power
 from placeit.devices.host import allowed_cores
 from placeit.errors import DeviceError, InfeasibleError, UsageError
 from placeit.optimize import lower_bound, optimize
@@ -42,6 +43,11 @@ def described(count: int, **figures: float) -> Cluster:
     links = {(a, b): Link(1e12, 1e-9, "described") for a in names for b in names if a != b}
     given_figures = {"flops_per_s": 1e9, "bytes_per_s": 1e12} | figures
     return Cluster(tuple(Device(name, kind="described", **given_figures) for name in names), links)
+
+
+def powered(cluster: Cluster, *watts: tuple[float, float]) -> Cluster:
+    devices = (replace(device, power=Power(*power)) for device, power in zip(cluster.devices, watts, strict=True))
+    return Cluster(tuple(devices), cluster.links)
 
 
 def test_a_slow_device_behind_a_slow_link_leaves_the_model_on_the_fast_one(cache: Cache) -> None:
@@ -128,6 +134,51 @@ def test_described_devices_are_decided_by_the_simulator_and_nothing_is_measured(
     assert "nothing was measured" in found.reason
 
 
+@pytest.mark.parametrize(("objective", "unit"), [("total-cost", "s"), ("energy", "J")])
+def test_described_devices_are_decided_by_the_simulated_objective(cache: Cache, objective: str, unit: str) -> None:
+    cluster = powered(described(2), (0.0, 40.0), (0.0, 2.0))
+    found = optimize(inception_like(), cluster, placers=PLACERS, budget=3, objective=objective, cache=cache)
+    assert (found.objective, found.unit) == (objective, unit)
+    values = [candidate.simulated_value for candidate in found.candidates]
+    assert values == sorted(values)
+    assert found.chosen.simulated_value == values[0]
+    assert all(candidate.value is None and candidate.measured is None for candidate in found.candidates)
+    assert "nothing was measured" in found.reason
+    if objective == "energy":
+        assert found.best_single is not None
+        assert found.best_single.name == "d1"
+
+
+def test_energy_chooses_a_frugal_device_that_is_slower_and_never_calls_joules_measured(cache: Cache) -> None:
+    cluster = powered(emulated(1.5, 1e9, 1e-5), (0.0, 1000.0), (0.0, 1.0))
+    found = optimize(inception_like(), cluster, placers=PLACERS, budget=4, objective="energy", cache=cache)
+    answer = found.to_dict()
+    assert (answer["objective"], answer["objective_unit"]) == ("energy", "J")
+    singles = {candidate.name: candidate for candidate in found.candidates if candidate.placer == "single"}
+    assert found.best_single is singles["slow"]
+    assert found.chosen.value is not None
+    assert singles["slow"].value is not None
+    assert found.chosen.value.median <= singles["slow"].value.median * 1.05
+    for candidate in answer["candidates"]:
+        assert (candidate["value_from_runs"] is None) == (candidate["measured_s"] is None)
+    for name, watts in (("fast", 1000.0), ("slow", 1.0)):
+        single = singles[name]
+        assert single.value is not None
+        assert single.measured is not None
+        # the only device at work is busy for at most the whole run
+        assert (single.value.samples > 0).all()
+        assert (single.value.samples <= watts * single.measured.samples).all()
+
+
+def test_total_cost_stays_on_the_fast_device(cache: Cache) -> None:
+    cluster = emulated(20.0, 1e5, 0.05)
+    found = optimize(inception_like(), cluster, placers=PLACERS, budget=4, objective="total-cost", cache=cache)
+    assert found.chosen.name == "fast"
+    assert found.chosen.value is not None
+    assert found.chosen.measured is not None
+    assert found.chosen.value.median <= found.chosen.measured.median
+
+
 def test_the_same_seed_gives_the_same_answer_in_simulation(cache: Cache) -> None:
     answers = [
         optimize(inception_like(), described(2), placers=("annealing:evaluations=2000",), seed=3, cache=cache) for _ in range(2)
@@ -151,7 +202,8 @@ def test_weights_that_fit_only_together_are_split(cache: Cache) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"objective": "energy"}, "objective 'energy'"),
+        ({"objective": "speed"}, "objective 'speed' is not known; there are latency, total-cost, energy"),
+        ({"objective": "energy"}, "needs the power of every device, and that of CPU is not known"),
         ({"budget": 0}, "must be positive"),
         ({"placers": ("hefty",)}, "hefty"),
         ({"placers": ("heft:speed=3",)}, "speed"),

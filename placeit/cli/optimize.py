@@ -25,7 +25,13 @@ Examples:
   placeit optimize model.onnx --devices CPU@0,CPU@1
   placeit optimize model.onnx --budget 20 --output placement.json
   placeit optimize model.onnx --devices cluster.yaml --placer heft --placer annealing:evaluations=200000
+  placeit optimize model.onnx --devices cluster.yaml --objective energy
 """
+
+_OBJECTIVES = {
+    "total-cost": "total-cost: seconds that devices and links are busy, in sum",
+    "energy": "energy: joules by the power model, from busy times; joules themselves were not measured",
+}
 
 
 def optimize(
@@ -34,7 +40,9 @@ def optimize(
         list[str] | None,
         typer.Option("--placer", metavar="NAME[:OPTION=VALUE,...]", help="Placer to ask; repeatable. Several without it."),
     ] = None,
-    objective: Annotated[str, typer.Option("--objective", metavar="latency", help="What to minimise.")] = "latency",
+    objective: Annotated[
+        str, typer.Option("--objective", metavar="NAME", help="What to minimise: latency, total-cost or energy.")
+    ] = "latency",
     budget: Annotated[float, typer.Option("--budget", metavar="SECONDS", help="Time for all of it.")] = 60.0,
     seed: SeedOption = 0,
     output: Annotated[
@@ -49,8 +57,9 @@ def optimize(
     """Find the fastest placement by measuring.
 
     Candidates are every single device, what the placers propose, and what the search over segments finds. They are measured
-    against each other; if none is faster than the best single device, that device is the answer. The answer is written to a
-    file. Ctrl-C ends the search and keeps the best placement so far.
+    against each other; if none is faster than the best single device, or better by another objective, that device is the
+    answer. Energy is that of a power model, from measured times. The answer is written to a file. Ctrl-C ends the search and
+    keeps the best placement so far.
     """
     path = Path(f"{options.model.stem}.placement.json") if output is None else output
     check_outputs(path, inputs=[options.model])
@@ -88,6 +97,8 @@ def optimize(
 def _show(console: Console, found: Optimized, path: Path) -> None:
     singles = [candidate for candidate in found.candidates if candidate.placer == "single"]
     heads = ["candidate (placer)", "devices (ops)", "segments", "simulated", "measured", "95 % interval"]
+    modelled = found.objective != "latency"
+    heads += [f"{found.objective} simulated", f"{found.objective} by measured times"] if modelled else []
     heads += [f"speed-up over {single.name}" for single in singles]
     rows = [
         (
@@ -97,6 +108,7 @@ def _show(console: Console, found: Optimized, path: Path) -> None:
             text.seconds(candidate.simulated_s),
             text.seconds(None if candidate.measured is None else candidate.measured.median),
             text.interval(candidate.measured),
+            *(_values(candidate, found.unit) if modelled else ()),
             *(_speedup(single, candidate) for single in singles),
             text.error(candidate.output_error),
             _simulator_error(candidate),
@@ -109,6 +121,7 @@ def _show(console: Console, found: Optimized, path: Path) -> None:
     lines = {
         "chosen": f"{_name(found.chosen)}, marked * above",
         "why": found.reason,
+        **({"objective": _OBJECTIVES[found.objective]} if modelled else {}),
         "speed-up": f"{text.ratio(found.speedup)} over {best}" if found.speedup is not None else text.NOTHING,
         "bound": f"{text.seconds(found.bound_s)}: no placement can be faster by the costs measured, were cutting free",
         "simulator": f"mean error {text.percent(errors.get('mape'))}, Pearson {_figure(errors.get('pearson'))}, "
@@ -123,6 +136,15 @@ def _show(console: Console, found: Optimized, path: Path) -> None:
 def _name(candidate: Candidate) -> str:
     """Name of a candidate, and of the placer that proposed it unless that is the name or a part of it."""
     return candidate.name if candidate.placer in candidate.name else f"{candidate.name} ({candidate.placer})"
+
+
+def _values(candidate: Candidate, unit: str) -> tuple[str, str]:
+    """Objective of a candidate: by its simulated schedule, and by the times of its runs."""
+    value = candidate.value
+    return (
+        text.amount(candidate.simulated_value, unit, least=-3),
+        text.amount(None if value is None else value.median, unit, least=-3),
+    )
 
 
 def _speedup(single: Candidate, candidate: Candidate) -> str:

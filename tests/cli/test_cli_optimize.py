@@ -80,6 +80,32 @@ def test_with_described_devices_nothing_is_said_to_be_measured(cli: Any, tiny: P
     assert data["simulator"] == {"mape": None, "pearson": None, "spearman": None}
 
 
+def test_energy_is_named_as_modelled_and_total_cost_as_what_it_sums_up(cli: Any, tiny: Path, tmp_path: Path) -> None:
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text(DESCRIBED)  # its devices have their power from the catalogue
+    for objective, unit, said in (
+        ("energy", "J", "joules by the power model"),
+        ("total-cost", "s", "devices and links are busy"),
+    ):
+        options = ("-d", cluster, "--budget", 1, "--placer", "heft", "--objective", objective)
+        result = cli("optimize", tiny, *options)
+        assert result.exit_code == 0, result.stderr
+        assert said in result.stdout
+        data = json.loads(cli("optimize", tiny, *options, "--json").stdout)
+        assert data.keys() >= KEYS
+        assert (data["objective"], data["objective_unit"]) == (objective, unit)
+        for candidate in data["candidates"]:
+            assert candidate["simulated_value"] > 0
+            assert candidate["value_from_runs"] is None
+            assert candidate["value_ci"] == [None, None]
+
+
+def test_the_objective_by_measured_times_stands_beside_the_latency(cli: Any, tiny: Path, cores: Sequence[str]) -> None:
+    result = cli("optimize", tiny, "-d", ",".join(cores), "--budget", 2, "--placer", "heft", "--objective", "total-cost")
+    assert result.exit_code == 0, result.stderr
+    assert "total-cost" in result.stdout
+
+
 def test_ctrl_c_keeps_the_best_placement_and_exits_with_130(
     cli: Any, tiny: Path, cores: Sequence[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,7 +124,8 @@ def test_ctrl_c_keeps_the_best_placement_and_exits_with_130(
     [
         (["--placer", "simulated"], "simulated"),
         (["--placer", "annealing:speed=3"], "speed"),
-        (["--objective", "energy"], "energy"),
+        (["--objective", "speed"], "latency, total-cost, energy"),
+        (["--objective", "energy"], "'busy_power' and 'idle_power'"),
         (["--budget", "0"], "budget"),
         (["--budget", "nan"], "budget"),
         (["--input-shape", "1,3,16,16"], "--input-shape"),
