@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from placeit.errors import UsageError
 from placeit.placers.learned.agent import Instance, Trajectory
+from placeit.placers.learned.training import Stage
 from placeit.runtime.simulator import SimulatedCost
 from placeit.testing.problems import random_problem
 
@@ -69,6 +70,35 @@ class ToyAgent:
         return torch.stack(losses).mean()
 
 
+class ExploringAgent(ToyAgent):
+    """Replaces decisions at random while it learns, and remembers the costs of its episodes."""
+
+    name: ClassVar[str] = "explorer"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.explore = 1.0
+        self.costs: list[float] = []
+        self.explored: list[float] = []
+
+    def rollout(self, instances: Sequence[Instance], rng: np.random.Generator) -> Trajectory:
+        trajectory = super().rollout(instances, rng)
+        if self.network.training:
+            self.explored.append(self.explore)
+            for b, instance in enumerate(instances):
+                if rng.random() < self.explore:
+                    trajectory.placements[b] = instance.problem.compute.argmin(axis=1).astype(np.int32)
+            self.costs.extend(trajectory.costs.tolist())
+            trajectory.rewards[-1] += np.mean(self.costs)  # what is remembered matters
+        return trajectory
+
+    def memory(self) -> Mapping[str, Tensor]:
+        return {"costs": torch.tensor(self.costs, dtype=torch.float64)}
+
+    def recall(self, memory: Mapping[str, Tensor]) -> None:
+        self.costs = memory["costs"].tolist()
+
+
 def toy(seed: int = 0, **options: Any) -> ToyAgent:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -85,3 +115,12 @@ def draw_toys(rng: np.random.Generator, count: int, progress: float) -> list[Ins
 
 
 HELD_OUT = [toy_instance(seed) for seed in range(12)]
+FEW = HELD_OUT[:3]
+
+
+def stage(updates: int = 12, **options: Any) -> Stage:
+    return Stage(draw_toys, updates, **{"problems": 3, "learning_rate": 0.03, "gamma": 1.0, "evaluate_every": 4} | options)
+
+
+def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from placeit.placers.base import CostFunction
 from placeit.problem import Problem
 
-__all__ = ["Agent", "Instance", "Trajectory"]
+__all__ = ["Agent", "Explorer", "Instance", "Remembering", "Trajectory"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +61,8 @@ class Agent(Protocol):
     Attributes:
         name: as it stands in checkpoints and on the command line (``giph``, ``placeto``).
         version: of the network's shapes and features: a checkpoint of another version does not load.
-        network: what is trained.
+        network: what is trained. Its mode says what an episode is for: in ``train()`` mode it is learned from, so that an agent
+            may explore and remember; in ``eval()`` mode, in which loaded and trained agents are, it may not.
     """
 
     name: ClassVar[str]
@@ -83,7 +84,8 @@ class Agent(Protocol):
         Yields:
             Parts of the trajectory, of any size, so that one part's graph is in memory at a time: steps ``[N]`` and problems
             ``[N]``, the log-probability of each decision ``[N]``, and the entropy of what it was drawn from ``[N]``. Together
-            the parts hold every valid decision once.
+            the parts hold every valid decision once. A part is differentiated before the next is asked for, so no two of them
+            share what needs gradients.
         """
         ...
 
@@ -93,4 +95,31 @@ class Agent(Protocol):
         Raises:
             UsageError: the agent has no such way; names those that it has.
         """
+        ...
+
+
+@runtime_checkable
+class Explorer(Protocol):
+    """An agent that departs from its policy while it learns, as epsilon-greedy ones do.
+
+    Attributes:
+        explore: how much to explore in episodes that are learned from, in [0, 1]; training sets it (``Stage.explore``).
+    """
+
+    explore: float
+
+
+@runtime_checkable
+class Remembering(Protocol):
+    """An agent that keeps more than its network between episodes, such as a buffer of good placements.
+
+    It is kept in training states, so that training can be resumed with the same result, but not in checkpoints.
+    """
+
+    def memory(self) -> Mapping[str, Tensor]:
+        """Return what is kept, by name."""
+        ...
+
+    def recall(self, memory: Mapping[str, Tensor]) -> None:
+        """Keep what :meth:`memory` returned, and nothing else."""
         ...

@@ -102,6 +102,7 @@ def load_agent(path: str | Path, find: Callable[[str], type[Agent]] = agent_clas
                 f"and {here} here. {again}"
             )
     agent.network.load_state_dict(dict(checkpoint.weights))
+    agent.network.eval()
     return agent
 
 

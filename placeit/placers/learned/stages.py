@@ -42,6 +42,8 @@ class Stage:
         discount_steps: weigh the decision at step t by gamma^t, too.
         entropy: weight of the entropy of decisions, at the start; in favour of exploring.
         final_entropy: where it ends, linearly; None to stay.
+        explore: how much an :class:`placeit.placers.learned.agent.Explorer` explores, at the start.
+        final_explore: where it ends, linearly; None to stay.
         baseline: what returns are compared with: a name of :data:`placeit.placers.learned.baselines.BASELINES`, or a function.
         normalize: bring the advantages of an update to mean 0 and deviation 1.
         evaluate_every: updates between evaluations.
@@ -64,6 +66,8 @@ class Stage:
     discount_steps: bool = False
     entropy: float = 0.0
     final_entropy: float | None = None
+    explore: float = 0.0
+    final_explore: float | None = None
     baseline: str | Baseline = "batch"
     normalize: bool = True
     evaluate_every: int = 20
@@ -78,8 +82,10 @@ class Stage:
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:
                 raise UsageError(f"'{name}' of a training stage is {value}; it must be finite and not negative.")
-        if not 0 <= self.gamma <= 1:
-            raise UsageError(f"'gamma' of a training stage is {self.gamma}; it must be in [0, 1].")
+        for name in ("gamma", "explore", "final_explore"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1:
+                raise UsageError(f"'{name}' of a training stage is {value}; it must be in [0, 1].")
         if self.schedule not in ("constant", "linear", "cosine"):
             raise UsageError(f"There is no schedule '{self.schedule}'; the schedules are constant, linear, cosine.")
         if isinstance(self.baseline, str):
@@ -92,8 +98,11 @@ class Stage:
 
     def entropy_at(self, progress: float) -> float:
         """Return the weight of the entropy after a share of the stage."""
-        final = self.entropy if self.final_entropy is None else self.final_entropy
-        return self.entropy + (final - self.entropy) * progress
+        return _linear(self.entropy, self.final_entropy, progress)
+
+    def explore_at(self, progress: float) -> float:
+        """Return how much to explore after a share of the stage."""
+        return _linear(self.explore, self.final_explore, progress)
 
     def to_dict(self) -> dict[str, bool | int | float | str | None]:
         """Return all fields but ``draw``, as JSON can hold them; a function by its name."""
@@ -101,3 +110,7 @@ class Stage:
         if callable(self.baseline):
             values["baseline"] = f"{self.baseline.__module__}:{self.baseline.__qualname__}"
         return values
+
+
+def _linear(start: float, end: float | None, progress: float) -> float:
+    return start if end is None else start + (end - start) * progress

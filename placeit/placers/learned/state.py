@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from placeit.errors import FileError, UsageError
-from placeit.placers.learned.agent import Agent
+from placeit.placers.learned.agent import Agent, Remembering
 from placeit.placers.learned.checkpoint import read_tensors, weights_of, write_tensors
 from placeit.placers.learned.logs import Record
 
@@ -108,6 +108,8 @@ def save_run(agent: Agent, plan: Mapping[str, Any], run: Run, folder: Path) -> N
     tensors |= {f"best/{name}": tensor for name, tensor in (run.best_weights or {}).items()}
     for name, parameter in run.parameters.items():
         tensors |= {f"adam/{key}/{name}": value for key, value in run.optimizer.state.get(parameter, {}).items()}
+    if isinstance(agent, Remembering):
+        tensors |= {f"memory/{name}": tensor for name, tensor in agent.memory().items()}
     tensors["history"] = torch.tensor(rows, dtype=torch.float64)
     meta = {name: getattr(run, name) for name in _FIELDS}
     meta |= {"identity": _identity(agent, plan), "rng": run.rng.bit_generator.state}
@@ -128,6 +130,8 @@ def _restore(run: Run, agent: Agent, tensors: Mapping[str, Tensor], meta: Mappin
         parts.setdefault(group, {})[name] = tensor
     agent.network.load_state_dict(parts["weights"])
     run.best_weights = parts.get("best")
+    if isinstance(agent, Remembering):
+        agent.recall(parts.get("memory", {}))
     for key, tensor in parts.get("adam", {}).items():
         kind, _, name = key.partition("/")
         run.optimizer.state[run.parameters[name]][kind] = tensor

@@ -13,7 +13,7 @@ import torch
 
 import placeit
 from placeit.errors import TrainingError, UsageError
-from placeit.placers.learned.agent import Agent, Instance
+from placeit.placers.learned.agent import Agent, Explorer, Instance
 from placeit.placers.learned.checkpoint import save_agent
 from placeit.placers.learned.logs import Logs, Record
 from placeit.placers.learned.stages import Draw, Stage
@@ -82,6 +82,10 @@ def train(
     """
     if not stages:
         raise UsageError("There is nothing to train: give one stage at least.")
+    if save_every < 1:
+        raise UsageError(f"'save_every' is {save_every}; it must be at least 1.")
+    if any(stage.explore or stage.final_explore for stage in stages) and not isinstance(agent, Explorer):
+        raise UsageError(f"The agent '{agent.name}' does not explore; leave 'explore' out of its training stages.")
     where = None if folder is None else Path(folder)
     plan = {"stages": [stage.to_dict() for stage in stages], "seed": seed, "evaluated_on": len(evaluate_on)} | dict(about or {})
     run = load_run(agent, plan, where, resume)
@@ -100,6 +104,8 @@ def train(
 
         if evaluate_on and not run.history:
             report({}, evaluate(agent, evaluate_on, seed=seed))
+        if where is not None:
+            save_run(agent, plan, run, where)
         while run.stage < len(stages):
             stage = stages[run.stage]
             label = f"stage {run.stage + 1} of {len(stages)}: {stage.kind}"
@@ -128,6 +134,7 @@ def train(
                 save_run(agent, plan, run, where)
     if run.best_weights is not None:
         agent.network.load_state_dict(run.best_weights)
+    agent.network.eval()
     return TrainingResult(run.best, run.best_at, tuple(run.history), _about(plan, run))
 
 
@@ -145,6 +152,7 @@ def evaluate(agent: Agent, instances: Sequence[Instance], *, seed: int = 0, batc
     """
     rng = np.random.default_rng([seed, 1])  # not the stream that training draws from
     costs = []
+    agent.network.eval()
     for first in range(0, len(instances), batch):
         part = instances[first : first + batch]
         costs.append(agent.rollout(part, rng).costs)

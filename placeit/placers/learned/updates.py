@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from placeit.errors import TrainingError
-from placeit.placers.learned.agent import Agent, Instance, Trajectory
+from placeit.placers.learned.agent import Agent, Explorer, Instance, Trajectory
 from placeit.placers.learned.baselines import Episodes, find_baseline, returns
 from placeit.placers.learned.stages import Stage
 
@@ -44,6 +44,9 @@ def update(agent: Agent, stage: Stage, drawn: Sequence[Instance], run: Run) -> d
         TrainingError: a reward, cost, loss or gradient is not finite; the weights stay as they were.
     """
     progress = run.update / stage.updates
+    if isinstance(agent, Explorer):
+        agent.explore = stage.explore_at(progress)
+    agent.network.train()
     instances = [instance for instance in drawn for _ in range(stage.episodes)]
     run.optimizer.zero_grad(set_to_none=True)
     if stage.kind == "reinforce":
