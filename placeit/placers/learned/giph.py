@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from importlib.resources import as_file, files
+from typing import ClassVar, Literal, cast, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from placeit.errors import UsageError
+from placeit.placers.base import CostFunction, Incumbent, option
 from placeit.placers.feasibility import random_placements
 from placeit.placers.learned.agent import Instance, Trajectory
-from placeit.placers.learned.gpnet import NODE_FEATURES, PAPER_FEATURES, GpNets
+from placeit.placers.learned.checkpoint import load_agent
+from placeit.placers.learned.gpnet import NODE_FEATURES, PAPER_FEATURES
 from placeit.placers.learned.networks import Encoder, Scorer
-from placeit.placers.random_task_eft import earliest_finish_device
+from placeit.placers.learned.search import Search
 from placeit.problem import Problem
 
-__all__ = ["GiphAgent", "Search", "Variant"]
+__all__ = ["Giph", "GiphAgent", "Variant", "shipped"]
 
 Variant = Literal["giph", "giph-3", "giph-5", "giph-ne", "graphsage-ne", "giph-ne-pol", "giph-task-eft"]
 """The paper's names (Appendix B.6)."""
@@ -33,8 +37,10 @@ _ENCODERS: dict[str, tuple[Encoder, int]] = {
     "giph-ne-pol": ("none", 0),
     "giph-task-eft": ("levels", 0),
 }
+_STATES = 12  # of an episode, whose actions are all valued
 _SHARPNESS = 10.0
-_FLOOR = 0.002
+_LEAST = 0.002  # the best gain that gains are measured by, at the least, in units
+_CHUNK = 64
 
 
 @dataclass(eq=False)
@@ -47,65 +53,6 @@ class _Decisions:
     moved: list[list[tuple[int, int]]]
 
 
-class Search:
-    """Searches by relocation on several problems at once, one gpNet each (GiPH, section 4.1).
-
-    A state is a placement and the op that was moved last. An action moves an op to another device that can run it and has
-    room for its weights, but not the op that was moved last, unless no other can be moved.
-
-    Args:
-        scorer: the policy.
-        problems: ``B`` of them.
-        starts: for each ``int32[V]``, feasible.
-        pivots: the policy chooses an op only, and earliest finish time its device (GiPH-task-EFT).
-    """
-
-    def __init__(
-        self, scorer: Scorer, problems: Sequence[Problem], starts: Sequence[NDArray[np.int32]], *, pivots: bool
-    ) -> None:
-        self.nets = GpNets(problems, pivots=pivots)
-        self._scorer = scorer
-        self._last = [-1] * len(problems)
-        self._room = [problem.memory.min() < problem.param_bytes.sum() for problem in problems]
-        for number, start in enumerate(starts):
-            self.nets.set(number, start)
-
-    def scores(self) -> Tensor:
-        """Score all nodes: ``float32[N]``."""
-        scores: Tensor = self._scorer(self._scorer.tensors(self.nets))
-        return scores
-
-    def legal(self, number: int) -> NDArray[np.int64]:
-        """Nodes that a problem's search may choose now; empty if no op can be moved."""
-        nets, problem, placement = self.nets, self.nets.problems[number], self.nets.placements[number]
-        rows = nets.rows[number]
-        ops, devices = nets.op[rows], nets.device[rows]
-        if nets.pivots:
-            able = (problem.feasible.sum(axis=1) > 1)[ops]
-        else:
-            able = devices != placement[ops]
-            if self._room[number]:
-                used = np.bincount(placement, weights=problem.param_bytes, minlength=problem.devices)
-                able &= used[devices] + problem.param_bytes[ops] <= problem.memory[devices]
-        others = able & (ops != self._last[number])
-        legal: NDArray[np.int64] = rows[others if others.any() else able]
-        return legal
-
-    def target(self, number: int, node: int) -> tuple[int, int]:
-        """Return the op and the device that choosing a node means."""
-        nets = self.nets
-        op = int(nets.op[node])
-        if nets.pivots:
-            return op, earliest_finish_device(nets.problems[number], nets.placements[number], op)
-        return op, int(nets.device[node])
-
-    def move(self, number: int, op: int, device: int) -> None:
-        """Go to the next state."""
-        self._last[number] = op
-        if self.nets.placements[number][op] != device:
-            self.nets.move(number, op, device)
-
-
 class GiphAgent:
     """The policy with its variants, and its episodes: 2|V| relocations from a random placement.
 
@@ -115,7 +62,6 @@ class GiphAgent:
             (:data:`placeit.placers.learned.gpnet.NODE_FEATURES`).
         dim: width of an embedding in one direction; 5 in the paper.
         steps_per_op: steps of an episode, per op.
-        seed: of the initial weights.
 
     Raises:
         UsageError: no such variant or features.
@@ -124,18 +70,15 @@ class GiphAgent:
     name: ClassVar[str] = "giph"
     version: ClassVar[int] = 1
 
-    def __init__(
-        self, variant: str = "giph", features: str = "schedule", dim: int = 8, steps_per_op: float = 2.0, seed: int = 0
-    ) -> None:
+    def __init__(self, variant: str = "giph", features: str = "schedule", dim: int = 8, steps_per_op: float = 2.0) -> None:
         if variant not in _ENCODERS:
             raise UsageError(f"GiPH has no variant '{variant}'; there are {', '.join(get_args(Variant))}.")
         if features not in ("paper", "schedule"):
             raise UsageError(f"GiPH has no features '{features}'; there are paper and schedule.")
         encoder, steps = _ENCODERS[variant]
         count = PAPER_FEATURES if features == "paper" else len(NODE_FEATURES)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            self.network = Scorer(encoder, features=count, dim=dim, steps=steps)
+        self._scorer = Scorer(encoder, features=count, dim=dim, steps=steps)
+        self.network: nn.Module = self._scorer
         self.variant, self.steps_per_op = variant, steps_per_op
         self.pivots = variant == "giph-task-eft"
         self._config: dict[str, bool | int | float | str] = {
@@ -152,7 +95,7 @@ class GiphAgent:
 
     def search(self, problems: Sequence[Problem], starts: Sequence[NDArray[np.int32]]) -> Search:
         """Begin searches from given placements."""
-        return Search(self.network, problems, starts, pivots=self.pivots)
+        return Search(self._scorer, problems, starts, pivots=self.pivots)
 
     def rollout(self, instances: Sequence[Instance], rng: np.random.Generator) -> Trajectory:
         """Search from random placements, sampling each step from the policy; rewards are what each step gains."""
@@ -245,9 +188,6 @@ class GiphAgent:
         return torch.stack(losses).mean() if losses else torch.zeros((), requires_grad=True)
 
 
-_STATES = 12
-
-
 def _gains(search: Search, number: int, nodes: NDArray[np.int64], instance: Instance) -> NDArray[np.float64]:
     """What each action gains now, in the instance's units; minus infinity if it is infeasible."""
     placement = search.nets.placements[number]
@@ -262,6 +202,64 @@ def _gains(search: Search, number: int, nodes: NDArray[np.int64], instance: Inst
 
 def _normalised(gains: NDArray[np.float64]) -> NDArray[np.float64]:
     """Gains in multiples of the best, at most 1 and at least -1."""
-    best = float(gains.max())
-    scale = max(best, _FLOOR * 1.0)
-    return np.clip(gains / scale, -1.0, 1.0)
+    normalised: NDArray[np.float64] = np.clip(gains / max(float(gains.max()), _LEAST), -1.0, 1.0)
+    return normalised
+
+
+@functools.cache
+def shipped() -> GiphAgent:
+    """Return the policy that ships with placeit. Do not train it: it is shared."""
+    with as_file(files("placeit.placers.learned") / "weights" / "giph.safetensors") as path:
+        return cast(GiphAgent, load_agent(path))
+
+
+@dataclass(frozen=True)
+class Giph:
+    """GiPH (Hu et al. 2023): from a random placement, a learned policy moves one op after the other; the best one counts.
+
+    The policy that ships with placeit was trained on random graphs and networks of all kinds and is used as it is; docs/giph.md
+    says on what, and how good it is where. ``placeit train giph`` makes others.
+    """
+
+    weights: str = option("", "file of a trained policy; empty for the one that ships with placeit")
+    episodes: int = option(1, "searches from a random placement")
+    steps_per_op: float = option(2.0, "steps of an episode, per op")
+
+    def place(self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None) -> NDArray[np.int32]:
+        """Return the best placement met, by cost, among as many as may be valued.
+
+        Raises:
+            InfeasibleError: the weights of the ops fit in no way that was found.
+            FileError: the file of the policy is missing or damaged, or of another version.
+            UsageError: the file holds another kind of policy.
+        """
+        agent = _policy(self.weights)
+        found = Incumbent(cost, evaluations)
+        rng = np.random.default_rng(seed)
+        steps = round(self.steps_per_op * len(problem))
+        for _ in range(max(1, self.episodes)):
+            start = random_placements(problem, 1, rng)[0]
+            search, path = agent.search([problem], [start]), [start]
+            for _ in range(steps):
+                legal = search.legal(0)
+                if not len(legal) or found.left <= 0:
+                    break
+                with torch.no_grad():
+                    scores = search.scores().numpy()[legal]
+                search.move(0, *search.target(0, int(legal[np.argmax(scores + rng.gumbel(size=len(legal)))])))
+                path.append(search.nets.placements[0].copy())
+                if len(path) >= min(_CHUNK, found.left):
+                    found.offer(np.stack(path))
+                    path = []
+            if path:
+                found.offer(np.stack(path))
+        return found.placement
+
+
+def _policy(weights: str) -> GiphAgent:
+    if not weights:
+        return shipped()
+    agent = load_agent(weights)
+    if not isinstance(agent, GiphAgent):
+        raise UsageError(f"{weights} holds a policy of '{agent.name}'; the placer 'giph' needs one of 'giph'.")
+    return agent
