@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import count, islice
 from types import MappingProxyType
@@ -16,6 +16,14 @@ from placeit.errors import UsageError
 from placeit.problem import Problem
 from placeit.workloads.device_networks import DeviceNetwork, DeviceNetworkParameters, problem_of, random_device_network
 from placeit.workloads.parameters import Choices, draw_parameters
+from placeit.workloads.recurrent import (
+    HARDWARE_TYPES,
+    group_operators,
+    random_recurrent_cell,
+    recurrent_network,
+    unrolled_graph,
+)
+from placeit.workloads.sensor_fusion import random_scene, sensor_fusion_case, sensor_fusion_trace
 from placeit.workloads.task_graphs import TaskGraph, TaskGraphParameters, random_task_graph
 
 __all__ = [
@@ -31,7 +39,7 @@ __all__ = [
     "random_problem_stream",
 ]
 
-DatasetKind: TypeAlias = Literal["single", "multi"]
+DatasetKind: TypeAlias = Literal["single", "multi", "recurrent", "sensor-fusion"]
 Split: TypeAlias = Literal["train", "test"]
 
 GRAPH_CHOICES: Choices = MappingProxyType(
@@ -110,8 +118,10 @@ def random_problem_stream(
         yield draw_problem(rng, graphs=graphs, networks=networks, max_tasks=max_tasks)
 
 
-_SIZES: Mapping[DatasetKind, int] = {"single": 150, "multi": 500}
+_SIZES: Mapping[DatasetKind, int] = {"single": 150, "multi": 500, "recurrent": 150, "sensor-fusion": 450}
 _POOL_NETWORKS, _POOL_GRAPHS = 10, 120
+_CELLS, _STEPS, _BATCH, _GROUPS = 10, (20, 30), (80, 150), 40
+_HALF_TIME_S = 1800.0
 
 
 def giph_dataset(
@@ -129,6 +139,13 @@ def giph_dataset(
     - ``single``: one device network, 150 task graphs to train and 150 others to test.
     - ``multi``: 500 pairs out of 10 device networks and 120 task graphs to train, and as many out of other networks and graphs
       to test.
+    - ``recurrent``: ten recurrent cell designs (:mod:`placeit.workloads.recurrent`), each unrolled 20 to 30 times for batches
+      of 80 to 150, 30 times over, and merged into 40 groups, each of which requires some type of hardware, drawn as for random
+      graphs; on one network of 8 devices; half of them to train and half to test.
+    - ``sensor-fusion``: 450 cases out of the first half of an hour's traffic to train and as many out of the second half to
+      test (:mod:`placeit.workloads.sensor_fusion`).
+
+    Differs from the paper: of its 500 pairs it does not say how they are divided.
 
     Args:
         kind: which problems.
@@ -165,7 +182,7 @@ def cases(
 ) -> Iterator[Case]:
     """Generate the problems of :func:`giph_dataset` one by one, with what they were generated from.
 
-    There is no end to ``single``; the others end when no pair is left.
+    There is no end to ``single`` and ``recurrent``; the others end when no pair and no moment is left.
 
     Raises:
         UsageError: no such kind or split, or parameters that are wrong.
@@ -176,9 +193,15 @@ def cases(
         raise UsageError(f"There is no split '{split}'; there are {', '.join(get_args(Split))}.")
     if seed < 0:
         raise UsageError(f"The seed of a dataset is {seed}; it must not be negative.")
-    if kind == "single":
-        return _single(split, seed, graphs, networks, max_tasks)
-    return _multi(split, seed, graphs, networks, max_tasks)
+    match kind:
+        case "single":
+            return _single(split, seed, graphs, networks, max_tasks)
+        case "multi":
+            return _multi(split, seed, graphs, networks, max_tasks)
+        case "recurrent":
+            return _recurrent(split, seed)
+        case "sensor-fusion":
+            return _sensor_fusion(split, seed)
 
 
 def _single(split: Split, seed: int, graphs: Choices, networks: Choices, max_tasks: int | None) -> Iterator[Case]:
@@ -201,6 +224,28 @@ def _multi(split: Split, seed: int, graphs: Choices, networks: Choices, max_task
         (g, graph_parameters), (n, network_parameters) = graph(pair // _POOL_NETWORKS), network(pair % _POOL_NETWORKS)
         numbers = {"graph_number": pair // _POOL_NETWORKS, "network_number": pair % _POOL_NETWORKS}
         yield Case(problem_of(g, n), {**numbers, "graph": graph_parameters, "network": network_parameters})
+
+
+def _recurrent(split: Split, seed: int) -> Iterator[Case]:
+    network = recurrent_network(_rng(seed, "recurrent", "network"))
+    rng = _rng(seed, "recurrent", "cells")
+    cells = [random_recurrent_cell(rng) for _ in range(_CELLS)]
+    for i in count():
+        rng = _rng(seed, "recurrent", split, i)
+        steps, batch = (int(rng.integers(low, high, endpoint=True)) for low, high in (_STEPS, _BATCH))
+        cell = cells[i % _CELLS]
+        graph = group_operators(unrolled_graph(cell, steps=steps, batch=batch), _GROUPS)
+        graph = replace(graph, requires=rng.integers(HARDWARE_TYPES, size=len(graph)).astype(np.int32))
+        parameters = {"cell_number": i % _CELLS, "cell": asdict(cell), "steps": steps, "batch": batch, "groups": _GROUPS}
+        yield Case(problem_of(graph, network), parameters)
+
+
+def _sensor_fusion(split: Split, seed: int) -> Iterator[Case]:
+    scene = random_scene(_rng(seed, "sensor-fusion", "scene"))
+    sightings = sensor_fusion_trace(scene, _rng(seed, "sensor-fusion", "traffic"))
+    half = [sighting for sighting in sightings if (sighting.time_s < _HALF_TIME_S) == (split == "train")]
+    for i in _rng(seed, "sensor-fusion", split).permutation(len(half)).tolist():
+        yield Case(sensor_fusion_case(scene, half[i]).problem, asdict(half[i]))
 
 
 def _draw_graph(rng: np.random.Generator, choices: Choices, max_tasks: int | None) -> tuple[TaskGraph, dict[str, Any]]:
