@@ -26,6 +26,10 @@ class TestExact(PlacerConformance):
     sizes = ((5, 2), (8, 3))
 
 
+class TestHdp(PlacerConformance):
+    placer = "hdp:updates=10,hidden=16"
+
+
 class TestHeft(PlacerConformance):
     placer = "heft"
 
@@ -36,6 +40,10 @@ class TestLocalSearch(PlacerConformance):
 
 class TestMetis(PlacerConformance):
     placer = "metis"
+
+
+class TestPlaceto(PlacerConformance):
+    placer = "placeto:updates=3,episodes=2"
 
 
 class TestRandomSearch(PlacerConformance):
