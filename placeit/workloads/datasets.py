@@ -14,6 +14,7 @@ import numpy as np
 
 from placeit.errors import UsageError
 from placeit.problem import Problem
+from placeit.workloads.churn import churn
 from placeit.workloads.device_networks import DeviceNetwork, DeviceNetworkParameters, problem_of, random_device_network
 from placeit.workloads.parameters import Choices, draw_parameters
 from placeit.workloads.recurrent import (
@@ -23,10 +24,11 @@ from placeit.workloads.recurrent import (
     recurrent_network,
     unrolled_graph,
 )
-from placeit.workloads.sensor_fusion import random_scene, sensor_fusion_case, sensor_fusion_trace
+from placeit.workloads.sensor_fusion import SensorFusionCase, random_scene, sensor_fusion_case, sensor_fusion_trace
 from placeit.workloads.task_graphs import TaskGraph, TaskGraphParameters, random_task_graph
 
 __all__ = [
+    "CHURN_NETWORK_CHOICES",
     "GRAPH_CHOICES",
     "MAX_TASKS",
     "NETWORK_CHOICES",
@@ -34,9 +36,12 @@ __all__ = [
     "DatasetKind",
     "Split",
     "cases",
+    "churn_cases",
     "draw_problem",
     "giph_dataset",
+    "random_cases",
     "random_problem_stream",
+    "sensor_fusion_cases",
 ]
 
 DatasetKind: TypeAlias = Literal["single", "multi", "recurrent", "sensor-fusion"]
@@ -63,6 +68,9 @@ NETWORK_CHOICES: Choices = MappingProxyType(
     }
 )
 """Values of :class:`DeviceNetworkParameters` that random device networks are drawn from unless told otherwise."""
+
+CHURN_NETWORK_CHOICES: Choices = MappingProxyType({**NETWORK_CHOICES, "devices": (20,)})
+"""The same for networks that change: GiPH's has 20 devices at first (its section 5.1)."""
 
 MAX_TASKS = 100
 """Most tasks of a random task graph unless told otherwise."""
@@ -100,9 +108,7 @@ def draw_problem(
         UsageError: a parameter that does not exist, has no values or is out of range.
         ProblemError: graphs with more types of hardware than networks.
     """
-    graph, _ = _draw_graph(rng, graphs, max_tasks)
-    network, _ = _draw_network(rng, networks)
-    return problem_of(graph, network)
+    return _draw_case(rng, graphs, networks, max_tasks).problem
 
 
 def random_problem_stream(
@@ -113,9 +119,37 @@ def random_problem_stream(
     max_tasks: int | None = MAX_TASKS,
 ) -> Iterator[Problem]:
     """Yield fresh problems without end, each of a graph and a network of its own; see :func:`draw_problem`."""
-    rng = np.random.default_rng(seed)
+    return (case.problem for case in random_cases(seed, graphs=graphs, networks=networks, max_tasks=max_tasks))
+
+
+def random_cases(
+    seed: int = 0,
+    *,
+    graphs: Choices = GRAPH_CHOICES,
+    networks: Choices = NETWORK_CHOICES,
+    max_tasks: int | None = MAX_TASKS,
+) -> Iterator[Case]:
+    """Generate the problems of :func:`random_problem_stream` with the parameters that were drawn for them."""
+    rng = _rng(seed, "random")
     while True:
-        yield draw_problem(rng, graphs=graphs, networks=networks, max_tasks=max_tasks)
+        yield _draw_case(rng, graphs, networks, max_tasks)
+
+
+def churn_cases(
+    seed: int = 0,
+    *,
+    graphs: Choices = GRAPH_CHOICES,
+    networks: Choices = CHURN_NETWORK_CHOICES,
+    max_tasks: int | None = MAX_TASKS,
+) -> Iterator[Case]:
+    """Generate without end the problems of placing one random task graph on a network that changes.
+
+    See :func:`placeit.workloads.churn.churn`; the network has up to four devices fewer than at first.
+    """
+    graph, graph_parameters = _draw_graph(_rng(seed, "churn", "graph"), graphs, max_tasks)
+    first, network_parameters = _draw_network(_rng(seed, "churn", "network"), networks)
+    for network in churn(first, _rng(seed, "churn", "changes"), fewest=len(first) - 4):
+        yield Case(problem_of(graph, network), {"graph": graph_parameters, "first_network": network_parameters})
 
 
 _SIZES: Mapping[DatasetKind, int] = {"single": 150, "multi": 500, "recurrent": 150, "sensor-fusion": 450}
@@ -191,8 +225,6 @@ def cases(
         raise UsageError(f"There is no dataset '{kind}'; there are {', '.join(get_args(DatasetKind))}.")
     if split not in get_args(Split):
         raise UsageError(f"There is no split '{split}'; there are {', '.join(get_args(Split))}.")
-    if seed < 0:
-        raise UsageError(f"The seed of a dataset is {seed}; it must not be negative.")
     match kind:
         case "single":
             return _single(split, seed, graphs, networks, max_tasks)
@@ -241,11 +273,26 @@ def _recurrent(split: Split, seed: int) -> Iterator[Case]:
 
 
 def _sensor_fusion(split: Split, seed: int) -> Iterator[Case]:
+    for case in sensor_fusion_cases(split, seed):
+        yield Case(case.problem, asdict(case.sighting))
+
+
+def sensor_fusion_cases(split: Split, seed: int = 0) -> Iterator[SensorFusionCase]:
+    """Generate the cases of the dataset ``sensor-fusion`` one by one, with their relocation costs, in random order.
+
+    They end when every moment of that half of the trace has had its turn, after about 5000.
+    """
     scene = random_scene(_rng(seed, "sensor-fusion", "scene"))
     sightings = sensor_fusion_trace(scene, _rng(seed, "sensor-fusion", "traffic"))
     half = [sighting for sighting in sightings if (sighting.time_s < _HALF_TIME_S) == (split == "train")]
     for i in _rng(seed, "sensor-fusion", split).permutation(len(half)).tolist():
-        yield Case(sensor_fusion_case(scene, half[i]).problem, asdict(half[i]))
+        yield sensor_fusion_case(scene, half[i])
+
+
+def _draw_case(rng: np.random.Generator, graphs: Choices, networks: Choices, max_tasks: int | None) -> Case:
+    graph, graph_parameters = _draw_graph(rng, graphs, max_tasks)
+    network, network_parameters = _draw_network(rng, networks)
+    return Case(problem_of(graph, network), {"graph": graph_parameters, "network": network_parameters})
 
 
 def _draw_graph(rng: np.random.Generator, choices: Choices, max_tasks: int | None) -> tuple[TaskGraph, dict[str, Any]]:
@@ -260,5 +307,7 @@ def _draw_network(rng: np.random.Generator, choices: Choices) -> tuple[DeviceNet
 
 def _rng(seed: int, *key: str | int) -> np.random.Generator:
     """Return a generator for one purpose: what is drawn for others, before or after, does not change what it gives."""
+    if seed < 0:
+        raise UsageError(f"The seed {seed} is negative; workloads are generated from seeds of at least 0.")
     words = [crc32(part.encode()) if isinstance(part, str) else part for part in key]
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=words))

@@ -1,0 +1,156 @@
+"""``placeit generate``: placement problems to try placers on, as files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from placeit.cli import text
+from placeit.cli.options import SeedOption
+from placeit.cli.terminal import Output, Terminal
+from placeit.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from placeit.workloads.datasets import Case
+
+__all__ = ["EXAMPLES", "generate"]
+
+EXAMPLES = """\b
+Examples:
+  placeit generate random --count 100 --output problems
+  placeit generate single --count 10 --seed 1 --graph tasks=20,40 --network devices=8 -o problems
+  placeit generate sensor-fusion --split test --count 50 -o problems
+"""
+
+
+class Kind(StrEnum):
+    """What can be generated."""
+
+    RANDOM = "random"
+    SINGLE = "single"
+    MULTI = "multi"
+    CHURN = "churn"
+    RECURRENT = "recurrent"
+    SENSOR_FUSION = "sensor-fusion"
+
+
+class Part(StrEnum):
+    """Parts of a dataset."""
+
+    TRAIN = "train"
+    TEST = "test"
+
+
+_WITHOUT_PARAMETERS = (Kind.RECURRENT, Kind.SENSOR_FUSION)
+_WITHOUT_PARTS = (Kind.RANDOM, Kind.CHURN)
+
+
+def generate(
+    *,
+    kind: Annotated[Kind, typer.Argument(metavar="KIND", help=", ".join(Kind) + ".", show_default=False)],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", metavar="FOLDER", help="New folder to write to.", show_default=False),
+    ],
+    count: Annotated[int, typer.Option("--count", "-n", metavar="N", min=1, help="Number of problems.")] = 10,
+    seed: SeedOption = 0,
+    split: Annotated[
+        Part | None, typer.Option("--split", help="Problems to train or to test with.", show_default="train")
+    ] = None,
+    graph: Annotated[
+        list[str] | None,
+        typer.Option("--graph", metavar="NAME=VALUES", help="Values of a task graph parameter, as in tasks=20,40; repeatable."),
+    ] = None,
+    network: Annotated[
+        list[str] | None,
+        typer.Option("--network", metavar="NAME=VALUES", help="Values of a network parameter, as in devices=8; repeatable."),
+    ] = None,
+    max_tasks: Annotated[
+        int | None, typer.Option("--max-tasks", metavar="N", min=3, help="Most tasks of a graph.", show_default="100")
+    ] = None,
+    terminal: Terminal,  # noqa: ARG001 (every command takes one)
+) -> Output:
+    """Generate placement problems of task graphs on device networks.
+
+    random: each of a task graph and a network of its own. single: graphs on one network. multi: pairs of 120 graphs and 10
+    networks. churn: one graph on a network that loses devices and gets slower ones. recurrent: unrolled recurrent cells.
+    sensor-fusion: vehicles at intersections. The same seed gives the same problems. The folder gets a file for each problem,
+    and index.json with the parameters of each.
+    """
+    from placeit.workloads.export import INDEX, export_cases
+
+    if kind in _WITHOUT_PARTS and split is not None:
+        raise UsageError(f"Problems of kind '{kind}' have no --split; take another --seed to test than to train.")
+    if kind in _WITHOUT_PARAMETERS and (graph or network or max_tasks is not None):
+        raise UsageError(f"Problems of kind '{kind}' take no --graph, --network and --max-tasks; their parameters are fixed.")
+    part = None if kind in _WITHOUT_PARTS else (split or Part.TRAIN).value
+    endless = _cases(kind, part, seed, _choices("--graph", graph), _choices("--network", network), max_tasks)
+    found = list(islice(endless, count))
+    if len(found) < count:
+        raise UsageError(f"There are only {len(found)} problems of kind '{kind}' for one seed; lower --count.")
+    facts: dict[str, Any] = {"kind": kind.value, "split": part, "seed": seed}
+    problems = export_cases(found, output, kind.value, facts)["problems"]
+    files = [{key: value for key, value in problem.items() if key != "parameters"} for problem in problems]
+    data = {**facts, "output": str(output), "index": str(output / INDEX), "problems": files}
+
+    def show(console: Console) -> None:
+        shown = {key: _range(problem[key] for problem in files) for key in ("ops", "edges", "devices")}
+        text.facts(console, {"written": f"{len(files)} problems and {INDEX} to {output}", **shown})
+
+    return Output(data, show)
+
+
+def _cases(
+    kind: Kind,
+    part: Literal["train", "test"] | None,
+    seed: int,
+    graph: Mapping[str, Sequence[float]],
+    network: Mapping[str, Sequence[float]],
+    max_tasks: int | None,
+) -> Iterator[Case]:
+    """Generate problems; what is not given has its usual values."""
+    from placeit.workloads import datasets
+
+    usual = datasets.CHURN_NETWORK_CHOICES if kind is Kind.CHURN else datasets.NETWORK_CHOICES
+    graphs, networks = {**datasets.GRAPH_CHOICES, **graph}, {**usual, **network}
+    limit = datasets.MAX_TASKS if max_tasks is None else max_tasks
+    if part is not None:
+        name: datasets.DatasetKind = kind.value  # type: ignore[assignment] (its members are the kinds with parts)
+        return datasets.cases(name, part, seed, graphs=graphs, networks=networks, max_tasks=limit)
+    draw = datasets.churn_cases if kind is Kind.CHURN else datasets.random_cases
+    return draw(seed, graphs=graphs, networks=networks, max_tasks=limit)
+
+
+def _choices(option: str, texts: Sequence[str] | None) -> dict[str, tuple[float, ...]]:
+    """Read ``NAME=1,2.5`` for each text. Raises UsageError."""
+    choices: dict[str, tuple[float, ...]] = {}
+    for item in texts or ():
+        name, _, values = item.partition("=")
+        try:
+            numbers = tuple(_number(value) for value in values.split(","))
+        except ValueError:
+            raise UsageError(f"Cannot read {option} '{item}'; write NAME=VALUES, such as hardware_types=2,5.") from None
+        if name in choices:
+            raise UsageError(f"{option} gives values of '{name}' twice; write them as one list.")
+        choices[name] = numbers
+    return choices
+
+
+def _number(value: str) -> float:
+    try:
+        return int(value)
+    except ValueError:
+        return float(value)
+
+
+def _range(values: Iterable[int]) -> str:
+    numbers = list(values)
+    least, most = min(numbers), max(numbers)
+    return f"{least}" if least == most else f"{least} .. {most}"
