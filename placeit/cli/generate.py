@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -54,7 +54,7 @@ _WITHOUT_PARTS = (Kind.RANDOM, Kind.CHURN)
 
 def generate(
     *,
-    kind: Annotated[Kind, typer.Argument(metavar="KIND", help=", ".join(Kind) + ".", show_default=False)],
+    kind: Annotated[Kind, typer.Argument(help="What to generate.", show_default=False)],
     output: Annotated[
         Path,
         typer.Option("--output", "-o", metavar="FOLDER", help="New folder to write to.", show_default=False),
@@ -79,10 +79,10 @@ def generate(
 ) -> Output:
     """Generate placement problems of task graphs on device networks.
 
-    random: each of a task graph and a network of its own. single: graphs on one network. multi: pairs of 120 graphs and 10
+    random: each of a graph and a network of its own. single: graphs on one network. multi: pairs of 120 graphs and 10
     networks. churn: one graph on a network that loses devices and gets slower ones. recurrent: unrolled recurrent cells.
-    sensor-fusion: vehicles at intersections. The same seed gives the same problems. The folder gets a file for each problem,
-    and index.json with the parameters of each.
+    sensor-fusion: vehicles at intersections. The folder gets a file for each problem, and index.json with what each was
+    generated from. The same seed gives the same problems.
     """
     from placeit.workloads.export import INDEX, export_cases
 
@@ -109,7 +109,7 @@ def generate(
 
 def _cases(
     kind: Kind,
-    part: Literal["train", "test"] | None,
+    part: str | None,
     seed: int,
     graph: Mapping[str, Sequence[float]],
     network: Mapping[str, Sequence[float]],
@@ -122,8 +122,8 @@ def _cases(
     graphs, networks = {**datasets.GRAPH_CHOICES, **graph}, {**usual, **network}
     limit = datasets.MAX_TASKS if max_tasks is None else max_tasks
     if part is not None:
-        name: datasets.DatasetKind = kind.value  # type: ignore[assignment] (its members are the kinds with parts)
-        return datasets.cases(name, part, seed, graphs=graphs, networks=networks, max_tasks=limit)
+        dataset, split = cast("datasets.DatasetKind", kind.value), cast("datasets.Split", part)
+        return datasets.cases(dataset, split, seed, graphs=graphs, networks=networks, max_tasks=limit)
     draw = datasets.churn_cases if kind is Kind.CHURN else datasets.random_cases
     return draw(seed, graphs=graphs, networks=networks, max_tasks=limit)
 

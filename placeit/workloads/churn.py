@@ -40,8 +40,8 @@ def churn(
     most, types = len(network), network.supports.shape[1]
     if not types < fewest < most:
         raise UsageError(
-            f"A network of {most} devices with {types} types of hardware can shrink to between {types + 1} and {most - 1} "
-            f"devices; 'fewest' is {fewest}."
+            f"A network of {most} devices with {types} types of hardware cannot shrink to {fewest} devices: 'fewest' must be "
+            "above the number of types and below the number of devices. Start with more devices, or with fewer types."
         )
     if not 0 < capacity <= 1:
         raise UsageError(f"The capacity of replacements is {capacity}; it must be above 0 and at most 1.")

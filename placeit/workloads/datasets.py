@@ -274,7 +274,12 @@ def _recurrent(split: Split, seed: int) -> Iterator[Case]:
 
 def _sensor_fusion(split: Split, seed: int) -> Iterator[Case]:
     for case in sensor_fusion_cases(split, seed):
-        yield Case(case.problem, asdict(case.sighting))
+        relocation = {
+            "migration_bytes": case.migration_bytes.tolist(),
+            "static_bytes": case.static_bytes.tolist(),
+            "startup_s": [[None if s == np.inf else s for s in row] for row in case.startup_s.tolist()],
+        }
+        yield Case(case.problem, asdict(case.sighting) | relocation)
 
 
 def sensor_fusion_cases(split: Split, seed: int = 0) -> Iterator[SensorFusionCase]:
