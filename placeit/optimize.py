@@ -544,10 +544,15 @@ class _Search:
                 f"No placement of {self.session.model.path} on {', '.join(self.problem.device_names)} was found."
             )
         if not self.session.executable:
-            best = min(order, key=lambda e: e.simulated_value)
-            if single is not None and single.simulated_value <= best.simulated_value:
-                return single, f"in simulation, no placement is {better} than {single.name} alone; nothing was measured"
-            return best, f"it has the lowest simulated {name}; nothing was measured, because a device is only described"
+            least = order[0].simulated_value
+            most = least / _WORTH_MEASURING if single is None else min(least / _WORTH_MEASURING, single.simulated_value)
+            # a trifle less of something else is not worth being slow
+            best = min((e for e in order if e.simulated_value <= most), key=lambda e: e.simulated_s)
+            if best is single:
+                margin = " by more than 1 %" if least < best.simulated_value else ""
+                return best, f"in simulation, no placement is {better} than {best.name} alone{margin}; nothing was measured"
+            lowest = "the lowest" if best.simulated_value == least else "within 1 % the lowest"
+            return best, f"it has {lowest} simulated {name}; nothing was measured, because a device is only described"
         if self.winner is None:
             if single is not None:
                 return single, "the search was interrupted before a placement was confirmed, and a single device is safe"

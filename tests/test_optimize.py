@@ -141,11 +141,12 @@ def test_described_devices_are_decided_by_the_simulated_objective(cache: Cache, 
     assert (found.objective, found.unit) == (objective, unit)
     values = [candidate.simulated_value for candidate in found.candidates]
     assert values == sorted(values)
-    assert found.chosen.simulated_value == values[0]
+    assert found.best_single is not None
+    assert found.chosen.simulated_value <= min(found.best_single.simulated_value, values[0] * 1.02)
+    assert found.chosen.simulated_s <= next(c for c in found.candidates if c.simulated_value == values[0]).simulated_s
     assert all(candidate.value is None and candidate.measured is None for candidate in found.candidates)
     assert "nothing was measured" in found.reason
     if objective == "energy":
-        assert found.best_single is not None
         assert found.best_single.name == "d1"
 
 
