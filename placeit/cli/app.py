@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from placeit import __version__
-from placeit.cli import compare, devices, export, inspect, optimize, profile, run
+from placeit.cli import compare, devices, export, generate, inspect, optimize, profile, run, train
 from placeit.cli.command import command
 
 __all__ = ["app", "main"]
@@ -53,6 +53,8 @@ for _function, _examples in (
     (run.run, run.EXAMPLES),
     (compare.compare, compare.EXAMPLES),
     (export.export, export.EXAMPLES),
+    (generate.generate, generate.EXAMPLES),
+    (train.train, train.EXAMPLES),
 ):
     app.command(_function.__name__, epilog=_examples)(command(_function))
 

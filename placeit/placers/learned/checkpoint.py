@@ -111,12 +111,12 @@ def weights_of(agent: Agent) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in agent.network.state_dict().items()}
 
 
-def write_tensors(path: Path, file_format: str, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+def write_tensors(path: Path, file_format: str, tensors: Mapping[str, Tensor], meta: dict[str, Any]) -> None:
     """Write tensors and what is to be said about them (any JSON) as safetensors, in one step. Raises FileError."""
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    text = json.dumps(meta)
-    with replacing(path) as temporary:
-        save_file(whole, temporary, {"format": file_format, "about": text, "digest": _digest(text, whole)})
+    head = {"format": file_format, "digest": _digest(meta, whole), "about": meta}
+    with replacing(path) as temporary:  # a single entry, because safetensors writes several in any order
+        save_file(whole, temporary, {"placeit": json.dumps(head)})
 
 
 def read_tensors(path: Path, file_format: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -127,21 +127,22 @@ def read_tensors(path: Path, file_format: str) -> tuple[dict[str, Tensor], dict[
     """
     try:
         with safe_open(path, framework="pt") as file:
-            head = file.metadata() or {}
+            head = json.loads((file.metadata() or {}).get("placeit", "{}"))
             tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except OSError as error:
         raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
-    except SafetensorError as error:
+    except (SafetensorError, ValueError) as error:
         raise FileError(f"{path} is not a safetensors file, or it is damaged: {error}. Get or make it again.") from error
     if head.get("format") != file_format:
         raise FileError(f"{path} is a safetensors file, but not a {file_format} file: placeit did not write it as one.")
-    if head.get("digest") != _digest(head.get("about", ""), tensors):
+    if head.get("digest") != _digest(head.get("about"), tensors):
         raise FileError(f"{path} is damaged: its contents are not what was written. Get or make it again.")
-    return tensors, json.loads(head["about"])
+    about: dict[str, Any] = head["about"]
+    return tensors, about
 
 
-def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256(text.encode())
+def _digest(meta: Any, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(json.dumps(meta).encode())
     for name in sorted(tensors):
         digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)} ".encode())
         digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy().tobytes())

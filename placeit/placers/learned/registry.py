@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 import inspect
-from importlib.metadata import EntryPoint, entry_points
+import typing
+from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any
 
 from placeit.errors import UsageError
+from placeit.placers.names import entry_table, load_entry, parse_options
 
 if TYPE_CHECKING:
     from placeit.placers.learned.agent import Agent
 
-__all__ = ["GROUP", "agent_class", "agent_names", "make_agent"]
+__all__ = ["GROUP", "agent_class", "agent_names", "make_agent", "parse_agent"]
 
 GROUP = "placeit.agents"
 """The entry-point group in which a plug-in names its agents."""
@@ -35,15 +37,7 @@ def agent_class(name: str) -> type[Agent]:
     Raises:
         UsageError: there is no such agent, or its package cannot be imported.
     """
-    table = _table()
-    if name not in table:
-        raise UsageError(f"There is no agent '{name}'; the agents are {', '.join(sorted(table))}.")
-    try:
-        cls: type[Agent] = table[name].load()
-    except (ImportError, AttributeError) as error:
-        raise UsageError(
-            f"The agent '{name}' ({table[name].value}) cannot be loaded: {error}. Install or repair its package."
-        ) from error
+    cls: type[Agent] = load_entry("agent", _table(), name)
     return cls
 
 
@@ -56,7 +50,7 @@ def make_agent(name: str, *, seed: int, **options: Any) -> Agent:
         **options: arguments of its class; what is left out keeps its default.
 
     Raises:
-        UsageError: there is no such agent, or it has no such option.
+        UsageError: there is no such agent, it has no such option, or it refuses a value.
     """
     import torch
 
@@ -71,14 +65,22 @@ def make_agent(name: str, *, seed: int, **options: Any) -> Agent:
         return cls(**options)
 
 
+def parse_agent(text: str, *, seed: int) -> Agent:
+    """Make an untrained agent from ``name`` or ``name:option=value,option=value``, the form that the command line takes.
+
+    Raises:
+        UsageError: the text has another form, or as for :func:`make_agent`.
+    """
+
+    def types(name: str) -> dict[str, type]:
+        cls = agent_class(name)
+        hints = typing.get_type_hints(cls.__init__)
+        return {key: hints[key] for key in inspect.signature(cls).parameters if isinstance(hints.get(key), type)}
+
+    name, options = parse_options("agent", text, types)
+    return make_agent(name, seed=seed, **options)
+
+
 @functools.cache
 def _table() -> dict[str, EntryPoint]:
-    table = {name: EntryPoint(name, target, GROUP) for name, target in _BUILTIN.items()}
-    for entry in entry_points(group=GROUP):
-        if entry.name in table:
-            raise UsageError(
-                f"Two agents are named '{entry.name}': {table[entry.name].value} and {entry.value}. Uninstall the package of "
-                "one of them, or rename its entry point."
-            )
-        table[entry.name] = entry
-    return table
+    return entry_table("agent", GROUP, _BUILTIN)

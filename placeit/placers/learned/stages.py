@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
 from placeit.errors import UsageError
-from placeit.placers.learned.agent import Instance
+from placeit.placers.learned.agent import Agent, Instance
 from placeit.placers.learned.baselines import Baseline, find_baseline
+from placeit.placers.names import parse_options
 
-__all__ = ["Draw", "Stage"]
+__all__ = ["Draw", "Stage", "Staged", "default_stages", "parse_stage", "scale_updates"]
 
 Draw: TypeAlias = Callable[[np.random.Generator, int, float], Sequence[Instance]]
 """``draw(rng, count, progress) -> instances`` to learn from; ``progress`` is the share of the stage that is done, in [0, 1).
@@ -54,7 +56,7 @@ class Stage:
     """
 
     draw: Draw = field(repr=False)
-    updates: int
+    updates: int = 200
     kind: str = "reinforce"
     problems: int = 16
     episodes: int = 1
@@ -114,3 +116,45 @@ class Stage:
 
 def _linear(start: float, end: float | None, progress: float) -> float:
     return start if end is None else start + (end - start) * progress
+
+
+@runtime_checkable
+class Staged(Protocol):
+    """An agent that knows how it is best trained."""
+
+    def default_stages(self, draw: Draw) -> Sequence[Stage]:
+        """Return stages that learn from what ``draw`` gives."""
+        ...
+
+
+def default_stages(agent: Agent, draw: Draw) -> Sequence[Stage]:
+    """Return how an agent is best trained, as far as it knows; else by REINFORCE."""
+    if isinstance(agent, Staged):
+        return agent.default_stages(draw)
+    return [Stage(draw, learning_rate=3e-3, schedule="cosine", final_learning_rate=3e-4)]
+
+
+def scale_updates(stages: Sequence[Stage], updates: int) -> list[Stage]:
+    """Return the same stages with so many updates altogether, shared out as they were, at least one for each."""
+    whole = sum(stage.updates for stage in stages)
+    return [dataclasses.replace(stage, updates=max(1, round(updates * stage.updates / whole))) for stage in stages]
+
+
+def parse_stage(text: str, draw: Draw) -> Stage:
+    """Make a stage from ``kind`` or ``kind:field=value,field=value``, the form that the command line takes.
+
+    Raises:
+        UsageError: the text has another form, there is no such field, or a value is out of its range.
+    """
+    hints = typing.get_type_hints(Stage)
+    types = {field.name: _plain(hints[field.name]) for field in dataclasses.fields(Stage) if field.name not in ("draw", "kind")}
+    kind, options = parse_options("stage", text, lambda _: types)
+    for key in options:
+        if key not in types:
+            raise UsageError(f"The stage '{text}' has no option '{key}'; its options are {', '.join(types)}.")
+    return Stage(draw, kind=kind, **options)
+
+
+def _plain(hint: Any) -> type:
+    """Return the type in which a value is written: that of a number, if it may be one, else text."""
+    return next((kind for kind in (bool, int, float) if hint is kind or kind in typing.get_args(hint)), str)

@@ -22,6 +22,8 @@ __all__ = ["Run", "load_run", "save_run"]
 
 _FORMAT = "placeit-training"
 
+_STREAM = 2  # training draws other numbers than whoever made problems with the same seed
+
 
 @dataclass(eq=False)
 class Run:
@@ -75,7 +77,7 @@ def load_run(agent: Agent, plan: Mapping[str, Any], folder: Path | None, resume:
         FileError: the folder cannot be made, or the state is damaged.
     """
     parameters = {name: p for name, p in agent.network.named_parameters() if p.requires_grad}
-    run = Run(np.random.default_rng(plan["seed"]), parameters, _adam(parameters))
+    run = Run(np.random.default_rng([plan["seed"], _STREAM]), parameters, _adam(parameters))
     if folder is None:
         if resume:
             raise UsageError("Training cannot be resumed without the folder that holds its state: give it.")

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["Draw", "Stage", "TrainingResult", "evaluate", "train"]
 
 
+_STREAM = 1  # evaluation draws other numbers than training does
+
+
 @dataclass(frozen=True, eq=False)
 class TrainingResult:
     """What training brought; the agent has the best weights.
@@ -150,7 +153,7 @@ def evaluate(agent: Agent, instances: Sequence[Instance], *, seed: int = 0, batc
     Raises:
         TrainingError: a cost is not finite.
     """
-    rng = np.random.default_rng([seed, 1])  # not the stream that training draws from
+    rng = np.random.default_rng([seed, _STREAM])
     costs = []
     agent.network.eval()
     for first in range(0, len(instances), batch):

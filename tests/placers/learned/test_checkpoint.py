@@ -38,7 +38,7 @@ def test_a_checkpoint_says_where_it_comes_from(saved):
     assert (checkpoint.agent, checkpoint.version) == ("toy", 1)
     assert checkpoint.about == {"evaluation": 1.25, "trained_on": {"ops": [4, 9]}}
     size = struct.unpack("<Q", saved.read_bytes()[:8])[0]  # any reader of safetensors sees it
-    assert json.loads(saved.read_bytes()[8 : 8 + size])["__metadata__"]["format"] == "placeit-agent"
+    assert json.loads(saved.read_bytes()[8 : 8 + size])["__metadata__"]["placeit"].startswith('{"format": "placeit-agent"')
 
 
 def test_another_version_of_the_agent_is_refused(saved, monkeypatch):

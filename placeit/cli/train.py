@@ -1,0 +1,167 @@
+"""``placeit train``: teaches a placer that learns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from placeit.cli import text
+from placeit.cli.options import SeedOption
+from placeit.cli.paths import check_outputs
+from placeit.cli.terminal import Output, Terminal
+from placeit.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["EXAMPLES", "train"]
+
+EXAMPLES = """\b
+Examples:
+  placeit train giph --problems multi --output giph.safetensors
+  placeit train giph:variant=giph-3 --problems folder/ --output giph3.safetensors
+  placeit train giph --problems random --folder run --output giph.safetensors
+  placeit train giph --problems random --folder run --output giph.safetensors \\
+    --resume
+  placeit train hdp --problems single --output hdp.safetensors --updates 50 \\
+    --stage reinforce:baseline=moving,problems=8,learning_rate=0.003 --json
+
+\b
+A stage is KIND[:OPTION=VALUE,...]. Kinds are reinforce and whatever the agent
+knows besides, such as imitation. Options are updates, problems, episodes,
+learning_rate, schedule (constant, linear, cosine), final_learning_rate, clip,
+gamma, discount_steps, entropy, final_entropy, explore, final_explore, baseline
+(none, episode-mean, batch, problem, moving), normalize, evaluate_every and
+patience.
+"""
+
+
+def train(
+    agent: Annotated[
+        str, typer.Argument(metavar="AGENT[:OPTION=VALUE,...]", help="giph, placeto, hdp or a plug-in's.", show_default=False)
+    ],
+    *,
+    problems: Annotated[
+        str,
+        typer.Option(
+            "--problems",
+            metavar="NAME|FOLDER",
+            help="What to learn from: generated problems (single, multi, ...; random: fresh ones), or JSON files.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", metavar="FILE", help="Where to write the weights (.safetensors).", show_default=False),
+    ],
+    stage: Annotated[
+        list[str] | None,
+        typer.Option("--stage", metavar="STAGE", help="How to learn, see below; repeatable. The agent's own without it."),
+    ] = None,
+    updates: Annotated[
+        int | None, typer.Option("--updates", metavar="N", min=1, help="Updates of all stages together.", show_default=False)
+    ] = None,
+    held_out: Annotated[
+        int | None,
+        typer.Option("--held-out", metavar="N", min=0, help="Problems to evaluate on, not learned from.", show_default=False),
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--folder", metavar="DIR", help="Where to keep logs, the best weights and the state.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the state in the folder.")] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard logs to the folder too.")] = False,
+    seed: SeedOption = 0,
+    terminal: Terminal,
+) -> Output:
+    """Train a placer that learns, in simulation.
+
+    Costs are simulated makespans over the critical path (the schedule length ratio, SLR). The weights that did best on problems
+    held out are written to a file. With a folder, a training that was ended by Ctrl-C or a crash goes on where it was.
+    """
+    check_outputs(output)
+    if folder is None and (resume or tensorboard):
+        raise UsageError(f"{'--resume' if resume else '--tensorboard'} needs --folder, where the training is kept.")
+    # imported only now, because it takes a second
+    from placeit.placers.learned.checkpoint import save_agent
+    from placeit.placers.learned.registry import parse_agent
+    from placeit.placers.learned.sources import find_source
+    from placeit.placers.learned.stages import default_stages, parse_stage, scale_updates
+    from placeit.placers.learned.training import train as run
+
+    learner = parse_agent(agent, seed=seed)
+    source = find_source(problems, held_out=held_out)
+    stages = [parse_stage(one, source.draw) for one in stage] if stage else default_stages(learner, source.draw)
+    if updates is not None:
+        stages = scale_updates(stages, updates)
+    with terminal.progress() as progress:
+        result = run(
+            learner,
+            stages,
+            evaluate_on=source.held_out,
+            seed=seed,
+            folder=folder,
+            resume=resume,
+            tensorboard=tensorboard,
+            about={"problems": problems},
+            progress=progress,
+        )
+    save_agent(learner, output, **result.about)
+    before = next((record.evaluation for record in result.history if record.evaluation is not None), None)
+    last = result.history[-1]
+    data: dict[str, Any] = {
+        "agent": learner.name,
+        "config": dict(learner.config),
+        "seed": seed,
+        "problems": {"source": problems, "learned_from": source.size, "held_out": len(source.held_out)},
+        "stages": [one.to_dict() for one in stages],
+        "evaluation": {"before": before, "best": result.best, "best_at": _position(result.best_at)},
+        "updates": sum(record.loss is not None for record in result.history),
+        "seconds": last.seconds,
+        "checkpoint": str(output),
+        "folder": None if folder is None else str(folder),
+    }
+
+    def show(console: Console) -> None:
+        heads = ("stage", "updates", "learning rate", "reward", "evaluation (mean SLR)")
+        rows = []
+        for number, one in enumerate(stages, 1):
+            records = [record for record in result.history if record.stage == number and record.update]
+            figures = [record.evaluation for record in records if record.evaluation is not None]
+            rates = [record.learning_rate for record in records if record.learning_rate is not None]
+            rewards = [record.reward for record in records if record.reward is not None]
+            rows.append(
+                (
+                    f"{number} {one.kind}",
+                    str(max((record.update for record in records), default=0)),
+                    *(text.NOTHING if not values else f"{values[-1]:.3g}" for values in (rates, rewards, figures)),
+                )
+            )
+        text.table(console, heads, rows, left=1)
+        console.print()
+        seen = "fresh ones at every update" if source.size is None else str(source.size)
+        lines = {
+            "problems": f"{problems}: {seen} to learn from, {len(source.held_out)} held out",
+            "before": _figure(before),
+            "best": f"{_figure(result.best)}{_at(result.best_at)}",
+            "time": f"{last.seconds:.1f} s",
+            "weights": f"written to {output}",
+        }
+        text.facts(console, lines)
+
+    return Output(data, show)
+
+
+def _position(at: tuple[int, int] | None) -> dict[str, int] | None:
+    return None if at is None else {"stage": at[0], "update": at[1]}
+
+
+def _at(at: tuple[int, int] | None) -> str:
+    if at is None:
+        return ""
+    return f", after update {at[1]} of stage {at[0]}" if at[1] else ", before any update"
+
+
+def _figure(value: float | None) -> str:
+    return text.NOTHING if value is None else f"{value:.4f} mean SLR of the problems held out"

@@ -1,0 +1,119 @@
+"""Problems to learn from and to evaluate on: files in a folder, the generated sets of GiPH, or fresh ones without end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+
+from placeit.errors import ProblemError, UsageError
+from placeit.placers.learned.agent import Instance
+from placeit.placers.learned.stages import Draw
+from placeit.problem import Problem
+from placeit.runtime.simulator import SimulatedCost
+from placeit.workloads.datasets import DatasetKind, draw_problem, giph_dataset, random_problem_stream
+
+__all__ = ["FRESH", "HELD_OUT", "Source", "draw_from", "find_source", "simulated", "source_names"]
+
+FRESH = "random"
+"""Name of the source that never gives the same problem twice."""
+
+HELD_OUT = 32
+"""Problems that are held out unless told otherwise; of the files in a folder, a fifth at most."""
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Where problems come from.
+
+    Attributes:
+        draw: what a stage of training draws from.
+        held_out: what it is evaluated on; none of it is drawn.
+        size: how many different problems are drawn from; None if there is no end.
+    """
+
+    draw: Draw
+    held_out: Sequence[Instance]
+    size: int | None
+
+
+def source_names() -> tuple[str, ...]:
+    """Names of the generated sources."""
+    return (*get_args(DatasetKind), FRESH)
+
+
+def simulated(problem: Problem) -> Instance:
+    """Return a problem with its simulated makespan, in multiples of its critical path (the schedule length ratio).
+
+    Raises:
+        ProblemError: nothing takes time, so costs cannot be compared with those of other problems.
+    """
+    if not problem.critical_path > 0:
+        raise ProblemError(
+            f"A problem of {len(problem)} ops takes no time on its fastest devices, so nothing can be learned from it. Leave "
+            "it out."
+        )
+    return Instance(problem, SimulatedCost(problem), problem.critical_path)
+
+
+def draw_from(instances: Sequence[Instance]) -> Draw:
+    """Return what draws from some instances, each at most once in an update if there are enough."""
+
+    def draw(rng: np.random.Generator, count: int, progress: float) -> list[Instance]:  # noqa: ARG001
+        rounds = [rng.permutation(len(instances)) for _ in range(0, count, len(instances))]
+        return [instances[i] for i in np.concatenate(rounds)[:count].tolist()]
+
+    return draw
+
+
+def find_source(name: str, *, seed: int = 0, held_out: int | None = None) -> Source:
+    """Return a source of problems, whose cost is their simulated makespan.
+
+    Args:
+        name: ``random`` for fresh problems at every update, another of :func:`source_names` for the training and test
+            problems of :func:`placeit.workloads.datasets.giph_dataset`, or a folder of problems as JSON
+            (:meth:`placeit.problem.Problem.to_json`).
+        seed: of generated problems, and of which files are held out.
+        held_out: how many problems to hold out, zero included; None for the default.
+
+    Raises:
+        UsageError: no such source, or a folder with too few problems.
+        ProblemError, InfeasibleError, FileError: a file holds no problem.
+    """
+    if name == FRESH:
+        stream = random_problem_stream(seed)
+        kept = [simulated(next(stream)) for _ in range(HELD_OUT if held_out is None else held_out)]
+        return Source(lambda rng, count, _: [simulated(draw_problem(rng)) for _ in range(count)], kept, None)
+    kind = next((kind for kind in get_args(DatasetKind) if kind == name), None)
+    if kind is not None:
+        learned, tested = giph_dataset(kind, seed, test=HELD_OUT if held_out is None else held_out)
+        instances, kept = [simulated(problem) for problem in learned], [simulated(problem) for problem in tested]
+    else:
+        instances, kept = _read(Path(name), seed, held_out)
+    return Source(draw_from(instances), kept, len(instances))
+
+
+def _read(folder: Path, seed: int, held_out: int | None) -> tuple[list[Instance], list[Instance]]:
+    if not folder.is_dir():
+        raise UsageError(
+            f"There are no problems '{folder}': name a folder of problems as JSON, or one of {', '.join(source_names())}."
+        )
+    paths = sorted(folder.glob("*.json"))
+    count = min(HELD_OUT, max(1, len(paths) // 5)) if held_out is None else held_out
+    if len(paths) <= count:
+        raise UsageError(
+            f"The folder {folder} has {len(paths)} problems (*.json); to hold out {count} of them for evaluation, it needs "
+            f"{count + 1} at least."
+        )
+    instances = []
+    for path in paths:
+        problem = Problem.from_json(path)
+        try:
+            instances.append(simulated(problem))
+        except ProblemError as error:
+            raise ProblemError(f"{path}: {error}") from None
+    order = np.random.default_rng(seed).permutation(len(instances)).tolist()
+    return [instances[i] for i in sorted(order[count:])], [instances[i] for i in sorted(order[:count])]

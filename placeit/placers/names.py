@@ -1,0 +1,94 @@
+"""Things by name: entry points, built in and of plug-ins, and the form ``name:option=value,option=value``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from placeit.errors import UsageError
+
+__all__ = ["entry_table", "load_entry", "parse_options"]
+
+
+def entry_table(what: str, group: str, builtin: Mapping[str, str]) -> dict[str, EntryPoint]:
+    """Return the entry points of a group by name; nothing is imported.
+
+    Args:
+        what: what they are, for messages: ``placer``.
+        group: in which plug-ins name theirs.
+        builtin: the package's own: ``module:attribute`` by name.
+
+    Raises:
+        UsageError: two packages use the same name.
+    """
+    table = {name: EntryPoint(name, target, group) for name, target in builtin.items()}
+    for entry in entry_points(group=group):
+        if entry.name in table:
+            raise UsageError(
+                f"Two {what}s are named '{entry.name}': {table[entry.name].value} and {entry.value}. Uninstall the package of "
+                "one of them, or rename its entry point."
+            )
+        table[entry.name] = entry
+    return table
+
+
+def load_entry(what: str, table: Mapping[str, EntryPoint], name: str) -> Any:
+    """Import what a name stands for.
+
+    Raises:
+        UsageError: there is no such name, or its package cannot be imported.
+    """
+    if name not in table:
+        raise UsageError(f"There is no {what} '{name}'; the {what}s are {', '.join(sorted(table))}.")
+    try:
+        return table[name].load()
+    except (ImportError, AttributeError) as error:
+        raise UsageError(
+            f"The {what} '{name}' ({table[name].value}) cannot be loaded: {error}. Install or repair its package."
+        ) from error
+
+
+def parse_options(what: str, text: str, types: Callable[[str], Mapping[str, type]]) -> tuple[str, dict[str, Any]]:
+    """Read ``name`` or ``name:option=value,option=value``.
+
+    Args:
+        what: what it names, for messages: ``placer``.
+        text: the text.
+        types: gives the types of the options of a name: bool, int, float or str. An option that is not among them stays text,
+            for whoever makes the thing to refuse.
+
+    Returns:
+        The name, and the options.
+
+    Raises:
+        UsageError: the text has another form, or a value another type.
+    """
+    name, colon, rest = text.partition(":")
+    known = types(name)
+    options: dict[str, Any] = {}
+    for item in rest.split(",") if colon else []:
+        key, equals, value = item.partition("=")
+        if not equals or not key:
+            raise UsageError(f"Cannot read '{item}' in the {what} '{text}'; write name:option=value,option=value.")
+        if key in options:
+            raise UsageError(f"The {what} '{text}' gives the option '{key}' twice.")
+        options[key] = _parse_value(what, text, key, value, known[key]) if key in known else value
+    return name, options
+
+
+def _parse_value(what: str, text: str, key: str, value: str, wanted: type) -> bool | int | float | str:
+    if wanted is str:
+        return value
+    if wanted is bool and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    if wanted in (int, float):
+        try:
+            number: int | float = wanted(value)
+        except ValueError:
+            pass
+        else:
+            return number
+    forms: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number"}
+    form = forms.get(wanted, f"a {wanted.__name__}, which cannot be given as text")
+    raise UsageError(f"The option '{key}' in the {what} '{text}' must be {form}; got '{value}'.")

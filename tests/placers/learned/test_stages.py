@@ -1,0 +1,66 @@
+import pytest
+from toy_agent import ToyAgent, draw_toys, toy
+
+from placeit.errors import UsageError
+from placeit.placers.learned.stages import Stage, default_stages, parse_stage, scale_updates
+
+
+def test_a_stage_is_read_from_text():
+    text = "imitation:updates=7,learning_rate=1,schedule=linear,clip=2.5,normalize=false,patience=3"
+    assert parse_stage(text, draw_toys) == Stage(
+        draw_toys,
+        7,
+        "imitation",
+        learning_rate=1.0,
+        schedule="linear",
+        clip=2.5,
+        normalize=False,
+        patience=3,
+    )
+    assert parse_stage("reinforce", draw_toys) == Stage(draw_toys)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("reinforce:epochs=3", "The stage 'reinforce:epochs=3' has no option 'epochs'; its options are updates, problems"),
+        ("reinforce:draw=x", "has no option 'draw'"),
+        ("reinforce:updates=1.5", "'updates' in the stage 'reinforce:updates=1.5' must be a whole number"),
+        ("reinforce:patience=no", "must be a whole number"),
+        ("reinforce:updates=0", "'updates' of a training stage is 0"),
+    ],
+)
+def test_text_that_is_no_stage_is_an_error(text, message):
+    with pytest.raises(UsageError, match=message):
+        parse_stage(text, draw_toys)
+
+
+def test_updates_are_shared_out_among_stages_as_they_were():
+    stages = [Stage(draw_toys, 100), Stage(draw_toys, 300), Stage(draw_toys, 1)]
+    assert [stage.updates for stage in scale_updates(stages, 40)] == [10, 30, 1]
+
+
+def test_an_agent_says_how_it_is_best_trained():
+    class Taught(ToyAgent):
+        def default_stages(self, draw):
+            return [Stage(draw, 5, "imitation")]
+
+    assert [stage.kind for stage in default_stages(Taught(), draw_toys)] == ["imitation"]
+    assert [stage.kind for stage in default_stages(toy(), draw_toys)] == ["reinforce"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"updates": 0}, "'updates' of a training stage is 0; it must be at least 1"),
+        ({"problems": -1}, "'problems' of a training stage is -1"),
+        ({"learning_rate": float("nan")}, "'learning_rate' of a training stage is nan; it must be finite"),
+        ({"gamma": 1.5}, "'gamma' of a training stage is 1.5"),
+        ({"explore": -0.5}, "'explore' of a training stage is -0.5"),
+        ({"schedule": "step"}, "no schedule 'step'; the schedules are constant, linear, cosine"),
+        ({"baseline": "mean"}, "no baseline 'mean'"),
+    ],
+)
+def test_a_stage_out_of_its_range_is_refused(options, message):
+    with pytest.raises(UsageError, match=message):
+        Stage(draw_toys, **options)
