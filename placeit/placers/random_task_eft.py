@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from placeit.placers.base import CostFunction, Incumbent, option
 from placeit.placers.feasibility import random_placements
-from placeit.placers.list_scheduling import earliest_start
 from placeit.problem import Problem
+from placeit.runtime._kernel import CONTENTION_FREE, FIFO, WEIGHTS_ONLY, Tables, jit, make_workspace, makespan_kernel
 
-__all__ = ["RandomTaskEft", "earliest_finish_device"]
+__all__ = ["RandomTaskEft", "earliest_finish_devices"]
 
 _CHUNK = 256
 
@@ -49,42 +49,70 @@ class RandomTaskEft:
                     path = []
                     if found.left <= 0:
                         return found.placement
-                device = earliest_finish_device(problem, placement, op)
                 placement = placement.copy()
-                placement[op] = device
+                placement[op] = earliest_finish_devices(problem, placement, np.array([op]))[0]
                 path.append(placement)
             found.offer(np.stack(path))
         return found.placement
 
 
-def earliest_finish_device(problem: Problem, placement: NDArray[np.int32], op: int) -> int:
-    """Device, with room for an op, where it would finish first in the schedule of a placement; its own if none is earlier.
+def earliest_finish_devices(problem: Problem, placement: NDArray[np.int32], ops: NDArray[np.integer]) -> NDArray[np.int32]:
+    """Device, with room for it, where each op would finish first if it alone were moved; its own if none is earlier.
 
     Args:
         problem: the problem.
         placement: ``int32[V]``, feasible.
-        op: the op.
-    """
-    from placeit.runtime.simulator import schedule
+        ops: ``int[K]``.
 
-    plan = schedule(problem, placement)
-    start, finish = plan.start, plan.finish
-    others = np.flatnonzero(np.arange(len(problem)) != op)
-    others = others[np.lexsort((finish[others], start[others]))]
-    used = np.bincount(placement[others], weights=problem.param_bytes[others], minlength=problem.devices)
-    able = problem.feasible[op] & (used + problem.param_bytes[op] <= problem.memory)
-    predecessors = problem.predecessors
-    into = predecessors.edge[predecessors.ptr[op] : predecessors.ptr[op + 1]]
-    sources = problem.edges[into, 0]
-    least, answer = np.inf, int(placement[op])
-    for device in [answer, *np.flatnonzero(able).tolist()]:
-        src = placement[sources]
-        comm = problem.latency[src, device] + problem.edge_bytes[into] / problem.bandwidth[src, device]
-        comm = np.where(src == device, 0.0, comm + problem.cut[into, src] + problem.cut[into, device])
-        ready = float((finish[sources] + comm).max(initial=0.0))
-        here = others[placement[others] == device]
-        seconds = problem.compute[op, device]
-        at, _ = earliest_start(start[here], finish[here], len(here), ready, seconds)
-        if at + seconds < least:
-            least, answer = at + seconds, device
+    Returns:
+        ``int32[K]``.
+    """
+    from placeit.runtime.simulator import tables
+
+    return _earliest_finish(tables(problem), np.array(placement, np.int32), ops.astype(np.int64))
+
+
+@jit
+def _earliest_finish(tables: Tables, place: NDArray[np.int32], ops: NDArray[np.int64]) -> NDArray[np.int32]:
+    workspace = make_workspace(tables)
+    makespan_kernel(tables, place, np.empty(0), CONTENTION_FREE, FIFO, 0.0, np.uint64(0), WEIGHTS_ONLY, workspace)
+    node, op = workspace.node, tables.op
+    count, devices = tables.compute.shape
+    start, free = np.empty(count), tables.memory.copy()
+    for u in range(count):
+        start[u] = node[u].start
+        free[place[u]] -= op[u].param_bytes
+    by_start = np.argsort(start, kind="mergesort")
+    answer = np.empty(len(ops), np.int32)
+    at, done = np.empty(devices), np.empty(devices, np.bool_)
+    for k in range(len(ops)):
+        v = ops[k]
+        here = place[v]
+        for d in range(devices):
+            done[d] = not (tables.compute[v, d] < np.inf and (d == here or op[v].param_bytes <= free[d]))
+            at[d] = 0.0
+        for i in range(op[v].in_first, op[v + 1].in_first):
+            p = tables.edge[i].into
+            u = tables.edge[p].tail
+            for d in range(devices):
+                seconds = node[u].finish
+                if place[u] != d:
+                    link = tables.link[place[u], d]
+                    seconds += link.latency + tables.edge[p].size / link.bandwidth
+                    if len(tables.cut):
+                        seconds += tables.cut[p, place[u]] + tables.cut[p, d]
+                at[d] = max(at[d], seconds)
+        for u in by_start:  # each device's ops in turn: does this one fit before?
+            d = place[u]
+            if u != v and not done[d]:
+                if at[d] + tables.compute[v, d] <= node[u].start:
+                    done[d] = True
+                else:
+                    at[d] = max(at[d], node[u].finish)
+        answer[k] = here
+        least = at[here] + tables.compute[v, here]
+        for d in range(devices):
+            if (d == here or op[v].param_bytes <= free[d]) and at[d] + tables.compute[v, d] < least:
+                least = at[d] + tables.compute[v, d]
+                answer[k] = d
     return answer

@@ -38,7 +38,7 @@ _ENCODERS: dict[str, tuple[Encoder, int]] = {
     "giph-task-eft": ("levels", 0),
 }
 _STATES = 12  # of an episode, whose actions are all valued
-_SHARPNESS = 10.0
+_SHARPNESS = 15.0
 _LEAST = 0.002  # the best gain that gains are measured by, at the least, in units
 _CHUNK = 64
 
@@ -70,7 +70,7 @@ class GiphAgent:
     name: ClassVar[str] = "giph"
     version: ClassVar[int] = 1
 
-    def __init__(self, variant: str = "giph", features: str = "schedule", dim: int = 8, steps_per_op: float = 2.0) -> None:
+    def __init__(self, variant: str = "giph", features: str = "schedule", dim: int = 16, steps_per_op: float = 2.0) -> None:
         if variant not in _ENCODERS:
             raise UsageError(f"GiPH has no variant '{variant}'; there are {', '.join(get_args(Variant))}.")
         if features not in ("paper", "schedule"):
@@ -117,8 +117,7 @@ class GiphAgent:
                 if not len(legal):
                     continue
                 node = int(legal[np.argmax(scores[legal] + rng.gumbel(size=len(legal)))])
-                op, device = search.target(b, node)
-                search.move(b, op, device)
+                op, device = _go(search, b, node)
                 placement = search.nets.placements[b]
                 cost = float(instance.cost(placement[None])[0]) / instance.unit
                 rewards[step, b], now[b] = now[b] - cost, cost
@@ -152,7 +151,7 @@ class GiphAgent:
         """Value every action of some states that the policy comes to, and learn from them all.
 
         A simulator values all actions of a state faster than the policy scores them. ``imitation`` is the cross-entropy to
-        ``softmax(10 gain / best gain)``, so mostly to the best move. ``all-actions`` is minus the expected gain under the
+        ``softmax(15 gain / best gain)``, so mostly to the best move. ``all-actions`` is minus the expected gain under the
         policy, in multiples of the best gain: the policy gradient of a one-step episode without sampling (Sutton et al. 2000).
 
         Raises:
@@ -184,17 +183,24 @@ class GiphAgent:
                     else:
                         losses.append(-(log.exp() * target).sum())
                 node = int(legal[np.argmax(sampled[legal] + rng.gumbel(size=len(legal)))])
-                search.move(b, *search.target(b, node))
+                _go(search, b, node)
         return torch.stack(losses).mean() if losses else torch.zeros((), requires_grad=True)
+
+
+def _go(search: Search, number: int, node: int) -> tuple[int, int]:
+    """Choose a node; returns the op that moves, and where."""
+    ops, devices = search.targets(number, np.array([node]))
+    op, device = int(ops[0]), int(devices[0])
+    search.move(number, op, device)
+    return op, device
 
 
 def _gains(search: Search, number: int, nodes: NDArray[np.int64], instance: Instance) -> NDArray[np.float64]:
     """What each action gains now, in the instance's units; minus infinity if it is infeasible."""
     placement = search.nets.placements[number]
     candidates = np.repeat(placement[None], len(nodes) + 1, axis=0)
-    for i, node in enumerate(nodes.tolist()):
-        op, device = search.target(number, node)
-        candidates[i + 1, op] = device
+    ops, devices = search.targets(number, nodes)
+    candidates[np.arange(1, len(candidates)), ops] = devices
     costs = instance.cost(candidates) / instance.unit
     gains: NDArray[np.float64] = costs[0] - costs[1:]
     return gains
@@ -246,7 +252,7 @@ class Giph:
                     break
                 with torch.no_grad():
                     scores = search.scores().numpy()[legal]
-                search.move(0, *search.target(0, int(legal[np.argmax(scores + rng.gumbel(size=len(legal)))])))
+                _go(search, 0, int(legal[np.argmax(scores + rng.gumbel(size=len(legal)))]))
                 path.append(search.nets.placements[0].copy())
                 if len(path) >= min(_CHUNK, found.left):
                     found.offer(np.stack(path))

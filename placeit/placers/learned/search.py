@@ -10,7 +10,7 @@ from torch import Tensor
 
 from placeit.placers.learned.gpnet import GpNets
 from placeit.placers.learned.networks import Scorer
-from placeit.placers.random_task_eft import earliest_finish_device
+from placeit.placers.random_task_eft import earliest_finish_devices
 from placeit.problem import Problem
 
 __all__ = ["Search"]
@@ -60,16 +60,17 @@ class Search:
         legal: NDArray[np.int64] = rows[others if others.any() else able]
         return legal
 
-    def target(self, number: int, node: int) -> tuple[int, int]:
-        """Return the op and the device that choosing a node means."""
+    def targets(self, number: int, nodes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the ops and the devices that choosing each of some nodes means."""
         nets = self.nets
-        op = int(nets.op[node])
+        ops = nets.op[nodes]
         if nets.pivots:
-            return op, earliest_finish_device(nets.problems[number], nets.placements[number], op)
-        return op, int(nets.device[node])
+            found = earliest_finish_devices(nets.problems[number], nets.placements[number], ops)
+            return ops, found.astype(np.int64)
+        return ops, nets.device[nodes]
 
     def move(self, number: int, op: int, device: int) -> None:
-        """Go to the next state."""
+        """Go to the next state: ``op`` is on ``device``, and was moved last."""
         self._last[number] = op
         if self.nets.placements[number][op] != device:
             self.nets.move(number, op, device)
