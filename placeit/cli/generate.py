@@ -54,7 +54,7 @@ _WITHOUT_PARTS = (Kind.RANDOM, Kind.CHURN)
 
 def generate(
     *,
-    kind: Annotated[Kind, typer.Argument(help="What to generate.", show_default=False)],
+    kind: Annotated[Kind, typer.Argument(metavar="KIND", help="What to generate.", show_default=False)],
     output: Annotated[
         Path,
         typer.Option("--output", "-o", metavar="FOLDER", help="New folder to write to.", show_default=False),
