@@ -67,6 +67,10 @@ def train(
         int | None,
         typer.Option("--held-out", metavar="N", min=0, help="Problems to evaluate on, not learned from.", show_default=False),
     ] = None,
+    evaluate_on: Annotated[
+        Path | None,
+        typer.Option("--evaluate-on", metavar="FOLDER", help="Evaluate on these problems instead.", show_default=False),
+    ] = None,
     folder: Annotated[
         Path | None, typer.Option("--folder", metavar="DIR", help="Where to keep logs, the best weights and the state.")
     ] = None,
@@ -81,17 +85,20 @@ def train(
     held out are written to a file. With a folder, a training that was ended by Ctrl-C or a crash goes on where it was.
     """
     check_outputs(output)
+    if evaluate_on is not None and held_out is not None:
+        raise UsageError("Give either --held-out or --evaluate-on: both say what to evaluate on.")
     if folder is None and (resume or tensorboard):
         raise UsageError(f"{'--resume' if resume else '--tensorboard'} needs --folder, where the training is kept.")
     # imported only now, because it takes a second
     from placeit.placers.learned.checkpoint import save_agent
     from placeit.placers.learned.registry import parse_agent
-    from placeit.placers.learned.sources import find_source
+    from placeit.placers.learned.sources import find_source, read_folder
     from placeit.placers.learned.stages import default_stages, parse_stage, scale_updates
     from placeit.placers.learned.training import train as run
 
     learner = parse_agent(agent, seed=seed)
-    source = find_source(problems, held_out=held_out)
+    source = find_source(problems, held_out=held_out if evaluate_on is None else 0)
+    judges = source.held_out if evaluate_on is None else read_folder(evaluate_on)
     stages = [parse_stage(one, source.draw) for one in stage] if stage else default_stages(learner, source.draw)
     if updates is not None:
         stages = scale_updates(stages, updates)
@@ -99,12 +106,12 @@ def train(
         result = run(
             learner,
             stages,
-            evaluate_on=source.held_out,
+            evaluate_on=judges,
             seed=seed,
             folder=folder,
             resume=resume,
             tensorboard=tensorboard,
-            about={"problems": problems},
+            about={"problems": problems, "evaluated_with": str(evaluate_on or problems)},
             progress=progress,
         )
     save_agent(learner, output, **result.about)
@@ -114,7 +121,7 @@ def train(
         "agent": learner.name,
         "config": dict(learner.config),
         "seed": seed,
-        "problems": {"source": problems, "learned_from": source.size, "held_out": len(source.held_out)},
+        "problems": {"source": problems, "learned_from": source.size, "held_out": len(judges)},
         "stages": [one.to_dict() for one in stages],
         "evaluation": {"before": before, "best": result.best, "best_at": _position(result.best_at)},
         "updates": sum(record.loss is not None for record in result.history),
@@ -142,7 +149,7 @@ def train(
         console.print()
         seen = "fresh ones at every update" if source.size is None else str(source.size)
         lines = {
-            "problems": f"{problems}: {seen} to learn from, {len(source.held_out)} held out",
+            "problems": f"{problems}: {seen} to learn from, {len(judges)} held out",
             "before": _figure(before),
             "best": f"{_figure(result.best)}{_at(result.best_at)}",
             "time": f"{last.seconds:.1f} s",

@@ -6,11 +6,12 @@ import dataclasses
 import functools
 import typing
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import Any
 
 from placeit.errors import UsageError
 from placeit.placers.base import Placer
+from placeit.placers.names import entry_table, load_entry, parse_options
 
 __all__ = ["GROUP", "PlacerOption", "get_placer", "parse_placer", "placer_names", "placer_options"]
 
@@ -104,59 +105,18 @@ def parse_placer(text: str) -> Placer:
     Raises:
         UsageError: the text has another form, or as for :func:`get_placer`.
     """
-    name, colon, rest = text.partition(":")
-    known = {option.name: option for option in placer_options(name)}
-    options: dict[str, Any] = {}
-    for item in rest.split(",") if colon else []:
-        key, equals, value = item.partition("=")
-        if not equals or not key:
-            raise UsageError(f"Cannot read '{item}' in the placer '{text}'; write name:option=value,option=value.")
-        if key in options:
-            raise UsageError(f"The placer '{text}' gives the option '{key}' twice.")
-        options[key] = _parse_value(text, key, value, known[key].type) if key in known else value
+    name, options = parse_options("placer", text, lambda name: {option.name: option.type for option in placer_options(name)})
     return get_placer(name, **options)
-
-
-def _parse_value(text: str, key: str, value: str, wanted: type) -> bool | int | float | str:
-    if wanted is str:
-        return value
-    if wanted is bool and value.lower() in ("true", "false"):
-        return value.lower() == "true"
-    if wanted in (int, float):
-        try:
-            number: int | float = wanted(value)
-        except ValueError:
-            pass
-        else:
-            return number
-    forms: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number"}
-    form = forms.get(wanted, f"a {wanted.__name__}, which cannot be given as text")
-    raise UsageError(f"The option '{key}' in the placer '{text}' must be {form}; got '{value}'.")
 
 
 @functools.cache
 def _table() -> dict[str, EntryPoint]:
-    table = {name: EntryPoint(name, target, GROUP) for name, target in _BUILTIN.items()}
-    for entry in entry_points(group=GROUP):
-        if entry.name in table:
-            raise UsageError(
-                f"Two placers are named '{entry.name}': {table[entry.name].value} and {entry.value}. Uninstall the package of "
-                "one of them, or rename its entry point."
-            )
-        table[entry.name] = entry
-    return table
+    return entry_table("placer", GROUP, _BUILTIN)
 
 
 def _load(name: str) -> Any:
     table = _table()
-    if name not in table:
-        raise UsageError(f"There is no placer '{name}'; the placers are {', '.join(sorted(table))}.")
-    try:
-        cls = table[name].load()
-    except (ImportError, AttributeError) as error:
-        raise UsageError(
-            f"The placer '{name}' ({table[name].value}) cannot be loaded: {error}. Install or repair its package."
-        ) from error
+    cls = load_entry("placer", table, name)
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls) and hasattr(cls, "place")):
         raise UsageError(f"The placer '{name}' ({table[name].value}) is not a dataclass with a method 'place'.")
     return cls

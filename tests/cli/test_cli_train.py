@@ -33,7 +33,7 @@ def test_training_writes_a_checkpoint_that_loads(train: Any) -> None:
     assert result.exit_code == 0, result.stderr
     data = json.loads(result.stdout)
     assert (data["agent"], data["config"]) == ("placeto", {"devices": 3, "rounds": 1})
-    assert data["problems"]["learned_from"], data["problems"]["held_out"] == (4, 1)
+    assert (data["problems"]["learned_from"], data["problems"]["held_out"]) == (4, 1)
     assert data["updates"] == 4
     assert data["evaluation"]["best"] <= data["evaluation"]["before"]
     assert data["checkpoint"] == "out.safetensors"
@@ -41,6 +41,11 @@ def test_training_writes_a_checkpoint_that_loads(train: Any) -> None:
     about = read_checkpoint("out.safetensors").about
     assert about["evaluation"] == data["evaluation"]["best"]
     assert about["stages"] == data["stages"]
+
+
+def test_what_is_evaluated_on_can_be_a_folder_of_its_own(train: Any, problems: Path) -> None:
+    data = json.loads(train(*SHORT, "--evaluate-on", problems, "--json").stdout)
+    assert (data["problems"]["learned_from"], data["problems"]["held_out"]) == (5, 5)
 
 
 def test_the_table_says_what_was_learned_and_how_well(train: Any, problems: Path) -> None:
@@ -90,6 +95,8 @@ def test_a_training_is_kept_in_a_folder_and_can_be_resumed(train: Any) -> None:
         (("--stage", "reinforce:speed=3"), "has no option 'speed'"),
         (("--stage", "reinforce:updates=1", "--stage", "dreaming"), "'dreaming'"),
         (("--held-out", "5"), "it needs 6 at least"),
+        (("--held-out", "1", "--evaluate-on", "."), "either --held-out or --evaluate-on"),
+        (("--evaluate-on", "nowhere"), "no problems 'nowhere'"),
     ],
 )
 def test_what_cannot_be_trained_is_an_error_in_a_sentence(train: Any, args: tuple[str, ...], message: str) -> None:

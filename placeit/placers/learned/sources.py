@@ -14,12 +14,17 @@ from placeit.placers.learned.agent import Instance
 from placeit.placers.learned.stages import Draw
 from placeit.problem import Problem
 from placeit.runtime.simulator import SimulatedCost
-from placeit.workloads.datasets import DatasetKind, draw_problem, giph_dataset, random_problem_stream
+from placeit.workloads.datasets import MAX_TASKS, DatasetKind, draw_problem, giph_dataset, random_problem_stream
+from placeit.workloads.export import INDEX
+from placeit.workloads.mixture import draw_any_problem
 
-__all__ = ["FRESH", "HELD_OUT", "Source", "draw_from", "find_source", "simulated", "source_names"]
+__all__ = ["ANY", "FRESH", "HELD_OUT", "Source", "draw_from", "find_source", "read_folder", "simulated", "source_names"]
 
 FRESH = "random"
 """Name of the source that never gives the same problem twice."""
+
+ANY = "any"
+"""Name of the same with problems of every kind, small ones first; what the policies that ship with placeit learn from."""
 
 HELD_OUT = 32
 """Problems that are held out unless told otherwise; of the files in a folder, a fifth at most."""
@@ -42,7 +47,7 @@ class Source:
 
 def source_names() -> tuple[str, ...]:
     """Names of the generated sources."""
-    return (*get_args(DatasetKind), FRESH)
+    return (*get_args(DatasetKind), FRESH, ANY)
 
 
 def simulated(problem: Problem) -> Instance:
@@ -73,7 +78,8 @@ def find_source(name: str, *, seed: int = 0, held_out: int | None = None) -> Sou
     """Return a source of problems, whose cost is their simulated makespan.
 
     Args:
-        name: ``random`` for fresh problems at every update, another of :func:`source_names` for the training and test
+        name: ``random`` for fresh problems at every update, ``any`` for those of every kind
+            (:func:`placeit.workloads.mixture.draw_any_problem`), another of :func:`source_names` for the training and test
             problems of :func:`placeit.workloads.datasets.giph_dataset`, or a folder of problems as JSON
             (:meth:`placeit.problem.Problem.to_json`).
         seed: of generated problems, and of which files are held out.
@@ -83,6 +89,10 @@ def find_source(name: str, *, seed: int = 0, held_out: int | None = None) -> Sou
         UsageError: no such source, or a folder with too few problems.
         ProblemError, InfeasibleError, FileError: a file holds no problem.
     """
+    if name == ANY:
+        rng = np.random.default_rng([seed, 1])
+        kept = [simulated(draw_any_problem(rng, MAX_TASKS)) for _ in range(HELD_OUT if held_out is None else held_out)]
+        return Source(_draw_any, kept, None)
     if name == FRESH:
         stream = random_problem_stream(seed)
         kept = [simulated(next(stream)) for _ in range(HELD_OUT if held_out is None else held_out)]
@@ -92,28 +102,40 @@ def find_source(name: str, *, seed: int = 0, held_out: int | None = None) -> Sou
         learned, tested = giph_dataset(kind, seed, test=HELD_OUT if held_out is None else held_out)
         instances, kept = [simulated(problem) for problem in learned], [simulated(problem) for problem in tested]
     else:
-        instances, kept = _read(Path(name), seed, held_out)
+        instances, kept = _split(Path(name), seed, held_out)
     return Source(draw_from(instances), kept, len(instances))
 
 
-def _read(folder: Path, seed: int, held_out: int | None) -> tuple[list[Instance], list[Instance]]:
+def read_folder(folder: Path) -> list[Instance]:
+    """Return the problems of a folder (``*.json``, as ``placeit generate`` writes them), by name.
+
+    Raises:
+        UsageError: there is no such folder.
+        ProblemError, InfeasibleError, FileError: a file holds no problem.
+    """
     if not folder.is_dir():
         raise UsageError(
             f"There are no problems '{folder}': name a folder of problems as JSON, or one of {', '.join(source_names())}."
         )
-    paths = sorted(folder.glob("*.json"))
-    count = min(HELD_OUT, max(1, len(paths) // 5)) if held_out is None else held_out
-    if len(paths) <= count:
-        raise UsageError(
-            f"The folder {folder} has {len(paths)} problems (*.json); to hold out {count} of them for evaluation, it needs "
-            f"{count + 1} at least."
-        )
     instances = []
-    for path in paths:
+    for path in sorted(folder.glob("*.json")):
+        if path.name == INDEX:
+            continue
         problem = Problem.from_json(path)
         try:
             instances.append(simulated(problem))
         except ProblemError as error:
             raise ProblemError(f"{path}: {error}") from None
+    return instances
+
+
+def _split(folder: Path, seed: int, held_out: int | None) -> tuple[list[Instance], list[Instance]]:
+    instances = read_folder(folder)
+    count = min(HELD_OUT, max(1, len(instances) // 5)) if held_out is None else held_out
+    if len(instances) <= count:
+        raise UsageError(
+            f"The folder {folder} has {len(instances)} problems (*.json); to hold out {count} of them for evaluation, it needs "
+            f"{count + 1} at least."
+        )
     order = np.random.default_rng(seed).permutation(len(instances)).tolist()
     return [instances[i] for i in sorted(order[count:])], [instances[i] for i in sorted(order[:count])]

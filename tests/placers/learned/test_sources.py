@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from placeit.errors import ProblemError, UsageError
-from placeit.placers.learned.sources import draw_from, find_source, simulated, source_names
+from placeit.placers.learned.sources import draw_from, find_source, read_folder, simulated, source_names
 from placeit.problem import Problem
 from placeit.runtime.simulator import simulate
 from placeit.testing.problems import random_problem
@@ -14,6 +14,11 @@ def folder(tmp_path):
     for seed in range(7):
         random_problem(4 + seed, 2, seed).to_json(tmp_path / f"p{seed}.json")
     return tmp_path
+
+
+def test_the_index_of_generated_problems_is_not_a_problem(folder):
+    (folder / "index.json").write_text('{"format": "placeit-problems"}')
+    assert len(read_folder(folder)) == 7
 
 
 def sizes(instances):
