@@ -216,7 +216,7 @@ def cases(
 ) -> Iterator[Case]:
     """Generate the problems of :func:`giph_dataset` one by one, with what they were generated from.
 
-    There is no end to ``single`` and ``recurrent``; the others end when no pair and no moment is left.
+    There is no end to ``single``; the others end when no pair, no size of a cell or no moment is left.
 
     Raises:
         UsageError: no such kind or split, or parameters that are wrong.
@@ -262,10 +262,11 @@ def _recurrent(split: Split, seed: int) -> Iterator[Case]:
     network = recurrent_network(_rng(seed, "recurrent", "network"))
     rng = _rng(seed, "recurrent", "cells")
     cells = [random_recurrent_cell(rng) for _ in range(_CELLS)]
-    for i in count():
-        rng = _rng(seed, "recurrent", split, i)
-        steps, batch = (int(rng.integers(low, high, endpoint=True)) for low, high in (_STEPS, _BATCH))
-        cell = cells[i % _CELLS]
+    sizes = np.stack(np.meshgrid(np.arange(_STEPS[0], _STEPS[1] + 1), np.arange(_BATCH[0], _BATCH[1] + 1)), -1).reshape(-1, 2)
+    ways = [rng.permutation(sizes)[split == "test" :: 2] for _ in cells]  # no size of a cell is both trained and tested on
+    for i in range(_CELLS * min(map(len, ways))):
+        steps, batch = ways[i % _CELLS][i // _CELLS].tolist()
+        cell, rng = cells[i % _CELLS], _rng(seed, "recurrent", split, i)
         graph = group_operators(unrolled_graph(cell, steps=steps, batch=batch), _GROUPS)
         graph = replace(graph, requires=rng.integers(HARDWARE_TYPES, size=len(graph)).astype(np.int32))
         parameters = {"cell_number": i % _CELLS, "cell": asdict(cell), "steps": steps, "batch": batch, "groups": _GROUPS}

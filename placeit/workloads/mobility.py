@@ -11,6 +11,7 @@ __all__ = ["Sighting", "grid_points", "traffic"]
 
 _TURNS = (0.5, 0.25, 0.25)  # straight on, left, right
 _RED, _LONGEST_RED_S = 0.5, 30.0
+_QUEUE_M = (5.0, 50.0)
 _SPEEDS = (8.0, 14.0)
 
 
@@ -50,7 +51,7 @@ def traffic(
 
     A vehicle enters at a moment drawn uniformly, at an intersection on the border, heading inwards. Its speed is drawn from
     8 to 14 m/s (29 to 50 km/h). At an intersection it goes straight on (1/2), left or right (1/4 each) until that leads out
-    of the grid; half of the times it first waits for up to 30 s at a red light.
+    of the grid; half of the times it first waits for up to 30 s at a red light, 5 to 50 m before the intersection.
 
     Args:
         rng: what is drawn from.
@@ -87,10 +88,14 @@ def _drive(rng: np.random.Generator, side: int, block_m: float) -> tuple[NDArray
         at = at + heading
         if at.min() < 0 or at.max() >= side:
             return np.array(times), np.array(points, np.float64)
-        times.append(times[-1] + per_block)
-        points.append(at)
+        left_to_go = 1.0
         if rng.random() < _RED:
+            queue = min(0.5, rng.uniform(*_QUEUE_M) / block_m)
+            times.append(times[-1] + (left_to_go - queue) * per_block)
             times.append(times[-1] + rng.uniform(0, _LONGEST_RED_S))
-            points.append(at)
+            points += [at - queue * heading] * 2
+            left_to_go = queue
+        times.append(times[-1] + left_to_go * per_block)
+        points.append(at)
         left = np.array([-heading[1], heading[0]])
         heading = (heading, left, -left)[int(rng.choice(3, p=_TURNS))]

@@ -9,7 +9,7 @@ import pytest
 import placeit
 
 GOLDEN = Path(__file__).parent / "golden"
-COMMANDS = ("devices", "inspect", "profile", "optimize", "run", "compare", "export", "train")
+COMMANDS = ("devices", "inspect", "profile", "optimize", "run", "compare", "export", "generate", "train")
 
 
 @pytest.mark.parametrize("command", ["placeit", *COMMANDS])

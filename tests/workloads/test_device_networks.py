@@ -76,7 +76,9 @@ def test_the_number_of_devices_that_can_run_a_task_may_be_given_itself(devices, 
 
 
 def test_a_problem_has_the_times_of_the_papers_equations():
-    graph = TaskGraph(np.array([6.0, 9.0]), np.array([[0, 1]], np.int32), np.array([100.0]), np.array([1, 0], np.int32), ("a", "b"))
+    graph = TaskGraph(
+        np.array([6.0, 9.0]), np.array([[0, 1]], np.int32), np.array([100.0]), np.array([1, 0], np.int32), ("a", "b")
+    )
     bandwidth, delay = np.array([[np.inf, 50.0], [50.0, np.inf]]), np.array([[0.0, 4.0], [4.0, 0.0]])
     network = DeviceNetwork(np.array([2.0, 3.0]), bandwidth, delay, np.array([[True, False], [True, True]]), ("x", "y"))
     problem = problem_of(graph, network)

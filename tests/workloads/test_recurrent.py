@@ -84,7 +84,9 @@ def test_merged_operators_make_way_for_others_and_their_bytes_add_up():
 @given(st.integers(0, 2**32), st.integers(2, 10))
 def test_grouping_follows_the_rule_step_by_step(seed, count):
     rng = np.random.default_rng(seed)
-    edges = [(u, v) for v in range(1, count) for u in sorted(rng.choice(v, rng.integers(1, min(v, 3) + 1), replace=False).tolist())]
+    edges = [
+        (u, v) for v in range(1, count) for u in sorted(rng.choice(v, rng.integers(1, min(v, 3) + 1), replace=False).tolist())
+    ]
     graph = graph_of(rng.permutation(count) + 1.0, edges, rng.integers(1, 50, len(edges)).astype(float))
     cost, links = dict(enumerate(graph.compute)), dict(zip(edges, graph.edge_bytes, strict=True))
     for size in range(count - 1, 0, -1):
