@@ -81,8 +81,8 @@ def train(
 ) -> Output:
     """Train a placer that learns, in simulation.
 
-    Costs are simulated makespans over the critical path (the schedule length ratio, SLR). The weights that did best on problems
-    held out are written to a file. With a folder, a training that was ended by Ctrl-C or a crash goes on where it was.
+    Costs are simulated makespans over the critical path (the schedule length ratio, SLR); for problems of every kind ("any"), over
+    HEFT's makespan. The weights that did best on problems held out are written to a file. With a folder, a training that was ended by Ctrl-C or a crash goes on where it was.
     """
     check_outputs(output)
     if evaluate_on is not None and held_out is not None:
@@ -131,7 +131,7 @@ def train(
     }
 
     def show(console: Console) -> None:
-        heads = ("stage", "updates", "learning rate", "reward", "evaluation (mean SLR)")
+        heads = ("stage", "updates", "learning rate", "reward", "evaluation")
         rows = []
         for number, one in enumerate(stages, 1):
             records = [record for record in result.history if record.stage == number and record.update]
@@ -171,4 +171,4 @@ def _at(at: tuple[int, int] | None) -> str:
 
 
 def _figure(value: float | None) -> str:
-    return text.NOTHING if value is None else f"{value:.4f} mean SLR of the problems held out"
+    return text.NOTHING if value is None else f"{value:.4f}, mean of the problems held out"

@@ -21,6 +21,7 @@ from placeit.placers.learned.checkpoint import load_agent
 from placeit.placers.learned.gpnet import NODE_FEATURES, PAPER_FEATURES
 from placeit.placers.learned.networks import Encoder, Scorer
 from placeit.placers.learned.search import Search
+from placeit.placers.learned.stages import Draw, Stage
 from placeit.problem import Problem
 
 __all__ = ["Giph", "GiphAgent", "Variant", "shipped"]
@@ -92,6 +93,22 @@ class GiphAgent:
     def config(self) -> Mapping[str, bool | int | float | str]:
         """Arguments that make an agent of the same shape."""
         return self._config
+
+    def default_stages(self, draw: Draw) -> list[Stage]:
+        """Return how the policy that ships with placeit was trained: by imitation of the best move alone."""
+        rate = 8e-3
+        return [
+            Stage(
+                draw,
+                300,
+                kind="imitation",
+                problems=8,
+                learning_rate=rate,
+                schedule="linear",
+                final_learning_rate=rate / 20,
+                evaluate_every=30,
+            )
+        ]
 
     def search(self, problems: Sequence[Problem], starts: Sequence[NDArray[np.int32]]) -> Search:
         """Begin searches from given placements."""

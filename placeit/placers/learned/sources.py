@@ -10,6 +10,7 @@ from typing import get_args
 import numpy as np
 
 from placeit.errors import ProblemError, UsageError
+from placeit.placers.heft import Heft
 from placeit.placers.learned.agent import Instance
 from placeit.placers.learned.stages import Draw
 from placeit.problem import Problem
@@ -38,11 +39,13 @@ class Source:
         draw: what a stage of training draws from.
         held_out: what it is evaluated on; none of it is drawn.
         size: how many different problems are drawn from; None if there is no end.
+        unit: what costs are multiples of.
     """
 
     draw: Draw
     held_out: Sequence[Instance]
     size: int | None
+    unit: str = "critical path"
 
 
 def source_names() -> tuple[str, ...]:
@@ -78,7 +81,7 @@ def find_source(name: str, *, seed: int = 0, held_out: int | None = None) -> Sou
     """Return a source of problems, whose cost is their simulated makespan.
 
     Args:
-        name: ``random`` for fresh problems at every update, ``any`` for those of every kind
+        name: ``random`` for fresh problems at every update, ``any`` for those of every kind, in multiples of HEFT's makespan
             (:func:`placeit.workloads.mixture.draw_any_problem`), another of :func:`source_names` for the training and test
             problems of :func:`placeit.workloads.datasets.giph_dataset`, or a folder of problems as JSON
             (:meth:`placeit.problem.Problem.to_json`).
@@ -91,8 +94,8 @@ def find_source(name: str, *, seed: int = 0, held_out: int | None = None) -> Sou
     """
     if name == ANY:
         rng = np.random.default_rng([seed, 1])
-        kept = [simulated(draw_any_problem(rng, MAX_TASKS)) for _ in range(HELD_OUT if held_out is None else held_out)]
-        return Source(_draw_any, kept, None)
+        kept = [_against_heft(draw_any_problem(rng, MAX_TASKS)) for _ in range(HELD_OUT if held_out is None else held_out)]
+        return Source(_draw_any, kept, None, "HEFT's makespan")
     if name == FRESH:
         stream = random_problem_stream(seed)
         kept = [simulated(next(stream)) for _ in range(HELD_OUT if held_out is None else held_out)]
@@ -104,6 +107,17 @@ def find_source(name: str, *, seed: int = 0, held_out: int | None = None) -> Sou
     else:
         instances, kept = _split(Path(name), seed, held_out)
     return Source(draw_from(instances), kept, len(instances))
+
+
+def _draw_any(rng: np.random.Generator, count: int, progress: float) -> list[Instance]:
+    most = round(30 + (MAX_TASKS - 30) * min(1.0, 2 * progress))
+    return [_against_heft(draw_any_problem(rng, most)) for _ in range(count)]
+
+
+def _against_heft(problem: Problem) -> Instance:
+    """Return a problem with its simulated makespan over that of HEFT's placement: where transfers rule, SLRs are no measure."""
+    cost = SimulatedCost(problem)
+    return Instance(problem, cost, float(cost(Heft().plan(problem).placement[None])[0]))
 
 
 def read_folder(folder: Path) -> list[Instance]:
