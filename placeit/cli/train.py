@@ -81,8 +81,9 @@ def train(
 ) -> Output:
     """Train a placer that learns, in simulation.
 
-    Costs are simulated makespans over the critical path (the schedule length ratio, SLR); for problems of every kind ("any"), over
-    HEFT's makespan. The weights that did best on problems held out are written to a file. With a folder, a training that was ended by Ctrl-C or a crash goes on where it was.
+    Costs are simulated makespans over the critical path (the schedule length ratio, SLR); for problems of every kind ("any"),
+    over HEFT's makespan. The weights that did best on problems held out are written to a file. With a folder, a training that
+    was ended by Ctrl-C or a crash goes on where it was.
     """
     check_outputs(output)
     if evaluate_on is not None and held_out is not None:

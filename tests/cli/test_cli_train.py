@@ -53,7 +53,8 @@ def test_the_table_says_what_was_learned_and_how_well(train: Any, problems: Path
     assert "1 reinforce" in text
     assert "2 reinforce" in text
     assert f"problems  {problems}: 4 to learn from, 1 held out" in text
-    assert "mean SLR of the problems held out" in text
+    assert "unit      critical path" in text
+    assert "mean of the problems held out" in text
     assert "weights   written to out.safetensors" in text
 
 
