@@ -122,7 +122,7 @@ def train(
         "agent": learner.name,
         "config": dict(learner.config),
         "seed": seed,
-        "problems": {"source": problems, "learned_from": source.size, "held_out": len(judges)},
+        "problems": {"source": problems, "learned_from": source.size, "held_out": len(judges), "unit": source.unit},
         "stages": [one.to_dict() for one in stages],
         "evaluation": {"before": before, "best": result.best, "best_at": _position(result.best_at)},
         "updates": sum(record.loss is not None for record in result.history),
@@ -151,6 +151,7 @@ def train(
         seen = "fresh ones at every update" if source.size is None else str(source.size)
         lines = {
             "problems": f"{problems}: {seen} to learn from, {len(judges)} held out",
+            "unit": source.unit,
             "before": _figure(before),
             "best": f"{_figure(result.best)}{_at(result.best_at)}",
             "time": f"{last.seconds:.1f} s",
