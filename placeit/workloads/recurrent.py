@@ -126,7 +126,7 @@ def group_operators(graph: TaskGraph, groups: int = 40) -> TaskGraph:
     join the same two groups. A group has the name of its first operator. Of equal costs the first operator is merged.
 
     Args:
-        graph: the operators; all of one group must require the same hardware.
+        graph: the operators; only those that require the same hardware are merged.
         groups: how many to leave; a graph that is no larger stays as it is.
 
     Raises:
@@ -136,24 +136,24 @@ def group_operators(graph: TaskGraph, groups: int = 40) -> TaskGraph:
         raise UsageError(f"Operators cannot be merged into {groups} groups; ask for 1 at least.")
     size = len(graph)
     cost = graph.compute.copy()
-    alive = np.ones(size, bool)
+    alive, mergeable = np.ones(size, bool), np.ones(size, bool)
     linked = np.zeros((size, size), bool)
     carried = np.zeros((size, size))
     linked[graph.edges[:, 0], graph.edges[:, 1]] = True
     np.add.at(carried, (graph.edges[:, 0], graph.edges[:, 1]), graph.edge_bytes)
     incoming = linked.sum(axis=0)
-    for left in range(size, groups, -1):
-        single = np.flatnonzero(alive & (incoming == 1))
-        parents = linked[:, single].argmax(axis=0)
-        alike = graph.requires[single] == graph.requires[parents]
-        single, parents = single[alike], parents[alike]
-        if not len(single):
+    left = size
+    while left > groups:
+        child = int(np.argmin(np.where(mergeable & (incoming == 1), cost, np.inf)))
+        if not (mergeable[child] and incoming[child] == 1):
             raise UsageError(
                 f"The operators can be merged into {left} groups but not into {groups}: none is left that has a single "
                 "predecessor with the same hardware."
             )
-        at = int(np.argmin(cost[single]))
-        child, parent = int(single[at]), int(parents[at])
+        mergeable[child] = False
+        parent = int(linked[:, child].argmax())
+        if graph.requires[child] != graph.requires[parent]:
+            continue  # nor will it be later: whatever the parent is merged into requires the same as the parent
         cost[parent] += cost[child]
         incoming -= linked[parent] & linked[child]
         linked[parent] |= linked[child]
@@ -161,6 +161,7 @@ def group_operators(graph: TaskGraph, groups: int = 40) -> TaskGraph:
         linked[child] = False
         linked[parent, child] = False
         alive[child] = False
+        left -= 1
     kept = np.flatnonzero(alive)
     edges = np.argwhere(linked[np.ix_(kept, kept)]).astype(np.int32)
     return TaskGraph(
