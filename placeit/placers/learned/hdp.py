@@ -17,6 +17,7 @@ from placeit.placers.base import CostFunction, Incumbent, option
 from placeit.placers.feasibility import fits, repair
 from placeit.placers.learned.agent import Instance, Trajectory
 from placeit.placers.learned.choice import draw, score_choice
+from placeit.placers.learned.stages import Stage
 from placeit.problem import Problem
 
 __all__ = ["Hdp", "HdpAgent"]
@@ -150,7 +151,7 @@ class HdpAgent:
     version: ClassVar[int] = 1
     network: nn.Module
 
-    def __init__(self, ops: int = 100, devices: int = 20, degree: int = 32, types: int = 100, hidden: int = 64) -> None:
+    def __init__(self, ops: int = 100, devices: int = 20, degree: int = 64, types: int = 100, hidden: int = 64) -> None:
         if min(ops, devices, types, hidden) < 1 or degree < 0 or hidden % 2:
             raise UsageError(
                 f"The sizes of HDP's network must be positive and its width even; got ops={ops}, devices={devices}, "
@@ -309,8 +310,8 @@ class Hdp:
     """
 
     samples: int = option(4, "placements drawn for an update")
-    updates: int = option(300, "most updates, as far as evaluations last")
-    patience: int = option(50, "updates without a better placement after which training ends")
+    updates: int = option(1000, "most updates, as far as evaluations last")
+    patience: int = option(100, "updates without a better placement after which training ends")
     hidden: int = option(64, "width of the network")
     learning_rate: float = option(3e-3, "learning rate")
 
@@ -322,7 +323,7 @@ class Hdp:
             InfeasibleError: the weights fit in no way that was found.
             TrainingError: a cost is not finite.
         """
-        from placeit.placers.learned.training import Stage, train
+        from placeit.placers.learned.training import train
 
         found = Incumbent(cost, evaluations)
         agent = HdpAgent.for_problem(problem, self.hidden, seed)
@@ -341,6 +342,7 @@ class Hdp:
             problems=1,
             episodes=self.samples,
             learning_rate=self.learning_rate,
+            normalize=False,  # with few samples, what differs little between them would be blown up
         )
         train(agent, [stage], evaluate_on=(), seed=seed)
         rest = int(max(1, min(found.left, self.samples)))

@@ -18,6 +18,7 @@ from placeit.placers.feasibility import random_placements
 from placeit.placers.learned.agent import Instance, Trajectory
 from placeit.placers.learned.choice import draw, score_choice
 from placeit.placers.learned.placeto_batch import FEATURES, SUMMARIES, Batch
+from placeit.placers.learned.stages import Draw, Stage
 from placeit.problem import Problem
 
 __all__ = ["Placeto", "PlacetoAgent"]
@@ -134,6 +135,10 @@ class PlacetoAgent:
         """Arguments that make an agent of the same shape."""
         return {"devices": self.devices, "rounds": self.rounds}
 
+    def default_stages(self, draw: Draw) -> list[Stage]:
+        """REINFORCE with a learning rate that so small a network needs."""
+        return [Stage(draw, learning_rate=1e-2, schedule="cosine")]
+
     def search(
         self,
         problems: Sequence[Problem],
@@ -242,7 +247,7 @@ def _changes(path: NDArray[np.int32]) -> NDArray[np.bool_]:
 class Placeto:
     """A search by Placeto's policy, trained before, or on the problem itself; the best placement met on the way.
 
-    GiPH, section 5: from a random placement, 2 |V| steps, which are two episodes.
+    GiPH, section 5: trained in 200 episodes; then, from a random placement, 2 |V| steps, which are two episodes.
 
     Differs from the papers: a policy that is trained on the problem meets placements in its training, and the best of all
     counts. Costs that are not finite cannot be learned from.
@@ -251,7 +256,7 @@ class Placeto:
     weights: str = option("", "checkpoint of a trained policy; empty to train one on the problem itself")
     updates: int = option(50, "updates of that training, as far as evaluations last")
     episodes: int = option(4, "episodes of an update, of one step per op")
-    learning_rate: float = option(3e-3, "learning rate of that training")
+    learning_rate: float = option(1e-2, "learning rate of that training")
     steps_per_op: float = option(2.0, "steps of the search, per op")
 
     def place(self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None) -> NDArray[np.int32]:
@@ -263,6 +268,8 @@ class Placeto:
             InfeasibleError: the weights fit in no way that was found.
             TrainingError: a cost is not finite.
         """
+        if not 0 < self.steps_per_op < np.inf:
+            raise UsageError(f"'steps_per_op' of the placer 'placeto' is {self.steps_per_op}; it must be positive and finite.")
         found = Incumbent(cost, evaluations)
         agent = self._trained(problem, found, seed) if not self.weights else _load(self.weights)
         rng = np.random.default_rng([seed, 1])  # training draws from the seed itself
@@ -272,7 +279,7 @@ class Placeto:
         return found.placement
 
     def _trained(self, problem: Problem, found: Incumbent, seed: int) -> PlacetoAgent:
-        from placeit.placers.learned.training import Stage, train
+        from placeit.placers.learned.training import train
 
         agent = _make(problem.devices, seed)
         instance = Instance(problem, found.offer, problem.critical_path or 1.0)

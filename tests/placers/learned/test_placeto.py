@@ -239,3 +239,10 @@ def test_the_placer_keeps_within_its_evaluations_and_learns_with_what_the_search
     Placeto(updates=3, episodes=2).place(problem, cost, seed=0, evaluations=budget)
     assert sum(asked) <= budget
     assert (len(asked) > 1) == (budget >= 30)  # two episodes of seven placements at most, and a search of thirteen
+
+
+@pytest.mark.parametrize("options", [{"steps_per_op": float("nan")}, {"steps_per_op": 0.0}, {"updates": 0}, {"episodes": -1}])
+def test_options_out_of_their_range_are_an_error(options):
+    problem = random_problem(4, 2)
+    with pytest.raises(UsageError, match=f"'{next(iter(options))}'"):
+        Placeto(**options).place(problem, SimulatedCost(problem), seed=0, evaluations=None)
