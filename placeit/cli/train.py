@@ -48,7 +48,7 @@ def train(
         typer.Option(
             "--problems",
             metavar="NAME|FOLDER",
-            help="What to learn from: generated problems (single, multi, ...; random: fresh ones), or JSON files.",
+            help="What to learn from: single, multi, recurrent, sensor-fusion; random or any for fresh ones; or JSON files.",
             show_default=False,
         ),
     ],
@@ -99,7 +99,9 @@ def train(
 
     learner = parse_agent(agent, seed=seed)
     source = find_source(problems, held_out=held_out if evaluate_on is None else 0)
-    judges = source.held_out if evaluate_on is None else read_folder(evaluate_on)
+    judges, unit = source.held_out, source.unit
+    if evaluate_on is not None:
+        judges, unit = read_folder(evaluate_on), "critical path"
     stages = [parse_stage(one, source.draw) for one in stage] if stage else default_stages(learner, source.draw)
     if updates is not None:
         stages = scale_updates(stages, updates)
@@ -122,7 +124,7 @@ def train(
         "agent": learner.name,
         "config": dict(learner.config),
         "seed": seed,
-        "problems": {"source": problems, "learned_from": source.size, "held_out": len(judges), "unit": source.unit},
+        "problems": {"source": problems, "learned_from": source.size, "held_out": len(judges), "unit": unit},
         "stages": [one.to_dict() for one in stages],
         "evaluation": {"before": before, "best": result.best, "best_at": _position(result.best_at)},
         "updates": sum(record.loss is not None for record in result.history),
@@ -151,7 +153,7 @@ def train(
         seen = "fresh ones at every update" if source.size is None else str(source.size)
         lines = {
             "problems": f"{problems}: {seen} to learn from, {len(judges)} held out",
-            "unit": source.unit,
+            "unit": unit,
             "before": _figure(before),
             "best": f"{_figure(result.best)}{_at(result.best_at)}",
             "time": f"{last.seconds:.1f} s",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -136,7 +137,8 @@ def _restore(run: Run, agent: Agent, tensors: Mapping[str, Tensor], meta: Mappin
         agent.recall(parts.get("memory", {}))
     for key, tensor in parts.get("adam", {}).items():
         kind, _, name = key.partition("/")
-        run.optimizer.state[run.parameters[name]][kind] = tensor
+        parameter = run.parameters[name]
+        run.optimizer.state[parameter][kind] = tensor if kind == "step" else tensor.to(parameter.device)
     for row in tensors["history"].tolist():
         run.history.append(Record(int(row[0]), int(row[1]), row[2], *(None if math.isnan(x) else x for x in row[3:])))
 
@@ -154,4 +156,5 @@ def _identity(agent: Agent, plan: Mapping[str, Any]) -> dict[str, Any]:
             flat |= {f"{name} of stage {i}": x for i, stage in enumerate(value, 1) for name, x in stage.items()}
         else:
             flat[key] = value
-    return flat
+    same: dict[str, Any] = json.loads(json.dumps(flat))  # as it comes back from the file
+    return same

@@ -90,7 +90,8 @@ def train(
     if any(stage.explore or stage.final_explore for stage in stages) and not isinstance(agent, Explorer):
         raise UsageError(f"The agent '{agent.name}' does not explore; leave 'explore' out of its training stages.")
     where = None if folder is None else Path(folder)
-    plan = {"stages": [stage.to_dict() for stage in stages], "seed": seed, "evaluated_on": len(evaluate_on)} | dict(about or {})
+    plan = dict(about or {})
+    plan |= {"stages": [stage.to_dict() for stage in stages], "seed": seed, "evaluated_on": len(evaluate_on)}
     run = load_run(agent, plan, where, resume)
     started = time.perf_counter() - (run.history[-1].seconds if run.history else 0.0)
     with Logs(where, run.history, tensorboard) as logs:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from placeit.errors import TrainingError
 from placeit.placers.learned.agent import Agent, Explorer, Instance, Trajectory
@@ -53,7 +54,7 @@ def update(agent: Agent, stage: Stage, drawn: Sequence[Instance], run: Run) -> d
         figures = _reinforce(agent, stage, instances, run)
     else:
         loss = agent.loss(stage.kind, instances, run.rng)
-        loss.backward()  # type: ignore[no-untyped-call]
+        _differentiate(loss)
         figures = {"loss": float(loss.detach())}
     norm = float(torch.nn.utils.clip_grad_norm_(run.parameters.values(), math.inf if stage.clip is None else stage.clip))
     for what, value in (("loss", figures["loss"]), ("gradient norm", norm)):
@@ -91,7 +92,7 @@ def _reinforce(agent: Agent, stage: Stage, instances: Sequence[Instance], run: R
     for steps, problems, log_probability, spread in agent.score(trajectory):
         gain = torch.as_tensor(advantage[steps, problems], dtype=log_probability.dtype, device=log_probability.device)
         part = -(gain * log_probability + weight * spread).sum() / count
-        part.backward()  # type: ignore[no-untyped-call]
+        _differentiate(part)
         loss += float(part.detach())
         entropy += float(spread.detach().sum()) / count
     return {
@@ -100,6 +101,11 @@ def _reinforce(agent: Agent, stage: Stage, instances: Sequence[Instance], run: R
         "episode_return": float(episodes.returns[:1].sum()) / len(instances),
         "entropy": entropy,
     }
+
+
+def _differentiate(loss: Tensor) -> None:
+    if loss.requires_grad:  # it does not where there was nothing to decide
+        loss.backward()  # type: ignore[no-untyped-call]
 
 
 def _check(trajectory: Trajectory, instances: Sequence[Instance], run: Run) -> None:

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from placeit.errors import ProblemError, UsageError
+from placeit.placers.heft import Heft
 from placeit.placers.learned.sources import draw_from, find_source, read_folder, simulated, source_names
 from placeit.problem import Problem
 from placeit.runtime.simulator import simulate
@@ -66,6 +67,15 @@ def test_fresh_problems_never_end_and_are_not_those_held_out():
     drawn = source.draw(np.random.default_rng([0, 2]), 4, 0.0) + source.draw(np.random.default_rng([1, 2]), 4, 0.0)
     assert source.size is None
     assert len({instance.problem.compute.tobytes() for instance in (*drawn, *source.held_out)}) == 11
+
+
+def test_problems_of_every_kind_are_measured_against_heft_and_grow():
+    source = find_source("any", held_out=1)
+    drawn = source.draw(np.random.default_rng(3), 4, 0.0)
+    assert (source.size, source.unit) == (None, "HEFT's makespan")
+    assert max(sizes(drawn)) <= 30
+    for instance in drawn:
+        assert instance.cost(Heft().plan(instance.problem).placement[None])[0] == instance.unit
 
 
 def test_a_source_that_does_not_exist_is_an_error_that_lists_the_names(tmp_path):

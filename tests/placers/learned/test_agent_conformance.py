@@ -1,0 +1,37 @@
+import numpy as np
+from toy_agent import ToyAgent
+
+from placeit.placers.learned.agent import Agent, Instance
+from placeit.placers.learned.registry import make_agent
+from placeit.testing.agents import AgentConformance
+
+
+class TestToy(AgentConformance):
+    ways = ("imitation",)
+
+    def make(self) -> Agent:
+        return ToyAgent()
+
+    def instances(self) -> list[Instance]:
+        # it does not look at memory
+        return [instance for instance in super().instances() if np.isinf(instance.problem.memory).all()]
+
+
+class TestGiph(AgentConformance):
+    def make(self) -> Agent:
+        return make_agent("giph", seed=0)
+
+
+class TestGiphTaskEft(AgentConformance):
+    def make(self) -> Agent:
+        return make_agent("giph", seed=0, variant="giph-task-eft")
+
+
+class TestHdp(AgentConformance):
+    def make(self) -> Agent:
+        return make_agent("hdp", seed=0, ops=9, devices=3, hidden=8)
+
+
+class TestPlaceto(AgentConformance):
+    def make(self) -> Agent:
+        return make_agent("placeto", seed=0, devices=3, rounds=2)
