@@ -43,7 +43,7 @@ class AgentConformance:
     ways: tuple[str, ...] = ()
 
     def make(self) -> Agent:
-        """Return an untrained agent, of a size for the instances."""
+        """Return an untrained agent, of a size for the instances; the same each time."""
         raise NotImplementedError
 
     def instances(self) -> Sequence[Instance]:
@@ -112,6 +112,26 @@ class AgentConformance:
             result = train(agent, [stage], evaluate_on=(), seed=0)
             assert len(result.history) == 2
             assert any(not torch.equal(before[name], tensor) for name, tensor in weights_of(agent).items())
+
+    def test_training_that_stopped_goes_on_to_the_same_weights(self, tmp_path: Path) -> None:
+        """Nothing that matters is kept outside the training state: an agent made anew goes on from it."""
+        instances = self.instances()
+
+        def weights(name: str, crash_at: float) -> dict[str, torch.Tensor]:
+            def draw(_rng: np.random.Generator, _count: int, progress: float) -> Sequence[Instance]:
+                if progress == crash_at:
+                    raise InterruptedError
+                return instances
+
+            agent = self.make()
+            stages = [Stage(draw, 4, kind, learning_rate=0.01) for kind in ("reinforce", *self.ways)]
+            train(agent, stages, evaluate_on=(), seed=0, folder=tmp_path / name, resume=True, save_every=1)
+            return weights_of(agent)
+
+        with pytest.raises(InterruptedError):
+            weights("stopped", crash_at=0.5)
+        stopped, whole = weights("stopped", crash_at=-1), weights("whole", crash_at=-1)
+        assert all(torch.equal(stopped[name], tensor) for name, tensor in whole.items())
 
     def test_a_way_of_learning_that_it_lacks_is_an_error(self) -> None:
         """With a message that names the way."""

@@ -1,5 +1,5 @@
 import numpy as np
-from toy_agent import ToyAgent
+from toy_agent import toy
 
 from placeit.placers.learned.agent import Agent, Instance
 from placeit.placers.learned.registry import make_agent
@@ -10,7 +10,7 @@ class TestToy(AgentConformance):
     ways = ("imitation",)
 
     def make(self) -> Agent:
-        return ToyAgent()
+        return toy()
 
     def instances(self) -> list[Instance]:
         # it does not look at memory
