@@ -18,11 +18,15 @@ class TestToy(AgentConformance):
 
 
 class TestGiph(AgentConformance):
+    ways = ("imitation", "all-actions")
+
     def make(self) -> Agent:
         return make_agent("giph", seed=0)
 
 
 class TestGiphTaskEft(AgentConformance):
+    ways = ("imitation", "all-actions")
+
     def make(self) -> Agent:
         return make_agent("giph", seed=0, variant="giph-task-eft")
 
