@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from benchmarks._harness import parser, show
 def main() -> int:
     """Run all; the exit code says whether each ran to its end."""
     options = parser("python -m benchmarks", __doc__).parse_args()
-    names = sorted(path.stem for path in Path(__file__).parent.glob("[!_]*.py"))
+    names = sorted(found.name for found in pkgutil.iter_modules([str(Path(__file__).parent)]) if found.name[0] != "_")
     arguments = ["--json", "--seed", str(options.seed), *(["--quick"] if options.quick else [])]
     results, failed = [], []
     for name in names:

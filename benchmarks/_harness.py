@@ -20,7 +20,8 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -29,7 +30,7 @@ import numpy as np
 
 from placeit.errors import PlaceitError
 
-__all__ = ["Args", "Report", "main", "parser", "show"]
+__all__ = ["Args", "Report", "main", "output", "parser", "quiet_output", "show"]
 
 Value: TypeAlias = float | int | str | bool | np.generic | None
 
@@ -112,29 +113,41 @@ def main(
         known.add_argument("--models", nargs="+", choices=models, default=(), metavar="MODEL", help=f"of {', '.join(models)}")
     options = known.parse_args(argv)
     report = Report()
-    # whatever the work prints, native libraries included, goes to standard error: the result alone is the output
+    try:
+        with quiet_output():
+            run(Args(quick=options.quick, seed=options.seed, models=tuple(getattr(options, "models", ()))), report)
+    except PlaceitError as error:
+        sys.exit(f"benchmarks.{name}: {error}")
+    result = output(name, report)
+    if options.json:
+        print(json.dumps(result, allow_nan=False))
+    else:
+        show(result)
+
+
+@contextmanager
+def quiet_output() -> Iterator[None]:
+    """Send whatever the work prints, native libraries included, to standard error: the result alone is the output."""
     sys.stdout.flush()
     out = os.dup(1)
     os.dup2(2, 1)
     try:
-        run(Args(quick=options.quick, seed=options.seed, models=tuple(getattr(options, "models", ()))), report)
-    except PlaceitError as error:
-        sys.exit(f"benchmarks.{name}: {error}")
+        yield
     finally:
         sys.stdout.flush()
         os.dup2(out, 1)
         os.close(out)
-    result = {
+
+
+def output(name: str, report: Report) -> dict[str, Any]:
+    """Return what ``--json`` prints: the report, the machine and the commit."""
+    return {
         "benchmark": name,
         "machine": _machine(),
         "commit": _commit(),
         "claims": report.claims,
         "rows": report.rows,
     }
-    if options.json:
-        print(json.dumps(result, allow_nan=False))
-    else:
-        show(result)
 
 
 def show(result: dict[str, Any]) -> None:

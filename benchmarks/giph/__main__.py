@@ -1,0 +1,57 @@
+"""GiPH's experiments (Hu et al. 2023, section 5 and Appendix B), each as a table and a figure.
+
+A part that fails loses no other part's results: its error is told, and the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+from zlib import crc32
+
+from benchmarks._harness import Report, output, parser, quiet_output, show
+
+WORKERS = 2
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the benchmark; returns the exit code."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # before anything loads it, here and in the workers
+    from benchmarks.giph.bench import PARTS, run
+    from benchmarks.giph.jobs import Setup
+    from benchmarks.giph.results import write_results
+    from benchmarks.giph.sizes import FULL, QUICK
+
+    options = parser("python -m benchmarks.giph", __doc__)
+    options.add_argument(
+        "--parts", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=f"of {', '.join(PARTS)}"
+    )
+    options.add_argument(
+        "--work", type=Path, metavar="DIR", help="keep trained policies and outcomes there, and go on from them"
+    )
+    options.add_argument("--results", type=Path, metavar="DIR", help="write report.md, report.json and figures there")
+    options.add_argument("--workers", type=int, default=WORKERS, help=f"processes; 0 for none (default {WORKERS})")
+    chosen = options.parse_args(arguments)
+    sizes = QUICK if chosen.quick else FULL
+    report = Report()
+    with tempfile.TemporaryDirectory() as temporary, quiet_output():
+        root = chosen.work or Path(temporary)
+        setup = Setup(sizes, chosen.seed, root / f"{crc32(repr(sizes).encode()):08x}-{chosen.seed}")
+        figures, failed = run(setup, report, chosen.parts, workers=chosen.workers, figures_in=chosen.results)
+    result = output("giph", report)
+    if chosen.results:
+        command = shlex.join(["python", "-m", "benchmarks.giph", *(sys.argv[1:] if arguments is None else arguments)])
+        write_results(chosen.results, command, setup, result, figures)
+    if chosen.json:
+        print(json.dumps(result, allow_nan=False))
+    else:
+        show(result)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

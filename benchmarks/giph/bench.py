@@ -1,0 +1,40 @@
+"""All parts together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from benchmarks._harness import Report
+from benchmarks.giph.figures import Figures
+from benchmarks.giph.jobs import Setup
+from benchmarks.giph.lab import Lab, attempt
+from benchmarks.giph.parts import depth, pairwise, search, speed
+
+__all__ = ["PARTS", "run"]
+
+PARTS: dict[str, ModuleType] = {
+    "search": search,
+    "depth": depth,
+    "pairwise": pairwise,
+    "speed": speed,
+}
+"""In the order in which they are told."""
+
+
+def run(
+    setup: Setup, report: Report, parts: Sequence[str], *, workers: int, figures_in: Path | None = None
+) -> tuple[Figures, list[str]]:
+    """Do the work of some parts and tell what came out; returns the figures, and the parts that failed."""
+    lab = Lab(setup, workers)
+    lab.run([job for part in parts for job in PARTS[part].jobs(setup)])
+    if figures_in is not None:
+        figures_in.mkdir(parents=True, exist_ok=True)
+    figures = Figures(figures_in)
+    if figures.missing:
+        report.note("matplotlib is not installed, so figures are left out; install it with: pip install 'placeit[plot]'")
+    failed = [part for part in parts if not attempt(f"The part '{part}'", PARTS[part].tell, lab, report, figures)]
+    for part in failed:
+        report.note(f"The part '{part}' failed; its error is above.")
+    return figures, failed

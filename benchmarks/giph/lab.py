@@ -1,0 +1,134 @@
+"""Runs jobs in worker processes and keeps what came out of them in a folder."""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+
+import numpy as np
+
+from benchmarks.giph.jobs import Job, Outcome, Setup
+from placeit.errors import PlaceitError
+
+__all__ = ["JobError", "Lab", "attempt", "column"]
+
+
+class JobError(PlaceitError):
+    """A part asked for the outcome of a job that failed."""
+
+
+@dataclass
+class Lab:
+    """Outcomes of jobs, by job.
+
+    Attributes:
+        setup: what jobs share.
+        workers: processes; 0 to work in this one.
+        outcomes: of the jobs that were done.
+    """
+
+    setup: Setup
+    workers: int
+    outcomes: dict[Job, Outcome] = field(default_factory=dict)
+
+    def __getitem__(self, job: Job) -> Outcome:
+        if job not in self.outcomes:
+            raise JobError(f"'{job.name}' failed; its error is above.")
+        return self.outcomes[job]
+
+    def run(self, jobs: Sequence[Job]) -> None:
+        """Do jobs and what they need, unless the folder has their outcomes; those that fail are told of and left out."""
+        self.setup.folder.mkdir(parents=True, exist_ok=True)
+        todo = _with_needs(jobs)
+        for job in list(todo):
+            path = self.setup.folder / f"{job.name}.npz"
+            if path.exists():
+                self.outcomes[job] = _read(path)
+                todo.remove(job)
+        self._began, self._done, self._count = time.perf_counter(), 0, len(todo)
+        if self.outcomes:
+            _tell(f"{len(self.outcomes)} outcomes are in {self.setup.folder} already")
+        with self._pool() as pool:
+            self._run([job for job in todo if not job.alone], pool, max(1, self.workers))
+        with ThreadPoolExecutor(1, initializer=_one_thread) as pool:
+            self._run([job for job in todo if job.alone], pool, 1)
+
+    def _pool(self) -> Executor:
+        if not self.workers:
+            return ThreadPoolExecutor(1, initializer=_one_thread)
+        return ProcessPoolExecutor(self.workers, mp_context=get_context("spawn"), initializer=_one_thread)
+
+    def _run(self, todo: list[Job], pool: Executor, width: int) -> None:
+        running: dict[Future[float], Job] = {}
+        while todo or running:
+            waiting = set(todo) | set(running.values())
+            for job in [job for job in todo if waiting.isdisjoint(job.needs)]:
+                if len(running) == width:
+                    break
+                todo.remove(job)
+                if all(need in self.outcomes for need in job.needs):
+                    running[pool.submit(_do, job, self.setup)] = job
+                else:
+                    self._report(job, "left out: what it needs failed")
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                job = running.pop(future)
+                error = future.exception()
+                if error is not None:
+                    self._report(job, "failed:\n" + "".join(traceback.format_exception(error)))
+                    continue
+                self.outcomes[job] = _read(self.setup.folder / f"{job.name}.npz")
+                self._report(job, f"{future.result():.1f} s")
+
+    def _report(self, job: Job, what: str) -> None:
+        self._done += 1
+        _tell(f"[{time.perf_counter() - self._began:7.1f} s] {self._done}/{self._count} {job.name}: {what}")
+
+
+def attempt(what: str, function: object, *arguments: object) -> bool:
+    """Call a function; if it fails, tell how, and return False."""
+    with ThreadPoolExecutor(1) as thread:
+        error = thread.submit(function, *arguments).exception()  # type: ignore[arg-type]
+    if error is not None:
+        _tell(f"{what} failed:\n" + "".join(traceback.format_exception(error)))
+    return error is None
+
+
+def column(name: str) -> str:
+    """Return a policy's name as that of a column."""
+    return name.replace(",", "").replace("-", "_").replace(" ", "_")
+
+
+def _with_needs(jobs: Sequence[Job]) -> list[Job]:
+    """Each job once, trainings that others need first."""
+    needed = dict.fromkeys(need for job in jobs for need in job.needs)
+    return list(needed | dict.fromkeys(jobs))
+
+
+def _do(job: Job, setup: Setup) -> float:
+    began = time.perf_counter()
+    outcome = job.run(setup)
+    path = setup.folder / f"{job.name}.npz"
+    partial = path.with_suffix(".partial.npz")
+    np.savez(partial, **outcome)
+    partial.replace(path)
+    return time.perf_counter() - began
+
+
+def _read(path: object) -> Outcome:
+    with np.load(str(path)) as file:
+        return dict(file)
+
+
+def _one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

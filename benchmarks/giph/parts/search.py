@@ -1,0 +1,103 @@
+"""Search efficiency (Fig. 4): mean SLR of the best placement so far against search steps.
+
+In the single-network case all problems share one device network; in the multi-network case test problems have other graphs and
+other networks than those trained on. With noise 0.2 every evaluation multiplies all durations by fresh factors from [0.8, 1.2],
+in training as in search: placements are chosen by noisy values, and what is shown is their SLR without noise. All policies
+start from the same random placements; ``random`` draws a new placement at every step. HEFT's placement is run first in, first
+out (``heft``), or as planned. HDP is trained for each test problem, so on few of them only. Further seeds have device networks,
+graphs and weights of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from benchmarks._harness import Report
+from benchmarks.giph.figures import Figures
+from benchmarks.giph.jobs import POINTS, Evaluation, HdpCase, Job, Policy, Setup, Training
+from benchmarks.giph.lab import Lab, column
+from benchmarks.giph.policies import STEPS_PER_OP, UNTRAINED
+from benchmarks.giph.problems import heft_slr
+from placeit.workloads.datasets import DatasetKind
+
+__all__ = ["NOISE", "curve_rows", "jobs", "policies", "tell"]
+
+NOISE = 0.2
+_KINDS: tuple[DatasetKind, ...] = ("single", "multi")
+_TRAINED = ("giph", "giph-task-eft", "placeto")
+
+
+def policies(data: DatasetKind, noise: float = 0.0) -> dict[str, Policy]:
+    """Return the policies of the paper's figures, by name."""
+    trained = {name: _training(name, data, 0, noise) for name in _TRAINED}
+    return trained | {name: name for name in UNTRAINED}
+
+
+def _training(policy: str, data: DatasetKind, number: int, noise: float) -> Training:
+    return Training(policy, data, number, "reinforce" if policy == "placeto" else "imitation", noise=noise)
+
+
+def _of_seed(data: DatasetKind, number: int) -> dict[str, Policy]:
+    """Policies that are trained and tested for each seed."""
+    return {name: _training(name, data, number, 0.0) for name in ("giph", "placeto")} | {"random-task-eft": "random-task-eft"}
+
+
+def jobs(setup: Setup) -> Sequence[Job]:
+    wanted: list[Job] = []
+    for data in _KINDS:
+        for noise in (0.0, NOISE):
+            wanted += [Evaluation(policy, data, noise=noise) for policy in policies(data, noise).values()]
+        for number in range(1, setup.sizes.seeds):
+            wanted += [Evaluation(policy, data, number) for policy in _of_seed(data, number).values()]
+    return [*wanted, *(HdpCase("multi", case) for case in range(setup.sizes.hdp_cases))]
+
+
+def tell(lab: Lab, report: Report, figures: Figures) -> None:
+    for data in _KINDS:
+        for noise in (0.0, NOISE):
+            found = {name: Evaluation(policy, data, noise=noise) for name, policy in policies(data, noise).items()}
+            curve_rows(lab, report, figures, "search", f"{data}, noise {noise:g}", found)
+    ratios: dict[str, list[float]] = {"placeto": [], "random-task-eft": []}
+    for data in _KINDS:
+        for number in range(lab.setup.sizes.seeds):
+            run, planned = (float(slr.mean()) for slr in heft_slr(lab.setup.dataset(data, number).test))
+            final = {
+                name: float(lab[Evaluation(policy, data, number)]["curve"][:, -1].mean())
+                for name, policy in _of_seed(data, number).items()
+            }
+            seed = lab.setup.seed + number
+            columns = {column(name): slr for name, slr in final.items()}
+            report.row(part="search", problems=data, seed=seed, **columns, heft=run, heft_planned=planned)
+            claim = f"{data}, seed {seed}: SLR of GiPH over HEFT's, run first in, first out"
+            report.claim(claim, final["giph"] / run, "", at_most=1.0)
+            for name, found in ratios.items():
+                found.append(final["giph"] / final[name])
+    for name, found in ratios.items():
+        report.claim(f"SLR of GiPH over {name}, worst of all seeds and both cases", max(found), "", at_most=1.0)
+    cases = range(lab.setup.sizes.hdp_cases)
+    hdp = float(np.mean([lab[HdpCase("multi", case)]["slr"] for case in cases]))
+    giph = float(lab[Evaluation(_training("giph", "multi", 0, 0.0), "multi")]["curve"][: len(cases), -1].mean())
+    report.row(part="search", problems=f"multi, the first {len(cases)} test problems", giph=giph, hdp=hdp)
+    report.claim("multi: SLR of GiPH over HDP, trained for each problem", giph / hdp, "", at_most=1.0)
+
+
+def curve_rows(lab: Lab, report: Report, figures: Figures, part: str, title: str, found: dict[str, Evaluation]) -> None:
+    """Add a row for each policy and one for HEFT, and draw the curves."""
+    first = next(iter(found.values()))
+    problems = lab.setup.dataset(first.data, first.number).test
+    run, planned = (float(slr.mean()) for slr in heft_slr(problems))
+    steps = np.linspace(0, STEPS_PER_OP, POINTS)
+    curves = {}
+    for name, evaluation in found.items():
+        mean = lab[evaluation]["curve"].mean(axis=0)
+        curves[name] = (steps, mean)
+        at = {f"slr_at_{share:g}_V": mean[round(share / STEPS_PER_OP * (POINTS - 1))] for share in (0, 0.5, 1, 2)}
+        report.row(part=part, problems=title, cases=len(problems), policy=name, **at, over_heft=mean[-1] / run)
+    for name, slr in (("heft", run), ("heft, planned", planned)):
+        at = {f"slr_at_{share:g}_V": slr for share in (0, 0.5, 1, 2)}
+        report.row(part=part, problems=title, cases=len(problems), policy=name, **at, over_heft=slr / run)
+    levels = {"heft": run, "heft, planned": planned}
+    file = f"{part}-{title}".replace(", noise 0.2", "-noise").replace(", noise 0", "").replace(" ", "-")
+    figures.lines(part, file, title, ("search steps / |V|", "mean SLR of the best so far"), curves, levels=levels)

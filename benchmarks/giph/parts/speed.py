@@ -1,0 +1,126 @@
+"""Time per placement sample (Table 7): 40 tasks, 20 devices, one core, one problem at a time.
+
+A sample is a step of a search. In search its time is that of building graph and features, of the policy, and of valuing the new
+placement. In training it is the time of whole updates over the steps in them: by REINFORCE, and for GiPH also by imitation,
+which values all actions of some steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from benchmarks._harness import Report
+from benchmarks.giph.figures import Figures
+from benchmarks.giph.jobs import Job, Outcome, Setup
+from benchmarks.giph.lab import Lab
+from benchmarks.giph.policies import UNTRAINED, VARIANTS, search
+from benchmarks.giph.problems import instance
+from placeit.placers.feasibility import random_placements
+from placeit.placers.learned.agent import Agent, Instance
+from placeit.placers.learned.registry import make_agent
+from placeit.placers.learned.training import Stage, train
+from placeit.problem import Problem
+from placeit.workloads.device_networks import DeviceNetworkParameters, problem_of, random_device_network
+from placeit.workloads.task_graphs import TaskGraphParameters, random_task_graph
+
+__all__ = ["TASKS", "Timing", "jobs", "tell"]
+
+TASKS, DEVICES = 40, 20
+_LEARNED = (*VARIANTS, "giph paper", "placeto")
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Measures a policy: milliseconds per sample in ``search``, ``reinforce`` and ``imitation``, NaN for what it has not."""
+
+    policy: str
+    alone: ClassVar[bool] = True
+
+    @property
+    def name(self) -> str:
+        return f"time-{self.policy}".replace(" ", "-")
+
+    @property
+    def needs(self) -> Sequence[Job]:
+        return ()
+
+    def run(self, setup: Setup) -> Outcome:
+        instances = [instance(problem) for problem in _problems(setup.sizes.timed, setup.seed)]
+        policy = self._policy(setup.seed)
+        rng = np.random.default_rng(setup.seed)
+        _search_ms(policy, instances[:1], rng)  # compiles
+        times = {"search": _search_ms(policy, instances, rng)}
+        for kind in ("reinforce", "imitation"):
+            if not isinstance(policy, str) and not (kind == "imitation" and self.policy == "placeto"):
+                times[kind] = np.mean([_training_ms(policy, one, kind, setup.seed) for one in instances])
+        return {kind: np.array(times.get(kind, np.nan)) for kind in ("search", "reinforce", "imitation")}
+
+    def _policy(self, seed: int) -> Agent | str:
+        if self.policy in UNTRAINED:
+            return self.policy
+        if self.policy == "placeto":
+            return make_agent("placeto", seed=seed, devices=DEVICES)
+        if self.policy == "giph paper":
+            return make_agent("giph", seed=seed, features="paper", dim=5)
+        return make_agent("giph", seed=seed, variant=self.policy)
+
+
+def _problems(count: int, seed: int) -> list[Problem]:
+    rng, found = np.random.default_rng([seed, 9]), []
+    while len(found) < count:
+        graph = random_task_graph(TaskGraphParameters(tasks=TASKS), rng, max_tasks=TASKS)
+        if len(graph) == TASKS:
+            found.append(problem_of(graph, random_device_network(DeviceNetworkParameters(devices=DEVICES), rng)))
+    return found
+
+
+def _search_ms(policy: Agent | str, instances: Sequence[Instance], rng: np.random.Generator) -> float:
+    began, steps = time.perf_counter(), 0
+    for one in instances:
+        if isinstance(policy, str):
+            start = random_placements(one.problem, 1, rng)[0]
+            path = search(policy, [one.problem], [start], rng)[0]
+            one.cost(path)
+            steps += len(path) - 1
+        else:
+            steps += int(policy.rollout([one], rng).valid.sum())
+    return 1e3 * (time.perf_counter() - began) / steps
+
+
+def _training_ms(agent: Agent, one: Instance, kind: str, seed: int) -> float:
+    updates = 2
+    stage = Stage(lambda rng, count, progress: [one] * count, updates, kind, problems=1)  # noqa: ARG005
+    began = time.perf_counter()
+    train(agent, [stage], evaluate_on=(), seed=seed)
+    seconds = time.perf_counter() - began
+    steps = int(agent.rollout([one], np.random.default_rng(seed)).valid.sum())
+    return 1e3 * seconds / (updates * steps)
+
+
+def jobs(setup: Setup) -> Sequence[Job]:  # noqa: ARG001
+    return [Timing(name) for name in (*_LEARNED, *UNTRAINED)]
+
+
+def tell(lab: Lab, report: Report, figures: Figures) -> None:
+    names = [*_LEARNED, *UNTRAINED]
+    times = {name: {kind: float(value) for kind, value in lab[Timing(name)].items()} for name in names}
+    for name, of in times.items():
+        report.row(
+            part="speed",
+            policy=name,
+            search_ms=of["search"],
+            training_by_reinforce_ms=of["reinforce"],
+            training_by_imitation_ms=of["imitation"],
+        )
+    report.claim("GiPH, a placement sample in search", times["giph"]["search"], "ms", at_most=3)
+    slower = max(times["giph"]["reinforce"], times["giph"]["imitation"])
+    report.claim("GiPH, a placement sample in training, by the slower of two ways", slower, "ms", at_most=10)
+    series = {kind: [times[name][kind] for name in names] for kind in ("search", "reinforce", "imitation")}
+    figures.bars(
+        "speed", "speed", f"{TASKS} tasks, {DEVICES} devices, one core", ("", "ms per placement sample"), names, series
+    )

@@ -1,0 +1,87 @@
+"""Where policies go: paths of placements, from given ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from placeit.placers.feasibility import random_placements
+from placeit.placers.learned.agent import Agent
+from placeit.placers.learned.giph import GiphAgent
+from placeit.placers.learned.placeto import PlacetoAgent
+from placeit.placers.random_task_eft import earliest_finish_devices
+from placeit.problem import Problem
+
+__all__ = ["STEPS_PER_OP", "UNTRAINED", "VARIANTS", "search"]
+
+STEPS_PER_OP = 2
+BATCH = 32
+
+VARIANTS = ("giph", "giph-3", "giph-5", "giph-ne", "graphsage-ne", "giph-ne-pol", "giph-task-eft")
+UNTRAINED = ("random-task-eft", "random")
+
+Path = NDArray[np.int32]
+"""``int32[2 V + 1, V]``, a placement before and after each step; the last one stays if no op can be moved."""
+
+
+def search(
+    policy: str | Agent, problems: Sequence[Problem], starts: Sequence[NDArray[np.int32]], rng: np.random.Generator
+) -> list[Path]:
+    """Search for 2 |V| steps. No policy looks at costs: whoever searches values the placements on the way.
+
+    Args:
+        policy: an agent, or one of :data:`UNTRAINED`: ``random`` draws a new placement at every step.
+        problems: ``B`` of them.
+        starts: a placement of each.
+        rng: what is drawn from.
+    """
+    found: dict[int, Path] = {}
+    by_size = sorted(range(len(problems)), key=lambda b: len(problems[b]))  # a batch goes on until its largest has ended
+    for first in range(0, len(problems), BATCH):
+        numbers = by_size[first : first + BATCH]
+        part, begin = [problems[b] for b in numbers], [starts[b] for b in numbers]
+        if isinstance(policy, GiphAgent):
+            paths = _relocate(policy, part, begin, rng)
+        elif isinstance(policy, PlacetoAgent):
+            paths = policy.search(part, begin, rng, steps_per_op=STEPS_PER_OP)
+        else:
+            one = _random if policy == "random" else _earliest_finish
+            paths = [one(problem, start, rng) for problem, start in zip(part, begin, strict=True)]
+        found.update(zip(numbers, paths, strict=True))
+    return [found[b] for b in range(len(problems))]
+
+
+@torch.no_grad()
+def _relocate(
+    agent: GiphAgent, problems: Sequence[Problem], starts: Sequence[NDArray[np.int32]], rng: np.random.Generator
+) -> list[Path]:
+    searches = agent.search(problems, starts)
+    paths = [np.repeat(start[None], STEPS_PER_OP * len(p) + 1, axis=0) for p, start in zip(problems, starts, strict=True)]
+    for step in range(1, max(map(len, paths))):
+        scores = searches.scores().numpy()
+        for b, path in enumerate(paths):
+            if step >= len(path):
+                continue
+            nodes = searches.legal(b)
+            if len(nodes):
+                chosen = nodes[[np.argmax(scores[nodes] + rng.gumbel(size=len(nodes)))]]
+                ops, devices = searches.targets(b, chosen)
+                searches.move(b, int(ops[0]), int(devices[0]))
+            path[step] = searches.nets.placements[b]
+    return paths
+
+
+def _random(problem: Problem, start: NDArray[np.int32], rng: np.random.Generator) -> Path:
+    return np.concatenate([start[None], random_placements(problem, STEPS_PER_OP * len(problem), rng)])
+
+
+def _earliest_finish(problem: Problem, start: NDArray[np.int32], rng: np.random.Generator) -> Path:
+    path = np.repeat(start[None], STEPS_PER_OP * len(problem) + 1, axis=0)
+    for step in range(1, len(path)):
+        op = rng.integers(len(problem), size=1)
+        path[step] = path[step - 1]
+        path[step, op] = earliest_finish_devices(problem, path[step], op)
+    return path

@@ -1,0 +1,82 @@
+"""How much work is done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["FULL", "QUICK", "Sizes"]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Numbers of everything.
+
+    Attributes:
+        seeds: trainings of GiPH and Placeto on random graphs, each on problems of its own.
+        updates: of GiPH by imitation.
+        variant_updates: of the variants of GiPH, and of GiPH for other workloads and objectives.
+        placeto_updates: of Placeto.
+        problems: problems of an update.
+        paper_episodes: of the paper's REINFORCE, one problem each.
+        train: problems to train on, at most; None for the paper's numbers.
+        held_out: problems that trainings are evaluated on, besides.
+        evaluations: of a training, besides the one before it.
+        tests: test problems of random graphs.
+        recurrent_tests: test problems of deep-learning graphs.
+        fusion_tests: test problems of the case study.
+        hdp_cases: test problems that HDP is trained on, one after the other.
+        hdp_updates: most updates of such a training.
+        churn_graphs: task graphs on the changing network.
+        churn_changes: changes of the network.
+        hdp_churn_graphs: of those, how many HDP is trained on for each network.
+        relocations: network changes of the case study for which relocation costs are counted.
+        timed: problems on which time is measured.
+        max_tasks: most tasks of a random graph.
+    """
+
+    seeds: int = 3
+    updates: int = 100
+    variant_updates: int = 80
+    placeto_updates: int = 200
+    problems: int = 8
+    paper_episodes: int = 200
+    train: int | None = None
+    held_out: int = 24
+    evaluations: int = 5
+    tests: int = 200
+    recurrent_tests: int = 60
+    fusion_tests: int = 150
+    hdp_cases: int = 12
+    hdp_updates: int = 300
+    churn_graphs: int = 20
+    churn_changes: int = 10
+    hdp_churn_graphs: int = 2
+    relocations: int = 100
+    timed: int = 4
+    max_tasks: int = 100
+
+
+FULL = Sizes()
+
+QUICK = Sizes(
+    seeds=1,
+    updates=12,
+    variant_updates=6,
+    placeto_updates=20,
+    problems=6,
+    paper_episodes=20,
+    train=60,
+    held_out=8,
+    evaluations=2,
+    tests=20,
+    recurrent_tests=8,
+    fusion_tests=16,
+    hdp_cases=2,
+    hdp_updates=60,
+    churn_graphs=5,
+    churn_changes=3,
+    hdp_churn_graphs=1,
+    relocations=8,
+    timed=1,
+    max_tasks=60,
+)
