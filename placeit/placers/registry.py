@@ -24,6 +24,7 @@ _BUILTIN = {
     "cpop": "placeit.placers.cpop:Cpop",
     "critical-path": "placeit.placers.critical_path:CriticalPath",
     "exact": "placeit.placers.exact:Exact",
+    "giph": "placeit.placers.learned.giph:Giph",
     "hdp": "placeit.placers.learned.hdp:Hdp",
     "heft": "placeit.placers.heft:Heft",
     "local-search": "placeit.placers.local_search:LocalSearch",

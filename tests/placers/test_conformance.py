@@ -26,6 +26,10 @@ class TestExact(PlacerConformance):
     sizes = ((5, 2), (8, 3))
 
 
+class TestGiph(PlacerConformance):
+    placer = "giph"
+
+
 class TestHdp(PlacerConformance):
     placer = "hdp:updates=10,hidden=16"
 
