@@ -9,7 +9,7 @@ from placeit.placers.learned.checkpoint import load_agent, read_checkpoint
 from placeit.testing.problems import random_problem
 
 AGENT = "placeto:devices=3,rounds=1"
-SHORT = ("--stage", "reinforce:updates=4,problems=2,evaluate_every=2")
+SHORT = ("--stage", "reinforce:updates=4,problems=1,evaluate_every=2")
 
 
 @pytest.fixture

@@ -24,7 +24,12 @@ from placeit.placers.learned.training import Stage, evaluate, train
 def test_learning_improves_the_figure(options):
     agent = toy()
     before = evaluate(agent, HELD_OUT)
-    result = train(agent, [stage(40, **{"problems": 12, "evaluate_every": 10} | options)], evaluate_on=HELD_OUT, seed=0)
+    result = train(
+        agent,
+        [stage(40, **{"problems": 8, "learning_rate": 0.05, "evaluate_every": 10} | options)],
+        evaluate_on=HELD_OUT,
+        seed=0,
+    )
     assert result.best < before - 0.1
     assert evaluate(agent, HELD_OUT) == result.best
 
@@ -53,7 +58,7 @@ def test_a_worse_last_checkpoint_does_not_replace_the_best(tmp_path):
 
 def test_training_that_only_harms_leaves_the_agent_as_it_was():
     agent = toy()
-    train(agent, [stage(40, problems=12)], evaluate_on=HELD_OUT, seed=0)
+    train(agent, [stage(40, problems=6)], evaluate_on=HELD_OUT, seed=0)
     before = weights_of(agent)
     result = train(agent, [stage(4, kind="imitation", learning_rate=30.0)], evaluate_on=HELD_OUT, seed=0)
     assert result.best_at == (1, 0)
