@@ -10,15 +10,34 @@ from benchmarks._harness import Report
 from benchmarks.giph.figures import Figures
 from benchmarks.giph.jobs import Setup
 from benchmarks.giph.lab import Lab, attempt
-from benchmarks.giph.parts import depth, pairwise, search, speed
+from benchmarks.giph.parts import (
+    churn,
+    convergence,
+    depth,
+    fusion,
+    objectives,
+    pairwise,
+    recurrent,
+    relocation,
+    search,
+    shipped,
+    speed,
+)
 
 __all__ = ["PARTS", "run"]
 
 PARTS: dict[str, ModuleType] = {
     "search": search,
     "depth": depth,
+    "churn": churn,
+    "recurrent": recurrent,
+    "fusion": fusion,
+    "relocation": relocation,
+    "objectives": objectives,
     "pairwise": pairwise,
     "speed": speed,
+    "convergence": convergence,
+    "shipped": shipped,
 }
 """In the order in which they are told."""
 

@@ -53,21 +53,18 @@ class Figures:
         series: Mapping[str, tuple[ArrayLike, ArrayLike]],
         *,
         levels: Mapping[str, float] | None = None,
-        log: bool = False,
+        log: str = "",
         marked: bool = False,
     ) -> None:
-        """Draw a line for each series, and horizontal ones at some levels; ``log`` is of the horizontal axis."""
+        """Draw a line for each series, and horizontal ones at some levels; ``log`` names the axes that are logarithmic."""
 
         def draw(ax: Axes) -> None:
             for label, (x, y) in series.items():
-                style = "--" if label == _DASHED else "-"
-                ax.plot(
-                    np.asarray(x), np.asarray(y), style, label=label, color=_COLOURS.get(label), marker="." if marked else ""
-                )
+                style = ("." if marked else "") + ("--" if label == _DASHED else "-")
+                ax.plot(np.asarray(x), np.asarray(y), style, label=label, color=_COLOURS.get(label))
             for label, level in (levels or {}).items():
                 ax.axhline(level, label=label, color="black", linestyle="--" if label == _DASHED else ":", linewidth=1)
-            if log:
-                ax.set_xscale("log")
+            ax.set(**{f"{axis}scale": "log" for axis in log})
             ax.legend(fontsize="small")
 
         self._save(part, name, title, axes, draw)

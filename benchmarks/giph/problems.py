@@ -79,7 +79,8 @@ def instance(problem: Problem, objective: str = "latency", noise: float = 0.0, s
     if objective == "energy":
         power = BUSY_W * _relative_speed(problem) ** 2
         idle = np.minimum(IDLE_W, power)
-        least = (problem.compute * (power - idle)).min(axis=1).sum() + idle.sum() * problem.critical_path
+        joules = np.where(problem.feasible, problem.compute, 0.0) * (power - idle)
+        least = joules.min(axis=1, where=problem.feasible, initial=np.inf).sum() + idle.sum() * problem.critical_path
         return Instance(problem, EnergyCost(problem, power, idle, joules_per_byte=JOULES_PER_BYTE), float(least))
     raise UsageError(f"There is no objective '{objective}' here; there are {', '.join(OBJECTIVES)}.")
 

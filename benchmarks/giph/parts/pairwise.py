@@ -1,7 +1,7 @@
 """Which policy finds the better placement (Table 6), on the test problems of the multi-network case.
 
-All learned rows but two are trained alike, by imitation with the features of the schedule. ``giph paper`` has the paper's four
-features and width, and is trained by the paper's REINFORCE; Placeto by REINFORCE. HEFT is run first in, first out.
+All learned rows but two are trained alike, by imitation with the features of the schedule. ``giph paper`` has the paper's
+four features and width, and is trained by the paper's REINFORCE; Placeto by REINFORCE. HEFT is run first in, first out.
 """
 
 from __future__ import annotations

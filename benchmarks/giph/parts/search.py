@@ -1,11 +1,11 @@
 """Search efficiency (Fig. 4): mean SLR of the best placement so far against search steps.
 
-In the single-network case all problems share one device network; in the multi-network case test problems have other graphs and
-other networks than those trained on. With noise 0.2 every evaluation multiplies all durations by fresh factors from [0.8, 1.2],
-in training as in search: placements are chosen by noisy values, and what is shown is their SLR without noise. All policies
-start from the same random placements; ``random`` draws a new placement at every step. HEFT's placement is run first in, first
-out (``heft``), or as planned. HDP is trained for each test problem, so on few of them only. Further seeds have device networks,
-graphs and weights of their own.
+In the single-network case all problems share one device network; in the multi-network case test problems have other graphs
+and other networks than those trained on. With noise 0.2 every evaluation multiplies all durations by fresh factors from
+[0.8, 1.2], in training as in search: placements are chosen by noisy values, and what is shown is their SLR without noise.
+All policies start from the same random placements; ``random`` draws a new placement at every step. HEFT's placement is run
+first in, first out (``heft``), or as planned. HDP is trained for each test problem, so on few of them only. Further seeds
+have device networks, graphs and weights of their own.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ def tell(lab: Lab, report: Report, figures: Figures) -> None:
     report.claim("multi: SLR of GiPH over HDP, trained for each problem", giph / hdp, "", at_most=1.0)
 
 
-def curve_rows(lab: Lab, report: Report, figures: Figures, part: str, title: str, found: dict[str, Evaluation]) -> None:
+def curve_rows(
+    lab: Lab, report: Report, figures: Figures, part: str, title: str, found: dict[str, Evaluation], *, log: str = ""
+) -> None:
     """Add a row for each policy and one for HEFT, and draw the curves."""
     first = next(iter(found.values()))
     problems = lab.setup.dataset(first.data, first.number).test
@@ -100,4 +102,4 @@ def curve_rows(lab: Lab, report: Report, figures: Figures, part: str, title: str
         report.row(part=part, problems=title, cases=len(problems), policy=name, **at, over_heft=slr / run)
     levels = {"heft": run, "heft, planned": planned}
     file = f"{part}-{title}".replace(", noise 0.2", "-noise").replace(", noise 0", "").replace(" ", "-")
-    figures.lines(part, file, title, ("search steps / |V|", "mean SLR of the best so far"), curves, levels=levels)
+    figures.lines(part, file, title, ("search steps / |V|", "mean SLR of the best so far"), curves, levels=levels, log=log)

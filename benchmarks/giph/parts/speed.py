@@ -1,8 +1,8 @@
 """Time per placement sample (Table 7): 40 tasks, 20 devices, one core, one problem at a time.
 
-A sample is a step of a search. In search its time is that of building graph and features, of the policy, and of valuing the new
-placement. In training it is the time of whole updates over the steps in them: by REINFORCE, and for GiPH also by imitation,
-which values all actions of some steps.
+A sample is a step of a search. In search its time is that of building graph and features, of the policy, and of valuing the
+new placement. In training it is the time of whole updates over the steps in them: by REINFORCE, and for GiPH also by
+imitation, which values all actions of some steps.
 """
 
 from __future__ import annotations

@@ -1,0 +1,43 @@
+"""Case study (Fig. 9): sensor fusion at intersections.
+
+Policies are trained on cases of the first half hour of traffic and tested on the second. The distribution is that of the
+best placements found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from benchmarks._harness import Report
+from benchmarks.giph.figures import Figures
+from benchmarks.giph.jobs import Evaluation, Job, Setup
+from benchmarks.giph.lab import Lab
+from benchmarks.giph.parts.search import curve_rows, policies
+from benchmarks.giph.problems import heft_slr
+
+__all__ = ["jobs", "tell"]
+
+_QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
+
+
+def _evaluations() -> dict[str, Evaluation]:
+    return {name: Evaluation(policy, "sensor-fusion") for name, policy in policies("sensor-fusion").items()}
+
+
+def jobs(setup: Setup) -> Sequence[Job]:  # noqa: ARG001
+    return list(_evaluations().values())
+
+
+def tell(lab: Lab, report: Report, figures: Figures) -> None:
+    found = _evaluations()
+    curve_rows(lab, report, figures, "fusion", "sensor fusion", found, log="y")
+    slr = {name: lab[evaluation]["curve"][:, -1] for name, evaluation in found.items()}
+    slr["heft"], _ = heft_slr(lab.setup.dataset("sensor-fusion", 0).test)
+    for name, values in slr.items():
+        columns = {f"{100 * q:g}_percent_below": np.quantile(values, q) for q in _QUANTILES}
+        report.row(part="fusion", slr_distribution=name, mean=values.mean(), **columns)
+    report.claim("sensor fusion: SLR of GiPH over HEFT", slr["giph"].mean() / slr["heft"].mean(), "", at_most=1.0)
+    shares = {name: (np.sort(values), (np.arange(len(values)) + 1) / len(values)) for name, values in slr.items()}
+    figures.lines("fusion", "fusion-distribution", "", ("SLR", "share of cases at or below"), shares, log="x")
