@@ -44,53 +44,41 @@ class Order(NamedTuple):
 
 
 def pass_by_level(
-    x: Tensor,
-    edges: Tensor,
-    node_weight: Tensor,
-    node_bias: Tensor,
-    edge_weight: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    order: Order,
+    x: Tensor, edges: Tensor, node_weight: Tensor, node_bias: Tensor, weight: Tensor, bias: Tensor, order: Order
 ) -> Tensor:
     """Return ``[N, F]``, x plus what each node makes of the mean of its messages.
 
     ``e[u] = x[u] + relu(weight m[u] + bias)``, where m[u] is the mean over edges (v, u) of
-    ``relu(node_weight e[v] + node_bias + edge_weight edges[v, u])``; nodes without in-edges have ``e[u] = x[u]``.
+    ``relu(node_weight e[v] + node_bias + edges[v, u])``; nodes without in-edges have ``e[u] = x[u]``.
     Differs from Equation 1, whose sum is a mean as in the paper's section 5, and which does not say what such nodes get.
 
     Args:
         x: ``[N, F]``, nodes sorted by level.
-        edges: ``[M, K]``, features; no gradient is computed for them.
+        edges: ``[M, H]``, what the features of each edge add to its message.
         node_weight: ``[H, F]``.
         node_bias: ``[H]``.
-        edge_weight: ``[H, K]``.
         weight: ``[F, H]``.
         bias: ``[F]``.
         order: of the edges.
     """
-    embedding: Tensor = _PassByLevel.apply(x, edges, node_weight, node_bias, edge_weight, weight, bias, order)  # type: ignore[no-untyped-call]
+    embedding: Tensor = _PassByLevel.apply(x, edges, node_weight, node_bias, weight, bias, order)  # type: ignore[no-untyped-call]
     return embedding
 
 
 class _PassByLevel(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, edges: Tensor, *rest: Any) -> Tensor:
-        order: Order = rest[5]
-        inputs = tuple(_array(tensor) for tensor in (x, edges, *rest[:5]))
-        embedding, sent, mean, count = cast("_Kernel", _forward)(*inputs, *order)
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        order: Order = inputs[-1]
+        embedding, *kept = cast("_Kernel", _forward)(*map(_array, inputs[:-1]), *order)
         out = torch.from_numpy(embedding)
-        ctx.save_for_backward(edges, *rest[:5], out)
-        ctx.order, ctx.sent, ctx.mean, ctx.count = order, sent, mean, count
+        ctx.save_for_backward(*inputs[1:-1], out)
+        ctx.order, ctx.kept = order, kept
         return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        edges, *layers, embedding = (_array(saved) for saved in ctx.saved_tensors)
-        gradient = _array(gradients[0]).copy()
-        found = cast("_Kernel", _backward)(gradient, edges, *layers, embedding, ctx.sent, ctx.mean, ctx.count, *ctx.order)
-        of_x, *of_layers = (torch.from_numpy(array) for array in found)
-        return of_x, None, *of_layers, None
+        found = cast("_Kernel", _backward)(_array(gradients[0]).copy(), *map(_array, ctx.saved_tensors), *ctx.kept, *ctx.order)
+        return *map(torch.from_numpy, found), None
 
 
 def _array(tensor: Tensor) -> Floats:
@@ -98,75 +86,62 @@ def _array(tensor: Tensor) -> Floats:
     return array
 
 
-@jit
-def _message(z: Floats, sent: Floats, features: Floats, edge_weight: Floats) -> None:
-    """Write a message before its ReLU: ``z = sent + edge_weight features``; ``edge_weight`` is transposed, ``[K, H]``."""
-    for h in range(len(z)):
-        z[h] = sent[h]
-    for k in range(len(features)):
-        f = features[k]
-        for h in range(len(z)):
-            z[h] += f * edge_weight[k, h]
+# Inner loops run along rows, so that they are vectorised without reordering any sum.
 
 
 @jit
 def _forward(
     x: Floats,
-    features: Floats,
+    edges: Floats,
     node_weight: Floats,
     node_bias: Floats,
-    edge_weight: Floats,
     weight: Floats,
     bias: Floats,
     src: Ints,
     dst: Ints,
-    edges: Ints,
+    by_level: Ints,
     node_bounds: Ints,
     bounds: Ints,
     descending: bool,
 ) -> tuple[Floats, Floats, Floats, Floats]:
     """Return embeddings ``[N, F]``, the node part of messages ``[N, H]``, mean messages ``[N, H]``, how many there were."""
     nodes, width = x.shape
-    hidden = len(node_bias)
-    across = np.ascontiguousarray(edge_weight.T)
+    hidden, levels = len(node_bias), len(bounds) - 1
+    to_message, to_embedding = np.ascontiguousarray(node_weight.T), np.ascontiguousarray(weight.T)
     embedding = x.copy()
-    sent = np.empty((nodes, hidden), x.dtype)
-    mean = np.zeros((nodes, hidden), x.dtype)
-    count = np.zeros(nodes, x.dtype)
-    z = np.empty(hidden, x.dtype)
-    levels = len(bounds) - 1
+    sent, mean = np.empty((nodes, hidden), x.dtype), np.zeros((nodes, hidden), x.dtype)
+    count, a = np.zeros(nodes, x.dtype), np.empty(width, x.dtype)
     for i in range(levels):
         level = levels - 1 - i if descending else i
-        for m in edges[bounds[i] : bounds[i + 1]]:
-            _message(z, sent[src[m]], features[m], across)
-            u = dst[m]
+        for k in range(bounds[i], bounds[i + 1]):
+            m = by_level[k]
+            v, u = src[m], dst[m]
             count[u] += 1
             for h in range(hidden):
-                mean[u, h] += max(z[h], 0)
+                mean[u, h] += max(sent[v, h] + edges[m, h], 0)
         for u in range(node_bounds[level], node_bounds[level + 1]):
             if count[u] > 0:
+                a[:] = bias
                 for h in range(hidden):
                     mean[u, h] /= count[u]
+                    for f in range(width):
+                        a[f] += mean[u, h] * to_embedding[h, f]
                 for f in range(width):
-                    a = bias[f]
-                    for h in range(hidden):
-                        a += weight[f, h] * mean[u, h]
-                    embedding[u, f] += max(a, 0)
+                    embedding[u, f] += max(a[f], 0)
             for h in range(hidden):
-                a = node_bias[h]
-                for f in range(width):
-                    a += node_weight[h, f] * embedding[u, f]
-                sent[u, h] = a
+                sent[u, h] = node_bias[h]
+            for f in range(width):
+                for h in range(hidden):
+                    sent[u, h] += embedding[u, f] * to_message[f, h]
     return embedding, sent, mean, count
 
 
 @jit
 def _backward(
     gradient: Floats,
-    features: Floats,
+    edges: Floats,
     node_weight: Floats,
     node_bias: Floats,
-    edge_weight: Floats,
     weight: Floats,
     bias: Floats,
     embedding: Floats,
@@ -175,22 +150,18 @@ def _backward(
     count: Floats,
     src: Ints,
     dst: Ints,
-    edges: Ints,
+    by_level: Ints,
     node_bounds: Ints,
     bounds: Ints,
     descending: bool,
 ) -> tuple[Floats, Floats, Floats, Floats, Floats, Floats]:
-    """Return gradients of x and the five parameters; ``gradient``, that of the embeddings, is used up."""
+    """Return the gradients of all tensors that ``_forward`` reads; ``gradient``, that of the embeddings, becomes that of x."""
     nodes, width = gradient.shape
-    hidden, kinds = edge_weight.shape
-    across = np.ascontiguousarray(edge_weight.T)
+    hidden, levels = len(node_bias), len(bounds) - 1
+    of_edges = np.zeros_like(edges)
     of_node_weight, of_node_bias = np.zeros_like(node_weight), np.zeros_like(node_bias)
-    of_across = np.zeros((kinds, hidden), gradient.dtype)
     of_weight, of_bias = np.zeros_like(weight), np.zeros_like(bias)
-    of_sent = np.zeros((nodes, hidden), gradient.dtype)
-    of_message = np.zeros((nodes, hidden), gradient.dtype)
-    z = np.empty(hidden, gradient.dtype)
-    levels = len(bounds) - 1
+    of_sent, of_mean = np.zeros((nodes, hidden), gradient.dtype), np.zeros((nodes, hidden), gradient.dtype)
     for i in range(levels - 1, -1, -1):
         level = levels - 1 - i if descending else i
         for u in range(node_bounds[level], node_bounds[level + 1]):
@@ -211,16 +182,12 @@ def _backward(
                     of_bias[f] += g
                     for h in range(hidden):
                         of_weight[f, h] += g * mean[u, h]
-                        of_message[u, h] += g * weight[f, h] / count[u]
-        for m in edges[bounds[i] : bounds[i + 1]]:
+                        of_mean[u, h] += g * weight[f, h] / count[u]
+        for k in range(bounds[i], bounds[i + 1]):
+            m = by_level[k]
             v, u = src[m], dst[m]
-            _message(z, sent[v], features[m], across)
             for h in range(hidden):
-                z[h] = of_message[u, h] if z[h] > 0 else 0
-                of_sent[v, h] += z[h]
-            for k in range(kinds):
-                f = features[m, k]
-                for h in range(hidden):
-                    of_across[k, h] += f * z[h]
-    of_edge_weight = np.ascontiguousarray(of_across.T)
-    return gradient, of_node_weight, of_node_bias, of_edge_weight, of_weight, of_bias
+                if sent[v, h] + edges[m, h] > 0:
+                    of_edges[m, h] = of_mean[u, h]
+                    of_sent[v, h] += of_mean[u, h]
+    return gradient, of_edges, of_node_weight, of_node_bias, of_weight, of_bias

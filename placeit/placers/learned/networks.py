@@ -124,13 +124,10 @@ class _Direction(nn.Module):
 
     def by_level(self, x: Tensor, edges: Tensor, order: Order) -> Tensor:
         """Give each level its messages when the levels before it have theirs (Equation 1)."""
-        if self.of_edge is not None:
-            weight = self.of_edge.weight
-        else:
-            edges, weight = x.new_zeros(len(edges), 0), x.new_zeros(self.of_node.out_features, 0)
-        layers = (self.of_node.weight, self.of_node.bias, weight, self.aggregate.weight, self.aggregate.bias)
-        embedding: Tensor = pass_by_level(x, edges, *layers, order)
-        return embedding
+        width = self.of_node.out_features
+        terms = self.of_edge(edges) if self.of_edge is not None else x.new_zeros(len(edges), width)
+        layers = (self.of_node.weight, self.of_node.bias, self.aggregate.weight, self.aggregate.bias)
+        return pass_by_level(x, terms, *layers, order)
 
     def in_steps(self, x: Tensor, src: Tensor, dst: Tensor, edges: Tensor, steps: int) -> Tensor:
         """Give all nodes messages at once, ``steps`` times (Equation 4)."""
