@@ -17,7 +17,10 @@ import numpy as np
 from benchmarks._harness import Args, Report, main
 from placeit.errors import InfeasibleError, UsageError
 from placeit.placers import parse_placer, placer_names
+from placeit.placers.annealing import Annealing
+from placeit.placers.base import Placer
 from placeit.placers.heft import Heft
+from placeit.placers.learned.guided import Guided
 from placeit.problem import Problem
 from placeit.runtime.simulator import SimulatedCost, simulate
 from placeit.testing.problems import random_problem
@@ -48,6 +51,26 @@ def _giph(path: Path, args: Args, report: Report) -> None:
     report.claim("mean SLR of HEFT, first in first out", round(rows["heft"][0], 3), "", at_most=1.710)
     report.claim("mean SLR of annealing", rows["annealing"][0], "", at_most=1.57)
     report.claim("annealing, one instance on one core", rows["annealing"][1], "s", at_most=0.25)
+    _guided(problems, bounds, args, report)
+
+
+def _guided(problems: list[Problem], bounds: list[float], args: Args, report: Report) -> None:
+    """Compare guided search with annealing at ten times its evaluations, and at as many; means over seeds."""
+    many = Annealing().evaluations
+    few = many // 10
+    seeds = range(args.seed, args.seed + (1 if args.quick else 5))
+
+    def mean_slr(placer: Placer, evaluations: int) -> float:
+        ratios = []
+        for problem, bound in zip(problems, bounds, strict=True):
+            cost = SimulatedCost(problem)
+            found = [placer.place(problem, cost, seed=seed, evaluations=evaluations) for seed in seeds]
+            ratios += (cost(np.stack(found)) / bound).tolist()
+        return round(float(np.mean(ratios)), 3)
+
+    report.claim(f"mean SLR of annealing, {few} evaluations", mean_slr(Annealing(), few), "")
+    name = f"mean SLR of guided, {few} evaluations, against that of annealing, {many}"
+    report.claim(name, mean_slr(Guided(), few), "", at_most=mean_slr(Annealing(), many))
 
 
 def _names(args: Args) -> list[str]:

@@ -25,6 +25,7 @@ _BUILTIN = {
     "critical-path": "placeit.placers.critical_path:CriticalPath",
     "exact": "placeit.placers.exact:Exact",
     "giph": "placeit.placers.learned.giph:Giph",
+    "guided": "placeit.placers.learned.guided:Guided",
     "hdp": "placeit.placers.learned.hdp:Hdp",
     "heft": "placeit.placers.heft:Heft",
     "local-search": "placeit.placers.local_search:LocalSearch",

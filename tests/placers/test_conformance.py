@@ -30,6 +30,10 @@ class TestGiph(PlacerConformance):
     placer = "giph"
 
 
+class TestGuided(PlacerConformance):
+    placer = "guided:evaluations=200"
+
+
 class TestHdp(PlacerConformance):
     placer = "hdp:updates=10,hidden=16"
 

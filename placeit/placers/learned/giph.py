@@ -24,7 +24,7 @@ from placeit.placers.learned.search import Search
 from placeit.placers.learned.stages import Draw, Stage
 from placeit.problem import Problem
 
-__all__ = ["Giph", "GiphAgent", "Variant", "shipped"]
+__all__ = ["Giph", "GiphAgent", "Variant", "policy", "shipped"]
 
 Variant = Literal["giph", "giph-3", "giph-5", "giph-ne", "graphsage-ne", "giph-ne-pol", "giph-task-eft"]
 """The paper's names (Appendix B.6)."""
@@ -248,6 +248,10 @@ class Giph:
     episodes: int = option(1, "searches from a random placement")
     steps_per_op: float = option(2.0, "steps of an episode, per op")
 
+    def __post_init__(self) -> None:
+        if self.weights:
+            policy(self.weights)  # a wrong file should not cost a profile first
+
     def place(self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None) -> NDArray[np.int32]:
         """Return the best placement met, by cost, among as many as may be valued.
 
@@ -256,7 +260,7 @@ class Giph:
             FileError: the file of the policy is missing or damaged, or of another version.
             UsageError: the file holds another kind of policy.
         """
-        agent = _policy(self.weights)
+        agent = policy(self.weights)
         found = Incumbent(cost, evaluations)
         rng = np.random.default_rng(seed)
         steps = round(self.steps_per_op * len(problem))
@@ -279,10 +283,16 @@ class Giph:
         return found.placement
 
 
-def _policy(weights: str) -> GiphAgent:
+def policy(weights: str) -> GiphAgent:
+    """Return the policy in a file, or with an empty name the one that ships with placeit.
+
+    Raises:
+        FileError: the file is missing or damaged, or of another version.
+        UsageError: the file holds another kind of policy.
+    """
     if not weights:
         return shipped()
     agent = load_agent(weights)
     if not isinstance(agent, GiphAgent):
-        raise UsageError(f"{weights} holds a policy of '{agent.name}'; the placer 'giph' needs one of 'giph'.")
+        raise UsageError(f"{weights} holds a policy of '{agent.name}'; this placer needs one of 'giph'.")
     return agent
