@@ -47,7 +47,8 @@ def run(
 ) -> tuple[Figures, list[str]]:
     """Do the work of some parts and tell what came out; returns the figures, and the parts that failed."""
     lab = Lab(setup, workers)
-    lab.run([job for part in parts for job in PARTS[part].jobs(setup)])
+    longest_first = sorted(parts, key=lambda part: part != "pairwise")
+    lab.run([job for part in longest_first for job in PARTS[part].jobs(setup)])
     if figures_in is not None:
         figures_in.mkdir(parents=True, exist_ok=True)
     figures = Figures(figures_in)

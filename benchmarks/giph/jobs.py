@@ -160,7 +160,15 @@ class Training:
             plain = self.policy == "giph" and self.data in ("single", "multi") and self.objective == "latency"
             updates = sizes.updates if plain else sizes.variant_updates
             rate = 3e-3 if self.kind == "reinforce" else 8e-3
-            stage = Stage(draw, updates, self.kind, problems=sizes.problems, learning_rate=rate, schedule="linear")
+            stage = Stage(
+                draw,
+                updates,
+                self.kind,
+                problems=sizes.problems,
+                learning_rate=rate,
+                schedule="linear",
+                final_learning_rate=rate / 20,
+            )
             agent = make_agent("giph", seed=seed, variant=self.policy)
         every = max(1, updates // sizes.evaluations)
         return agent, replace(stage, evaluate_every=every)

@@ -31,18 +31,19 @@ class Sizes:
         hdp_churn_graphs: of those, how many HDP is trained on for each network.
         relocations: network changes of the case study for which relocation costs are counted.
         timed: problems on which time is measured.
+        timed_tasks: tasks of each of these, on 20 devices.
         max_tasks: most tasks of a random graph.
     """
 
     seeds: int = 3
-    updates: int = 100
+    updates: int = 150
     variant_updates: int = 80
     placeto_updates: int = 200
     problems: int = 8
     paper_episodes: int = 200
     train: int | None = None
     held_out: int = 24
-    evaluations: int = 5
+    evaluations: int = 6
     tests: int = 200
     recurrent_tests: int = 60
     fusion_tests: int = 150
@@ -53,6 +54,7 @@ class Sizes:
     hdp_churn_graphs: int = 2
     relocations: int = 100
     timed: int = 4
+    timed_tasks: int = 40
     max_tasks: int = 100
 
 
@@ -60,16 +62,16 @@ FULL = Sizes()
 
 QUICK = Sizes(
     seeds=1,
-    updates=12,
-    variant_updates=6,
-    placeto_updates=20,
+    updates=60,
+    variant_updates=20,
+    placeto_updates=40,
     problems=6,
-    paper_episodes=20,
+    paper_episodes=40,
     train=60,
     held_out=8,
-    evaluations=2,
-    tests=20,
-    recurrent_tests=8,
+    evaluations=3,
+    tests=40,
+    recurrent_tests=16,
     fusion_tests=16,
     hdp_cases=2,
     hdp_updates=60,
@@ -78,5 +80,5 @@ QUICK = Sizes(
     hdp_churn_graphs=1,
     relocations=8,
     timed=1,
-    max_tasks=60,
+    max_tasks=40,
 )

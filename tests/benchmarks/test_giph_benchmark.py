@@ -1,0 +1,256 @@
+"""The benchmark of GiPH's experiments on problems of a few tasks: what it reports, not how good it is."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from benchmarks._harness import Report, output
+from benchmarks.giph.bench import PARTS, run
+from benchmarks.giph.jobs import POINTS, Evaluation, Setup, Training, load_policy, starts
+from benchmarks.giph.lab import JobError, Lab
+from benchmarks.giph.parts.pairwise import compare
+from benchmarks.giph.policies import UNTRAINED, VARIANTS, search
+from benchmarks.giph.problems import NoisyCost, changing, depth, heft_slr, instance
+from benchmarks.giph.results import write_results
+from benchmarks.giph.sizes import FULL, QUICK, Sizes
+from placeit.placers.learned.registry import make_agent
+from placeit.runtime.simulator import simulate
+from placeit.testing.problems import random_problem
+
+TINY = Sizes(
+    seeds=2,
+    updates=1,
+    variant_updates=1,
+    placeto_updates=1,
+    problems=2,
+    paper_episodes=1,
+    train=4,
+    held_out=2,
+    evaluations=1,
+    tests=4,
+    recurrent_tests=2,
+    fusion_tests=2,
+    hdp_cases=1,
+    hdp_updates=2,
+    churn_graphs=2,
+    churn_changes=1,
+    hdp_churn_graphs=1,
+    relocations=2,
+    timed=1,
+    timed_tasks=6,
+    max_tasks=8,
+)
+
+
+@dataclass
+class Done:
+    report: Report
+    folder: Path
+    failed: list[str]
+    setup: Setup
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
+    """All parts, in this process."""
+    folder = tmp_path_factory.mktemp("giph")
+    setup = Setup(TINY, 0, folder / "work")
+    report = Report()
+    figures, failed = run(setup, report, list(PARTS), workers=0, figures_in=folder / "results")
+    write_results(folder / "results", "python -m benchmarks.giph", setup, output("giph", report), figures)
+    return Done(report, folder / "results", failed, setup)
+
+
+def test_every_part_fills_a_table_draws_a_figure_and_states_what_it_claims(done):
+    assert done.failed == []
+    assert {row["part"] for row in done.report.rows} == set(PARTS)
+    drawn = {path.stem.partition("-")[0] for path in done.folder.glob("*.svg")}
+    assert drawn == set(PARTS)
+    claims = [claim["name"] for claim in done.report.claims]
+    for words in (
+        "single, seed 0: SLR of GiPH over HEFT's",
+        "multi, seed 1: SLR of GiPH over HEFT's",
+        "over placeto",
+        "over random-task-eft",
+        "over HDP, trained for each problem",
+        "after changes: SLR of giph, not trained again, over HEFT",
+        "GiPH is better than HEFT",
+        "GiPH is worse than HEFT",
+        "a placement sample in search",
+        "a placement sample in training",
+        "shipped policy, multi",
+        "shipped policy, sensor-fusion",
+    ):
+        assert any(words in claim for claim in claims), words
+    assert all(claim["value"] is not None and claim["target"] for claim in done.report.claims)
+
+
+def test_results_say_how_to_make_them_again(done):
+    text = (done.folder / "report.md").read_text()
+    for words in ("python -m benchmarks.giph", "Commit ", "seeds 0, 1", "## Adaptivity (Fig. 6)", "![churn](churn.svg)"):
+        assert words in text
+    found = json.loads((done.folder / "report.json").read_text())
+    assert found["seeds"] == [0, 1]
+    assert found["command"] == "python -m benchmarks.giph"
+    assert len(found["rows"]) == len(done.report.rows)
+
+
+def test_the_best_so_far_never_gets_worse_and_all_policies_start_alike(done):
+    trained = Training("giph", "multi")
+    lab = Lab(done.setup, workers=0)
+    jobs = [Evaluation(policy, "multi") for policy in (trained, *UNTRAINED)]
+    lab.run(jobs)  # the folder has them all
+    curves = [lab[job]["curve"] for job in jobs]
+    for curve in curves:
+        assert curve.shape == (TINY.tests, POINTS)
+        assert (np.diff(curve) <= 0).all()
+        assert (curve[:, 0] == curves[0][:, 0]).all()
+
+
+def test_under_noise_the_placement_shown_is_one_that_was_visited(done):
+    lab = Lab(done.setup, workers=0)
+    job = Evaluation("random-task-eft", "multi", noise=0.2)
+    lab.run([job])
+    problems = done.setup.dataset("multi", 0).test
+    paths = search("random-task-eft", problems, starts(problems, 0), np.random.default_rng([0, 0, 2]))
+    for problem, path, curve in zip(problems, paths, lab[job]["curve"], strict=True):
+        visited = simulate(problem, path) / problem.critical_path
+        assert np.isin(curve, visited).all()
+
+
+@dataclass(frozen=True)
+class Fails:
+    name: str = "fails"
+    needs: tuple[Training, ...] = ()
+    alone: ClassVar[bool] = False
+
+    def run(self, setup: Setup):
+        raise ZeroDivisionError("on purpose")
+
+
+@dataclass(frozen=True)
+class Follows:
+    name: str = "follows"
+    needs: tuple[Fails, ...] = (Fails(),)
+    alone: ClassVar[bool] = True
+
+    def run(self, setup: Setup):
+        return {}
+
+
+@dataclass(frozen=True)
+class Works:
+    name: str = "works"
+    needs: tuple[Fails, ...] = ()
+    alone: ClassVar[bool] = False
+
+    def run(self, setup: Setup):
+        return {"answer": np.array(setup.seed)}
+
+
+def test_a_job_that_fails_takes_only_those_along_that_need_it(tmp_path, capsys):
+    lab = Lab(Setup(TINY, 7, tmp_path), workers=0)
+    lab.run([Fails(), Follows(), Works()])
+    assert lab[Works()]["answer"] == 7
+    for job in (Fails(), Follows()):
+        with pytest.raises(JobError, match=job.name):
+            lab[job]
+    told = capsys.readouterr().err
+    assert "ZeroDivisionError: on purpose" in told
+    assert "follows: left out: what it needs failed" in told
+
+
+def test_a_part_that_fails_loses_no_other_results(tmp_path, monkeypatch, capsys):
+    def tell(lab, report, figures):
+        raise JobError("on purpose")
+
+    monkeypatch.setattr(PARTS["depth"], "tell", tell)
+    report = Report()
+    sizes = replace(TINY, hdp_cases=1, seeds=1)
+    _, failed = run(Setup(sizes, 0, tmp_path), report, ["depth", "shipped"], workers=0)
+    assert failed == ["depth"]
+    assert {row["part"] for row in report.rows} == {"shipped"}
+    assert "The part 'depth' failed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("policy", [*UNTRAINED, "giph", "giph-task-eft", "placeto"])
+def test_searches_visit_feasible_placements_and_move_one_op_at_a_time(policy):
+    problems = [random_problem(ops, 3, seed=ops) for ops in (9, 4)]
+    agent = policy
+    if policy == "placeto":
+        agent = make_agent("placeto", seed=0, devices=3)
+    elif policy in VARIANTS:
+        agent = make_agent("giph", seed=0, variant=policy)
+    begin = starts(problems, 0)
+    for problem, start, path in zip(problems, begin, search(agent, problems, begin, np.random.default_rng(0)), strict=True):
+        assert path.shape == (2 * len(problem) + 1, len(problem))
+        assert (path[0] == start).all()
+        assert np.isfinite(simulate(problem, path)).all()
+        if policy != "random":
+            assert ((path[1:] != path[:-1]).sum(axis=1) <= 1).all()
+
+
+def test_noise_is_drawn_anew_at_every_evaluation_and_from_the_seed():
+    problem = random_problem(6, 3)
+    placements = np.repeat(starts([problem], 0), 3, axis=0)
+    cost, again = NoisyCost(problem, 0.2, 1), NoisyCost(problem, 0.2, 1)
+    values = np.concatenate([cost(placements), cost(placements)])
+    assert len(np.unique(values)) == 6
+    assert (np.concatenate([again(placements), again(placements)]) == values).all()
+    exact = simulate(problem, placements)[0]
+    assert (np.abs(values / exact - 1) <= 0.2).all()
+
+
+def test_no_placement_costs_less_than_the_unit_of_its_objective(done):
+    for problem in done.setup.dataset("multi", 0).test:
+        path = search("random", [problem], starts([problem], 0), np.random.default_rng(0))[0]
+        for objective in ("latency", "total-cost", "energy"):
+            one = instance(problem, objective)
+            assert (one.cost(path) >= one.unit * (1 - 1e-9)).all()
+
+
+def test_the_changing_network_has_16_to_20_devices_and_the_same_graphs():
+    networks = changing(0, replace(TINY, churn_changes=4))
+    assert len(networks) == 5
+    assert networks[0][0].devices == 20
+    for problems in networks:
+        assert 16 <= problems[0].devices <= 20
+        assert [len(problem) for problem in problems] == [len(problem) for problem in networks[0]]
+
+
+def test_depth_is_the_number_of_tasks_on_the_longest_path():
+    problem = random_problem(12, 2, seed=3)
+    longest = np.ones(12, int)
+    for v in problem.order:
+        for u, w in problem.edges:
+            if u == v:
+                longest[w] = max(longest[w], longest[v] + 1)
+    assert depth(problem) == longest.max()
+
+
+def test_equal_values_are_neither_better_nor_worse():
+    better, equal, worse = compare(np.array([1.0, 2.0, 3.0, 3.0]), np.array([2.0, 2.0 + 1e-12, 1.0, 2.0]))
+    assert (better, equal, worse) == (0.25, 0.25, 0.5)
+
+
+def test_heft_run_first_in_first_out_may_differ_from_its_plan_but_both_are_above_one(done):
+    run_slr, planned = heft_slr(done.setup.dataset("single", 0).test)
+    assert (run_slr >= 1).all()
+    assert (planned >= 1).all()
+
+
+def test_a_trained_policy_is_kept_with_what_it_was_trained_for(done):
+    agent = load_policy(Training("giph-3", "multi"), done.setup)
+    assert agent.config["variant"] == "giph-3"
+
+
+def test_quick_runs_do_less_of_everything_and_all_of_it():
+    for name in vars(FULL):
+        full, quick = getattr(FULL, name), getattr(QUICK, name)
+        assert quick is not None
+        assert quick > 0
+        assert full is None or quick <= full
