@@ -17,10 +17,18 @@ __all__ = ["Figures"]
 
 _COLOURS = {
     "giph": "tab:blue",
+    "giph carried on": "tab:cyan",
+    "giph for latency": "tab:cyan",
+    "giph paper": "tab:brown",
+    "imitation": "tab:blue",
+    "all-actions": "tab:cyan",
+    "reinforce": "tab:red",
     "giph-task-eft": "tab:green",
     "random-task-eft": "tab:olive",
     "placeto": "tab:orange",
     "random": "tab:grey",
+    "random placement": "tab:pink",
+    "search": "tab:grey",
     "hdp": "tab:purple",
     "heft": "black",
     "heft, planned": "black",

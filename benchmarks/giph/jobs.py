@@ -157,8 +157,7 @@ class Training:
             )
             agent = make_agent("giph", seed=seed, features="paper", dim=5)
         else:
-            plain = self.policy == "giph" and self.data in ("single", "multi") and self.objective == "latency"
-            updates = sizes.updates if plain else sizes.variant_updates
+            updates = sizes.updates
             rate = 3e-3 if self.kind == "reinforce" else 8e-3
             stage = Stage(
                 draw,
@@ -170,8 +169,7 @@ class Training:
                 final_learning_rate=rate / 20,
             )
             agent = make_agent("giph", seed=seed, variant=self.policy)
-        every = max(1, updates // sizes.evaluations)
-        return agent, replace(stage, evaluate_every=every)
+        return agent, replace(stage, evaluate_every=-(-updates // sizes.evaluations))
 
 
 Policy: TypeAlias = Training | str

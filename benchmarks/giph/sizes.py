@@ -13,8 +13,7 @@ class Sizes:
 
     Attributes:
         seeds: trainings of GiPH and Placeto on random graphs, each on problems of its own.
-        updates: of GiPH by imitation.
-        variant_updates: of the variants of GiPH, and of GiPH for other workloads and objectives.
+        updates: of GiPH and its variants.
         placeto_updates: of Placeto.
         problems: problems of an update.
         paper_episodes: of the paper's REINFORCE, one problem each.
@@ -36,8 +35,7 @@ class Sizes:
     """
 
     seeds: int = 3
-    updates: int = 150
-    variant_updates: int = 80
+    updates: int = 100
     placeto_updates: int = 200
     problems: int = 8
     paper_episodes: int = 200
@@ -62,8 +60,7 @@ FULL = Sizes()
 
 QUICK = Sizes(
     seeds=1,
-    updates=60,
-    variant_updates=20,
+    updates=45,
     placeto_updates=40,
     problems=6,
     paper_episodes=40,

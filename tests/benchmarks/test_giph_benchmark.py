@@ -24,7 +24,6 @@ from placeit.testing.problems import random_problem
 TINY = Sizes(
     seeds=2,
     updates=1,
-    variant_updates=1,
     placeto_updates=1,
     problems=2,
     paper_episodes=1,
