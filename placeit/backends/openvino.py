@@ -42,6 +42,10 @@ from placeit.graph import OpGraph
 
 __all__ = ["Model", "TensorSpec", "describe", "load"]
 
+# The first use of this table of types fills it, and lets go of the GIL in the middle: two threads that come to it at the same
+# moment, such as two that compile segments, wait for each other for ever (OpenVINO 2026.4). So it is filled here.
+openvino.Type.i64.to_dtype()
+
 _FAILURES = (
     RuntimeError,
     # C++ exceptions that the bindings translate, and text that is not UTF-8
