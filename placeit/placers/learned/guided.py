@@ -18,11 +18,11 @@ __all__ = ["Guided"]
 
 # Found on problems of the GiPH generator. Temperatures are those of ``annealing``.
 _HOT, _COLD = 0.5, 0.0005
-_UNIFORM = 0.1  # share of the proposals that are of any move: the policy has never the only say
+_UNIFORM = 0.02  # share of the proposals that are of any move: the policy has never the only say
 _AGAIN = 0.5  # how much less likely a move gets each time that it is refused
-_FRESH = 4  # moves after which the policy looks again; a look costs as much as dozens of simulations
-_IDLE = 30  # proposals in a row that are known already, after which all are accepted
-_PROPOSALS = 2  # for each evaluation; small problems have fewer placements than may be valued
+_KEPT = 1000  # placements whose scores are kept, as the search comes back to many
+_IDLE = 100  # proposals in a row that are known already, after which all are accepted
+_PROPOSALS = 5  # for each evaluation; small problems have fewer placements than may be valued
 
 
 @dataclass(frozen=True)
@@ -120,9 +120,8 @@ class _Moves:
         self._search = agent.search([problem], [current])
         self.op, self.device = self._search.nets.op, self._search.nets.device
         self._tight = problem.memory.min() < problem.param_bytes.sum()
-        self._current = current
-        self._age = 0
-        self._look()
+        self._kept: dict[bytes, NDArray[np.float32]] = {}
+        self.go(current)
 
     def draw(self, count: int, rng: np.random.Generator) -> NDArray[np.intp]:
         """Draw up to ``count`` different moves (Gumbel top-k: in proportion to their weights, without replacement)."""
@@ -137,24 +136,8 @@ class _Moves:
         self._log[moves] += np.log(_AGAIN)
 
     def go(self, placement: NDArray[np.int32]) -> None:
-        """Make ``int32[V]`` the current placement."""
-        self._current = placement
-        self._age += 1
-        if self._age >= _FRESH:
-            self._search.nets.set(0, placement)
-            self._age = 0
-            self._look()
-        else:
-            self._weigh()
-
-    def _look(self) -> None:
-        with torch.no_grad():
-            self._scores = self._search.scores().numpy().astype(np.float64)
-        self._weigh()
-
-    def _weigh(self) -> None:
-        """Set the logarithms of the weights: a softmax of the scores over the possible moves, mixed with equal weights."""
-        problem, placement = self._problem, self._current
+        """Make ``int32[V]`` the current placement: weigh its moves by the policy's softmax, mixed with equal weights."""
+        problem = self._problem
         able = self.device != placement[self.op]
         if self._tight:
             used = np.bincount(placement, weights=problem.param_bytes, minlength=problem.devices)
@@ -162,5 +145,16 @@ class _Moves:
         self._able = int(able.sum())
         self._log = np.full(len(able), -np.inf)
         if self._able:
-            weights = np.exp(self._scores[able] - self._scores[able].max())
+            scores = self._scores(placement)[able].astype(np.float64)
+            weights = np.exp(scores - scores.max())
             self._log[able] = np.log((1 - _UNIFORM) * weights / weights.sum() + _UNIFORM / self._able)
+
+    def _scores(self, placement: NDArray[np.int32]) -> NDArray[np.float32]:
+        key = placement.tobytes()
+        if key not in self._kept:
+            if len(self._kept) >= _KEPT:
+                self._kept.clear()
+            self._search.nets.set(0, placement)
+            with torch.no_grad():
+                self._kept[key] = self._search.scores().numpy()
+        return self._kept[key]
