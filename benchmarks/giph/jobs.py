@@ -102,13 +102,12 @@ class Training:
     number: int = 0
     kind: str = "imitation"
     objective: str = "latency"
-    noise: float = 0.0
     alone: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
         words = ["train", self.policy, self.data, str(self.number), self.kind, self.objective]
-        return "-".join([*words, *(["noise"] if self.noise else [])]).replace(" ", "-")
+        return "-".join(words).replace(" ", "-")
 
     @property
     def needs(self) -> Sequence[Job]:
@@ -134,10 +133,7 @@ class Training:
         cached = [instance(problem, self.objective) for problem in data.train]
 
         def draw(rng: np.random.Generator, count: int, progress: float) -> list[Instance]:  # noqa: ARG001
-            picks = rng.integers(len(cached), size=count).tolist()
-            if not self.noise:
-                return [cached[i] for i in picks]
-            return [instance(data.train[i], self.objective, self.noise, int(rng.integers(2**63))) for i in picks]
+            return [cached[i] for i in rng.integers(len(cached), size=count).tolist()]
 
         if self.policy == "placeto":
             updates = sizes.placeto_updates
