@@ -33,8 +33,8 @@ class Guided:
     as it is and scores every move of one op; moves are drawn from the softmax of the scores. What a placement costs is
     remembered: none is valued twice, and the search passes freely through those that it knows.
 
-    Meant for placements that are expensive to value, as in measured runs: up to some hundred of them, ``annealing`` needs two to
-    five times as many for the same result. Where they are simulated, that one values far more of them in the same time.
+    Meant for placements that are expensive to value, as in measured runs: for what a few hundred find, ``annealing`` needs
+    two to five times as many. Where they are simulated, that one values far more of them in the same time.
     """
 
     evaluations: int = option(2_500, "placements to value, if the caller sets no other limit")
