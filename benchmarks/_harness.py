@@ -52,12 +52,23 @@ class Args:
     models: tuple[str, ...] = ()
 
 
+def _commit() -> str | None:
+    """Return the commit that was measured, marked ``-dirty`` if tracked files differ from it; None outside a checkout."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        answer = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return answer.stdout.strip() or None
+
+
 @dataclass
 class Report:
-    """Rows and claims of one benchmark, filled while it runs."""
+    """Rows and claims of one benchmark, filled while it runs; and the commit that was there when it began."""
 
     rows: list[dict[str, Value]] = field(default_factory=list)
     claims: list[dict[str, Value]] = field(default_factory=list)
+    commit: str | None = field(default_factory=_commit)
 
     def row(self, **columns: Value) -> None:
         """Add a row of the table. Rows may have different columns; None is a figure that was not measured."""
@@ -144,7 +155,7 @@ def output(name: str, report: Report) -> dict[str, Any]:
     return {
         "benchmark": name,
         "machine": _machine(),
-        "commit": _commit(),
+        "commit": report.commit,
         "claims": report.claims,
         "rows": report.rows,
     }
@@ -222,13 +233,3 @@ def _cpu_model() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def _commit() -> str | None:
-    """Return the commit that was measured, marked ``-dirty`` if tracked files differ from it; None outside a checkout."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        answer = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
-    except OSError:
-        return None
-    return answer.stdout.strip() or None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,32 +66,37 @@ class Setup:
         return dataset(kind, self.seed + number, self.sizes)
 
 
-class Job(Protocol):
-    """A piece of work.
+class Job(ABC):
+    """A piece of work; a frozen dataclass.
 
     Attributes:
         alone: nothing else may run meanwhile, because it measures time.
     """
 
-    alone: ClassVar[bool]
+    alone: ClassVar[bool] = False
 
     @property
+    @abstractmethod
     def name(self) -> str:
         """Of its files."""
-        ...
 
     @property
     def needs(self) -> Sequence[Job]:
         """Jobs to be done before."""
-        ...
+        return ()
 
+    @property
+    def big(self) -> bool:
+        """Whether it takes gigabytes of memory, so that two such jobs do not run at a time."""
+        return False
+
+    @abstractmethod
     def run(self, setup: Setup) -> Outcome:
         """Do it."""
-        ...
 
 
 @dataclass(frozen=True)
-class Training:
+class Training(Job):
     """Trains a policy; the outcome is the history of its evaluations.
 
     ``giph paper`` has the paper's features and width and learns by the paper's REINFORCE: one problem an update, the mean of
@@ -102,7 +108,6 @@ class Training:
     number: int = 0
     kind: str = "imitation"
     objective: str = "latency"
-    alone: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
@@ -110,8 +115,8 @@ class Training:
         return "-".join(words).replace(" ", "-")
 
     @property
-    def needs(self) -> Sequence[Job]:
-        return ()
+    def big(self) -> bool:
+        return self.policy in ("giph-3", "giph-5")
 
     def run(self, setup: Setup) -> Outcome:
         data, sizes = setup.dataset(self.data, self.number), setup.sizes
@@ -185,7 +190,7 @@ def starts(problems: Sequence[Problem], seed: int) -> list[NDArray[np.int32]]:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(Job):
     """Searches test problems for 2 |V| steps, all policies from the same random placements.
 
     The best so far is chosen by noisy values if there is noise; what the outcome says of it is free of noise.
@@ -199,7 +204,6 @@ class Evaluation:
     number: int = 0
     objective: str = "latency"
     noise: float = 0.0
-    alone: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
@@ -231,20 +235,15 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class HdpCase:
+class HdpCase(Job):
     """Trains HDP on one test problem; ``slr`` of the best placement that it met."""
 
     data: DatasetKind
     case: int
-    alone: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
         return f"hdp-{self.data}-{self.case}"
-
-    @property
-    def needs(self) -> Sequence[Job]:
-        return ()
 
     def run(self, setup: Setup) -> Outcome:
         problem = setup.dataset(self.data, 0).test[self.case]

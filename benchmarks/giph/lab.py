@@ -70,6 +70,8 @@ class Lab:
             for job in [job for job in todo if waiting.isdisjoint(job.needs)]:
                 if len(running) == width:
                     break
+                if job.big and any(other.big for other in running.values()):
+                    continue
                 todo.remove(job)
                 if all(need in self.outcomes for need in job.needs):
                     running[pool.submit(_do, job, self.setup)] = job

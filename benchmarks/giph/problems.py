@@ -94,7 +94,8 @@ def _relative_speed(problem: Problem) -> NDArray[np.float64]:
     equations[rows, ops], equations[rows, size + devices] = 1.0, -1.0
     logs, *_ = np.linalg.lstsq(equations, np.log(problem.compute[ops, devices]), rcond=None)
     speed: NDArray[np.float64] = np.exp(logs[size:])
-    return speed / speed.mean()
+    speed /= speed.mean()
+    return speed
 
 
 @functools.cache

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from benchmarks._harness import Report, output
+from benchmarks.giph import sizes
+from benchmarks.giph.__main__ import main
 from benchmarks.giph.bench import PARTS, run
-from benchmarks.giph.jobs import POINTS, Evaluation, Setup, Training, load_policy, starts
+from benchmarks.giph.jobs import POINTS, Evaluation, Job, Setup, Training, load_policy, starts
 from benchmarks.giph.lab import JobError, Lab
 from benchmarks.giph.parts.pairwise import compare
 from benchmarks.giph.policies import UNTRAINED, VARIANTS, search
@@ -122,17 +124,15 @@ def test_under_noise_the_placement_shown_is_one_that_was_visited(done):
 
 
 @dataclass(frozen=True)
-class Fails:
+class Fails(Job):
     name: str = "fails"
-    needs: tuple[Training, ...] = ()
-    alone: ClassVar[bool] = False
 
     def run(self, setup: Setup):
         raise ZeroDivisionError("on purpose")
 
 
 @dataclass(frozen=True)
-class Follows:
+class Follows(Job):
     name: str = "follows"
     needs: tuple[Fails, ...] = (Fails(),)
     alone: ClassVar[bool] = True
@@ -142,10 +142,8 @@ class Follows:
 
 
 @dataclass(frozen=True)
-class Works:
+class Works(Job):
     name: str = "works"
-    needs: tuple[Fails, ...] = ()
-    alone: ClassVar[bool] = False
 
     def run(self, setup: Setup):
         return {"answer": np.array(setup.seed)}
@@ -169,8 +167,7 @@ def test_a_part_that_fails_loses_no_other_results(tmp_path, monkeypatch, capsys)
 
     monkeypatch.setattr(PARTS["depth"], "tell", tell)
     report = Report()
-    sizes = replace(TINY, hdp_cases=1, seeds=1)
-    _, failed = run(Setup(sizes, 0, tmp_path), report, ["depth", "shipped"], workers=0)
+    _, failed = run(Setup(replace(TINY, seeds=1), 0, tmp_path), report, ["depth", "shipped"], workers=0)
     assert failed == ["depth"]
     assert {row["part"] for row in report.rows} == {"shipped"}
     assert "The part 'depth' failed" in capsys.readouterr().err
@@ -245,6 +242,23 @@ def test_heft_run_first_in_first_out_may_differ_from_its_plan_but_both_are_above
 def test_a_trained_policy_is_kept_with_what_it_was_trained_for(done):
     agent = load_policy(Training("giph-3", "multi"), done.setup)
     assert agent.config["variant"] == "giph-3"
+
+
+def test_the_command_prints_its_result_alone_and_fails_if_a_part_does(tmp_path, monkeypatch, capfd):
+    def tell(lab, report, figures):
+        raise JobError("on purpose")
+
+    monkeypatch.setattr(sizes, "QUICK", TINY)
+    command = ["--quick", "--json", "--workers", "0", "--work", str(tmp_path), "--parts", "shipped"]
+    assert main(command) == 0
+    result = json.loads(capfd.readouterr().out)
+    assert result["benchmark"] == "giph"
+    assert {row["part"] for row in result["rows"]} == {"shipped"}
+    monkeypatch.setattr(PARTS["shipped"], "tell", tell)
+    assert main(command) == 1
+    printed = capfd.readouterr()
+    assert json.loads(printed.out)["rows"] == []
+    assert "outcomes are in" in printed.err  # kept from the first time
 
 
 def test_quick_runs_do_less_of_everything_and_all_of_it():

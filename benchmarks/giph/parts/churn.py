@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -28,12 +27,11 @@ _CARRIED = "giph carried on"
 
 
 @dataclass(frozen=True)
-class ChurnSearch:
+class ChurnSearch(Job):
     """Searches all graphs on each of the networks: ``slr`` is ``float64[networks, graphs]``."""
 
     policy: Policy
     carry: bool = False
-    alone: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
@@ -64,19 +62,14 @@ class ChurnSearch:
 
 
 @dataclass(frozen=True)
-class ChurnHdp:
+class ChurnHdp(Job):
     """Trains HDP for some of the graphs on one of the networks: ``slr`` is ``float64[graphs]``."""
 
     network: int
-    alone: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
         return f"churn-hdp-{self.network}"
-
-    @property
-    def needs(self) -> Sequence[Job]:
-        return ()
 
     def run(self, setup: Setup) -> Outcome:
         problems = changing(setup.seed, setup.sizes)[self.network][: setup.sizes.hdp_churn_graphs]

@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks._harness import Report
 from benchmarks.giph.figures import Figures
-from benchmarks.giph.jobs import Evaluation, Job, Setup, Training
+from benchmarks.giph.jobs import Evaluation, Job, Policy, Setup, Training
 from benchmarks.giph.lab import Lab
 from benchmarks.giph.parts.depth import by_depth
 from benchmarks.giph.policies import UNTRAINED
@@ -27,7 +27,7 @@ _OBJECTIVES = ("total-cost", "energy")
 
 
 def _evaluations(objective: str) -> dict[str, Evaluation]:
-    policies = {
+    policies: dict[str, Policy] = {
         "giph": Training("giph", "multi", objective=objective),
         "giph for latency": Training("giph", "multi"),
         **{name: name for name in UNTRAINED},

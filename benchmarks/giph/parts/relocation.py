@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,14 +35,13 @@ _INTERVAL_S = 10.0
 
 
 @dataclass(frozen=True)
-class Relocations:
+class Relocations(Job):
     """What placing anew costs after vehicles moved on: ``float64[cases, frequencies, 3]`` for ``giph`` and ``heft``.
 
     The three are the relocation cost in seconds, the number of tasks that moved or started, and the makespan in seconds.
     """
 
     policy: Training
-    alone: ClassVar[bool] = False
 
     @property
     def name(self) -> str:

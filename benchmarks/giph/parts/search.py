@@ -73,10 +73,10 @@ def tell(lab: Lab, report: Report, figures: Figures) -> None:
             report.row(part="search", problems=data, seed=seed, **columns, heft=run, heft_planned=planned)
             claim = f"{data}, seed {seed}: SLR of GiPH over HEFT's, run first in, first out"
             report.claim(claim, final["giph"] / run, "", at_most=1.0)
-            for name, found in ratios.items():
-                found.append(final["giph"] / final[name])
-    for name, found in ratios.items():
-        report.claim(f"SLR of GiPH over {name}, worst of all seeds and both cases", max(found), "", at_most=1.0)
+            for name, ratio in ratios.items():
+                ratio.append(final["giph"] / final[name])
+    for name, ratio in ratios.items():
+        report.claim(f"SLR of GiPH over {name}, worst of all seeds and both cases", max(ratio), "", at_most=1.0)
     cases = range(lab.setup.sizes.hdp_cases)
     hdp = float(np.mean([lab[HdpCase("multi", case)]["slr"] for case in cases]))
     giph = float(lab[Evaluation(_training("giph", "multi", 0), "multi")]["curve"][: len(cases), -1].mean())

@@ -36,7 +36,7 @@ _LEARNED = (*VARIANTS, "giph paper", "placeto")
 
 
 @dataclass(frozen=True)
-class Timing:
+class Timing(Job):
     """Measures a policy: milliseconds per sample in ``search``, ``reinforce`` and ``imitation``, NaN for what it has not."""
 
     policy: str
@@ -45,10 +45,6 @@ class Timing:
     @property
     def name(self) -> str:
         return f"time-{self.policy}".replace(" ", "-")
-
-    @property
-    def needs(self) -> Sequence[Job]:
-        return ()
 
     def run(self, setup: Setup) -> Outcome:
         instances = [instance(problem) for problem in _problems(setup)]
@@ -72,7 +68,8 @@ class Timing:
 
 
 def _problems(setup: Setup) -> list[Problem]:
-    rng, found, tasks = np.random.default_rng([setup.seed, 9]), [], setup.sizes.timed_tasks
+    rng, tasks = np.random.default_rng([setup.seed, 9]), setup.sizes.timed_tasks
+    found: list[Problem] = []
     while len(found) < setup.sizes.timed:
         graph = random_task_graph(TaskGraphParameters(tasks=tasks), rng, max_tasks=tasks)
         if len(graph) == tasks:
