@@ -38,7 +38,7 @@ _ENCODERS: dict[str, tuple[Encoder, int]] = {
     "giph-ne-pol": ("none", 0),
     "giph-task-eft": ("levels", 0),
 }
-_STATES = 12  # of an episode, whose actions are all valued
+_STATES = 24  # steps of an episode whose actions are all valued
 _SHARPNESS = 15.0
 _LEAST = 0.002  # the best gain that gains are measured by, at the least, in units
 _CHUNK = 64
@@ -180,18 +180,18 @@ class GiphAgent:
         starts = [random_placements(problem, 1, rng)[0] for problem in problems]
         search = self.search(problems, starts)
         lengths = [max(1, round(self.steps_per_op * len(problem))) for problem in problems]
-        asked = [set(rng.choice(length, size=min(length, _STATES), replace=False).tolist()) for length in lengths]
+        longest = max(lengths)
+        due = set(rng.choice(longest, size=min(longest, _STATES), replace=False).tolist())  # for all, as one pass scores all
         losses = []
-        for step in range(max(lengths)):
-            due = [b for b in range(len(problems)) if step in asked[b]]
-            with torch.set_grad_enabled(bool(due)):
+        for step in range(longest):
+            with torch.set_grad_enabled(step in due):
                 scores = search.scores()
             sampled = scores.detach().numpy()
             for b, instance in enumerate(instances):
                 legal = search.legal(b) if step < lengths[b] else np.empty(0, np.int64)
                 if not len(legal):
                     continue
-                if b in due:
+                if step in due:
                     gains = _gains(search, b, legal, instance)
                     log = torch.log_softmax(scores[torch.from_numpy(legal)], dim=0)
                     target = torch.from_numpy(_normalised(gains)).to(torch.float32)
