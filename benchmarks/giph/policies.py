@@ -65,11 +65,7 @@ def _relocate(
         for b, path in enumerate(paths):
             if step >= len(path):
                 continue
-            nodes = searches.legal(b)
-            if len(nodes):
-                chosen = nodes[[np.argmax(scores[nodes] + rng.gumbel(size=len(nodes)))]]
-                ops, devices = searches.targets(b, chosen)
-                searches.move(b, int(ops[0]), int(devices[0]))
+            searches.step(b, scores, rng)
             path[step] = searches.nets.placements[b]
     return paths
 

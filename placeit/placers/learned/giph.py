@@ -40,6 +40,7 @@ _ENCODERS: dict[str, tuple[Encoder, int]] = {
 }
 _STATES = 24  # steps of an episode whose actions are all valued
 _SHARPNESS = 15.0
+_TEMPERATURE = 0.6  # of what is drawn in a search; 1 in training
 _LEAST = 0.002  # the best gain that gains are measured by, at the least, in units
 _CHUNK = 64
 
@@ -111,8 +112,9 @@ class GiphAgent:
         ]
 
     def search(self, problems: Sequence[Problem], starts: Sequence[NDArray[np.int32]]) -> Search:
-        """Begin searches from given placements."""
-        return Search(self._scorer, problems, starts, pivots=self.pivots)
+        """Begin searches from given placements; what is not learned from is drawn with temperature 0.6."""
+        temperature = 1.0 if self.network.training else _TEMPERATURE
+        return Search(self._scorer, problems, starts, pivots=self.pivots, temperature=temperature)
 
     def rollout(self, instances: Sequence[Instance], rng: np.random.Generator) -> Trajectory:
         """Search from random placements, sampling each step from the policy; rewards are what each step gains."""
@@ -130,15 +132,13 @@ class GiphAgent:
             with torch.no_grad():
                 scores = search.scores().numpy()
             for b, instance in enumerate(instances):
-                legal = search.legal(b) if step < lengths[b] else ()
-                if not len(legal):
+                made = search.step(b, scores, rng) if step < lengths[b] else None
+                if made is None:
                     continue
-                node = int(legal[np.argmax(scores[legal] + rng.gumbel(size=len(legal)))])
-                op, device = _go(search, b, node)
+                chosen[step, b], op, device = made
                 placement = search.nets.placements[b]
                 cost = float(instance.cost(placement[None])[0]) / instance.unit
                 rewards[step, b], now[b] = now[b] - cost, cost
-                chosen[step, b] = node
                 moved[b].append((op, device))
                 if cost < best[b]:
                     best[b], placements[b] = cost, placement.copy()
@@ -157,7 +157,7 @@ class GiphAgent:
             logs, entropies = [], []
             for b in active.tolist():
                 legal = search.legal(b)
-                log = torch.log_softmax(scores[torch.from_numpy(legal)], dim=0)
+                log = torch.log_softmax(scores[torch.from_numpy(legal)] / search.temperature, dim=0)
                 logs.append(log[int(np.flatnonzero(legal == decisions.chosen[step, b])[0])])
                 entropies.append(-(log.exp() * log).sum())
             yield np.full(len(active), step), active, torch.stack(logs), torch.stack(entropies)
@@ -188,10 +188,10 @@ class GiphAgent:
                 scores = search.scores()
             sampled = scores.detach().numpy()
             for b, instance in enumerate(instances):
-                legal = search.legal(b) if step < lengths[b] else np.empty(0, np.int64)
-                if not len(legal):
+                if step >= lengths[b]:
                     continue
-                if step in due:
+                legal = search.legal(b)
+                if step in due and len(legal):
                     gains = _gains(search, b, legal, instance)
                     log = torch.log_softmax(scores[torch.from_numpy(legal)], dim=0)
                     target = torch.from_numpy(_normalised(gains)).to(torch.float32)
@@ -199,17 +199,8 @@ class GiphAgent:
                         losses.append(-(torch.softmax(_SHARPNESS * target, dim=0) * log).sum())
                     else:
                         losses.append(-(log.exp() * target).sum())
-                node = int(legal[np.argmax(sampled[legal] + rng.gumbel(size=len(legal)))])
-                _go(search, b, node)
+                search.step(b, sampled, rng)
         return torch.stack(losses).mean() if losses else torch.zeros((), requires_grad=True)
-
-
-def _go(search: Search, number: int, node: int) -> tuple[int, int]:
-    """Choose a node; returns the op that moves, and where."""
-    ops, devices = search.targets(number, np.array([node]))
-    op, device = int(ops[0]), int(devices[0])
-    search.move(number, op, device)
-    return op, device
 
 
 def _gains(search: Search, number: int, nodes: NDArray[np.int64], instance: Instance) -> NDArray[np.float64]:
@@ -268,12 +259,10 @@ class Giph:
             start = random_placements(problem, 1, rng)[0]
             search, path = agent.search([problem], [start]), [start]
             for _ in range(steps):
-                legal = search.legal(0)
-                if not len(legal) or found.left <= 0:
-                    break
                 with torch.no_grad():
-                    scores = search.scores().numpy()[legal]
-                _go(search, 0, int(legal[np.argmax(scores + rng.gumbel(size=len(legal)))]))
+                    scores = search.scores().numpy()
+                if found.left <= 0 or search.step(0, scores, rng) is None:
+                    break
                 path.append(search.nets.placements[0].copy())
                 if len(path) >= min(_CHUNK, found.left):
                     found.offer(np.stack(path))

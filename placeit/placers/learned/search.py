@@ -27,13 +27,21 @@ class Search:
         problems: ``B`` of them.
         starts: for each ``int32[V]``, feasible.
         pivots: the policy chooses an op only, and earliest finish time its device (GiPH-task-EFT).
+        temperature: :meth:`step` draws from the softmax of scores over this.
     """
 
     def __init__(
-        self, scorer: Scorer, problems: Sequence[Problem], starts: Sequence[NDArray[np.int32]], *, pivots: bool
+        self,
+        scorer: Scorer,
+        problems: Sequence[Problem],
+        starts: Sequence[NDArray[np.int32]],
+        *,
+        pivots: bool,
+        temperature: float,
     ) -> None:
         self.nets = GpNets(problems, pivots=pivots)
         self._scorer = scorer
+        self.temperature = temperature
         self._last = [-1] * len(problems)
         self._room = [problem.memory.min() < problem.param_bytes.sum() for problem in problems]
         for number, start in enumerate(starts):
@@ -68,6 +76,26 @@ class Search:
             found = earliest_finish_devices(nets.problems[number], nets.placements[number], ops)
             return ops, found.astype(np.int64)
         return ops, nets.device[nodes]
+
+    def step(self, number: int, scores: NDArray[np.float32], rng: np.random.Generator) -> tuple[int, int, int] | None:
+        """Draw a move of a problem's search and make it.
+
+        Args:
+            number: of the problem.
+            scores: ``float32[N]``, of all nodes as they are.
+            rng: what is drawn from.
+
+        Returns:
+            The node that was drawn, the op and its device; None if no op can be moved.
+        """
+        legal = self.legal(number)
+        if not len(legal):
+            return None
+        node = legal[[np.argmax(scores[legal] / self.temperature + rng.gumbel(size=len(legal)))]]  # the Gumbel-max trick
+        ops, devices = self.targets(number, node)
+        op, device = int(ops[0]), int(devices[0])
+        self.move(number, op, device)
+        return int(node[0]), op, device
 
     def move(self, number: int, op: int, device: int) -> None:
         """Go to the next state: ``op`` is on ``device``, and was moved last."""

@@ -119,12 +119,10 @@ def test_valuing_all_actions_teaches_more_than_chance(kind: str) -> None:
 def test_reinforce_learns_with_the_paper_s_features_and_baseline() -> None:
     instances = [simulated(random_problem(8, 3, seed=seed)) for seed in range(4)]
     agent = agent_of(features="paper")
-    stage = Stage(draw_from(instances), 25, problems=4, episodes=2, learning_rate=0.02, baseline="episode-mean")
-    result = train(agent, [stage], evaluate_on=instances, seed=0)
-    first = next(record.evaluation for record in result.history if record.evaluation is not None)
-    assert result.best is not None
-    assert first is not None
-    assert result.best < first
+    stage = Stage(draw_from(instances), 40, problems=4, episodes=4, learning_rate=0.03, baseline="episode-mean")
+    result = train(agent, [stage], evaluate_on=[], seed=0)
+    gains = [record.episode_return for record in result.history if record.episode_return is not None]
+    assert np.mean(gains[-10:]) > 1.2 * np.mean(gains[:10])
 
 
 def test_another_way_to_learn_is_refused() -> None:
