@@ -35,23 +35,23 @@ class Sizes:
     """
 
     seeds: int = 3
-    updates: int = 100
-    placeto_updates: int = 120
-    problems: int = 8
+    updates: int = 80
+    placeto_updates: int = 80
+    problems: int = 6
     paper_episodes: int = 200
     train: int | None = None
-    held_out: int = 24
-    evaluations: int = 6
-    tests: int = 150
-    recurrent_tests: int = 60
-    fusion_tests: int = 150
-    hdp_cases: int = 8
-    hdp_updates: int = 300
+    held_out: int = 16
+    evaluations: int = 3
+    tests: int = 100
+    recurrent_tests: int = 40
+    fusion_tests: int = 80
+    hdp_cases: int = 6
+    hdp_updates: int = 200
     churn_graphs: int = 20
     churn_changes: int = 10
     hdp_churn_graphs: int = 1
-    relocations: int = 60
-    timed: int = 4
+    relocations: int = 30
+    timed: int = 2
     timed_tasks: int = 40
     max_tasks: int = 100
 
