@@ -129,6 +129,8 @@ def read_tensors(path: Path, file_format: str) -> tuple[dict[str, Tensor], dict[
         with safe_open(path, framework="pt") as file:
             head = json.loads((file.metadata() or {}).get("placeit", "{}"))
             tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError as error:
+        raise FileError(f"There is no file {path}.") from error
     except OSError as error:
         raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
     except (SafetensorError, ValueError) as error:
