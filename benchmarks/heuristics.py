@@ -74,10 +74,12 @@ def _guided(problems: list[Problem], bounds: list[float], args: Args, report: Re
 
 
 def _names(args: Args) -> list[str]:
-    """All placers; those that prove what they find give up early."""
+    """All placers; those that prove what they find, or train on each problem, give up early."""
     limits = {
         "cp-sat": f"cp-sat:effort={0.02 if args.quick else 0.2}",
         "exact": f"exact:nodes={10**4 if args.quick else 10**5}",
+        "hdp": f"hdp:updates={10 if args.quick else 100}",
+        "placeto": f"placeto:updates={5 if args.quick else 50}",
     }
     return [limits.get(name, name) for name in placer_names()]
 

@@ -97,6 +97,7 @@ def train(
     from placeit.placers.learned.stages import default_stages, parse_stage, scale_updates
     from placeit.placers.learned.training import train as run
 
+    _keep_freed_memory()
     learner = parse_agent(agent, seed=seed)
     source = find_source(problems, held_out=held_out if evaluate_on is None else 0)
     judges, unit = source.held_out, source.unit
@@ -162,6 +163,19 @@ def train(
         text.facts(console, lines)
 
     return Output(data, show)
+
+
+def _keep_freed_memory() -> None:
+    """Let the C library keep what is freed: it gives large tensors back one by one, which can take as long as the training.
+
+    Other C libraries than glibc have no such setting.
+    """
+    import ctypes
+
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallopt"):
+        for parameter in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
+            library.mallopt(parameter, 2**30)
 
 
 def _position(at: tuple[int, int] | None) -> dict[str, int] | None:
