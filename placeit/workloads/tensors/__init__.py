@@ -1,0 +1,12 @@
+"""Tensor expressions, cut into shards: task graphs that can be run.
+
+An expression is a few whole-tensor ops written like Einstein sums (:mod:`~placeit.workloads.tensors.expression`). A partition
+of each op's indices (:mod:`~placeit.workloads.tensors.partition`) turns it into ops on blocks
+(:mod:`~placeit.workloads.tensors.sharding`): a program that runs and a task graph that can be placed
+(:mod:`~placeit.workloads.tensors.program`).
+"""
+
+from placeit.workloads.tensors.program import Block, BlockTensor, MetaOp, Program, ProgramOp, WholeTensor
+from placeit.workloads.tensors.sharding import shard
+
+__all__ = ["Block", "BlockTensor", "MetaOp", "Program", "ProgramOp", "WholeTensor", "shard"]
