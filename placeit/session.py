@@ -21,6 +21,7 @@ from placeit.errors import PlacementError, UsageError
 from placeit.problem import Placement
 from placeit.profiler.cache import Cache
 from placeit.profiler.costs import Progress, profile
+from placeit.profiler.nvml import GpuSampler, GpuUse, gpu_use
 from placeit.profiler.trace import Span, utilization
 from placeit.runtime.executor import Executor
 from placeit.runtime.measure import Measurement, race
@@ -69,6 +70,7 @@ class RunReport:
         spans: what ran when, in the traced run.
         outputs: by name.
         plan: the segments that ran.
+        gpus: how busy each NVIDIA GPU of the machine was during the timed runs, by name; none without NVML.
     """
 
     latency: Measurement
@@ -77,6 +79,7 @@ class RunReport:
     spans: list[Span]
     outputs: dict[str, NDArray[np.generic]]
     plan: Plan
+    gpus: Mapping[str, GpuUse]
 
 
 class Session:
@@ -261,7 +264,8 @@ class Session:
         executor = self.executor(plan)
         given = self.model.random_inputs() if inputs is None else inputs
         executor.set_inputs(given)
-        latency = race({"placement": executor.time}, rounds=runs)["placement"]
+        with GpuSampler() as sampler:
+            latency = race({"placement": executor.time}, rounds=runs)["placement"]
         outputs = executor.run(given)
         spans = executor.spans()
         return RunReport(
@@ -271,4 +275,5 @@ class Session:
             spans=spans,
             outputs=outputs,
             plan=plan,
+            gpus=gpu_use(sampler.samples),
         )
