@@ -76,15 +76,19 @@ def probe(
     unknown = [[names.index(src), names.index(dst)] for src, dst in cluster.missing_links()]
     kept = cache.get(key, functools.partial(_valid, devices=len(names), unknown=unknown)) if cache is not None else None
     if kept is None:
-        if chain is None:
-            from placeit.backends.openvino import relu_chain as chain
-        kept = _measure(cluster, precision, chain)
+        kept = _measure(cluster, precision, chain or _openvino_chain)
         if cache is not None:
             cache.put(key, kept)
     measured = {
         (names[i], names[j]): Link(float("inf") if rate is None else rate, delay) for i, j, rate, delay in kept["links"]
     }
     return Links(np.array(kept["dispatch"]), replace(cluster, links={**measured, **cluster.links}))
+
+
+def _openvino_chain(elements: int, hops: int) -> Model:
+    from placeit.backends.openvino import relu_chain
+
+    return relu_chain(elements, hops)
 
 
 def _valid(kept: Any, devices: int, unknown: list[list[int]]) -> bool:
