@@ -27,9 +27,9 @@ from placeit.runtime.devices.null import VirtualClock
 from placeit.runtime.streams.accelerator import HOST, Inbox, Replay, StreamProgram, Token
 from placeit.testing.happens_before import HOST_THREAD, Access, HappensBefore
 
-__all__ = ["FakeAccelerator"]
+__all__ = ["FakeAccelerator", "Run"]
 
-_SECONDS = (0.0, 1.0, 2.0, 10.0, 100.0)
+_SECONDS = (0.0, 1.0, 2.0, 10.0, 100.0)  # some things take a hundred times as long as others, and some no time at all
 _UNREADABLE = 0xFF  # NaN in every floating-point type
 
 
@@ -76,7 +76,7 @@ class _Event:
 class _Stream:
     def __init__(self, number: int, device: int) -> None:
         self.number, self.device = number, device
-        self.queue: deque[_Mark | _Wait | _Run] = deque()
+        self.queue: deque[_Mark | _Wait | Run] = deque()
         self.busy = False
 
     def __repr__(self) -> str:
@@ -89,21 +89,47 @@ class _Wait:
         self.asked = False
 
 
-class _Run:
-    def __init__(
-        self, program: Callable[[Sequence[Any], Sequence[Any]], object], inputs: list[Any], outputs: list[Any]
-    ) -> None:
-        self._program, self._inputs, self._outputs = program, inputs, outputs
+class Run:
+    """A program or a copy on a stream.
+
+    Attributes:
+        program: None for a copy.
+        src: device that it runs on, or copies from.
+        dst: device that it runs on, or copies to.
+        inputs: what it reads.
+        outputs: what it writes.
+        start: virtual seconds.
+        finish: virtual seconds.
+    """
+
+    def __init__(self, program: StreamProgram | None, inputs: Sequence[_View], outputs: Sequence[_View], device: int) -> None:
+        self.program, self.inputs, self.outputs = program, inputs, outputs
+        self.src, self.dst = device, device
+        if program is None:
+            self.src, self.dst = inputs[0].memory.device, outputs[0].memory.device
+        self.start = self.finish = 0.0
         self._given: list[NDArray[Any]] = []
 
-    def start(self) -> None:
-        self._given = [array.copy() for array in self._inputs]
-        for array in self._outputs:
-            array[...] = np.full(array.itemsize, _UNREADABLE, np.uint8).view(array.dtype)[0]
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it writes."""
+        return sum(view.array.nbytes for view in self.outputs)
+
+    def begin(self) -> None:
+        """Take the inputs, and make the outputs unreadable."""
+        self._given = [view.array.copy() for view in self.inputs]
+        for view in self.outputs:
+            view.array[...] = np.full(view.array.itemsize, _UNREADABLE, np.uint8).view(view.array.dtype)[0]
 
     def end(self) -> None:
-        if all(now.tobytes() == given.tobytes() for now, given in zip(self._inputs, self._given, strict=True)):
-            self._program(self._given, self._outputs)
+        """Fill the outputs, unless the inputs have changed."""
+        if any(view.array.tobytes() != given.tobytes() for view, given in zip(self.inputs, self._given, strict=True)):
+            return
+        outputs = [view.array for view in self.outputs]
+        if self.program is not None:
+            self.program.launch(self._given, outputs)
+        else:
+            outputs[0][...] = self._given[0]
 
 
 class FakeAccelerator:
@@ -118,6 +144,8 @@ class FakeAccelerator:
         fail_at: number of a launch of a program that raises, as when memory runs out.
         die_at: number of a launch of a program that breaks its device, so that nothing on it is ever reported again.
         patience: mean number of events that happen between two calls of the host.
+        seconds: what programs and copies take, ``seconds(program, src, dst, nbytes)`` with the program None for a copy; reports
+            then come at once. None for random times.
 
     Attributes:
         order: the checker of this run.
@@ -125,6 +153,7 @@ class FakeAccelerator:
         launches: how many programs were launched.
         allocated: bytes in use on each device.
         names: ``fake:0`` and so on.
+        trace: what has ended, in that order.
     """
 
     def __init__(
@@ -138,12 +167,14 @@ class FakeAccelerator:
         fail_at: int | None = None,
         die_at: int | None = None,
         patience: float = 1.0,
+        seconds: Callable[[StreamProgram | None, int, int, int], float] | None = None,
     ) -> None:
         self.names = tuple(f"fake:{d}" for d in range(devices))
         self.order = HappensBefore()
         self.waits = self.launches = 0
         self.allocated = dict.fromkeys((HOST, *range(devices)), 0)
-        self._peers, self._memory_bytes = peers, memory_bytes
+        self.trace: list[Run] = []
+        self._peers, self._memory_bytes, self._seconds = peers, memory_bytes, seconds
         self._skip_wait, self._fail_at, self._die_at, self._patience = skip_wait, fail_at, die_at, patience
         self._rng = np.random.default_rng(seed)
         self._clock = VirtualClock()
@@ -230,7 +261,7 @@ class FakeAccelerator:
             raise DeviceError(f"{self.names[stream.device]} is out of memory.")
         if self.launches - 1 == self._die_at:
             self._broken = self.names[stream.device]
-        self._run(stream, f"launch {self.launches - 1}", program.launch, inputs, outputs)
+        self._run(stream, f"launch {self.launches - 1}", program, inputs, outputs)
 
     def copy(self, stream: _Stream, source: _View, destination: _View) -> None:
         """Queue a copy."""
@@ -241,7 +272,7 @@ class FakeAccelerator:
         owner = ends[1] if ends[0] == HOST else ends[0]
         assert stream.device == owner, "a copy belongs on a stream of its source, or of its destination if that is the host"
         assert HOST in ends or self.can_peer(*ends), f"{self.names[ends[0]]} cannot write to {self.names[ends[1]]}"
-        self._run(stream, f"the copy of {source}", _copy, [source], [destination])
+        self._run(stream, f"the copy of {source}", None, [source], [destination])
 
     def notify(self, stream: _Stream, event: _Event, inbox: Inbox, token: Token) -> None:  # noqa: ARG002
         """Report an event, some time after it has happened."""
@@ -295,15 +326,10 @@ class FakeAccelerator:
         return self._made
 
     def _run(
-        self,
-        stream: _Stream,
-        what: str,
-        program: Callable[[Sequence[Any], Sequence[Any]], object],
-        inputs: Sequence[_View],
-        outputs: Sequence[_View],
+        self, stream: _Stream, what: str, program: StreamProgram | None, inputs: Sequence[_View], outputs: Sequence[_View]
     ) -> None:
         self.order.use(stream, what, [view.access for view in inputs], [view.access for view in outputs])
-        self._queue(stream, _Run(program, [view.array for view in inputs], [view.array for view in outputs]))
+        self._queue(stream, Run(program, inputs, outputs, stream.device))
         self._pass_time()
 
     def _mark(self, stream: _Stream) -> _Mark:
@@ -315,7 +341,7 @@ class FakeAccelerator:
         self.order.after(stream, mark.clock)
         self._queue(stream, _Wait(mark))
 
-    def _queue(self, stream: _Stream, item: _Mark | _Wait | _Run) -> None:
+    def _queue(self, stream: _Stream, item: _Mark | _Wait | Run) -> None:
         stream.queue.append(item)
         self._advance(stream)
 
@@ -323,10 +349,11 @@ class FakeAccelerator:
         """Let a stream go on as far as it can."""
         while stream.queue and not stream.busy and self._broken != self.names[stream.device]:
             item = stream.queue[0]
-            if isinstance(item, _Run):
+            if isinstance(item, Run):
                 stream.busy = True
-                item.start()
-                self._after(functools.partial(self._end, stream, item))
+                item.begin()
+                item.start = self._clock.now
+                self._after(functools.partial(self._end, stream, item), item)
                 return
             if isinstance(item, _Wait) and not item.mark.reached:
                 if not item.asked:
@@ -337,8 +364,10 @@ class FakeAccelerator:
             if isinstance(item, _Mark):
                 item.reach()
 
-    def _end(self, stream: _Stream, run: _Run) -> None:
+    def _end(self, stream: _Stream, run: Run) -> None:
         run.end()
+        run.finish = self._clock.now
+        self.trace.append(run)
         stream.busy = False
         stream.queue.popleft()
         self._advance(stream)
@@ -347,20 +376,21 @@ class FakeAccelerator:
         self._delivered[id(inbox), token] = mark.clock
         inbox.put(token)
 
-    def _after(self, call: Callable[[], None]) -> None:
-        """Call back after a random time: some are a hundred times as long as others, and some take none at all."""
-        self._clock.at(self._clock.now + float(self._rng.choice(_SECONDS)), call)
+    def _after(self, call: Callable[[], None], run: Run | None = None) -> None:
+        """Call back when a run ends or a report arrives: at random, or as was given."""
+        if self._seconds is None:
+            seconds = float(self._rng.choice(_SECONDS))
+        else:
+            seconds = 0.0 if run is None else self._seconds(run.program, run.src, run.dst, run.nbytes)
+        self._clock.at(self._clock.now + seconds, call)
 
     def _pass_time(self) -> None:
-        for _ in range(int(self._rng.poisson(self._patience))):
-            self._clock.step()
+        if self._seconds is None:
+            for _ in range(int(self._rng.poisson(self._patience))):
+                self._clock.step()
 
     def _let_one_thing_happen(self, awaited: str) -> None:
         if not self._clock.step():
             if self._broken is not None:
                 raise DeviceError(f"{self._broken} has failed.")
             raise AssertionError(f"nothing is left to happen, and {awaited} has not come: the streams wait for each other")
-
-
-def _copy(inputs: Sequence[NDArray[Any]], outputs: Sequence[NDArray[Any]]) -> None:
-    outputs[0][...] = inputs[0]

@@ -8,7 +8,6 @@ import numpy as np
 from placeit.backends.coarsen import Grouping
 from placeit.cluster import Cluster, Device, Link
 from placeit.graph import OpGraph
-from placeit.runtime.devices.base import TensorSpec
 from placeit.runtime.runtime import Runtime
 from placeit.runtime.segments import Costs, Plan, Segmenter
 from placeit.runtime.streams.executor import StreamExecutor
@@ -86,20 +85,21 @@ class Program:
             output[...] = known[t]
 
 
-def random_graph(seed, ops, devices):
+def random_graph(seed, ops, devices, *, closed=False):
     """A random problem as a model: every source is an input or a constant, every sink goes to an output."""
     rng = np.random.default_rng([seed, 1])
     problem = random_problem(ops, devices, seed)
     edges = problem.edges.tolist()
     reading = {v for _, v in edges}
     kinds = ["Op" if v in reading or rng.random() < 0.2 else "Parameter" for v in range(ops)]
-    kinds[0] = "Parameter"
+    if closed:  # constants in place of inputs
+        kinds = ["Op"] * ops
     tensor_op, tensors = [], {}
     for v in range(ops):
         tensors[v] = [len(tensor_op) + i for i in range(1 if kinds[v] == "Parameter" else rng.integers(1, 3))]
         tensor_op += [v] * len(tensors[v])
     edge_tensor = [int(rng.choice(tensors[u])) for u, _ in edges]
-    ends = sorted({t for t in range(len(tensor_op))} - set(edge_tensor))
+    ends = sorted(set(range(len(tensor_op))) - set(edge_tensor))
     ends += [t for t in set(edge_tensor) if rng.random() < 0.1]
     for t in ends:
         edges.append([tensor_op[t], len(kinds)])
@@ -152,10 +152,10 @@ class Case:
         return {spec.name: known[into[graph.index[spec.op]]] for spec in model.outputs}
 
 
-def random_case(seed, *, ops=None, devices=None, merge=None):
+def random_case(seed, *, ops=None, devices=None, merge=None, closed=False):
     rng = np.random.default_rng([seed, 3])
     ops, devices = ops or int(rng.integers(1, 16)), devices or int(rng.integers(1, 5))
-    graph = random_graph(seed, ops, devices)
+    graph = random_graph(seed, ops, devices, closed=closed)
     grouping = Grouping.singletons(graph)
     links = {
         (f"fake:{i}", f"fake:{j}"): Link(float(rng.uniform(10, 1000)), float(rng.uniform(0, 0.1)))
@@ -172,9 +172,14 @@ def random_case(seed, *, ops=None, devices=None, merge=None):
         cluster,
     )
     merge = bool(rng.integers(2)) if merge is None else merge
-    plan = Segmenter(grouping, costs).plan(rng.integers(0, devices, groups), merge=merge)
+    place = rng.integers(0, devices, groups)
+    if closed:  # nothing moves but between devices, as in the simulation
+        for u, v in graph.edges.tolist():
+            if graph.kinds[v] == "Result":
+                place[v] = place[u]
+    plan = Segmenter(grouping, costs).plan(place, merge=merge)
     pairs = [(i, j) for i in range(devices) for j in range(devices) if i != j]
-    peers = frozenset(pair for pair in pairs if rng.random() < 0.6)
+    peers = frozenset(pair for pair in pairs if closed or rng.random() < 0.6)
     runtime = Runtime(Model(graph), grouping, cluster, devices=[None] * devices, transports={})
     return Case(runtime, plan, peers, seed)
 

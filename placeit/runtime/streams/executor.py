@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
 from queue import SimpleQueue
@@ -182,6 +183,7 @@ class StreamExecutor:
                     self._notice(*self._accelerator.take(self._inbox))
             except BaseException as error:
                 self._abandon()
+                _let_go(error)
                 if isinstance(error, DeviceError):
                     raise ExecutionError(f"{error} The run has ended, and all of its memory is released.") from error
                 raise
@@ -382,3 +384,10 @@ class StreamExecutor:
 
 def _bytes(count: float) -> str:
     return format_quantity(count, "memory")
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Clear what the frames of an error hold: intermediate results of the segment that ran out of memory, for example."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
