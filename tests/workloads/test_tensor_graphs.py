@@ -19,7 +19,7 @@ import placeit
 from placeit.cluster import Cluster, Device, Link
 from placeit.errors import ClusterError, UsageError
 from placeit.workloads.tensor_graphs import PAPER_SIZES, TENSOR_GRAPHS, chain_mm, ffnn, llama_block, llama_layer, tensor_graph
-from placeit.workloads.tensors import Program, shard
+from placeit.workloads.tensors import Program, ProgramSegment, shard
 from placeit.workloads.tensors.expression import causal, crop, einsum, elementwise, reduction, tensor, to_complex, to_real
 from placeit.workloads.tensors.nodes import Node
 
@@ -98,11 +98,13 @@ sizes = st.integers(1, 9)
 
 
 @given(size=sizes, shards=st.integers(2, 8))
+@settings(deadline=None)
 def test_a_chain_of_products_is_right_at_any_size(size: int, shards: int) -> None:
     check("chain-mm", chain_mm(size=size, shards=shards), chain_mm(size=size, shards=1))
 
 
 @given(batch=sizes, features=sizes, hidden=sizes, shards=st.integers(2, 8))
+@settings(deadline=None)
 def test_a_feed_forward_network_is_right_at_any_size(batch: int, features: int, hidden: int, shards: int) -> None:
     asked = {"batch": batch, "features": features, "hidden": hidden}
     check("ffnn", ffnn(**asked, shards=shards), ffnn(**asked, shards=1))
@@ -205,6 +207,44 @@ def test_cutting_leaves_the_arithmetic_and_adds_that_of_partial_results() -> Non
     for kind, count in zip(cut.graph.kinds, cut.graph.flops, strict=True):
         flops[kind] += count
     assert flops == {"matmul": 6 * 24**3, "formation": (1 + 3 + 1) * 24**2, "straight_elemwise": 24**2}
+
+
+# --- segments
+
+
+@given(data=st.data())
+@settings(deadline=None, max_examples=30)
+def test_a_program_in_segments_computes_what_it_does_in_one(data: st.DataObject) -> None:
+    program = small(data.draw(st.sampled_from(sorted(TENSOR_GRAPHS))), shards=4)
+    count = len(program.ops)
+    starts = sorted(data.draw(st.sets(st.integers(1, count - 1), max_size=6)))
+    inputs = program.random_inputs()
+    blocks = program.split(inputs)
+    values: dict[int, Tensor] = {}
+    wanted = {block.tensor for whole in program.outputs.values() for block in whole.blocks}
+    for first, last in zip([0, *starts], [*starts, count], strict=True):
+        ops = program.ops[first:last]
+        made = {op.output for op in ops}
+        enter = sorted({t for op in ops for t in op.inputs} - made - blocks.keys())
+        leave = sorted(made & (wanted | {t for op in program.ops[last:] for t in op.inputs}))
+        module = ProgramSegment(ops, enter, leave, blocks)
+        assert sum(buffer.nbytes for buffer in module.buffers()) <= program.graph.param_bytes[first:last].sum()
+        values |= dict(zip(leave, module(*(values[t] for t in enter)), strict=True))
+    results = program.join(values)
+    assert all(torch.equal(results[key], value) for key, value in program.run(inputs).items())
+
+
+def test_a_segment_moves_with_the_blocks_that_it_reads() -> None:
+    program = ffnn(**SMALL["ffnn"], shards=3)
+    last = [op.output for op in program.ops if op.name.startswith("Y.div")]
+    module = ProgramSegment(program.ops, (), last, program.split(program.random_inputs()))
+    assert all(result.is_meta for result in module.to("meta")())
+
+
+def test_a_segment_that_lacks_a_tensor_is_an_error_that_names_the_op() -> None:
+    program = chain_mm(size=4)
+    with pytest.raises(UsageError, match="'sum"):
+        ProgramSegment(program.ops[-1:], (), (program.ops[-1].output,), {})
 
 
 # --- meta-ops
