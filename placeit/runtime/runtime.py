@@ -16,7 +16,7 @@ from placeit.backends.base import Model
 from placeit.backends.coarsen import Grouping
 from placeit.cluster import Cluster
 from placeit.errors import DeviceError, GraphError
-from placeit.runtime.devices.base import Buffer, Program, RuntimeDevice, TensorSpec, Transport
+from placeit.runtime.devices.base import Buffer, Program, RuntimeDevice, SegmentSource, TensorSpec, Transport
 from placeit.runtime.devices.emulated import EmulatedLink, SlowedDevice
 from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.segments import Segment
@@ -92,7 +92,7 @@ class Runtime:
         keys = [(self.devices[segment.device].program_key, segment.groups) for segment in segments]
         missing = {key: segment for key, segment in zip(keys, segments, strict=True) if key not in self._programs}
         with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "placeit compile") as pool:
-            compiled = pool.map(lambda s: self.devices[s.device].compile(_Source(self, s)), missing.values())
+            compiled = pool.map(lambda s: self.devices[s.device].compile(self.source(s)), missing.values())
             for key, program in zip(missing, compiled, strict=True):
                 self._programs[key] = program
                 self._kept_bytes += self._weights(key[1])
@@ -104,6 +104,10 @@ class Runtime:
             (_, groups), _ = self._programs.popitem(last=False)
             self._kept_bytes -= self._weights(groups)
         return programs
+
+    def source(self, segment: Segment) -> SegmentSource:
+        """A segment as devices see it before compilation."""
+        return _Source(self, segment)
 
     def _weights(self, groups: tuple[int, ...]) -> float:
         return float(self.grouping.groups.param_bytes[list(groups)].sum())

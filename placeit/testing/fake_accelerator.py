@@ -179,6 +179,7 @@ class FakeAccelerator:
         self._rng = np.random.default_rng(seed)
         self._clock = VirtualClock()
         self._made = 0
+        self._streams: dict[tuple[int, int], _Stream] = {}
         self._broken: str | None = None
         self._delivered: dict[tuple[int, Token], Mapping[Hashable, int]] = {}
         self._captured: list[Callable[[], None]] | None = None
@@ -225,9 +226,9 @@ class FakeAccelerator:
         self.order.use(HOST_THREAD, "the host", reads=[view.access])
         return view.array.copy()
 
-    def stream(self, device: int) -> _Stream:
-        """An empty stream."""
-        return _Stream(self._number(), device)
+    def stream(self, device: int, number: int) -> _Stream:
+        """A stream, empty when it is first asked for."""
+        return self._streams.setdefault((device, number), _Stream(self._number(), device))
 
     def event(self, device: int) -> _Event:  # noqa: ARG002
         """An event that marks nothing."""

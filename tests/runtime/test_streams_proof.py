@@ -184,7 +184,7 @@ def test_the_fake_gives_wrong_data_to_what_reads_too_early():
         memory = [fake.allocate(place, 8) for place in (HOST, 0, 0)]
         views = [fake.view(m, TensorSpec((1,), "float64")) for m in memory]
         fake.write(views[0], [1.0])
-        first, second = fake.stream(0), fake.stream(0)
+        first, second = fake.stream(0, 0), fake.stream(0, 1)
         fake.copy(first, views[0], views[1])
         fake.launch(second, Adder(), [views[1]], [views[2]])  # no wait
         fake.finish([first, second])

@@ -8,14 +8,19 @@ import torch
 from stream_cases import random_case
 from test_streams import chain
 
+from placeit.backends.coarsen import Grouping
+from placeit.backends.torch import load
+from placeit.cluster import Cluster, Device
 from placeit.errors import DeviceError, ExecutionError
 from placeit.runtime.devices.base import TensorSpec
+from placeit.runtime.runtime import Runtime
+from placeit.runtime.segments import Costs, Segmenter
 from placeit.runtime.streams import reports
 from placeit.runtime.streams import torch_accelerator as accelerators
 from placeit.runtime.streams.accelerator import HOST
 from placeit.runtime.streams.executor import StreamExecutor
+from placeit.runtime.streams.module_program import ModuleProgram, work_of
 from placeit.runtime.streams.torch_accelerator import TorchAccelerator
-from placeit.runtime.streams.torch_program import ModuleProgram
 from placeit.runtime.streams.work import Work
 
 
@@ -108,6 +113,62 @@ def test_weights_are_copied_to_the_device_and_let_go(cpu):
     assert program.weight_bytes == 0
     program.unload()
     assert program.weight_bytes == 400
+
+
+def test_a_traced_module_makes_its_tensors_on_the_device_that_it_is_loaded_to(cpu):
+    class Traced(Step):
+        def forward(self, x):
+            return (x + self.weight + torch.ones(100, device=torch.device("cpu")),)
+
+    module = torch.fx.symbolic_trace(Traced(2.0))
+    program = ModuleProgram(module)
+    place, out = torch.device("meta"), torch.zeros(100, device="meta")
+    program.load(place)
+    program.launch([torch.zeros(100, device=place)], [out])  # raises if anything is left on the CPU
+    np.testing.assert_array_equal(module(torch.zeros(100))[0], np.full(100, 3.0))
+
+
+class Branches(torch.nn.Module):
+    """Two branches with weights, a constant that is made on the way, and two outputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = torch.nn.Linear(8, 6), torch.nn.Linear(8, 6)
+
+    def forward(self, x):
+        a, b = torch.relu(self.left(x)), torch.sigmoid(self.right(x))
+        return a + b * torch.ones(6), a.sum(dim=1)
+
+
+@pytest.fixture(scope="module")  # exporting is slow, and leaves a thread of the progress bar behind
+def exported():
+    module = Branches()
+    return module, load(module, (torch.zeros(3, 8),))
+
+
+def branches(exported, names, seed):
+    """A random placement of an exported module: what to run, its inputs, and what PyTorch says of them."""
+    module, model = exported
+    grouping = Grouping.singletons(model.graph)
+    cluster = Cluster(tuple(Device(name, "cuda") for name in names))
+    costs = Costs.free(len(grouping.groups), cluster)
+    place = np.random.default_rng(seed).integers(0, len(names), len(grouping.groups))
+    plan = Segmenter(grouping, costs).plan(place, merge=bool(seed % 2))
+    runtime = Runtime(model, grouping, cluster, devices=(), transports={})
+    inputs = model.random_inputs(seed)
+    with torch.inference_mode():
+        results = module(*(torch.tensor(value) for value in inputs.values()))
+    return work_of(runtime, plan), inputs, dict(zip(runtime.model_outputs, results, strict=True))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_exported_model_gives_what_pytorch_gives(exported, cpu, seed):
+    work, inputs, expected = branches(exported, ["a", "b"], seed)
+    with StreamExecutor(work, cpu) as executor:
+        got = executor.run(inputs)
+    assert got.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(got[name], value, rtol=1e-5)
 
 
 def test_an_op_that_fails_is_an_error_that_names_segment_and_device(cpu):
@@ -286,14 +347,13 @@ def test_host_functions_are_launched_on_a_companion_so_that_no_stream_waits_for_
 
 def test_a_device_that_breaks_while_the_host_waits_is_an_error(cpu, monkeypatch):
     class Broken:
-        device = "cuda:0"
-
         def query(self):
             raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nCompile with")
 
     monkeypatch.setattr(accelerators, "_LOOK_S", 0.01)
-    cpu._streams.append(Broken())
-    with pytest.raises(DeviceError, match=r"cuda:0 refused: CUDA error: an illegal memory access was encountered$"):
+    monkeypatch.setattr(torch, "Stream", lambda device: Broken())
+    cpu.stream(0, 0)
+    with pytest.raises(DeviceError, match=r"cpu refused: CUDA error: an illegal memory access was encountered$"):
         cpu.take(SimpleQueue())
 
 
@@ -343,6 +403,17 @@ def test_two_gpus_compute_what_numpy_does(gpus, order, peers, monkeypatch):
         for number in range(20):
             got = executor.run(case.inputs(number))["out_op5"]
             np.testing.assert_allclose(got, expected(case.inputs(number)["in_op0"], 4), rtol=1e-6)
+
+
+@pytest.mark.gpu
+@one_gpu
+@pytest.mark.parametrize("seed", range(4))
+def test_an_exported_model_gives_on_gpus_what_pytorch_gives_on_the_cpu(exported, gpus, seed):
+    work, inputs, expected = branches(exported, gpus.names, seed)
+    with StreamExecutor(work, gpus) as executor:
+        got = executor.run(inputs)
+    for name, value in expected.items():
+        np.testing.assert_allclose(got[name], value, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.gpu

@@ -109,8 +109,8 @@ class Accelerator(Protocol):
         """Copy a tensor in host memory, to the host, in its logical shape. Nothing that writes it may be running."""
         ...
 
-    def stream(self, device: int) -> Stream:
-        """Make a stream."""
+    def stream(self, device: int, number: int) -> Stream:
+        """One of a device's streams; always the same for the same number, whoever asks."""
         ...
 
     def event(self, device: int) -> Event:

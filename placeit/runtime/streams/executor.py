@@ -100,7 +100,9 @@ class StreamExecutor:
                 for value in work.inputs.values():
                     spec = work.values[value]
                     accelerator.write(slot.views[layout.buffer_of[value, HOST]], np.zeros(spec.shape, spec.dtype))
-            self._streams = [accelerator.stream(device) for device in layout.streams]
+            self._streams = [
+                accelerator.stream(device, layout.streams[:i].count(device)) for i, device in enumerate(layout.streams)
+            ]
             self._clocks = Clocks(len(layout.streams))
             if self._order == "dynamic":
                 self._prepare_dynamic()
@@ -161,6 +163,10 @@ class StreamExecutor:
             self.set_inputs(inputs)
             self.times(1)
             return self.outputs()
+
+    def time(self) -> float:
+        """Run once on the inputs in place and return the seconds it took. Raises ExecutionError."""
+        return self.times(1)
 
     def times(self, count: int) -> float:
         """Run ``count`` requests, as many in flight as the executor was made for, and return the seconds they took.

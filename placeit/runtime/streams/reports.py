@@ -68,11 +68,10 @@ def _put(message: tuple[Inbox, Token]) -> None:
 
 def _handle(stream: torch.Stream) -> int:
     """The driver's address of a stream."""
-    handle = getattr(stream, "native_handle", None)  # since PyTorch 2.9
-    if handle is None:
-        handle = torch.cuda.Stream(
-            stream_id=stream.stream_id, device_index=stream.device.index, device_type=stream.device_type
-        ).cuda_stream
+    handle = getattr(stream, "native_handle", None)
+    if handle is None:  # an older PyTorch
+        make: Any = torch.cuda.Stream
+        handle = make(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type).cuda_stream
     return int(handle)
 
 

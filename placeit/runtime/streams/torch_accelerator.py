@@ -6,10 +6,10 @@ of graphs.
 
 from __future__ import annotations
 
-import contextlib
 import queue
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -49,7 +49,8 @@ class TorchAccelerator:
                 there = ", ".join(f"{self.type}:{i}" for i in range(count))
                 raise DeviceError(f"There is no device {device}; PyTorch sees {there}. See `placeit devices`.")
         self._reports: Reports = reports or (CupyReports() if self.type == "cuda" else ThreadReports())
-        self._streams: list[torch.Stream] = []
+        self._errors = [_Errors(name) for name in devices]
+        self._streams: dict[tuple[int, int], _Queue] = {}
 
     def close(self) -> None:
         """Stop reporting."""
@@ -69,16 +70,16 @@ class TorchAccelerator:
         if not hasattr(self._module, "mem_get_info"):
             return float("inf")
         at = self._devices[device]
-        with _errors(self.names[device]):
+        with self._errors[device]:
             free, _ = self._module.mem_get_info(at)
             return float(free + self._module.memory_reserved(at) - self._module.memory_allocated(at))
 
     def allocate(self, device: int, nbytes: int) -> torch.Tensor:
         """Bytes from PyTorch's allocators."""
         if device == HOST:
-            with _errors("the host"):
+            with _Errors("the host"):
                 return torch.empty(nbytes, dtype=torch.uint8, pin_memory=self.type != "cpu")
-        with _errors(self.names[device]):
+        with self._errors[device]:
             return torch.empty(nbytes, dtype=torch.uint8, device=self._devices[device])
 
     def free(self, memory: torch.Tensor) -> None:
@@ -107,48 +108,48 @@ class TorchAccelerator:
         array: NDArray[np.generic] = view.clone(memory_format=torch.contiguous_format).numpy()
         return array
 
-    def stream(self, device: int) -> torch.Stream:
+    def stream(self, device: int, number: int) -> _Queue:
         """A stream of PyTorch's pool."""
-        with _errors(self.names[device]):
-            stream = torch.Stream(device=self._devices[device])
-        self._streams.append(stream)
-        return stream
+        if (device, number) not in self._streams:
+            with self._errors[device]:
+                self._streams[device, number] = _Queue(torch.Stream(device=self._devices[device]), self._errors[device])
+        return self._streams[device, number]
 
     def event(self, device: int) -> torch.Event:
         """An event without a time, which is cheaper."""
-        with _errors(self.names[device]):
+        with self._errors[device]:
             return torch.Event(device=self._devices[device])
 
-    def record(self, event: torch.Event, stream: torch.Stream) -> None:
+    def record(self, event: torch.Event, stream: _Queue) -> None:
         """Record."""
-        with _errors(str(stream.device)):
-            event.record(stream)
+        with stream.errors:
+            event.record(stream.stream)
 
-    def wait(self, stream: torch.Stream, event: torch.Event) -> None:
+    def wait(self, stream: _Queue, event: torch.Event) -> None:
         """Wait, on the device."""
-        with _errors(str(stream.device)):
-            stream.wait_event(event)
+        with stream.errors:
+            stream.stream.wait_event(event)
 
     def launch(
-        self, stream: torch.Stream, program: StreamProgram, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+        self, stream: _Queue, program: StreamProgram, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
     ) -> None:
         """Launch with the stream as the current one, on whose memory pool PyTorch then draws for what it needs meanwhile."""
-        with _errors(str(stream.device)), torch.inference_mode(), stream:
+        with stream.errors, torch.inference_mode(), stream.stream:
             program.launch(inputs, outputs)
 
-    def copy(self, stream: torch.Stream, source: torch.Tensor, destination: torch.Tensor) -> None:
+    def copy(self, stream: _Queue, source: torch.Tensor, destination: torch.Tensor) -> None:
         """Copy with the stream as the current one.
 
         Between devices PyTorch copies on the source's current stream, and lets the destination's current one, here its unused
         default stream, wait before and after.
         """
-        with _errors(str(stream.device)), torch.inference_mode(), stream:
+        with stream.errors, torch.inference_mode(), stream.stream:
             destination.copy_(source, non_blocking=True)
 
-    def notify(self, stream: torch.Stream, event: torch.Event, inbox: Inbox, token: Token) -> None:
+    def notify(self, stream: _Queue, event: torch.Event, inbox: Inbox, token: Token) -> None:
         """Report in the way that was chosen."""
-        with _errors(str(stream.device)):
-            self._reports.report(stream, event, inbox, token)
+        with stream.errors:
+            self._reports.report(stream.stream, event, inbox, token)
 
     def take(self, inbox: Inbox) -> Token:
         """Wait; now and then look whether the devices still live, since a broken one reports nothing."""
@@ -156,36 +157,37 @@ class TorchAccelerator:
             try:
                 return inbox.get(timeout=_LOOK_S)
             except queue.Empty:
-                for stream in self._streams:
-                    with _errors(str(stream.device)):
-                        stream.query()
+                for stream in self._streams.values():
+                    with stream.errors:
+                        stream.stream.query()
 
-    def finish(self, streams: Sequence[torch.Stream]) -> None:
+    def finish(self, streams: Sequence[_Queue]) -> None:
         """Synchronize each stream."""
         for stream in streams:
-            with _errors(str(stream.device)):
-                stream.synchronize()
+            with stream.errors:
+                stream.stream.synchronize()
 
-    def capture(self, streams: Sequence[torch.Stream], launches: Callable[[], None]) -> Replay:
+    def capture(self, streams: Sequence[_Queue], launches: Callable[[], None]) -> Replay:
         """Capture a graph, of one device: copies between devices wait for streams that are not captured."""
-        first, *others = streams
+        (first, errors), *others = streams
         if not hasattr(self._module, "CUDAGraph"):
             raise DeviceError(f"PyTorch cannot capture graphs on '{self.type}' devices: run without order='graph'.")
-        elsewhere = [stream.device for stream in others if stream.device != first.device]
+        elsewhere = [other.stream.device for other in others if other.stream.device != first.device]
         if elsewhere:
             raise DeviceError(
-                f"A graph is captured on one device; this plan runs on {first.device} and {elsewhere[0]}: use order='static'."
+                f"A graph is captured on one device, and this plan runs on {first.device} and {elsewhere[0]}: run it with "
+                "order='static', which launches the same sequence."
             )
         graph = self._module.CUDAGraph()
-        with _errors(str(first.device)), self._module.graph(graph, stream=first):
-            for stream in others:
-                stream.wait_stream(first)
+        with errors, self._module.graph(graph, stream=first):
+            for other in others:
+                other.stream.wait_stream(first)
             launches()
-            for stream in others:
-                first.wait_stream(stream)
+            for other in others:
+                first.wait_stream(other.stream)
 
         def replay() -> None:
-            with _errors(str(first.device)), first:
+            with errors, first:
                 graph.replay()
 
         return replay
@@ -213,17 +215,29 @@ def _module(kind: str) -> Any:
     raise DeviceError(f"PyTorch {version} finds no device of type '{kind}': check that its driver is installed.")
 
 
-@contextlib.contextmanager
-def _errors(device: str) -> Iterator[None]:
-    """Turn what PyTorch says of a device into a DeviceError."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        first = ". ".join(str(error).split(". ")[:2])  # what was asked for; the rest is advice on PyTorch's allocator
-        raise DeviceError(
-            f"{device} is out of memory ({first}). Place fewer ops there, keep fewer requests in flight, or free memory that "
-            "other processes use."
-        ) from error
-    except RuntimeError as error:  # torch.AcceleratorError, NotImplementedError for a missing kernel, CuPy's errors
-        lines = str(error).strip().splitlines()
-        raise DeviceError(f"{device} refused: {lines[0] if lines else type(error).__name__}") from error
+class _Errors:
+    """A context in which what PyTorch says of a device becomes a DeviceError."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        if isinstance(error, torch.OutOfMemoryError):
+            first = ". ".join(str(error).split(". ")[:2])  # what was asked for; the rest is advice on PyTorch's allocator
+            raise DeviceError(
+                f"{self._device} is out of memory ({first}). Place fewer ops there, keep fewer requests in flight, or free "
+                "memory that other processes use."
+            ) from error
+        if isinstance(error, RuntimeError):  # torch.AcceleratorError, NotImplementedError for a missing kernel, CuPy's errors
+            lines = str(error).strip().splitlines()
+            raise DeviceError(f"{self._device} refused: {lines[0] if lines else type(error).__name__}") from error
+
+
+class _Queue(NamedTuple):
+    """A stream, and what turns its device's errors into placeit's."""
+
+    stream: torch.Stream
+    errors: _Errors

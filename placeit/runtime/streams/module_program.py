@@ -5,12 +5,18 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from itertools import chain
+from typing import cast
 
 import torch
+from torch.fx import GraphModule
+from torch.fx.node import map_aggregate
 
 from placeit.errors import DeviceError
+from placeit.runtime.runtime import Runtime
+from placeit.runtime.segments import Plan
+from placeit.runtime.streams.work import Work
 
-__all__ = ["ModuleProgram"]
+__all__ = ["ModuleProgram", "work_of"]
 
 
 class ModuleProgram:
@@ -49,6 +55,11 @@ class ModuleProgram:
             self._loads -= 1
             raise DeviceError(f"{place} is out of memory for {self.weight_bytes} bytes of weights.") from error
         self._loaded = copy.deepcopy(self._module, memo=dict(moved))
+        if isinstance(self._loaded, GraphModule):  # what was traced on one device says so in every op that makes a tensor
+            for node in self._loaded.graph.nodes:
+                node.args = map_aggregate(node.args, lambda value: place if isinstance(value, torch.device) else value)
+                node.kwargs = map_aggregate(node.kwargs, lambda value: place if isinstance(value, torch.device) else value)
+            self._loaded.recompile()
 
     def launch(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
         """Call the module."""
@@ -62,3 +73,20 @@ class ModuleProgram:
         self._loads -= 1
         if not self._loads:
             self._loaded = None
+
+
+def work_of(runtime: Runtime, plan: Plan) -> Work:
+    """What a plan of a PyTorch model asks a stream executor to do.
+
+    Args:
+        runtime: of the model. It needs no devices of its own: ``Runtime(model, grouping, cluster, devices=())``.
+        plan: its segments.
+
+    Raises:
+        DeviceError: the model is not a PyTorch one.
+    """
+    programs = [
+        None if segment.free else ModuleProgram(cast("torch.nn.Module", runtime.source(segment).torch_module()))
+        for segment in plan.segments
+    ]
+    return Work.of(runtime, plan, programs)
