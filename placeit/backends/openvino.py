@@ -43,9 +43,9 @@ from placeit.backends.segment import channels_last_tensors
 from placeit.cluster import Cluster, Device
 from placeit.errors import FileError, ModelError
 
-__all__ = ["Model", "TensorSpec", "describe", "load", "relu_chain"]
+__all__ = ["FAILURES", "Model", "TensorSpec", "describe", "load", "relu_chain"]
 
-_FAILURES = (
+FAILURES = (
     RuntimeError,
     # C++ exceptions that the bindings translate, and text that is not UTF-8
     ValueError,
@@ -59,6 +59,7 @@ _FAILURES = (
     OpValidationFailure,
     ConverterError,
 )
+"""What OpenVINO raises when it reads or converts a model."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -197,7 +198,7 @@ def _explaining(path: Path) -> Iterator[None]:
         yield
     except MemoryError as error:
         raise ModelError(f"{path} needs more memory than there is.") from error
-    except _FAILURES as error:
+    except FAILURES as error:
         if "std::bad_alloc" in str(error):
             raise ModelError(f"{path} needs more memory than there is.") from error
         raise ModelError(f"Cannot read a model from {path}: {_useful_line(str(error))}") from error

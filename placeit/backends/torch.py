@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import os
 import pickle
 import zipfile
@@ -108,14 +107,18 @@ class Model(base.Model):
         """Prepare the exported program as PyTorch runs it by itself, on the CPU."""
         module = self.program.module()
         names = [spec.name for spec in self.inputs]
+        kept = (*module.named_parameters(), *module.named_buffers())
+        state = {name: (tensor, tensor.detach().clone()) for name, tensor in kept if name in self.lowered.state}
 
         def run(inputs: Arrays) -> dict[str, NDArray[np.generic]]:
-            fresh = copy.deepcopy(module) if self.lowered.state else module
             args, kwargs = self.arguments({name: torch.from_numpy(np.array(inputs[name])) for name in names})
             with torch.inference_mode():
-                leaves = pytree.tree_leaves(fresh(*args, **kwargs))
-            tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-            return {spec.name: tensor.numpy(force=True).copy() for spec, tensor in zip(self.outputs, tensors, strict=True)}
+                leaves = pytree.tree_leaves(module(*args, **kwargs))
+                tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+                made = {spec.name: tensor.numpy(force=True).copy() for spec, tensor in zip(self.outputs, tensors, strict=True)}
+                for tensor, initial in state.values():
+                    tensor.copy_(initial)
+            return made
 
         return run
 
@@ -247,8 +250,9 @@ def _read(path: Path) -> ExportedProgram:
     with explaining(f"Cannot read a program from {path}"), _only_weights():
         try:
             return torch.export.load(path)
-        except (pickle.UnpicklingError, zipfile.BadZipFile, EOFError) as error:
-            raise ValueError(f"it is not what torch.export.save writes ({error})") from error
+        except (RuntimeError, pickle.UnpicklingError, zipfile.BadZipFile, EOFError) as error:
+            known = "it is no program that torch.export.save has written, or one of a release that this one does not read"
+            raise ValueError(f"{known} (PyTorch {torch.__version__}).") from error
 
 
 @contextlib.contextmanager

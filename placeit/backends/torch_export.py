@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+import openvino
 import torch
 
+from placeit.backends.openvino import FAILURES
 from placeit.backends.torch import Model
+from placeit.backends.torch_program import quiet
 from placeit.errors import ModelError
 from placeit.files import replacing
 
 __all__ = ["write_ir", "write_onnx"]
 
 _OPSET = 17
-_FAILURES = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, NotImplementedError)
 
 
 def write_onnx(model: Model, path: Path) -> None:
@@ -30,15 +32,15 @@ def write_onnx(model: Model, path: Path) -> None:
         ModelError: the exporter has no ONNX op for something; its message names it.
         FileError: the file cannot be written.
     """
-    names = [spec.name for spec in model.inputs]
-    args, kwargs = model.arguments({spec.name: torch.from_numpy(model.random_inputs()[spec.name]) for spec in model.inputs})
+    examples = model.random_inputs()
+    args, kwargs = model.arguments({name: torch.from_numpy(value) for name, value in examples.items()})
     with replacing(path) as temporary, _explaining(f"Cannot write {model.path} as ONNX"), torch.no_grad():
         torch.onnx.export(
             model.program.module(),
             args,
             str(temporary),
             kwargs=kwargs,
-            input_names=names,
+            input_names=[spec.name for spec in model.inputs],
             output_names=[spec.name for spec in model.outputs],
             opset_version=_OPSET,
             dynamo=False,
@@ -53,12 +55,14 @@ def write_ir(model: Model, path: Path) -> None:
         ModelError: OpenVINO has no op for something; its message names it.
         FileError: the files cannot be written.
     """
-    import openvino
-
     weights = path.with_suffix(".bin")
-    with _explaining(f"Cannot convert {model.path} to OpenVINO"), torch.no_grad():
+    shapes = {spec.name: list(spec.shape) for spec in model.inputs}
+    with _explaining(f"Cannot convert {model.path} to OpenVINO IR"), torch.no_grad():
         converted = openvino.convert_model(model.program)
-        converted.reshape({spec.name: list(spec.shape) for spec in model.inputs})
+        for parameter in converted.get_parameters():
+            if not parameter.output(0).get_names() & shapes.keys():
+                converted.remove_parameter(parameter)  # a number that the program was exported for, and is part of it
+        converted.reshape(shapes)
         for spec, port in zip(model.outputs, converted.outputs, strict=True):
             port.get_tensor().set_names({spec.name})
     with replacing(weights) as temporary_weights, replacing(path) as temporary, _explaining(f"Cannot write {path}"):
@@ -67,18 +71,18 @@ def write_ir(model: Model, path: Path) -> None:
 
 @contextlib.contextmanager
 def _explaining(what: str) -> Iterator[None]:
-    """Turn what a converter raises into a ModelError of one paragraph, and keep back what it warns about itself."""
+    """Turn what a converter raises into a ModelError of one paragraph, and keep back what it says besides."""
     logger = logging.getLogger()
     level, filters, handlers = logger.level, logger.filters[:], logger.handlers[:]
     try:
-        with warnings.catch_warnings():
+        # the ONNX exporter prints the whole program before it raises an error
+        with quiet(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
-    except _FAILURES as error:
-        lines: list[Any] = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise ModelError(
-            f"{what}: {next((line for line in lines if 'not support' in line), lines[-1] if lines else '')}"
-        ) from error
+    except (*FAILURES, AttributeError) as error:
+        lines = [line.strip("- ") for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        reason = next((line for line in lines if "not supported" in line), lines[-1])
+        raise ModelError(f"{what}: {reason}") from error
     finally:
         # OpenVINO's converter changes the root logger, and leaves it changed when it fails
         logger.setLevel(level)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import operator
+import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,17 +16,22 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec, OutputKind, TensorArgument
 from torch.fx import Node
 from torch.fx.node import map_arg
+from torch.hub import tqdm  # type: ignore[attr-defined]
 from torch.utils import _pytree as pytree
 
+import placeit
 from placeit.errors import ModelError
 
-__all__ = ["Lowered", "Value", "explaining", "export", "fixed", "lower", "op_name", "reads", "value_of"]
+__all__ = ["Lowered", "Value", "explaining", "export", "fixed", "lower", "op_name", "quiet", "reads", "value_of"]
 
 Value = tuple[Node, tuple[int, ...]]
 """A tensor: the node that makes it, and which of its outputs it is."""
 
 _FAILURES = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError)
 """What tracing raises: errors of PyTorch, and whatever the code of a module may raise on the way."""
+
+_NOT_THE_USERS = (*torch.__path__, *placeit.__path__, contextlib.__file__)
+"""Where code lies that is not that of the module being traced."""
 
 _STATE = {kind for kind in OutputKind if kind.name in ("BUFFER_MUTATION", "PARAMETER_MUTATION")}
 _COPIES = {torch.ops.aten.clone.default, torch.ops.aten.alias.default, torch.ops.aten.detach.default}
@@ -59,12 +66,19 @@ def op_name(node: Node) -> str:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep back what PyTorch warns about itself while it traces; nobody here can do anything about it."""
+    """Keep back what PyTorch warns about itself while it traces, and the traces that it logs before it raises an error."""
+    disabled, interval = logging.root.manager.disable, getattr(tqdm, "monitor_interval", 0)
+    logging.disable(logging.WARNING)
+    tqdm.monitor_interval = 0  # its progress bars, shown or not, would start a thread that never ends
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.filterwarnings("ignore", message=".*tensor attributes .* were assigned during export")
-        yield
+        try:
+            yield
+        finally:
+            logging.disable(disabled)
+            tqdm.monitor_interval = interval
 
 
 @contextlib.contextmanager
@@ -85,13 +99,9 @@ def explaining(what: str) -> Iterator[None]:
 
 def _user_line(error: BaseException) -> str:
     """Say where in the module's own code an error came from."""
-    trace, where = error.__traceback__, "unknown line"
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        if code.co_name == "forward" and "/torch/" not in code.co_filename:
-            where = f"{code.co_filename}, line {trace.tb_lineno}"
-        trace = trace.tb_next
-    return where
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS)]
+    return f"{own[-1].filename}, line {own[-1].lineno}" if own else "the line is not known"
 
 
 def export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> ExportedProgram:

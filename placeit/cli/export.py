@@ -56,7 +56,7 @@ def export(
     options: ModelOptions,
     terminal: Terminal,  # noqa: ARG001 (every command takes one)
 ) -> Output:
-    """Write a placement as OpenVINO IR for HETERO, or a model in another format.
+    """Write a placement, or a model, for use without placeit.
 
     With --placement, the model is written with the device of each node, for use without placeit. HETERO runs its parts one
     after the other, so that devices do not work at the same time as they do under 'placeit run'. It knows OpenVINO's own

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from placeit.backends.coarsen import Grouping
 from placeit.backends.torch import Model
+from placeit.backends.torch_program import quiet
 from placeit.backends.torch_segment import OP, extract
 from placeit.cluster import Device
 from placeit.runtime.devices.torch_cpu import explaining, use_threads
@@ -37,7 +38,7 @@ def group_shares(model: Model, grouping: Grouping, device: Device, *, passes: in
         if device.cores:
             os.sched_setaffinity(0, device.cores)
         use_threads(max(1, len(device.cores)))
-        with torch.inference_mode():
+        with torch.inference_mode(), quiet():
             for _ in range(passes):
                 timer.run(*inputs)
 
