@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 import traceback
-from collections import deque
-from collections.abc import Callable, Mapping
-from queue import SimpleQueue
+from collections.abc import Mapping
 from time import perf_counter
 from types import TracebackType
 from typing import Literal, Self, TypeAlias, get_args
@@ -17,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.errors import DeviceError, ExecutionError, UsageError
-from placeit.runtime.scheduler import Done, Instruction, Scheduler, Start
-from placeit.runtime.streams.accelerator import HOST, Accelerator, Event, Inbox, Memory, Replay, Stream, StreamProgram, View
-from placeit.runtime.streams.clocks import Clocks, Mark
+from placeit.runtime.streams.accelerator import HOST, Accelerator, StreamProgram, View
+from placeit.runtime.streams.launcher import Launcher
 from placeit.runtime.streams.layout import Layout
+from placeit.runtime.streams.orders import Dynamic, Graph, LaunchOrder, Static
 from placeit.runtime.streams.work import Work
 from placeit.units import format_quantity
 
@@ -29,22 +26,6 @@ __all__ = ["Order", "StreamExecutor"]
 Order: TypeAlias = Literal["dynamic", "static", "graph"]
 
 _AHEAD = 2
-
-
-class _Slot:
-    """One request in flight: its memory, its events, and how far it has got."""
-
-    def __init__(self, layout: Layout, accelerator: Accelerator, memory: list[Memory]) -> None:
-        for place, nbytes in layout.slots:
-            memory.append(accelerator.allocate(place, nbytes))
-        mine = memory[len(memory) - len(layout.slots) :]
-        self.views: list[View] = [
-            accelerator.view(mine[slot], spec) for slot, spec in zip(layout.slot_of, layout.specs, strict=True)
-        ]
-        self.events: list[Event] = [accelerator.event(layout.streams[launch.stream]) for launch in layout.launches]
-        self.marks: dict[int, Mark] = {}  # what this request has launched
-        self.flying = 0  # how much of that has to be reported and has not been
-        self.decided = True  # whether nothing is left to launch
 
 
 class StreamExecutor:
@@ -80,39 +61,27 @@ class StreamExecutor:
             raise UsageError(f"'requests' and 'ahead' must be at least 1; got {requests} and {ahead}.")
         if order not in get_args(Order):
             raise UsageError(f"'order' is '{order}'; it must be one of {', '.join(get_args(Order))}.")
-        self.work, self._accelerator, self._ahead = work, accelerator, ahead
-        self.layout = layout = Layout(work, accelerator.can_peer, fixed=order != "dynamic")
-        self._order: Order = order if layout.launches else "static"  # nothing can be captured where nothing runs
-        self._check_memory(requests)
+        self.work, self._accelerator = work, accelerator
+        self.layout = Layout(work, accelerator.can_peer, fixed=order != "dynamic")
         self._turn = threading.RLock()  # of the threads that call
-        self._memory: list[Memory] = []
+        self._launcher = Launcher(self.layout, accelerator)
         self._loaded: list[StreamProgram] = []
-        self._inbox: Inbox = SimpleQueue()
-        self._graphs: list[Replay] = []
-        self._slots: list[_Slot] = []
-        self._streams: list[Stream] = []
-        self._flying = 0  # reports that are still to come
-        self._closed = False
+        self._order: LaunchOrder | None = None  # None if closed
+        self._check_memory(requests)
         try:
             self._load()
-            self._slots = [_Slot(layout, accelerator, self._memory) for _ in range(requests)]
-            for slot in self._slots:
-                for value in work.inputs.values():
-                    spec = work.values[value]
-                    accelerator.write(slot.views[layout.buffer_of[value, HOST]], np.zeros(spec.shape, spec.dtype))
-            self._streams = [
-                accelerator.stream(device, layout.streams[:i].count(device)) for i, device in enumerate(layout.streams)
-            ]
-            self._clocks = Clocks(len(layout.streams))
-            if self._order == "dynamic":
-                self._prepare_dynamic()
-            else:
-                self._prepare_static()
-            if self._order == "graph":
-                self._capture()
-        except BaseException:
-            self._abandon()
+            self._launcher.make(requests)
+            self._order = self._make_order(order, ahead)
+        except BaseException as error:
+            self._abandon(error)
             raise
+
+    def _make_order(self, order: Order, ahead: int) -> LaunchOrder:
+        if order == "dynamic":
+            return Dynamic(self._launcher, ahead)
+        if order == "static" or not self.layout.launches:  # nothing can be captured where nothing runs
+            return Static(self._launcher)
+        return Graph(self._launcher)
 
     def __enter__(self) -> Self:
         return self
@@ -122,14 +91,8 @@ class StreamExecutor:
 
     def close(self) -> None:
         """Release memory and weights. Closing twice does nothing more."""
-        if self._closed:
-            return
-        self._closed = True
-        self._graphs.clear()
-        self._slots = []
-        for memory in self._memory:
-            self._accelerator.free(memory)
-        self._memory.clear()
+        self._order = None  # a captured graph refers to the memory
+        self._launcher.release()
         while self._loaded:
             self._loaded.pop().unload()
         self._accelerator.trim()
@@ -178,180 +141,32 @@ class StreamExecutor:
         if count < 1:
             raise UsageError(f"There must be at least one request to run; got {count}.")
         with self._turn:
-            if self._closed:
-                raise ExecutionError("This executor is closed, by hand or by an earlier error: make a new one.")
-            begin = perf_counter()
+            if self._order is None:
+                raise _closed()
+            begin, order, launcher = perf_counter(), self._order, self._launcher
             try:
-                self._waiting = count - min(count, len(self._slots))
-                for request in range(count - self._waiting):
-                    self._begin(request)
-                while self._flying:
-                    self._notice(*self._accelerator.take(self._inbox))
+                at_once = min(count, len(launcher.slots))
+                for request in range(at_once):
+                    order.begin(request)
+                waiting = count - at_once
+                while launcher.flying:
+                    request, n = launcher.next_report()
+                    order.ended(request, n)
+                    slot = launcher.slots[request]
+                    if waiting and slot.decided and not slot.flying:
+                        waiting -= 1
+                        order.begin(request)
             except BaseException as error:
-                self._abandon()
-                _let_go(error)
+                self._abandon(error)
                 if isinstance(error, DeviceError):
                     raise ExecutionError(f"{error} The run has ended, and all of its memory is released.") from error
                 raise
             return perf_counter() - begin
 
     def _host(self, value: int, request: int) -> View:
-        if self._closed:
-            raise ExecutionError("This executor is closed, by hand or by an earlier error: make a new one.")
-        return self._slots[request].views[self.layout.buffer_of[value, HOST]]
-
-    # -- requests ------------------------------------------------------------------------------------------------------
-
-    def _begin(self, request: int) -> None:
-        slot = self._slots[request]
-        slot.marks.clear()
-        if self._order == "dynamic":
-            slot.decided = False
-            for n in self.layout.brings:
-                self._launch(request, n)
-            self._follow(self._scheduler.begin(request))
-        elif self._order == "static":
-            self._launch_all(request)
-            self._expect(request, self.layout.ends)
-        else:
-            self._graphs[request]()
-            last = self.layout.ends[0]
-            stream = self._streams[0]
-            self._accelerator.record(slot.events[last], stream)
-            self._accelerator.notify(stream, slot.events[last], self._inbox, (request, last))
-            slot.flying, self._flying = 1, self._flying + 1
-
-    def _notice(self, request: int, n: int) -> None:
-        """Take the report that a launch has ended, and launch what that allows."""
-        slot = self._slots[request]
-        slot.flying -= 1
-        self._flying -= 1
-        if self._order == "dynamic":
-            stream = self.layout.launches[n].stream
-            self._clocks.ended(slot.marks[n])
-            self._queued[stream] -= 1
-            held = self._held[stream]
-            if (request, n) in held:
-                self._follow(held.pop((request, n))())
-            if n in self._arrives:
-                self._follow(self._scheduler.transfer_finished(request, *self._arrives[n]))
-            while held and self._queued[stream] < self._ahead:
-                self._follow(held.pop(next(iter(held)))())
-        if slot.decided and not slot.flying and self._waiting:
-            self._waiting -= 1
-            self._begin(request)
-
-    def _follow(self, instructions: list[Instruction]) -> None:
-        scheduler, layout = self._scheduler, self.layout
-        todo = deque(instructions)
-        while todo:
-            step = todo.popleft()
-            if isinstance(step, Start):
-                run = layout.runs[step.op]
-                if run is None:
-                    todo.extend(scheduler.op_finished(step.request, step.op))
-                    continue
-                self._launch(step.request, run)
-                for n in layout.takes[step.op]:
-                    self._launch(step.request, n)
-                ended = functools.partial(scheduler.op_finished, step.request, step.op)
-                todo.extend(self._release(step.request, run, ended))
-            elif isinstance(step, Done):
-                self._slots[step.request].decided = True
-            else:
-                legs = layout.moves.get((step.tensor, step.dst))
-                if legs is None:
-                    todo.extend(scheduler.transfer_finished(step.request, step.tensor, step.dst))
-                    continue
-                for n in legs:
-                    self._launch(step.request, n)
-                sent = functools.partial(scheduler.transfer_sent, step.request, step.tensor, step.dst)
-                todo.extend(self._release(step.request, legs[-1], sent))
-
-    def _release(self, request: int, n: int, event: Callable[[], list[Instruction]]) -> list[Instruction]:
-        """Tell the scheduler that a stream can take more than this launch: now, or when less is queued there."""
-        stream = self.layout.launches[n].stream
-        if self._queued[stream] < self._ahead:
-            return event()
-        self._held[stream][request, n] = event
-        return []
-
-    # -- launches ------------------------------------------------------------------------------------------------------
-
-    def _launch(self, request: int, n: int) -> None:
-        """Launch one thing behind what it depends on."""
-        slot, launch, accelerator = self._slots[request], self.layout.launches[n], self._accelerator
-        mark, waits = self._clocks.launch(n, launch.stream, [slot.marks[m] for m in launch.after])
-        slot.marks[n] = mark
-        stream, event = self._streams[launch.stream], slot.events[n]
-        for wait in waits:
-            accelerator.wait(stream, slot.events[wait.launch])
-        self._start(slot, n)
-        accelerator.record(event, stream)
-        if n in self._reported:
-            self._queued[launch.stream] += 1
-            self._expect(request, [n])
-
-    def _launch_all(self, request: int) -> None:
-        """Launch a whole request in the fixed order."""
-        slot, accelerator = self._slots[request], self._accelerator
-        for n, (launch, waits) in enumerate(zip(self.layout.launches, self._waits, strict=True)):
-            stream = self._streams[launch.stream]
-            for wait in waits:
-                accelerator.wait(stream, slot.events[wait])
-            self._start(slot, n)
-            if n in self._recorded:
-                accelerator.record(slot.events[n], stream)
-
-    def _start(self, slot: _Slot, n: int) -> None:
-        launch, views = self.layout.launches[n], slot.views
-        stream = self._streams[launch.stream]
-        inputs, outputs = [views[b] for b in launch.reads], [views[b] for b in launch.writes]
-        try:
-            if launch.program is None:
-                self._accelerator.copy(stream, inputs[0], outputs[0])
-            else:
-                self._accelerator.launch(stream, launch.program, inputs, outputs)
-        except DeviceError as error:
-            device = self._accelerator.names[self.layout.streams[launch.stream]]
-            what = "Copying what is made by" if launch.program is None else "The segment that starts with"
-            raise DeviceError(f"{what} '{launch.name}' failed on {device}: {error}") from error
-
-    def _expect(self, request: int, launches: list[int]) -> None:
-        slot = self._slots[request]
-        for n in launches:
-            stream = self._streams[self.layout.launches[n].stream]
-            self._accelerator.notify(stream, slot.events[n], self._inbox, (request, n))
-            slot.flying, self._flying = slot.flying + 1, self._flying + 1
-
-    def _prepare_dynamic(self) -> None:
-        work, layout = self.work, self.layout
-        self._scheduler = Scheduler(work.plan.problem, work.plan.placement, links="channel", queue="priority")
-        self._clocks = Clocks(len(layout.streams))
-        self._arrives = {legs[-1]: move for move, legs in layout.moves.items()}
-        self._reported = {n for n in (*layout.runs, *sum(layout.takes, ())) if n is not None} | self._arrives.keys()
-        self._queued = [0] * len(layout.streams)  # launches that have not been reported, by stream
-        self._held: list[dict[tuple[int, int], Callable[[], list[Instruction]]]] = [{} for _ in layout.streams]
-
-    def _prepare_static(self) -> None:
-        layout, marks = self.layout, list[Mark]()
-        clocks = Clocks(len(layout.streams))
-        self._waits: list[list[int]] = []
-        for n, launch in enumerate(layout.launches):
-            mark, waits = clocks.launch(n, launch.stream, [marks[m] for m in launch.after])
-            marks.append(mark)
-            self._waits.append([wait.launch for wait in waits])
-        self._recorded = {n for waits in self._waits for n in waits} | set(layout.ends)
-
-    def _capture(self) -> None:
-        """Run each request once, so that libraries have set themselves up, then capture it."""
-        for request in range(len(self._slots)):
-            launches = functools.partial(self._launch_all, request)
-            launches()
-            self._accelerator.finish(self._streams)
-            self._graphs.append(self._accelerator.capture(self._streams, launches))
-
-    # -- memory --------------------------------------------------------------------------------------------------------
+        if self._order is None:
+            raise _closed()
+        return self._launcher.slots[request].views[self.layout.buffer_of[value, HOST]]
 
     def _check_memory(self, requests: int) -> None:
         for device, name in enumerate(self._accelerator.names):
@@ -380,11 +195,14 @@ class StreamExecutor:
                     ) from error
                 self._loaded.append(task.program)
 
-    def _abandon(self) -> None:
-        """Wait for what was launched, if the devices still answer, and release everything."""
+    def _abandon(self, error: BaseException) -> None:
+        """Wait for what was launched, if the devices still answer, and release everything that it or the error holds."""
+        cause: BaseException | None = error
+        while cause is not None:  # frames hold intermediate results of the segment that ran out of memory, for example
+            traceback.clear_frames(cause.__traceback__)
+            cause = cause.__cause__ or cause.__context__
         with contextlib.suppress(DeviceError):  # the first error tells the story
-            self._accelerator.finish(self._streams)
-        self._flying = 0
+            self._launcher.finish()
         self.close()
 
 
@@ -392,8 +210,5 @@ def _bytes(count: float) -> str:
     return format_quantity(count, "memory")
 
 
-def _let_go(error: BaseException | None) -> None:
-    """Clear what the frames of an error hold: intermediate results of the segment that ran out of memory, for example."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
+def _closed() -> ExecutionError:
+    return ExecutionError("This executor is closed, by hand or by an earlier error: make a new one.")

@@ -54,6 +54,8 @@ class ModuleProgram:
         except torch.OutOfMemoryError as error:
             self._loads -= 1
             raise DeviceError(f"{place} is out of memory for {self.weight_bytes} bytes of weights.") from error
+        if place.type not in ("cpu", "meta"):
+            torch.get_device_module(place).synchronize(place)  # weights come by the default stream, which no other waits for
         self._loaded = copy.deepcopy(self._module, memo=dict(moved))
         if isinstance(self._loaded, GraphModule):  # what was traced on one device says so in every op that makes a tensor
             for node in self._loaded.graph.nodes:
