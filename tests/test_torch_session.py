@@ -18,7 +18,7 @@ from placeit.devices.host import allowed_cores
 from placeit.errors import DeviceError
 from placeit.profiler.cache import Cache
 from placeit.profiler.costs import supported
-from placeit.profiler.torch_counters import group_shares
+from placeit.profiler.group_times import group_shares
 from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.executor import Executor
 from placeit.runtime.runtime import Runtime
@@ -127,7 +127,7 @@ def test_every_request_starts_from_the_initial_state(cache: Cache) -> None:
 def test_shares_of_groups_are_not_negative_and_sum_to_one(both: tuple[nn.Module, Model]) -> None:
     model = both[1]
     grouping = Grouping.singletons(model.graph)
-    shares = group_shares(model, grouping, Device("a", kind="torch", cores=CORE), passes=3)
+    shares = group_shares(model, grouping, model.driven(TWO).devices[0], passes=3)
     assert shares.sum() == pytest.approx(1.0)
     assert (shares >= 0).all()
     kinds = np.array(model.graph.kinds)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,11 @@ from numpy.typing import NDArray
 from placeit.cluster import Cluster, Device
 from placeit.graph import OpGraph
 
-__all__ = ["Arrays", "Model", "TensorSpec", "numpy_can_hold"]
+if TYPE_CHECKING:
+    import openvino
+    import torch
+
+__all__ = ["Arrays", "Model", "OpenVinoSegments", "TensorSpec", "TorchSegments", "numpy_can_hold"]
 
 Arrays: TypeAlias = Mapping[str, NDArray[np.generic]]
 """Values of inputs or outputs, by name."""
@@ -41,7 +45,10 @@ class TensorSpec:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Model(ABC):
-    """A model, with its task graph. One subclass for each framework that can run it: OpenVINO, PyTorch.
+    """A model, with its task graph.
+
+    There is a subclass for each framework. How a model is run is said by what it is besides: :class:`OpenVinoSegments`,
+    :class:`TorchSegments`, or both.
 
     In the task graph an op of kind ``Parameter`` stands for each input, and one of kind ``Result`` for each output.
 
@@ -114,6 +121,43 @@ class Model(ABC):
             elements: float32 elements of the tensor that runs along the chain.
             hops: ops.
         """
+
+
+@runtime_checkable
+class OpenVinoSegments(Protocol):
+    """A model whose parts can be had as OpenVINO models."""
+
+    def openvino_segment(self, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> openvino.Model:
+        """Cut a part out.
+
+        Args:
+            ops: op numbers of the part, ascending.
+            enter: tensors that it reads from outside, its first inputs; the model's own inputs among ``ops`` follow, in op
+                order.
+            leave: tensors that others read, its first outputs; the model's own outputs among ``ops`` follow, in op order.
+        """
+        ...
+
+
+@runtime_checkable
+class TorchSegments(Protocol):
+    """A model whose parts can be had as PyTorch modules."""
+
+    def torch_segment(self, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> torch.nn.Module:
+        """Cut a part out; see :meth:`OpenVinoSegments.openvino_segment`.
+
+        Returns:
+            A module from tensors to a tuple of tensors, whose weights are buffers and lie in the memory of the model's.
+        """
+        ...
+
+    def with_kernel(self, dispatch_key: str) -> Collection[str]:
+        """Name the ops that PyTorch has a kernel for on some kind of device.
+
+        Args:
+            dispatch_key: PyTorch's name of the kind, ``CPU`` or ``CUDA``. A build without CUDA has no kernels for it.
+        """
+        ...
 
 
 def numpy_can_hold(dtype: str) -> bool:

@@ -39,7 +39,7 @@ from placeit.backends.opgraph import (
     name_nodes,
     upper_bound_ops,
 )
-from placeit.backends.segment import channels_last_tensors
+from placeit.backends.segment import channels_last_tensors, extract
 from placeit.cluster import Cluster, Device
 from placeit.errors import FileError, ModelError
 
@@ -117,6 +117,10 @@ class Model(base.Model):
             else:
                 drawn[spec.name] = np.ones(spec.shape, dtype)
         return drawn
+
+    def openvino_segment(self, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> openvino.Model:
+        """Cut a part out; see :meth:`placeit.backends.base.OpenVinoSegments.openvino_segment`."""
+        return extract(self.ov_model, self.graph, ops, enter, leave, self.channels_last)
 
     def driven(self, cluster: Cluster) -> Cluster:
         """Leave every device to the runtime that its name stands for."""

@@ -22,6 +22,7 @@ from placeit.backends import base
 from placeit.backends.base import Arrays, TensorSpec, numpy_can_hold
 from placeit.backends.torch_graph import Layout, build_graph, dtype_name
 from placeit.backends.torch_program import Lowered, Value, explaining, export, fixed, lower, reads
+from placeit.backends.torch_segment import extract
 from placeit.cluster import Cluster, Device
 from placeit.errors import DeviceError, FileError, ModelError
 
@@ -76,12 +77,12 @@ class Model(base.Model):
                 drawn[spec.name] = np.full(spec.shape, dtype.kind == "b", dtype)
         return drawn
 
-    def with_kernel(self, dispatch_key: str) -> set[str]:
-        """Return the ops that PyTorch has a kernel for on some kind of device.
+    def torch_segment(self, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> torch.fx.GraphModule:
+        """Cut a part out; see :meth:`placeit.backends.base.TorchSegments.torch_segment`."""
+        return extract(self.layout, self.lowered.constants, ops, enter, leave)
 
-        Args:
-            dispatch_key: PyTorch's name of the kind, ``CPU`` or ``CUDA``. A build without CUDA has no kernels for it.
-        """
+    def with_kernel(self, dispatch_key: str) -> set[str]:
+        """Name the ops that PyTorch has a kernel for; see :meth:`placeit.backends.base.TorchSegments.with_kernel`."""
         has = torch._C._dispatch_has_computed_kernel_for_dispatch_key
         return {
             name

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from placeit.backends.base import Model
+from placeit.backends.base import Model, OpenVinoSegments, TorchSegments
 from placeit.backends.coarsen import Grouping
 from placeit.cluster import Cluster
 from placeit.errors import DeviceError, GraphError
@@ -207,21 +207,14 @@ class _Source:
         return (*map(runtime.spec, self.segment.outputs), *ends)
 
     def openvino_model(self) -> object:
-        from placeit.backends.openvino import Model
-        from placeit.backends.segment import extract
-
-        if not isinstance(self.runtime.model, Model):
+        if not isinstance(self.runtime.model, OpenVinoSegments):
             raise self._foreign("OpenVINO")
-        graph, channels_last = self.runtime.grouping.graph, self.runtime.channels_last
-        return extract(self.runtime.model.ov_model, graph, *self._parts(), channels_last)
+        return self.runtime.model.openvino_segment(*self._parts())
 
     def torch_module(self) -> object:
-        from placeit.backends.torch import Model
-        from placeit.backends.torch_segment import extract
-
-        if not isinstance(self.runtime.model, Model):
+        if not isinstance(self.runtime.model, TorchSegments):
             raise self._foreign("PyTorch")
-        return extract(self.runtime.model, *self._parts())
+        return self.runtime.model.torch_segment(*self._parts())
 
     def _parts(self) -> tuple[list[int], list[int], list[int]]:
         """Ops, tensors that enter and tensors that leave, by their numbers in the task graph."""

@@ -20,7 +20,6 @@ import placeit.backends
 from placeit.backends.coarsen import coarsen
 from placeit.backends.convert import convert
 from placeit.backends.torch import Model, load
-from placeit.backends.torch_segment import extract
 from placeit.cluster import Cluster, Device
 from placeit.errors import DeviceError, FileError, ModelError, UsageError
 
@@ -148,7 +147,7 @@ def test_the_program_uncut_is_the_module_in_evaluation_mode(net: Callable[[], tu
     module.train()
     leaves = torch.utils._pytree.tree_leaves(expected)
     ours = model.uncut(None, "f32")(inputs)
-    whole = extract(model, range(len(model.graph)), [], [])(*(torch.from_numpy(value) for value in inputs.values()))
+    whole = model.torch_segment(range(len(model.graph)), [], [])(*(torch.from_numpy(value) for value in inputs.values()))
     for spec, leaf, cut in zip(model.outputs, leaves, whole, strict=True):
         torch.testing.assert_close(torch.from_numpy(ours[spec.name]), leaf)
         torch.testing.assert_close(cut, leaf)
@@ -169,7 +168,7 @@ def test_a_model_cut_into_groups_computes_the_same(net: Callable[[], tuple[nn.Mo
         leaving = sorted({t for (u, v), t in edges if u in ops and v not in ops})
         ends = [by_op[graph.names[v]] for v in ops if graph.kinds[v] == "Result"]
         own = [torch.from_numpy(inputs[by_op[graph.names[v]]]) for v in ops if graph.kinds[v] == "Parameter"]
-        outputs = extract(model, ops, entering, leaving)(*(values[t] for t in entering), *own)
+        outputs = model.torch_segment(ops, entering, leaving)(*(values[t] for t in entering), *own)
         values |= zip(leaving, outputs, strict=False)
         made |= zip(ends, outputs[len(leaving) :], strict=True)
     expected = model.uncut(None, "f32")(inputs)
@@ -179,7 +178,7 @@ def test_a_model_cut_into_groups_computes_the_same(net: Callable[[], tuple[nn.Mo
 
 def test_weights_of_segments_are_buffers_that_share_the_models_memory() -> None:
     module, model = conv_net()
-    segment = extract(model, range(len(model.graph)), [], [])
+    segment = model.torch_segment(range(len(model.graph)), [], [])
     assert not list(segment.parameters())
     addresses = {buffer.data_ptr() for buffer in segment.buffers()}
     assert module.stem.weight.data_ptr() in addresses

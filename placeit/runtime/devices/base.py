@@ -151,7 +151,7 @@ class SegmentSource(Protocol):
         ...
 
     def torch_module(self) -> object:
-        """The segment as a ``torch.fx.GraphModule`` from its inputs to a tuple of its outputs, its weights as buffers.
+        """The segment as a ``torch.nn.Module`` from its inputs to a tuple of its outputs, its weights as buffers.
 
         The weights are shared with the model: move a copy to a device, never change them. Raises DeviceError if the model is
         not a PyTorch one.

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from placeit.backends.base import TorchSegments
 from placeit.cluster import Device
 from placeit.errors import DeviceError, ExecutionError
 from placeit.runtime.devices.base import Buffer, Done, Instance, Program, SegmentSource, TensorSpec
@@ -25,7 +26,6 @@ from placeit.runtime.devices.worker import Worker
 if TYPE_CHECKING:
     from placeit.backends.base import Model
     from placeit.backends.coarsen import Grouping
-    from placeit.backends.torch import Model as TorchModel
 
 __all__ = ["KIND", "TorchBuffer", "TorchDevice", "explaining", "failing_op", "use_threads"]
 
@@ -87,7 +87,7 @@ class TorchBuffer:
 class TorchProgram:
     """A segment as a module."""
 
-    def __init__(self, segment: SegmentSource, module: torch.fx.GraphModule) -> None:
+    def __init__(self, segment: SegmentSource, module: torch.nn.Module) -> None:
         self.inputs = segment.inputs
         self.outputs = segment.outputs
         self.forward: Callable[..., tuple[torch.Tensor, ...]] = module.forward
@@ -151,14 +151,15 @@ class TorchDevice:
 
     def compile(self, segment: SegmentSource) -> TorchProgram:
         """Take a segment as a module. Raises DeviceError."""
-        module = cast("torch.fx.GraphModule", segment.torch_module())
-        (end,) = module.graph.find_nodes(op="output")
-        takes, gives = len(module.graph.find_nodes(op="placeholder")), len(end.args[0])
-        if (takes, gives) != (len(segment.inputs), len(segment.outputs)):
-            raise DeviceError(
-                f"{self.name} cannot run a segment of {len(segment.inputs)} inputs and {len(segment.outputs)} outputs whose "
-                f"module takes {takes} and gives {gives}."
-            )
+        module = cast("torch.nn.Module", segment.torch_module())
+        if isinstance(module, torch.fx.GraphModule):
+            (end,) = module.graph.find_nodes(op="output")
+            takes, gives = len(module.graph.find_nodes(op="placeholder")), len(end.args[0])
+            if (takes, gives) != (len(segment.inputs), len(segment.outputs)):
+                raise DeviceError(
+                    f"{self.name} cannot run a segment of {len(segment.inputs)} inputs and {len(segment.outputs)} outputs "
+                    f"whose module takes {takes} and gives {gives}."
+                )
         return TorchProgram(segment, module)
 
     def instance(self, program: Program) -> TorchInstance:
@@ -216,22 +217,16 @@ def _reason(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def _program(model: Model, device: Device) -> TorchModel:
-    from placeit.backends.torch import Model as TorchModel
-
-    if not isinstance(model, TorchModel):
-        raise DeviceError(f"PyTorch drives {device.name}, and {model.path} is not a PyTorch model: choose other devices.")
-    return model
-
-
 def _supported(model: Model, device: Device) -> Collection[str]:
-    return _program(model, device).with_kernel("CPU")
+    if not isinstance(model, TorchSegments):
+        raise DeviceError(f"PyTorch drives {device.name}, and {model.path} is not a PyTorch model: choose other devices.")
+    return model.with_kernel("CPU")
 
 
-def _group_shares(model: Model, grouping: Grouping, device: Device, _: str, passes: int) -> NDArray[np.float64]:
-    from placeit.profiler.torch_counters import group_shares
+def _group_shares(model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> NDArray[np.float64]:
+    from placeit.profiler.group_times import group_shares
 
-    return group_shares(_program(model, device), grouping, device, passes=passes)
+    return group_shares(model, grouping, device, precision, passes=passes)
 
 
 KIND = DeviceKind(lambda device, precision: TorchDevice(device, precision=precision), _supported, _group_shares)
