@@ -323,10 +323,13 @@ def _output_names(program: ExportedProgram, count: int) -> list[str]:
     """Name what a program returns by its place there: ``output``, ``output.1``, or the key in a dictionary."""
     tree = pytree.tree_unflatten(list(range(count)), program.call_spec.out_spec)
     paths = [path for path, _ in pytree.tree_flatten_with_path(tree)[0]]
-    names = []
+    names: list[str] = []
     for path in paths:
         keys = [getattr(key, "key", getattr(key, "name", getattr(key, "idx", None))) for key in path]
         if not keys or not isinstance(keys[0], str):
             keys.insert(0, "output")
-        names.append(".".join(map(str, keys)))
+        name = ".".join(map(str, keys))
+        while name in names:  # a key may have a dot of its own
+            name += "_"
+        names.append(name)
     return names

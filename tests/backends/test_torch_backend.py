@@ -67,6 +67,8 @@ def test_inputs_and_outputs_are_parameters_and_results() -> None:
 def test_outputs_are_named_by_their_place_in_what_the_module_returns() -> None:
     assert [spec.name for spec in transformer()[1].outputs] == ["output.0", "output.1.0", "output.1.1"]
     assert [spec.name for spec in calling(lambda _, x: x + 1).outputs] == ["output"]
+    dotted = calling(lambda _, x: {"a.b": x + 1, "a": {"b": x + 2}, "none": None, "five": 5})
+    assert [spec.name for spec in dotted.outputs] == ["a.b", "a.b_"]
 
 
 def test_flops_and_weights_are_those_of_the_layers() -> None:
