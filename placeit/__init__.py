@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from placeit.backends import load
+    from placeit.backends.base import Model
     from placeit.backends.coarsen import Grouping, coarsen
-    from placeit.backends.openvino import Model
     from placeit.cluster import Cluster, Device, Link
     from placeit.clusterfile import find_cluster, read_cluster, write_cluster
     from placeit.devices import available, discover
@@ -66,7 +66,7 @@ _HOME = {
     "Device": "placeit.cluster",
     "Grouping": "placeit.backends.coarsen",
     "Link": "placeit.cluster",
-    "Model": "placeit.backends.openvino",
+    "Model": "placeit.backends.base",
     "OpGraph": "placeit.graph",
     "Optimized": "placeit.optimize",
     "OutputError": "placeit.session",

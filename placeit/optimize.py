@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.backends.openvino import Model
+from placeit.backends.base import Model
 from placeit.cluster import Cluster
 from placeit.clusterfile import find_cluster
 from placeit.errors import InfeasibleError, UsageError

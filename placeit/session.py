@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from placeit import backends
+from placeit.backends.base import Arrays, Model
 from placeit.backends.coarsen import coarsen
-from placeit.backends.openvino import Model
-from placeit.cluster import Cluster, Device
+from placeit.cluster import Cluster
 from placeit.clusterfile import find_cluster
 from placeit.devices import roofline_seconds
 from placeit.errors import PlacementError, UsageError
 from placeit.problem import Placement
 from placeit.profiler.cache import Cache
 from placeit.profiler.costs import Progress, profile
+from placeit.profiler.nvml import GpuSampler, GpuUse, gpu_use
 from placeit.profiler.trace import Span, utilization
-from placeit.runtime.devices.openvino import compile_model, explaining
 from placeit.runtime.executor import Executor
 from placeit.runtime.measure import Measurement, race
 from placeit.runtime.runtime import Runtime
@@ -70,6 +70,7 @@ class RunReport:
         spans: what ran when, in the traced run.
         outputs: by name.
         plan: the segments that ran.
+        gpus: how busy each NVIDIA GPU of the machine was during the timed runs, by name; none without NVML.
     """
 
     latency: Measurement
@@ -78,6 +79,7 @@ class RunReport:
     spans: list[Span]
     outputs: dict[str, NDArray[np.generic]]
     plan: Plan
+    gpus: Mapping[str, GpuUse]
 
 
 class Session:
@@ -111,14 +113,15 @@ class Session:
         cache: Cache | Literal["default"] | None = "default",
         progress: Progress | None = None,
     ) -> None:
-        self.cluster = find_cluster(devices)
+        cluster = find_cluster(devices)
         self.model = model if isinstance(model, Model) else backends.load(model, input_shapes=input_shapes, batch=batch)
+        self.cluster = self.model.driven(cluster)
         self.grouping = coarsen(self.model.graph, max_groups=max_groups, keep_together=self.model.together)
         self.precision, self._profile_s, self._progress = precision, profile_s, progress
         self._cache = Cache() if cache == "default" else cache
         self._runtime: Runtime | None = None
         self._costs: Costs | None = None
-        self._uncut: Any = None
+        self._uncut: Callable[[Arrays], dict[str, NDArray[np.generic]]] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -227,15 +230,12 @@ class Session:
         return Segmenter(self.grouping, self.costs)
 
     def reference(self, inputs: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
-        """Outputs of the model as OpenVINO runs it, uncut and without placeit's executor, by name. Raises DeviceError."""
-        whole = np.flatnonzero(np.isfinite(self.costs.core).all(axis=0))
-        device = self.cluster.devices[int(whole[0])] if len(whole) else Device("CPU", runs_on="CPU")
+        """Outputs of the model as its framework runs it, uncut and without placeit's executor, by name. Raises DeviceError."""
         if self._uncut is None:
-            self._uncut = compile_model(self.model.ov_model, device, self.precision)
-        with explaining(f"The model cannot be run whole on {device.name}"):
-            # a new request starts from the model's initial state, as every request of an executor does
-            answer = self._uncut.create_infer_request().infer([inputs[spec.name] for spec in self.model.inputs])
-        return {spec.name: np.array(answer[i]) for i, spec in enumerate(self.model.outputs)}
+            whole = np.flatnonzero(np.isfinite(self.costs.core).all(axis=0))
+            device = self.cluster.devices[int(whole[0])] if len(whole) else None
+            self._uncut = self.model.uncut(device, self.precision)
+        return self._uncut(inputs)
 
     def check_outputs(self, executor: Executor) -> OutputError:
         """Run an executor once on random inputs and compare its outputs with the reference."""
@@ -264,7 +264,8 @@ class Session:
         executor = self.executor(plan)
         given = self.model.random_inputs() if inputs is None else inputs
         executor.set_inputs(given)
-        latency = race({"placement": executor.time}, rounds=runs)["placement"]
+        with GpuSampler() as sampler:
+            latency = race({"placement": executor.time}, rounds=runs)["placement"]
         outputs = executor.run(given)
         spans = executor.spans()
         return RunReport(
@@ -274,4 +275,5 @@ class Session:
             spans=spans,
             outputs=outputs,
             plan=plan,
+            gpus=gpu_use(sampler.samples),
         )

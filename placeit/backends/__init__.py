@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from placeit.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
-    from placeit.backends.openvino import Model
+    from placeit.backends.base import Model
 
 __all__ = ["load", "suffixes"]
 
@@ -17,6 +17,7 @@ _GROUP = "placeit.backends"
 _BUILT_IN = (
     EntryPoint("onnx", "placeit.backends.openvino:load", _GROUP),
     EntryPoint("xml", "placeit.backends.openvino:load", _GROUP),
+    EntryPoint("pt2", "placeit.backends.torch:load", _GROUP),
 )
 
 

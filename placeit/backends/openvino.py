@@ -6,9 +6,9 @@ import contextlib
 import logging
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ from openvino.frontend import (
 )
 from openvino.tools.ovc.error import Error as ConverterError
 
+from placeit.backends import base
+from placeit.backends.base import Arrays, TensorSpec
 from placeit.backends.flops import bounded_shape
 from placeit.backends.inputs import resolve_shapes, rows_indexed_by
 from placeit.backends.onnxfile import node_names
@@ -37,16 +39,17 @@ from placeit.backends.opgraph import (
     name_nodes,
     upper_bound_ops,
 )
+from placeit.backends.segment import channels_last_tensors, extract
+from placeit.cluster import Cluster, Device
 from placeit.errors import FileError, ModelError
-from placeit.graph import OpGraph
 
-__all__ = ["Model", "TensorSpec", "describe", "load"]
+__all__ = ["FAILURES", "Model", "TensorSpec", "describe", "load", "relu_chain"]
 
 # The first use of this table of types fills it, and lets go of the GIL in the middle: two threads that come to it at the same
 # moment, such as two that compile segments, wait for each other for ever (OpenVINO 2026.4). So it is filled here.
 openvino.Type.i64.to_dtype()
 
-_FAILURES = (
+FAILURES = (
     RuntimeError,
     # C++ exceptions that the bindings translate, and text that is not UTF-8
     ValueError,
@@ -60,51 +63,23 @@ _FAILURES = (
     OpValidationFailure,
     ConverterError,
 )
+"""What OpenVINO raises when it reads or converts a model."""
 
 
-@dataclass(frozen=True)
-class TensorSpec:
-    """An input or output of a model.
-
-    Attributes:
-        name: what callers know it by: the tensor's name in the model file.
-        op: the ``Parameter`` or ``Result`` op behind it.
-        shape: sizes; for an output that depends on the data, upper bounds.
-        dtype: element type, NumPy spelling.
-    """
-
-    name: str
-    op: str
-    shape: tuple[int, ...]
-    dtype: str
-
-
-@dataclass(frozen=True, eq=False)
-class Model:
-    """A model file, with its task graph.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Model(base.Model):
+    """A model file that OpenVINO reads, with its task graph.
 
     Attributes:
-        path: the file.
-        graph: the task graph; op names are the friendly names of ``ov_model``.
-        ov_model: the ``openvino.Model``, with static inputs and unique friendly names.
-        inputs: in the model's order.
-        outputs: in the model's order.
-        bounded: ops whose output sizes depend on the data; the graph has their upper bounds.
-        together: sets of ops that need one device, because they share state or a tensor whose size depends on the data.
+        ov_model: the ``openvino.Model``, with static inputs and unique friendly names, which are the op names of ``graph``.
     """
 
-    path: Path
-    graph: OpGraph
     ov_model: Any
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    bounded: tuple[str, ...] = ()
-    together: tuple[tuple[str, ...], ...] = ()
 
-    @property
-    def name(self) -> str:
-        """The file's name without its suffix."""
-        return self.path.stem
+    @cached_property
+    def channels_last(self) -> frozenset[int]:
+        """Tensors of the graph that should cross a segment's border with their channels last in memory."""
+        return channels_last_tensors(self.graph)
 
     def statistics(self) -> dict[str, int | float]:
         """Count what the model is made of.
@@ -146,6 +121,43 @@ class Model:
             else:
                 drawn[spec.name] = np.ones(spec.shape, dtype)
         return drawn
+
+    def openvino_segment(self, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> openvino.Model:
+        """Cut a part out; see :meth:`placeit.backends.base.OpenVinoSegments.openvino_segment`."""
+        return extract(self.ov_model, self.graph, ops, enter, leave, self.channels_last)
+
+    def driven(self, cluster: Cluster) -> Cluster:
+        """Leave every device to the runtime that its name stands for."""
+        return cluster
+
+    def uncut(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:
+        """Compile the whole model with OpenVINO. Raises DeviceError."""
+        from placeit.runtime.devices.openvino import compile_model, explaining
+
+        target = device if device is not None and device.kind == "openvino" else Device("CPU", runs_on="CPU")
+        compiled = compile_model(self.ov_model, target, precision)
+
+        def run(inputs: Arrays) -> dict[str, NDArray[np.generic]]:
+            with explaining(f"The model cannot be run whole on {target.name}"):
+                # a new request starts from the model's initial state, as every request of an executor does
+                answer = compiled.create_infer_request().infer([inputs[spec.name] for spec in self.inputs])
+            return {spec.name: np.array(answer[i]) for i, spec in enumerate(self.outputs)}
+
+        return run
+
+    def chain(self, elements: int, hops: int) -> Model:
+        """Build a chain of ``hops`` ReLUs over ``float32[1, elements]``."""
+        return relu_chain(elements, hops)
+
+
+def relu_chain(elements: int, hops: int) -> Model:
+    """Build a chain of ``hops`` ReLUs over ``float32[1, elements]``."""
+    ops = openvino.opset13
+    parameter = ops.parameter([1, elements], openvino.Type.f32, name="in")
+    value = parameter.output(0)
+    for _ in range(hops):
+        value = ops.relu(value).output(0)
+    return describe(openvino.Model([ops.result(value)], [parameter], "chain"), Path("chain"))
 
 
 def load(path: str | Path, *, input_shapes: Mapping[str, Sequence[int]] | None = None, batch: int | None = None) -> Model:
@@ -194,7 +206,7 @@ def _explaining(path: Path) -> Iterator[None]:
         yield
     except MemoryError as error:
         raise ModelError(f"{path} needs more memory than there is.") from error
-    except _FAILURES as error:
+    except FAILURES as error:
         if "std::bad_alloc" in str(error):
             raise ModelError(f"{path} needs more memory than there is.") from error
         raise ModelError(f"Cannot read a model from {path}: {_useful_line(str(error))}") from error

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from placeit.cluster import Cluster, Device, Link
     from placeit.profiler.cache import Cache
+    from placeit.profiler.nvml import GpuSample
 
 __all__ = ["EXAMPLES", "devices", "link_dicts", "show_links"]
 
@@ -40,9 +41,11 @@ def devices(
     """
     from placeit.clusterfile import find_cluster
     from placeit.devices import available
+    from placeit.profiler.nvml import sample_gpus
 
     cluster = find_cluster(devices)
     listed = cluster.devices if devices is not None else tuple(available())
+    load = {sample.gpu: sample for sample in sample_gpus()}
     known = dict(cluster.links)
     if links:
         with terminal.progress() as progress:
@@ -64,11 +67,16 @@ def devices(
             for device in listed
         ]
         text.table(console, heads, rows, left=5)
+        loads = [(device.name, load[device.runs_on]) for device in listed if device.runs_on in load]
+        if loads:
+            console.print()
+            text.table(console, ("device", "busy", "memory in use", "power"), [_load_row(*pair) for pair in loads])
         if known:
             console.print()
             show_links(console, known)
 
-    return Output({"devices": [_device(device) for device in listed], "links": link_dicts(known)}, show)
+    listing = [_device(device) | {"load": _load(load.get(device.runs_on))} for device in listed]
+    return Output({"devices": listing, "links": link_dicts(known)}, show)
 
 
 def link_dicts(links: Mapping[tuple[str, str], Link]) -> list[dict[str, Any]]:
@@ -105,6 +113,16 @@ def _measured_links(cluster: Cluster, cache: Cache | None) -> dict[tuple[str, st
         return {}
     known = {pair: link for pair, link in cluster.links.items() if names.issuperset(pair)}
     return dict(probe(Cluster(real, known), cache=cache).cluster.links)
+
+
+def _load(sample: GpuSample | None) -> dict[str, float | None] | None:
+    if sample is None:
+        return None
+    return {"utilization": sample.utilization, "memory_bytes": sample.memory_bytes, "power_w": sample.power_w}
+
+
+def _load_row(name: str, sample: GpuSample) -> tuple[str, ...]:
+    return name, text.percent(sample.utilization), text.amount(sample.memory_bytes, "B"), text.watts(sample.power_w)
 
 
 def _kind(device: Device) -> str:

@@ -1,4 +1,4 @@
-"""``placeit export``: a placement as an OpenVINO IR, for use without placeit."""
+"""``placeit export``: a placement as an OpenVINO IR, or a whole model in another format, for use without placeit."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import typer
 from placeit.cli import text
 from placeit.cli.options import ModelOptions, parse_shapes
 from placeit.cli.paths import check_outputs
-from placeit.cli.placements import PlacementOption, naming, read_placement
+from placeit.cli.placements import naming, read_placement
 from placeit.cli.terminal import Output, Terminal
 from placeit.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from placeit.backends.base import Model
 
 __all__ = ["EXAMPLES", "export"]
 
@@ -24,16 +26,29 @@ EXAMPLES = """\b
 Examples:
   placeit export model.onnx -p placement.json --output placed.xml
   placeit export model.onnx -p placement.json -o placed.xml --map fast=GPU.0 --map slow=CPU
+  placeit export model.pt2 -o model.onnx
+  placeit export model.pt2 -o model.xml
 """
 
 
 def export(
     *,
-    placement: PlacementOption,
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", metavar="FILE", help="File (.xml) to write, weights beside it.", show_default=False),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="File (.xml or .onnx) to write; weights of .xml beside it.",
+            show_default=False,
+        ),
     ],
+    placement: Annotated[
+        Path | None,
+        typer.Option(
+            "--placement", "-p", metavar="FILE", help="Placement to write with the model; the model alone without it."
+        ),
+    ] = None,
     mapping: Annotated[
         list[str] | None,
         typer.Option("--map", metavar="NAME=DEVICE", help="OpenVINO's name of a device, as in CPU@0=CPU; repeatable."),
@@ -41,19 +56,31 @@ def export(
     options: ModelOptions,
     terminal: Terminal,  # noqa: ARG001 (every command takes one)
 ) -> Output:
-    """Write a placement as OpenVINO IR for HETERO.
+    """Write a placement, or a model, for use without placeit.
 
-    The model is written with the device of each node, for use without placeit. HETERO runs its parts one after the other,
-    so that devices do not work at the same time as they do under 'placeit run'. It knows OpenVINO's own devices only: core
-    sets and names of a cluster file need --map.
+    With --placement, the model is written with the device of each node, for use without placeit. HETERO runs its parts one
+    after the other, so that devices do not work at the same time as they do under 'placeit run'. It knows OpenVINO's own
+    devices only: core sets and names of a cluster file need --map.
+
+    Without it, a PyTorch program (.pt2) is written as ONNX or OpenVINO IR, and an ONNX file as IR. A placement is for the
+    model that it was made with: optimize the new file to place it.
     """
     from placeit.backends import load
-    from placeit.backends.hetero import HOW_TO_RUN, export_hetero
 
-    weights = output.with_suffix(".bin")
+    weights = output.with_suffix(".bin") if output.suffix == ".xml" or placement is not None else None
     check_outputs(output, weights, inputs=[options.model, options.model.with_suffix(".bin"), placement])
     names = _mapping(mapping)
     model = load(options.model, input_shapes=parse_shapes(options.input_shape), batch=options.batch)
+    if placement is None:
+        return _convert(model, options.model, output, weights, names)
+    from placeit.backends.hetero import HOW_TO_RUN, export_hetero
+    from placeit.backends.openvino import Model as OpenVinoModel
+
+    if not isinstance(model, OpenVinoModel):
+        raise UsageError(
+            f"A placement of {options.model} cannot be written for HETERO, which runs what OpenVINO reads: write the model "
+            "alone (without --placement) as .onnx or .xml, and optimize that file."
+        )
     chosen = read_placement(placement, model.graph)
     for name in names:
         if name not in chosen.device_names:
@@ -73,7 +100,7 @@ def export(
 
     def show(console: Console) -> None:
         facts = {
-            "written": f"{output} and {weights.name}",
+            "written": f"{output} and {output.with_suffix('.bin').name}",
             "device": device,
             "ops": text.ops_by_device(chosen.counts()),
         }
@@ -82,6 +109,24 @@ def export(
         console.print(f"import openvino\n\n{HOW_TO_RUN.format(path=output, device=device)}", end="")
 
     return Output(data, show)
+
+
+def _convert(model: Model, source: Path, output: Path, weights: Path | None, names: dict[str, str]) -> Output:
+    from placeit.backends.convert import convert
+
+    if names:
+        raise UsageError("--map says what devices of a placement stand for, and there is no --placement.")
+    convert(model, output)
+    data = {
+        "model": str(source),
+        "placement_file": None,
+        "output": str(output),
+        "weights": None if weights is None else str(weights),
+        "device": None,
+        "devices": None,
+    }
+    written = str(output) if weights is None else f"{output} and {weights.name}"
+    return Output(data, lambda console: text.facts(console, {"written": written}))
 
 
 def _mapping(texts: Sequence[str] | None) -> dict[str, str]:

@@ -59,7 +59,10 @@ class Precision(StrEnum):
 class ModelOptions:
     """A model file, and the sizes that it leaves open."""
 
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="ONNX file, or OpenVINO IR (.xml).", show_default=False)]
+    model: Annotated[
+        Path,
+        typer.Argument(metavar="MODEL", help="ONNX file, OpenVINO IR (.xml) or PyTorch program (.pt2).", show_default=False),
+    ]
     input_shape: Annotated[
         list[str] | None,
         typer.Option("--input-shape", metavar="NAME:SIZES", help="Sizes of an input, as in x:1,3,224,224; repeatable."),

@@ -70,6 +70,7 @@ def run(
         "latency_s": {"median": latency.median, "p95": latency.p95, "ci": [latency.ci_low, latency.ci_high]},
         "simulated_s": report.plan.schedule.makespan,
         "utilization": report.utilization,
+        "gpus": {name: vars(use) for name, use in report.gpus.items()},
         "output_error": vars(error),
         "emulated": text.emulated(cluster),
     } | {f"{name}_file": None if path is None else str(path) for name, path in written.items()}
@@ -88,6 +89,20 @@ def run(
         counts = chosen.counts()
         rows = [(track, str(counts.get(track, "")), text.percent(share)) for track, share in report.utilization.items()]
         text.table(console, ("device or link", "ops", "busy"), rows)
+        if report.gpus:
+            console.print()
+            heads = ("GPU, by its driver", "busy", "most memory", "power", "energy")
+            uses = [
+                (
+                    name,
+                    text.percent(use.utilization),
+                    text.amount(use.peak_memory_bytes, "B"),
+                    text.watts(use.power_w),
+                    text.amount(use.energy_j, "J"),
+                )
+                for name, use in report.gpus.items()
+            ]
+            text.table(console, heads, uses)
         text.show_notes(console, cluster)
 
     return Output(data, show)

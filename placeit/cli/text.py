@@ -31,6 +31,7 @@ __all__ = [
     "shape",
     "show_notes",
     "table",
+    "watts",
 ]
 
 NOTHING = "-"
@@ -80,6 +81,11 @@ def percent(share: float | None) -> str:
     if share is None or not math.isfinite(share):
         return NOTHING
     return f"{share:.1%}".replace("%", " %") if abs(share) < 0.0995 else f"{share:.0%}".replace("%", " %")
+
+
+def watts(power: float | None) -> str:
+    """Write a power: ``72 W``."""
+    return NOTHING if power is None else f"{power:.0f} W"
 
 
 def error(value: OutputError | None) -> str:

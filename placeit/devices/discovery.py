@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +10,7 @@ from placeit.cluster import Cluster, Device
 from placeit.devices.host import allowed_cores, memory_bytes, one_per_physical_core
 from placeit.devices.names import DeviceName, format_cores, parse_devices
 from placeit.errors import DeviceError
+from placeit.profiler.nvml import gpus
 
 __all__ = ["available", "discover", "resolve"]
 
@@ -143,33 +143,14 @@ def _last_line(error: RuntimeError) -> str:
 
 
 def _nvidia_gpus() -> list[Device]:
-    try:
-        nvml = importlib.import_module("pynvml")
-    except ImportError:
-        return []
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:  # no driver, so no GPU
-        return []
-    try:
-        driver = _text(nvml.nvmlSystemGetDriverVersion())
-        devices = []
-        for number in range(nvml.nvmlDeviceGetCount()):
-            handle = nvml.nvmlDeviceGetHandleByIndex(number)
-            devices.append(
-                Device(
-                    name=f"cuda:{number}",
-                    kind="cuda",
-                    runs_on=f"cuda:{number}",
-                    full_name=_text(nvml.nvmlDeviceGetName(handle)),
-                    memory_bytes=float(nvml.nvmlDeviceGetMemoryInfo(handle).total),
-                    driver=f"NVIDIA {driver}",
-                )
-            )
-        return devices
-    finally:
-        nvml.nvmlShutdown()
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value  # old releases of nvidia-ml-py give bytes
+    return [
+        Device(
+            name=gpu.name,
+            kind="cuda",
+            runs_on=gpu.name,
+            full_name=gpu.full_name,
+            memory_bytes=gpu.memory_bytes,
+            driver=f"NVIDIA {gpu.driver}",
+        )
+        for gpu in gpus()
+    ]

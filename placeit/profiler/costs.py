@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.backends.base import Model
 from placeit.backends.coarsen import Grouping
-from placeit.backends.openvino import Model
 from placeit.cluster import Cluster, Device
 from placeit.errors import InfeasibleError
 from placeit.profiler.cache import Cache, are_times
-from placeit.profiler.counters import group_shares
 from placeit.profiler.links import device_key, probe
-from placeit.runtime.devices.openvino import core, explaining
+from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.executor import Executor
 from placeit.runtime.runtime import Runtime
 from placeit.runtime.segments import Costs, Plan, Segmenter
@@ -39,13 +38,12 @@ def supported(model: Model, grouping: Grouping, cluster: Cluster) -> NDArray[np.
     """
     graph = grouping.graph
     can = np.ones((len(graph), len(cluster)), bool)
-    answers: dict[str, set[str]] = {}
+    answers: dict[tuple[str, str], Collection[str]] = {}
     for d, device in enumerate(cluster.devices):
-        target = device.runs_on.partition("@")[0]
-        if target not in answers:
-            with explaining(f"OpenVINO does not say what {device.name} supports"):
-                answers[target] = set(core().query_model(model.ov_model, target))
-        can[:, d] = [name in answers[target] for name in graph.names]
+        hardware = device.kind, device.runs_on.partition("@")[0]
+        if hardware not in answers:
+            answers[hardware] = device_kind(device).supported(model, device)
+        can[:, d] = [name in answers[hardware] for name in graph.names]
     nowhere = np.flatnonzero(~can.any(axis=1))
     if len(nowhere):
         v = int(nowhere[0])
@@ -97,7 +95,7 @@ def profile(
     core_s, cut_s = np.full((groups, devices), np.inf), np.zeros((groups, devices))
     if progress is not None:
         progress("probing links", 0.0)
-    links = probe(cluster, precision=runtime.precision, cache=cache)
+    links = probe(cluster, chain=model.chain, precision=runtime.precision, cache=cache)
     for d, device in enumerate(cluster.devices):
         key = _key(grouping, device, runtime.precision)
         kept = cache.get(key, functools.partial(_valid, can=can[:, d])) if cache is not None else None
@@ -150,7 +148,8 @@ def _measure(
     if whole is None:
         return np.maximum(alone - dispatch, 0.0), np.zeros(groups)
     total = float(np.percentile(totals, 25))
-    shares = group_shares(runtime.model, grouping, runtime.cluster.devices[d], runtime.precision, passes=len(totals))
+    device = runtime.cluster.devices[d]
+    shares = device_kind(device).group_shares(runtime.model, grouping, device, runtime.precision, len(totals))
     # a model that takes little more than a dispatch is below what can be told apart
     core_s = shares * max(0.1 * total, total - dispatch)
     return core_s, np.maximum(alone - dispatch - core_s, 0.0)

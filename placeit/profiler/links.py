@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.backends.base import Model
 from placeit.backends.coarsen import Grouping
-from placeit.backends.openvino import Model, describe
 from placeit.cluster import Cluster, Device, Link
 from placeit.profiler.cache import Cache, are_times
 from placeit.runtime.executor import Executor
@@ -51,12 +51,20 @@ def device_key(device: Device) -> dict[str, Any]:
     }
 
 
-def probe(cluster: Cluster, *, precision: str = "f32", cache: Cache | None = None) -> Links:
+def probe(
+    cluster: Cluster, *, chain: Callable[[int, int], Model] | None = None, precision: str = "f32", cache: Cache | None = None
+) -> Links:
     """Measure dispatch on every device and every link that the cluster does not describe.
 
     A chain of 12 element-wise segments runs on one device and then back and forth between two, with a small and with a large
     tensor, all of them in turn. What a hop adds to a segment is the link: its latency with the small tensor, its bandwidth
     from what the large one adds to that. Going back and forth measures both directions together; each gets half.
+
+    Args:
+        cluster: real devices.
+        chain: :meth:`placeit.backends.base.Model.chain` of the model that is to run there; OpenVINO's without it.
+        precision: inference precision of every device.
+        cache: where to look for earlier results and keep new ones.
     """
     names = cluster.names
     key = {
@@ -68,13 +76,19 @@ def probe(cluster: Cluster, *, precision: str = "f32", cache: Cache | None = Non
     unknown = [[names.index(src), names.index(dst)] for src, dst in cluster.missing_links()]
     kept = cache.get(key, functools.partial(_valid, devices=len(names), unknown=unknown)) if cache is not None else None
     if kept is None:
-        kept = _measure(cluster, precision)
+        kept = _measure(cluster, precision, chain or _openvino_chain)
         if cache is not None:
             cache.put(key, kept)
     measured = {
         (names[i], names[j]): Link(float("inf") if rate is None else rate, delay) for i, j, rate, delay in kept["links"]
     }
     return Links(np.array(kept["dispatch"]), replace(cluster, links={**measured, **cluster.links}))
+
+
+def _openvino_chain(elements: int, hops: int) -> Model:
+    from placeit.backends.openvino import relu_chain
+
+    return relu_chain(elements, hops)
 
 
 def _valid(kept: Any, devices: int, unknown: list[list[int]]) -> bool:
@@ -91,7 +105,7 @@ def _valid(kept: Any, devices: int, unknown: list[list[int]]) -> bool:
     )
 
 
-def _measure(cluster: Cluster, precision: str) -> dict[str, Any]:
+def _measure(cluster: Cluster, precision: str, chain: Callable[[int, int], Model]) -> dict[str, Any]:
     """Return the dispatch times, and [source, destination, bytes per second or None, seconds] of links."""
     names, unknown = cluster.names, set(cluster.missing_links())
     cluster = replace(cluster, links={})  # an emulated link would count for the real one in the other direction, too
@@ -100,7 +114,8 @@ def _measure(cluster: Cluster, precision: str) -> dict[str, Any]:
     routes = [(d, d) for d in devices] + wanted
     hop: dict[tuple[int, tuple[int, int]], float] = {}
     for elements in (_SMALL, _LARGE):
-        model, grouping = _chain(elements)
+        model = chain(elements, _HOPS)
+        grouping = Grouping.singletons(model.graph)
         with Runtime(model, grouping, cluster, precision=precision) as runtime:
             hop |= {(elements, route): seconds for route, seconds in _time_routes(runtime, grouping, routes).items()}
     links: list[tuple[int, int, float | None, float]] = []
@@ -109,18 +124,6 @@ def _measure(cluster: Cluster, precision: str) -> dict[str, Any]:
         rate = (_LARGE - _SMALL) * _ITEM_BYTES / (large - small) if large > small else None
         links += [(a, b, rate, small) for a, b in ((i, j), (j, i)) if (names[a], names[b]) in unknown]
     return {"dispatch": [hop[_SMALL, (d, d)] for d in devices], "links": links}
-
-
-def _chain(elements: int) -> tuple[Model, Grouping]:
-    """Build a chain of element-wise ops, each a group of its own."""
-    import openvino as ov
-
-    parameter = ov.opset13.parameter([1, elements], ov.Type.f32, name="in")
-    value = parameter.output(0)
-    for _ in range(_HOPS):
-        value = ov.opset13.relu(value).output(0)
-    model = describe(ov.Model([ov.opset13.result(value)], [parameter], "chain"), Path("chain"))
-    return model, Grouping.singletons(model.graph)
 
 
 def _time_routes(runtime: Runtime, grouping: Grouping, routes: list[tuple[int, int]]) -> dict[tuple[int, int], float]:

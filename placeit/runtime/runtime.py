@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from placeit.backends.base import Model, OpenVinoSegments, TorchSegments
 from placeit.backends.coarsen import Grouping
-from placeit.backends.openvino import Model
-from placeit.backends.segment import channels_last_tensors, extract
 from placeit.cluster import Cluster
 from placeit.errors import DeviceError, GraphError
-from placeit.runtime.devices.base import Buffer, Program, RuntimeDevice, TensorSpec, Transport
+from placeit.runtime.devices.base import Buffer, Program, RuntimeDevice, SegmentSource, TensorSpec, Transport
 from placeit.runtime.devices.emulated import EmulatedLink, SlowedDevice
-from placeit.runtime.devices.openvino import OpenVinoDevice
+from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.segments import Segment
 
 __all__ = ["Runtime"]
@@ -59,12 +58,11 @@ class Runtime:
         wait: Callable[[threading.Event], object] = threading.Event.wait,
     ) -> None:
         self.model, self.grouping, self.cluster = model, grouping, cluster
-        graph = grouping.graph
         _check_together(model, grouping)
         self.members: list[list[int]] = [[] for _ in range(len(grouping.groups))]
         for v, group in enumerate(grouping.group_of.tolist()):
             self.members[group].append(v)
-        self.channels_last = channels_last_tensors(graph)
+        self.channels_last = model.channels_last
         self.precision = precision
         self._input_of = {spec.op: spec.name for spec in model.inputs}
         self._output_of = {spec.op: spec.name for spec in model.outputs}
@@ -94,7 +92,7 @@ class Runtime:
         keys = [(self.devices[segment.device].program_key, segment.groups) for segment in segments]
         missing = {key: segment for key, segment in zip(keys, segments, strict=True) if key not in self._programs}
         with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "placeit compile") as pool:
-            compiled = pool.map(lambda s: self.devices[s.device].compile(_Source(self, s)), missing.values())
+            compiled = pool.map(lambda s: self.devices[s.device].compile(self.source(s)), missing.values())
             for key, program in zip(missing, compiled, strict=True):
                 self._programs[key] = program
                 self._kept_bytes += self._weights(key[1])
@@ -106,6 +104,10 @@ class Runtime:
             (_, groups), _ = self._programs.popitem(last=False)
             self._kept_bytes -= self._weights(groups)
         return programs
+
+    def source(self, segment: Segment) -> SegmentSource:
+        """A segment as devices see it before compilation."""
+        return _Source(self, segment)
 
     def _weights(self, groups: tuple[int, ...]) -> float:
         return float(self.grouping.groups.param_bytes[list(groups)].sum())
@@ -167,7 +169,7 @@ def _open_devices(cluster: Cluster, precision: str) -> tuple[RuntimeDevice, ...]
     devices: list[RuntimeDevice] = []
     try:
         for device in cluster.devices:
-            real = OpenVinoDevice(device, precision=precision)
+            real = device_kind(device).open(device, precision)
             devices.append(SlowedDevice(real, device.slowdown) if device.emulated else real)
     except DeviceError:
         for opened in devices:
@@ -205,12 +207,24 @@ class _Source:
         return (*map(runtime.spec, self.segment.outputs), *ends)
 
     def openvino_model(self) -> object:
-        runtime, op_tensor = self.runtime, self.runtime.grouping.op_tensor
-        return extract(
-            runtime.model.ov_model,
-            runtime.grouping.graph,
-            runtime.ops(self.segment),
-            [int(op_tensor[t]) for t in self.segment.inputs],
-            [int(op_tensor[t]) for t in self.segment.outputs],
-            runtime.channels_last,
+        if not isinstance(self.runtime.model, OpenVinoSegments):
+            raise self._foreign("OpenVINO")
+        return self.runtime.model.openvino_segment(*self._parts())
+
+    def torch_module(self) -> object:
+        if not isinstance(self.runtime.model, TorchSegments):
+            raise self._foreign("PyTorch")
+        return self.runtime.model.torch_segment(*self._parts())
+
+    def _parts(self) -> tuple[list[int], list[int], list[int]]:
+        """Ops, tensors that enter and tensors that leave, by their numbers in the task graph."""
+        runtime, segment, op_tensor = self.runtime, self.segment, self.runtime.grouping.op_tensor
+        enter, leave = ([int(op_tensor[t]) for t in tensors] for tensors in (segment.inputs, segment.outputs))
+        return runtime.ops(segment), enter, leave
+
+    def _foreign(self, framework: str) -> DeviceError:
+        device, model = self.runtime.devices[self.segment.device].name, self.runtime.model
+        return DeviceError(
+            f"{device} runs {framework} programs, and {model.path} is not read with {framework}: convert it with `placeit "
+            "export`, or choose other devices."
         )

@@ -64,7 +64,7 @@ Instruction: TypeAlias = Start | Transfer | Done
 class _Request:
     """Progress of one request."""
 
-    __slots__ = ("aborted", "base", "left", "next", "number", "pending", "running")
+    __slots__ = ("aborted", "base", "left", "next", "number", "pending", "running", "sent")
 
     def __init__(self, number: int, base: int, pending: list[int], devices: int) -> None:
         self.number = number
@@ -73,6 +73,7 @@ class _Request:
         self.left = len(pending)  # ops that have not finished
         self.next = [0] * devices  # planned: how many ops each device has started
         self.running: set[int] = set()  # ops, and transfers numbered after the ops
+        self.sent: set[int] = set()  # transfers that have given their channel back before they arrive
         self.aborted = False
 
 
@@ -209,6 +210,21 @@ class Scheduler:
             self._end(state, out)
         return out
 
+    def transfer_sent(self, request: int, tensor: int, dst: int) -> list[Instruction]:
+        """Take note that the channel of a transfer can take the next one, though the tensor has not arrived yet.
+
+        For channels that queue: what is started next is behind it and waits for nothing else. Raises ExecutionError if the
+        tensor was not on its way, or this was said before.
+        """
+        state, move = self._requests.get(request), self._move_of.get((tensor, dst))
+        if state is None or move is None or move.node not in state.running or move.node in state.sent:
+            raise ExecutionError(f"Tensor {tensor} of request {request} left for device {dst}, but was not to be sent there.")
+        out: list[Instruction] = []
+        state.sent.add(move.node)
+        if self._contended:
+            self._move_next(move.channel, out)
+        return out
+
     def transfer_finished(self, request: int, tensor: int, dst: int) -> list[Instruction]:
         """Take note that a tensor has arrived. Raises ExecutionError if it was not on its way."""
         state, move = self._requests.get(request), self._move_of.get((tensor, dst))
@@ -216,7 +232,9 @@ class Scheduler:
             raise ExecutionError(f"Tensor {tensor} of request {request} arrived on device {dst}, but was not on its way.")
         out: list[Instruction] = []
         state.running.remove(move.node)
-        if self._contended:
+        if move.node in state.sent:
+            state.sent.remove(move.node)
+        elif self._contended:
             self._move_next(move.channel, out)
         if not state.aborted:
             self._fire(state, move.consumers)

@@ -264,6 +264,16 @@ class _Source:
         values = [ops.add(ops.multiply(parameter, parameter), parameter) for parameter in parameters]
         return ov.Model([ops.result(values[k]) for k in self.order], parameters, "conformance")
 
+    def torch_module(self) -> object:
+        import torch
+
+        graph, aten = torch.fx.Graph(), torch.ops.aten
+        arguments = [graph.placeholder(f"x{k}") for k in range(len(self.inputs))]
+        squares = [graph.call_function(aten.mul.Tensor, (value, value)) for value in arguments]
+        values = [graph.call_function(aten.add.Tensor, pair) for pair in zip(squares, arguments, strict=True)]
+        graph.output(tuple(values[k] for k in self.order))
+        return torch.fx.GraphModule(torch.nn.Module(), graph)
+
 
 class _Broken:
     inputs: tuple[TensorSpec, ...] = ()
@@ -274,6 +284,13 @@ class _Broken:
 
         ops = ov.opset13
         return ov.Model([ops.result(ops.parameter([2], np.float32))], [], "nothing feeds it")
+
+    def torch_module(self) -> object:
+        import torch
+
+        graph = torch.fx.Graph()
+        graph.output(())
+        return torch.fx.GraphModule(torch.nn.Module(), graph)
 
 
 def _values(seed: int) -> list[NDArray[np.generic]]:

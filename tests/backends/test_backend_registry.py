@@ -22,7 +22,7 @@ def test_the_suffix_of_a_file_decides_who_reads_it(ir_file):
 
 
 def test_a_file_that_no_backend_reads_is_refused_with_a_list_of_suffixes():
-    with pytest.raises(ModelError, match=r"model\.h5: no backend reads '\.h5' files; the known ones are \.onnx, \.xml"):
+    with pytest.raises(ModelError, match=r"model\.h5: no backend reads '\.h5' files; the known ones are \.onnx, \.pt2, \.xml"):
         load("model.h5")
 
 

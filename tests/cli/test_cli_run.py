@@ -2,8 +2,10 @@ import errno
 import io
 import json
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,29 @@ def test_json_has_latency_utilisation_and_output_error(cli: Any, tiny: Path, pla
     assert sum(data["devices"].values()) == 8
     assert data["trace_file"] is None
     assert data["emulated"] == []
+
+
+def test_gpus_are_shown_if_their_driver_answers(cli: Any, tiny: Path, placement: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert json.loads(cli("run", tiny, "-p", placement, "--runs", 2, "--json").stdout)["gpus"] == {}
+    assert "driver" not in cli("run", tiny, "-p", placement, "--runs", 2).stdout
+    library = SimpleNamespace(
+        NVMLError=OSError,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: 1,
+        nvmlDeviceGetHandleByIndex=lambda number: number,
+        nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=50),
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(used=2e9),
+        nvmlDeviceGetPowerUsage=lambda handle: 100_000,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    use = json.loads(cli("run", tiny, "-p", placement, "--runs", 2, "--json").stdout)["gpus"]["cuda:0"]
+    assert (use["utilization"], use["peak_memory_bytes"], use["power_w"]) == (0.5, 2e9, 100.0)
+    assert use["energy_j"] > 0
+    lines = [" ".join(line.split()) for line in cli("run", tiny, "-p", placement, "--runs", 2).stdout.splitlines()]
+    assert any(line.startswith("cuda:0 50 % 2.00 GB 100 W") for line in lines)
 
 
 def test_too_few_runs_have_no_interval(cli: Any, tiny: Path, placement: Path) -> None:

@@ -41,7 +41,7 @@ class _Core:
 
 def answering(monkeypatch: pytest.MonkeyPatch, **lacking: set[str]) -> _Core:
     fake = _Core(lacking)
-    monkeypatch.setattr(costs, "core", lambda: fake)
+    monkeypatch.setattr("placeit.runtime.devices.openvino.core", lambda: fake)
     return fake
 
 

@@ -45,7 +45,7 @@ class _Measuring:
     def __init__(self) -> None:
         self.times = 0
 
-    def __call__(self, cluster: Cluster, precision: str) -> dict[str, Any]:
+    def __call__(self, cluster: Cluster, precision: str, chain: object) -> dict[str, Any]:
         self.times += 1
         number = {name: i for i, name in enumerate(cluster.names)}
         return {

@@ -147,7 +147,15 @@ class SegmentSource(Protocol):
         ...
 
     def openvino_model(self) -> object:
-        """The segment as an ``openvino.Model``."""
+        """The segment as an ``openvino.Model``. Raises DeviceError if the model is none that OpenVINO reads."""
+        ...
+
+    def torch_module(self) -> object:
+        """The segment as a ``torch.nn.Module`` from its inputs to a tuple of its outputs, its weights as buffers.
+
+        The weights are shared with the model: move a copy to a device, never change them. Raises DeviceError if the model is
+        not a PyTorch one.
+        """
         ...
 
 

@@ -39,11 +39,18 @@ class VirtualClock:
         heapq.heappush(self._events, (moment, self._count, event))
         self._count += 1
 
+    def step(self) -> bool:
+        """Let time pass until one thing has happened; False if nothing is left to happen."""
+        if not self._events:
+            return False
+        self.now, _, event = heapq.heappop(self._events)
+        event()
+        return True
+
     def run(self) -> None:
         """Let time pass until nothing is left to happen."""
-        while self._events:
-            self.now, _, event = heapq.heappop(self._events)
-            event()
+        while self.step():
+            pass
 
 
 class _NullBuffer:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from time import perf_counter
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +14,15 @@ from numpy.typing import NDArray
 from placeit.cluster import Device
 from placeit.errors import DeviceError, ExecutionError
 from placeit.runtime.devices.base import Buffer, Done, Instance, Program, SegmentSource, TensorSpec
+from placeit.runtime.devices.kinds import DeviceKind
 from placeit.runtime.devices.worker import Worker
 
-__all__ = ["HostBuffer", "OpenVinoDevice", "compile_model", "core", "explaining"]
+if TYPE_CHECKING:
+    from placeit.backends.base import Model
+    from placeit.backends.coarsen import Grouping
+    from placeit.backends.openvino import Model as OpenVinoModel
+
+__all__ = ["KIND", "HostBuffer", "OpenVinoDevice", "compile_model", "core", "explaining"]
 
 _FAILURES = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, MemoryError)
 """C++ exceptions, as the bindings translate them."""
@@ -171,3 +177,29 @@ class OpenVinoDevice:
     def close(self) -> None:
         """Stop the worker thread."""
         self._worker.close()
+
+
+def _read(model: Model, device: Device) -> OpenVinoModel:
+    from placeit.backends.openvino import Model as OpenVinoModel
+
+    if not isinstance(model, OpenVinoModel):
+        raise DeviceError(
+            f"OpenVINO drives {device.name}, and it did not read {model.path}: convert the model with `placeit export`, or "
+            "choose other devices."
+        )
+    return model
+
+
+def _supported(model: Model, device: Device) -> Collection[str]:
+    ov_model = _read(model, device).ov_model
+    with explaining(f"OpenVINO does not say what {device.name} supports"):
+        return set(core().query_model(ov_model, _target(device)))
+
+
+def _group_shares(model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> NDArray[np.float64]:
+    from placeit.profiler.counters import group_shares
+
+    return group_shares(_read(model, device), grouping, device, precision, passes=passes)
+
+
+KIND = DeviceKind(lambda device, precision: OpenVinoDevice(device, precision=precision), _supported, _group_shares)

@@ -1,0 +1,168 @@
+"""What every model is, whatever file or framework it comes from."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.cluster import Cluster, Device
+from placeit.graph import OpGraph
+
+if TYPE_CHECKING:
+    import openvino
+    import torch
+
+__all__ = ["Arrays", "Model", "OpenVinoSegments", "TensorSpec", "TorchSegments", "numpy_can_hold"]
+
+Arrays: TypeAlias = Mapping[str, NDArray[np.generic]]
+"""Values of inputs or outputs, by name."""
+
+_KINDS_OF_NUMBER = "biuf"
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """An input or output of a model.
+
+    Attributes:
+        name: what callers know it by: the tensor's name in the model file.
+        op: the ``Parameter`` or ``Result`` op behind it.
+        shape: sizes; for an output that depends on the data, upper bounds.
+        dtype: element type, NumPy spelling.
+    """
+
+    name: str
+    op: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Model(ABC):
+    """A model, with its task graph.
+
+    There is a subclass for each framework. How a model is run is said by what it is besides: :class:`OpenVinoSegments`,
+    :class:`TorchSegments`, or both.
+
+    In the task graph an op of kind ``Parameter`` stands for each input, and one of kind ``Result`` for each output.
+
+    Attributes:
+        path: the file.
+        graph: the task graph.
+        inputs: in the model's order.
+        outputs: in the model's order.
+        bounded: ops whose output sizes depend on the data; the graph has their upper bounds.
+        together: sets of ops that need one device, because they share state or a tensor whose size depends on the data.
+    """
+
+    path: Path
+    graph: OpGraph
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    bounded: tuple[str, ...] = ()
+    together: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The file's name without its suffix."""
+        return self.path.stem
+
+    @property
+    def channels_last(self) -> frozenset[int]:
+        """Tensors of the graph that should cross a segment's border with their channels last in memory."""
+        return frozenset()
+
+    @abstractmethod
+    def statistics(self) -> dict[str, int | float]:
+        """Count what the model is made of.
+
+        Returns:
+            ``ops`` and ``edges`` of the task graph; ``layers`` and ``layer_edges`` with every constant counted as well;
+            ``flops`` of one inference; ``parameters`` (weights) and ``parameter_bytes`` of all constants, each counted once.
+        """
+
+    @abstractmethod
+    def random_inputs(self, seed: int = 0) -> dict[str, NDArray[np.generic]]:
+        """Draw inputs that the model can make sense of, by input name."""
+
+    @abstractmethod
+    def driven(self, cluster: Cluster) -> Cluster:
+        """Return the cluster with each device's ``kind`` set to the runtime that runs such a model there.
+
+        Raises:
+            DeviceError: nothing runs such a model on one of the devices; names it and says what to do.
+        """
+
+    @abstractmethod
+    def uncut(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:
+        """Prepare the whole model as its framework runs it by itself, to compare outputs with.
+
+        Every call starts from the model's initial state, if it has any.
+
+        Args:
+            device: one that can run the whole model; None if there is none, for the CPU.
+            precision: of the session, as for devices.
+
+        Raises:
+            DeviceError: the framework cannot run the model.
+        """
+
+    @abstractmethod
+    def chain(self, elements: int, hops: int) -> Model:
+        """Build a chain of element-wise ops that runs wherever this model does, to measure what segments and links cost.
+
+        Args:
+            elements: float32 elements of the tensor that runs along the chain.
+            hops: ops.
+        """
+
+
+@runtime_checkable
+class OpenVinoSegments(Protocol):
+    """A model whose parts can be had as OpenVINO models."""
+
+    def openvino_segment(self, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> openvino.Model:
+        """Cut a part out.
+
+        Args:
+            ops: op numbers of the part, ascending.
+            enter: tensors that it reads from outside, its first inputs; the model's own inputs among ``ops`` follow, in op
+                order.
+            leave: tensors that others read, its first outputs; the model's own outputs among ``ops`` follow, in op order.
+        """
+        ...
+
+
+@runtime_checkable
+class TorchSegments(Protocol):
+    """A model whose parts can be had as PyTorch modules."""
+
+    def torch_segment(self, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> torch.nn.Module:
+        """Cut a part out; see :meth:`OpenVinoSegments.openvino_segment`.
+
+        Returns:
+            A module from tensors to a tuple of tensors, whose weights are buffers and lie in the memory of the model's.
+        """
+        ...
+
+    def with_kernel(self, dispatch_key: str) -> Collection[str]:
+        """Name the ops that PyTorch has a kernel for on some kind of device.
+
+        Args:
+            dispatch_key: PyTorch's name of the kind, ``CPU`` or ``CUDA``. A build without CUDA has no kernels for it.
+        """
+        ...
+
+
+def numpy_can_hold(dtype: str) -> bool:
+    """Whether NumPy has a number or truth-value type of this name."""
+    try:
+        return np.dtype(dtype).kind in _KINDS_OF_NUMBER and np.dtype(dtype).name == dtype
+    except TypeError:
+        return False

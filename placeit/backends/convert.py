@@ -1,0 +1,45 @@
+"""A model of one format as a file of another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import openvino
+
+from placeit.backends.base import Model
+from placeit.errors import FileError, ModelError, UsageError
+from placeit.files import replacing
+
+__all__ = ["convert"]
+
+
+def convert(model: Model, path: Path) -> None:
+    """Write a whole model as ONNX (``.onnx``) or OpenVINO IR (``.xml``, its weights beside it as ``.bin``).
+
+    A PyTorch model can be written as either; one that OpenVINO has read, only as IR.
+
+    Raises:
+        UsageError: another suffix.
+        ModelError: the model cannot be written in this format.
+        FileError: the file cannot be written.
+    """
+    from placeit.backends.openvino import Model as OpenVinoModel
+
+    if path.suffix not in (".onnx", ".xml"):
+        raise UsageError(f"Cannot write {path}: a model is written as ONNX (.onnx) or OpenVINO IR (.xml).")
+    if not isinstance(model, OpenVinoModel):
+        from placeit.backends import torch, torch_export
+
+        if not isinstance(model, torch.Model):
+            raise ModelError(f"{model.path} is of a format that placeit cannot write in another.")
+        write = torch_export.write_onnx if path.suffix == ".onnx" else torch_export.write_ir
+        write(model, path)
+        return
+    if path.suffix == ".onnx":
+        raise ModelError(f"OpenVINO has read {model.path}, and it writes no ONNX files: write an IR (.xml).")
+    weights = path.with_suffix(".bin")
+    with replacing(weights) as temporary_weights, replacing(path) as temporary:
+        try:
+            openvino.serialize(model.ov_model, str(temporary), str(temporary_weights))
+        except RuntimeError as error:
+            raise FileError(f"Cannot write {path}: {str(error).strip().splitlines()[-1]}.") from error

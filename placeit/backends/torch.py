@@ -1,0 +1,271 @@
+"""PyTorch modules and exported programs (``.pt2``)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, TensorArgument
+from torch.utils import _pytree as pytree
+
+from placeit.backends import base
+from placeit.backends.base import Arrays, TensorSpec, numpy_can_hold
+from placeit.backends.torch_graph import Layout, build_graph, dtype_name
+from placeit.backends.torch_program import Lowered, Value, explaining, export, fixed, lower, reads
+from placeit.backends.torch_segment import extract
+from placeit.cluster import Cluster, Device
+from placeit.errors import DeviceError, FileError, ModelError
+
+__all__ = ["Model", "load"]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Model(base.Model):
+    """A PyTorch program, with its task graph. It shares its weights with the module that it was made of.
+
+    Attributes:
+        program: the exported program, as it was given or exported.
+        lowered: the same as ATen ops that change nothing in place, which is what is placed and run.
+        layout: where its parts are in ``graph``.
+        examples: example inputs, by name; empty if there were none.
+    """
+
+    program: ExportedProgram
+    lowered: Lowered
+    layout: Layout
+    examples: Arrays
+
+    def statistics(self) -> dict[str, int | float]:
+        """Count what the model is made of; see :meth:`placeit.backends.base.Model.statistics`."""
+        weights = self.lowered.constants.values()
+        read = [value for op in self.lowered.ops for value in reads(op)]
+        return {
+            "ops": len(self.graph),
+            "edges": len(self.graph.edges),
+            "layers": len(self.graph) + len(weights),
+            "layer_edges": len(self.graph.edges) + sum(value in self.lowered.constants for value in read),
+            "flops": float(self.graph.flops.sum()),
+            "parameters": sum(tensor.numel() for tensor in weights if tensor.is_floating_point()),
+            "parameter_bytes": sum(tensor.numel() * tensor.element_size() for tensor in weights),
+        }
+
+    def random_inputs(self, seed: int = 0) -> dict[str, NDArray[np.generic]]:
+        """Draw inputs that the model can make sense of, by input name.
+
+        Floating-point inputs are standard normal. Whole numbers and truth values are those of the example inputs, since what
+        they may be only the model knows; without example inputs, zeros (the first row of a table) and true.
+        """
+        rng = np.random.default_rng(seed)
+        drawn: dict[str, NDArray[np.generic]] = {}
+        for spec in self.inputs:
+            dtype = np.dtype(spec.dtype)
+            if dtype.kind == "f":
+                drawn[spec.name] = rng.standard_normal(spec.shape).astype(dtype)
+            elif spec.name in self.examples:
+                drawn[spec.name] = np.array(self.examples[spec.name])
+            else:
+                drawn[spec.name] = np.full(spec.shape, dtype.kind == "b", dtype)
+        return drawn
+
+    def torch_segment(self, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> torch.fx.GraphModule:
+        """Cut a part out; see :meth:`placeit.backends.base.TorchSegments.torch_segment`."""
+        return extract(self.layout, self.lowered.constants, ops, enter, leave)
+
+    def with_kernel(self, dispatch_key: str) -> set[str]:
+        """Name the ops that PyTorch has a kernel for; see :meth:`placeit.backends.base.TorchSegments.with_kernel`."""
+        has = torch._C._dispatch_has_computed_kernel_for_dispatch_key
+        return {
+            name
+            for name, node in zip(self.graph.names, self.layout.nodes, strict=True)
+            if node is None or not isinstance(node.target, torch._ops.OpOverload) or has(_qualified(node.target), dispatch_key)
+        }
+
+    def driven(self, cluster: Cluster) -> Cluster:
+        """Return the cluster with its CPU core sets driven by PyTorch. Raises DeviceError for what else OpenVINO drives."""
+        return replace(cluster, devices=tuple(map(self._driven, cluster.devices)))
+
+    def _driven(self, device: Device) -> Device:
+        if device.kind != "openvino":
+            return device
+        if device.runs_on.partition("@")[0] != "CPU":
+            raise DeviceError(
+                f"OpenVINO drives {device.name}, and {self.path} is a PyTorch model, which runs on CPU core sets: choose "
+                "those, or convert the model with `placeit export` to ONNX or OpenVINO IR, which runs on any of them."
+            )
+        return replace(device, kind="torch", driver=f"PyTorch {torch.__version__}")
+
+    def uncut(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:  # noqa: ARG002
+        """Prepare the exported program as PyTorch runs it by itself, on the CPU."""
+        module = self.program.module()
+        names = [spec.name for spec in self.inputs]
+        kept = (*module.named_parameters(), *module.named_buffers())
+        state = {name: (tensor, tensor.detach().clone()) for name, tensor in kept if name in self.lowered.state}
+
+        def run(inputs: Arrays) -> dict[str, NDArray[np.generic]]:
+            args, kwargs = self.arguments({name: torch.from_numpy(np.array(inputs[name])) for name in names})
+            with torch.inference_mode():
+                leaves = pytree.tree_leaves(module(*args, **kwargs))
+                tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+                made = {spec.name: tensor.numpy(force=True).copy() for spec, tensor in zip(self.outputs, tensors, strict=True)}
+                for tensor, initial in state.values():
+                    tensor.copy_(initial)
+            return made
+
+        return run
+
+    def arguments(self, inputs: Mapping[str, torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arrange inputs as the module takes them, with the constants that it was exported for."""
+        given = [spec.arg for spec in self.program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
+        leaves = [inputs[arg.name] if isinstance(arg, TensorArgument) else getattr(arg, "value", None) for arg in given]
+        args, kwargs = pytree.tree_unflatten(leaves, self.program.call_spec.in_spec)
+        return tuple(args), dict(kwargs)
+
+    def chain(self, elements: int, hops: int) -> Model:
+        """Build a chain of ``hops`` ReLUs over ``float32[1, elements]``."""
+        return load(torch.nn.Sequential(*(torch.nn.ReLU() for _ in range(hops))), (torch.zeros(1, elements),), name="chain")
+
+
+def load(
+    source: torch.nn.Module | ExportedProgram | str | Path,
+    example_inputs: Sequence[Any] | Mapping[str, Any] | torch.Tensor | None = None,
+    *,
+    name: str | None = None,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    batch: int | None = None,
+) -> Model:
+    """Make a model of a module, an exported program, or a file that ``torch.export.save`` has written.
+
+    A module is exported in evaluation mode. Weights are shared with it, not copied. Numbers, truth values and strings among the
+    inputs, and every size, are fixed by the example inputs. What a module returns besides tensors is left out.
+
+    Args:
+        source: a module on the CPU, a program, or the path of a ``.pt2`` file. Nothing in a file is unpickled but tensors.
+        example_inputs: what the module is called with: positional arguments, or keyword arguments by name. A program needs none
+            unless it has open sizes and no example inputs of its own.
+        name: what to call the model; the name of the file or of the module's class without it.
+        input_shapes: not for PyTorch programs, whose sizes are those of the example inputs.
+        batch: likewise.
+
+    Raises:
+        ModelError: the module cannot be exported, or its program depends on data or cannot be cut; names the op.
+        FileError: the file cannot be read.
+    """
+    if input_shapes or batch is not None:
+        raise ModelError(
+            f"{source}: the sizes of a PyTorch program are those of its example inputs, and no option changes them: export it "
+            "with inputs of the wanted size."
+        )
+    args: tuple[Any, ...] | None = None
+    kwargs: Mapping[str, Any] = {}
+    if isinstance(example_inputs, torch.Tensor):
+        args = (example_inputs,)
+    elif isinstance(example_inputs, Mapping):
+        args, kwargs = (), example_inputs
+    elif example_inputs is not None:
+        args = tuple(example_inputs)
+    if isinstance(source, torch.nn.Module):
+        label = name or type(source).__name__
+        if args is None:
+            raise ModelError(f"{label}: a module is exported by calling it: give example inputs.")
+        program = export(source, args, kwargs, label)
+    elif isinstance(source, ExportedProgram):
+        label = name or "program"
+        program = fixed(source, args, kwargs, label)
+    else:
+        label = str(name or source)
+        program = fixed(_read(Path(source)), args, kwargs, label)
+    return _describe(program, Path(label))
+
+
+def _describe(program: ExportedProgram, path: Path) -> Model:
+    lowered = lower(program, str(path))
+    graph, layout = build_graph(lowered)
+    number = {node: v for v, node in enumerate(layout.nodes) if node is not None}
+    inputs = tuple(
+        _spec(name, graph.names[number[node]], node.meta["val"], f"{path}: input") for name, node in lowered.inputs.items()
+    )
+    outputs = tuple(
+        _spec(name, graph.names[v], _made(value), f"{path}: output")
+        for (name, value), v in zip(lowered.outputs.items(), layout.results, strict=True)
+    )
+    return Model(
+        path=path,
+        graph=graph,
+        inputs=inputs,
+        outputs=outputs,
+        together=tuple(tuple(graph.names[number[op]] for op in ops) for ops in lowered.state.values() if len(ops) > 1),
+        program=program,
+        lowered=lowered,
+        layout=layout,
+        examples=_examples(program, inputs),
+    )
+
+
+def _qualified(op: torch._ops.OpOverload[..., Any]) -> str:
+    return ".".join(filter(None, (op._schema.name, op._schema.overload_name)))
+
+
+def _spec(name: str, op: str, tensor: torch.Tensor, what: str) -> TensorSpec:
+    dtype = dtype_name(tensor.dtype)
+    if not numpy_can_hold(dtype):
+        raise ModelError(
+            f"{what} '{name}' has type {dtype}, which NumPy arrays cannot hold: convert it to another type inside the model."
+        )
+    return TensorSpec(name, op, tuple(map(int, tensor.shape)), dtype)
+
+
+def _made(value: Value) -> torch.Tensor:
+    """Return what a value looks like: a tensor without data."""
+    node, place = value
+    made = node.meta["val"]
+    for index in place:
+        made = made[index]
+    return cast("torch.Tensor", made)
+
+
+def _examples(program: ExportedProgram, inputs: Sequence[TensorSpec]) -> Arrays:
+    """Return the example inputs that a program keeps, by name."""
+    if program.example_inputs is None:
+        return {}
+    given = [spec.arg for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
+    values = dict(zip((arg.name for arg in given), pytree.tree_leaves(program.example_inputs), strict=True))
+    return {spec.name: values[spec.name].numpy(force=True) for spec in inputs}
+
+
+def _read(path: Path) -> ExportedProgram:
+    try:
+        with path.open("rb") as stream:
+            stream.read(1)
+    except OSError as error:
+        raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
+    with explaining(f"Cannot read a program from {path}"), _only_weights():
+        try:
+            return torch.export.load(path)
+        except (RuntimeError, pickle.UnpicklingError, zipfile.BadZipFile, EOFError) as error:
+            known = "it is no program that torch.export.save has written, or one of a release that this one does not read"
+            raise ValueError(f"{known} (PyTorch {torch.__version__}).") from error
+
+
+@contextlib.contextmanager
+def _only_weights() -> Iterator[None]:
+    """Have PyTorch refuse to unpickle anything but tensors, which ``torch.export.load`` falls back to without a word."""
+    key = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+    before = os.environ.get(key)
+    os.environ[key] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[key]
+        else:
+            os.environ[key] = before

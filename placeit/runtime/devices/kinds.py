@@ -1,0 +1,53 @@
+"""What placeit asks of each kind of device, besides running segments there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.cluster import Device
+from placeit.errors import DeviceError
+from placeit.runtime.devices.base import RuntimeDevice
+
+if TYPE_CHECKING:
+    from placeit.backends.base import Model
+    from placeit.backends.coarsen import Grouping
+
+__all__ = ["DeviceKind", "device_kind"]
+
+_KINDS = {
+    "openvino": "placeit.runtime.devices.openvino:KIND",
+    "torch": "placeit.runtime.devices.torch_cpu:KIND",
+}
+"""Where each kind of device is, by ``Device.kind``. A module is imported when a device of its kind is used."""
+
+
+@dataclass(frozen=True)
+class DeviceKind:
+    """The functions that make up a kind of device.
+
+    Attributes:
+        open: ``open(device, precision)`` makes the device that runs segments. Raises DeviceError.
+        supported: ``supported(model, device)`` names the ops that the device can run. Raises DeviceError if the device runs no
+            such models at all.
+        group_shares: ``group_shares(model, grouping, device, precision, passes)`` measures each group's share of the time of a
+            pass over the whole model: ``float64[G]``, which sums to one. Raises DeviceError.
+    """
+
+    open: Callable[[Device, str], RuntimeDevice]
+    supported: Callable[[Model, Device], Collection[str]]
+    group_shares: Callable[[Model, Grouping, Device, str, int], NDArray[np.float64]]
+
+
+def device_kind(device: Device) -> DeviceKind:
+    """Find what drives a device. Raises DeviceError if nothing does."""
+    if device.kind not in _KINDS:
+        raise DeviceError(
+            f"{device.name} is a device of kind '{device.kind}', which this version cannot run; it runs {', '.join(_KINDS)}."
+        )
+    return cast("DeviceKind", EntryPoint(device.kind, _KINDS[device.kind], "").load())

@@ -1,0 +1,232 @@
+"""CPU core sets that PyTorch drives."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import linecache
+import math
+import threading
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future
+from time import perf_counter
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from placeit.backends.base import TorchSegments
+from placeit.cluster import Device
+from placeit.errors import DeviceError, ExecutionError
+from placeit.runtime.devices.base import Buffer, Done, Instance, Program, SegmentSource, TensorSpec
+from placeit.runtime.devices.kinds import DeviceKind
+from placeit.runtime.devices.worker import Worker
+
+if TYPE_CHECKING:
+    from placeit.backends.base import Model
+    from placeit.backends.coarsen import Grouping
+
+__all__ = ["KIND", "TorchBuffer", "TorchDevice", "explaining", "failing_op", "use_threads"]
+
+_default_threads = threading.Lock()
+
+
+def use_threads(count: int) -> None:
+    """Have PyTorch compute with so many threads when it is called from this thread, whose core affinity they inherit.
+
+    ``torch.set_num_threads`` sets the number for the calling thread, and for every thread that has not computed yet. Only the
+    former is meant here, so the latter is put back.
+    """
+    with _default_threads:
+        before: Future[int] = Future()
+
+        def ask() -> None:
+            before.set_result(torch.get_num_threads())
+
+        def put_back() -> None:
+            torch.set_num_threads(before.result())
+
+        _elsewhere(ask)
+        torch.set_num_threads(count)
+        torch.get_num_threads()  # the first call in a thread fixes its number
+        _elsewhere(put_back)
+
+
+def _elsewhere(job: Callable[[], None]) -> None:
+    thread = threading.Thread(target=job)
+    thread.start()
+    thread.join()
+
+
+def _torch_dtype(spec: TensorSpec) -> torch.dtype:
+    return cast("torch.dtype", getattr(torch, spec.dtype))
+
+
+class TorchBuffer:
+    """A tensor in host memory. Each run of the instance that it is an output of puts a new tensor there, without a copy."""
+
+    space = "host"
+
+    def __init__(self, spec: TensorSpec, tensor: torch.Tensor | None = None) -> None:
+        layout = torch.channels_last if spec.channels_last else torch.contiguous_format
+        self.spec = spec
+        self.tensor = torch.zeros(spec.shape, dtype=_torch_dtype(spec)).to(memory_format=layout) if tensor is None else tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return math.prod(self.spec.shape) * _torch_dtype(self.spec).itemsize
+
+    def array(self) -> NDArray[np.generic]:
+        """View the value, or copy it as float32 if NumPy has no such type."""
+        tensor = self.tensor.float() if self.tensor.dtype is torch.bfloat16 else self.tensor
+        return cast("NDArray[np.generic]", tensor.numpy(force=True))
+
+
+class TorchProgram:
+    """A segment as a module."""
+
+    def __init__(self, segment: SegmentSource, module: torch.nn.Module) -> None:
+        self.inputs = segment.inputs
+        self.outputs = segment.outputs
+        self.forward: Callable[..., tuple[torch.Tensor, ...]] = module.forward
+
+
+class TorchInstance:
+    """A module with the buffers that it reads from and writes to."""
+
+    def __init__(self, program: TorchProgram) -> None:
+        self._forward = program.forward
+        self._inputs = [TorchBuffer(spec, torch.empty(0)) for spec in program.inputs]
+        self._outputs = [TorchBuffer(spec) for spec in program.outputs]
+
+    def bind(self, index: int, buffer: Buffer) -> None:
+        """Read input ``index`` from ``buffer`` from now on. Raises DeviceError if it does not fit."""
+        spec = self._inputs[index].spec
+        source = buffer if isinstance(buffer, TorchBuffer) else TorchBuffer(spec, torch.from_numpy(buffer.array()))
+        if tuple(source.tensor.shape) != spec.shape or source.tensor.dtype is not _torch_dtype(spec):
+            raise DeviceError(
+                f"A buffer does not fit input {index} of a segment, {spec.dtype} {list(spec.shape)}: it holds "
+                f"{source.tensor.dtype} {list(source.tensor.shape)}."
+            )
+        self._inputs[index] = source
+
+    def output(self, index: int) -> TorchBuffer:
+        """Where output ``index`` is found after a run."""
+        return self._outputs[index]
+
+    def run(self) -> None:
+        """Compute the outputs."""
+        made = self._forward(*[buffer.tensor for buffer in self._inputs])
+        for buffer, tensor in zip(self._outputs, made, strict=True):
+            buffer.tensor = tensor
+
+
+class TorchDevice:
+    """A CPU core set with one PyTorch segment running at a time, on a thread of its own that is bound to the cores.
+
+    Larger sets get as many threads as they have cores; those are the worker's own and inherit its cores.
+
+    Args:
+        device: the device.
+        precision: only ``f32`` is known: a PyTorch program says itself in which types it computes.
+
+    Raises:
+        DeviceError: another precision, or cores that this process may not use.
+    """
+
+    space = "host"
+    program_key = "torch cpu"
+
+    def __init__(self, device: Device, *, precision: str = "f32") -> None:
+        if precision != "f32":
+            raise DeviceError(
+                f"{device.name}: PyTorch computes in the types of the model, and the precision {precision} is for OpenVINO: "
+                "convert the module before it is loaded, for example with module.bfloat16()."
+            )
+        self.name = device.name
+        self._worker = Worker(f"placeit {device.name}", device.cores)
+        self._worker.submit(functools.partial(use_threads, max(1, len(device.cores))))
+
+    def compile(self, segment: SegmentSource) -> TorchProgram:
+        """Take a segment as a module. Raises DeviceError."""
+        module = cast("torch.nn.Module", segment.torch_module())
+        if isinstance(module, torch.fx.GraphModule):
+            (end,) = module.graph.find_nodes(op="output")
+            takes, gives = len(module.graph.find_nodes(op="placeholder")), len(end.args[0])
+            if (takes, gives) != (len(segment.inputs), len(segment.outputs)):
+                raise DeviceError(
+                    f"{self.name} cannot run a segment of {len(segment.inputs)} inputs and {len(segment.outputs)} outputs "
+                    f"whose module takes {takes} and gives {gives}."
+                )
+        return TorchProgram(segment, module)
+
+    def instance(self, program: Program) -> TorchInstance:
+        """Make buffers for a program. Raises DeviceError if there is no memory for them."""
+        with explaining(f"PyTorch cannot make buffers for {self.name}"):
+            return TorchInstance(cast("TorchProgram", program))
+
+    def allocate(self, spec: TensorSpec) -> TorchBuffer:
+        """Allocate host memory."""
+        return TorchBuffer(spec)
+
+    def start(self, instance: Instance, done: Done) -> None:
+        """Queue an instance."""
+        self._worker.submit(functools.partial(self._run, cast("TorchInstance", instance), done))
+
+    def _run(self, instance: TorchInstance, done: Done) -> None:
+        begin, failure = perf_counter(), None
+        try:
+            with torch.inference_mode():
+                instance.run()
+        except Exception as error:  # noqa: BLE001 (whatever it is, somebody waits for this thread to tell)
+            op = failing_op(error)
+            failure = ExecutionError(f"Inference failed on {self.name}{f' in op {op!r}' if op else ''}: {_reason(error)}")
+            failure.__cause__ = error
+        done(begin, perf_counter(), failure)
+
+    def close(self) -> None:
+        """Stop the worker thread."""
+        self._worker.close()
+
+
+def failing_op(error: BaseException) -> str | None:
+    """Return the node of a segment's module at which an error was raised; None if it was elsewhere."""
+    trace, name = error.__traceback__, None
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if code.co_filename.startswith("<eval_with_key>"):  # the code that torch.fx generates: one op a line
+            name = linecache.getline(code.co_filename, trace.tb_lineno).partition(" = ")[0].strip()
+        trace = trace.tb_next
+    return name
+
+
+@contextlib.contextmanager
+def explaining(what: str) -> Iterator[None]:
+    """Turn what PyTorch raises into a DeviceError that says ``what`` went wrong, and in which op."""
+    try:
+        yield
+    except (RuntimeError, ValueError, TypeError, LookupError, MemoryError) as error:
+        op = failing_op(error)
+        raise DeviceError(f"{what}{f' (op {op!r})' if op else ''}: {_reason(error)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _supported(model: Model, device: Device) -> Collection[str]:
+    if not isinstance(model, TorchSegments):
+        raise DeviceError(f"PyTorch drives {device.name}, and {model.path} is not a PyTorch model: choose other devices.")
+    return model.with_kernel("CPU")
+
+
+def _group_shares(model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> NDArray[np.float64]:
+    from placeit.profiler.group_times import group_shares
+
+    return group_shares(model, grouping, device, precision, passes=passes)
+
+
+KIND = DeviceKind(lambda device, precision: TorchDevice(device, precision=precision), _supported, _group_shares)

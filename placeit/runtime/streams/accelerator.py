@@ -1,0 +1,150 @@
+"""What an accelerator is to the stream executor: in-order streams, events between them, and memory.
+
+Streams, events, memory and views are opaque here; each accelerator has its own. Nothing but :meth:`Accelerator.take` and
+:meth:`Accelerator.finish` waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.runtime.devices.base import TensorSpec
+
+__all__ = ["HOST", "Accelerator", "Event", "Inbox", "Memory", "Replay", "Stream", "StreamProgram", "Token", "View"]
+
+HOST = -1
+"""The number that stands for pinned host memory where a device is expected."""
+
+Stream: TypeAlias = Any
+"""An in-order queue of one device: what is launched on it runs in the order of the launches."""
+Event: TypeAlias = Any
+"""A mark in a stream that other streams can wait for."""
+Memory: TypeAlias = Any
+"""Bytes on a device, or pinned bytes on the host."""
+View: TypeAlias = Any
+"""Memory seen as a tensor."""
+
+Token: TypeAlias = tuple[int, int]
+Inbox: TypeAlias = SimpleQueue[Token]
+"""Where accelerators report what has happened."""
+
+Replay: TypeAlias = Callable[[], None]
+
+
+class StreamProgram(Protocol):
+    """A segment that can be launched on a stream."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of device memory that :meth:`load` will take."""
+        ...
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of device memory that a launch takes for the time that it runs, beside its inputs and outputs."""
+        ...
+
+    def load(self, place: object) -> None:
+        """Bring the weights to a device, given as :meth:`Accelerator.place` spells it."""
+        ...
+
+    def launch(self, inputs: Sequence[View], outputs: Sequence[View]) -> None:
+        """Queue the computation on the current stream: read the inputs, fill the outputs, wait for nothing."""
+        ...
+
+    def unload(self) -> None:
+        """Let go of the weights. Called once for every :meth:`load`."""
+        ...
+
+
+class Accelerator(Protocol):
+    """Devices of one kind, numbered as in the cluster of the plans that they run.
+
+    Whatever goes wrong on a device is a DeviceError that names it.
+    """
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Name of each device."""
+        ...
+
+    def place(self, device: int) -> object:
+        """What programs call a device."""
+        ...
+
+    def can_peer(self, src: int, dst: int) -> bool:
+        """Whether one device can write another's memory; if not, copies go through pinned host memory."""
+        ...
+
+    def free_bytes(self, device: int) -> float:
+        """Bytes of a device's memory that can be allocated now."""
+        ...
+
+    def allocate(self, device: int, nbytes: int) -> Memory:
+        """Take memory of a device, or pinned memory of the host. Raises DeviceError."""
+        ...
+
+    def free(self, memory: Memory) -> None:
+        """Give memory back. Nothing that uses it may still be running, and no view of it be used again."""
+        ...
+
+    def trim(self) -> None:
+        """Give unused memory that the accelerator keeps in reserve back to the driver."""
+        ...
+
+    def view(self, memory: Memory, spec: TensorSpec) -> View:
+        """See the start of memory as a tensor."""
+        ...
+
+    def write(self, view: View, value: NDArray[np.generic]) -> None:
+        """Fill a tensor in host memory, from the host. Nothing that uses it may be running."""
+        ...
+
+    def read(self, view: View) -> NDArray[np.generic]:
+        """Copy a tensor in host memory, to the host, in its logical shape. Nothing that writes it may be running."""
+        ...
+
+    def stream(self, device: int, number: int) -> Stream:
+        """One of a device's streams; always the same for the same number, whoever asks."""
+        ...
+
+    def event(self, device: int) -> Event:
+        """Make an event, to be recorded in streams of one device."""
+        ...
+
+    def record(self, event: Event, stream: Stream) -> None:
+        """Let the event mark what has been launched on the stream so far."""
+        ...
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        """Let what is launched on the stream from now on start only after what the event marks now has ended."""
+        ...
+
+    def launch(self, stream: Stream, program: StreamProgram, inputs: Sequence[View], outputs: Sequence[View]) -> None:
+        """Launch a program on a stream. Raises DeviceError, as when memory runs out."""
+        ...
+
+    def copy(self, stream: Stream, source: View, destination: View) -> None:
+        """Launch a copy on a stream; between two devices, on a stream of the source."""
+        ...
+
+    def notify(self, stream: Stream, event: Event, inbox: Inbox, token: Token) -> None:
+        """Put a token into an inbox once what the event, last recorded in the stream, marks has ended. Delays no stream."""
+        ...
+
+    def take(self, inbox: Inbox) -> Token:
+        """Wait for the next token. Raises DeviceError if a device failed, and the token may never come."""
+        ...
+
+    def finish(self, streams: Sequence[Stream]) -> None:
+        """Wait for everything launched on streams. Raises DeviceError if a device failed."""
+        ...
+
+    def capture(self, streams: Sequence[Stream], launches: Callable[[], None]) -> Replay:
+        """Capture launches on streams, the first of which every replay is launched on. Raises DeviceError if unavailable."""
+        ...

@@ -1,0 +1,61 @@
+"""What is known to happen before what: the events that a launch has to wait for, and no others.
+
+Vector clocks (Mattern 1989) over streams. A launch happens after everything launched before it on its stream, after what its
+stream has waited for, and after everything that the host knew to have ended when it launched; all of this transitively.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+__all__ = ["Clocks", "Mark"]
+
+
+class Mark(NamedTuple):
+    """A launch, and everything that happens before its end.
+
+    Attributes:
+        launch: its number.
+        stream: where it was launched.
+        time: how many launches its stream had seen then, this one included.
+        clock: for each stream, how many of its launches have ended when this one has.
+    """
+
+    launch: int
+    stream: int
+    time: int
+    clock: tuple[int, ...]
+
+
+class Clocks:
+    """Clocks of a number of streams, and of the host."""
+
+    def __init__(self, streams: int) -> None:
+        self._seen = [[0] * streams for _ in range(streams)]  # by stream: what the next launch there happens after
+        self._host = [0] * streams
+
+    def launch(self, number: int, stream: int, after: Iterable[Mark]) -> tuple[Mark, list[Mark]]:
+        """Note a launch, and say what its stream has to wait for first so that it happens after the given ones.
+
+        None of what is to be waited for is implied by the rest of it, by what the stream waited for before, or by what the
+        host knows.
+        """
+        seen = self._seen[stream]
+        _join(seen, self._host)
+        missing = [mark for mark in after if seen[mark.stream] < mark.time]
+        needed = [mark for mark in missing if all(other is mark or other.clock[mark.stream] < mark.time for other in missing)]
+        for mark in needed:
+            _join(seen, mark.clock)
+        seen[stream] += 1
+        return Mark(number, stream, seen[stream], tuple(seen)), needed
+
+    def ended(self, mark: Mark) -> None:
+        """Note that the host has learned of a launch's end."""
+        _join(self._host, mark.clock)
+
+
+def _join(clock: list[int], other: Iterable[int]) -> None:
+    for stream, time in enumerate(other):
+        if time > clock[stream]:
+            clock[stream] = time

@@ -1,0 +1,214 @@
+"""Runs plans on the streams of an accelerator: launched ahead, ordered by events, and never waiting inside a request."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import traceback
+from collections.abc import Mapping
+from time import perf_counter
+from types import TracebackType
+from typing import Literal, Self, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.errors import DeviceError, ExecutionError, UsageError
+from placeit.runtime.streams.accelerator import HOST, Accelerator, StreamProgram, View
+from placeit.runtime.streams.launcher import Launcher
+from placeit.runtime.streams.layout import Layout
+from placeit.runtime.streams.orders import Dynamic, Graph, LaunchOrder, Static
+from placeit.runtime.streams.work import Work
+from placeit.units import format_quantity
+
+__all__ = ["Order", "StreamExecutor"]
+
+Order: TypeAlias = Literal["dynamic", "static", "graph"]
+
+_AHEAD = 2
+
+
+class StreamExecutor:
+    """One plan, ready to run on an accelerator. Use it as a context manager, or call :meth:`close`.
+
+    ``dynamic``: the scheduler decides what comes next whenever something has ended, by the same rule as everywhere: the
+    longest path first. So that no stream runs dry while the host thinks, the scheduler is told that a segment has ended as
+    soon as fewer than ``ahead`` segments are queued on its device: what follows it there is launched behind it, and copies of
+    what it makes are launched to wait for its event. What reads those copies is launched only when they have arrived: launched
+    before, it would keep its device from what becomes ready earlier.
+
+    ``static``: everything is launched at once in the order of the plan's simulated schedule, which costs the host least.
+    ``graph``: that order is captured once and replayed with one call, where the accelerator can.
+
+    After any error, and an interrupt, what was launched is waited for and everything is released; the executor is closed.
+
+    Args:
+        work: what to run.
+        accelerator: where.
+        requests: how many requests may be in flight at once.
+        order: ``dynamic``, ``static`` or ``graph``.
+        ahead: for ``dynamic``, how many segments may be queued on a device, and tensors on a link, the running one included.
+
+    Raises:
+        DeviceError: weights and buffers do not fit into a device's free memory, or ``graph`` is not available.
+        UsageError: an argument out of its range.
+    """
+
+    def __init__(
+        self, work: Work, accelerator: Accelerator, *, requests: int = 1, order: Order = "dynamic", ahead: int = _AHEAD
+    ) -> None:
+        if requests < 1 or ahead < 1:
+            raise UsageError(f"'requests' and 'ahead' must be at least 1; got {requests} and {ahead}.")
+        if order not in get_args(Order):
+            raise UsageError(f"'order' is '{order}'; it must be one of {', '.join(get_args(Order))}.")
+        self.work, self._accelerator = work, accelerator
+        self.layout = Layout(work, accelerator.can_peer, fixed=order != "dynamic")
+        self._turn = threading.RLock()  # of the threads that call
+        self._launcher = Launcher(self.layout, accelerator)
+        self._loaded: list[StreamProgram] = []
+        self._order: LaunchOrder | None = None  # None if closed
+        self._check_memory(requests)
+        try:
+            self._load()
+            self._launcher.make(requests)
+            self._order = self._make_order(order, ahead)
+        except BaseException as error:
+            self._abandon(error)
+            raise
+
+    def _make_order(self, order: Order, ahead: int) -> LaunchOrder:
+        if order == "dynamic":
+            return Dynamic(self._launcher, ahead)
+        if order == "static" or not self.layout.launches:  # nothing can be captured where nothing runs
+            return Static(self._launcher)
+        return Graph(self._launcher)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release memory and weights. Closing twice does nothing more."""
+        self._order = None  # a captured graph refers to the memory
+        self._launcher.release()
+        while self._loaded:
+            self._loaded.pop().unload()
+        self._accelerator.trim()
+
+    def set_inputs(self, inputs: Mapping[str, NDArray[np.generic]], *, request: int = 0) -> None:
+        """Copy the model's inputs into pinned memory, from where each run takes them.
+
+        Raises:
+            UsageError: an input is missing, unknown, or has another shape or type than the model wants.
+        """
+        wanted = self.work.inputs
+        if inputs.keys() != wanted.keys():
+            wrong = min(inputs.keys() ^ wanted.keys())
+            what = "is missing" if wrong in wanted else "is not one of the model's"
+            raise UsageError(f"The input '{wrong}' {what}; the model's inputs are {', '.join(wanted)}.")
+        for name, given in inputs.items():
+            value, spec = np.asarray(given), self.work.values[wanted[name]]
+            if value.shape != spec.shape or not np.can_cast(value.dtype, spec.dtype, "same_kind"):
+                raise UsageError(
+                    f"The input '{name}' is {value.dtype} {list(value.shape)}; the model wants {spec.dtype} {list(spec.shape)}."
+                )
+            self._accelerator.write(self._host(wanted[name], request), value)
+
+    def outputs(self, *, request: int = 0) -> dict[str, NDArray[np.generic]]:
+        """Return copies of the outputs of the last run, by name."""
+        return {name: self._accelerator.read(self._host(value, request)) for name, value in self.work.outputs.items()}
+
+    def run(self, inputs: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
+        """Run once and return the outputs by name. Raises UsageError or ExecutionError."""
+        with self._turn:
+            self.set_inputs(inputs)
+            self.times(1)
+            return self.outputs()
+
+    def time(self) -> float:
+        """Run once on the inputs in place and return the seconds it took. Raises ExecutionError."""
+        return self.times(1)
+
+    def times(self, count: int) -> float:
+        """Run ``count`` requests, as many in flight as the executor was made for, and return the seconds they took.
+
+        Raises:
+            ExecutionError: a segment or a copy failed, or the executor is closed.
+            UsageError: no request at all.
+        """
+        if count < 1:
+            raise UsageError(f"There must be at least one request to run; got {count}.")
+        with self._turn:
+            if self._order is None:
+                raise _closed()
+            begin, order, launcher = perf_counter(), self._order, self._launcher
+            try:
+                at_once = min(count, len(launcher.slots))
+                for request in range(at_once):
+                    order.begin(request)
+                waiting = count - at_once
+                while launcher.flying:
+                    request, n = launcher.next_report()
+                    order.ended(request, n)
+                    slot = launcher.slots[request]
+                    if waiting and slot.decided and not slot.flying:
+                        waiting -= 1
+                        order.begin(request)
+            except BaseException as error:
+                self._abandon(error)
+                if isinstance(error, DeviceError):
+                    raise ExecutionError(f"{error} The run has ended, and all of its memory is released.") from error
+                raise
+            return perf_counter() - begin
+
+    def _host(self, value: int, request: int) -> View:
+        if self._order is None:
+            raise _closed()
+        return self._launcher.slots[request].views[self.layout.buffer_of[value, HOST]]
+
+    def _check_memory(self, requests: int) -> None:
+        for device, name in enumerate(self._accelerator.names):
+            programs = [task.program for task in self.work.tasks if task.device == device and task.program is not None]
+            weights = sum(program.weight_bytes for program in programs)
+            buffers = requests * self.layout.bytes_on(device)
+            workspace = max((program.workspace_bytes for program in programs), default=0)
+            free, need = self._accelerator.free_bytes(device), weights + buffers + workspace
+            if need > free:
+                raise DeviceError(
+                    f"The plan does not fit on {name}: it needs {_bytes(weights)} for weights, {_bytes(buffers)} for "
+                    f"the tensors of {requests} request(s) in flight and {_bytes(workspace)} to work in, and "
+                    f"{_bytes(free)} are free. Place fewer ops there, keep fewer requests in flight, or free memory that "
+                    "other processes use."
+                )
+
+    def _load(self) -> None:
+        for task in self.work.tasks:
+            if task.program is not None:
+                try:
+                    task.program.load(self._accelerator.place(task.device))
+                except DeviceError as error:
+                    name = self._accelerator.names[task.device]
+                    raise DeviceError(
+                        f"The weights of the segment that starts with '{task.name}' cannot be brought to {name}: {error}"
+                    ) from error
+                self._loaded.append(task.program)
+
+    def _abandon(self, error: BaseException) -> None:
+        """Wait for what was launched, if the devices still answer, and release everything that it or the error holds."""
+        cause: BaseException | None = error
+        while cause is not None:  # frames hold intermediate results of the segment that ran out of memory, for example
+            traceback.clear_frames(cause.__traceback__)
+            cause = cause.__cause__ or cause.__context__
+        with contextlib.suppress(DeviceError):  # the first error tells the story
+            self._launcher.finish()
+        self.close()
+
+
+def _bytes(count: float) -> str:
+    return format_quantity(count, "memory")
+
+
+def _closed() -> ExecutionError:
+    return ExecutionError("This executor is closed, by hand or by an earlier error: make a new one.")

@@ -1,0 +1,126 @@
+"""Requests in flight on the streams of an accelerator, and the calls that launch them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from queue import SimpleQueue
+
+import numpy as np
+
+from placeit.errors import DeviceError
+from placeit.runtime.streams.accelerator import HOST, Accelerator, Event, Inbox, Memory, Stream, Token, View
+from placeit.runtime.streams.layout import Layout
+
+__all__ = ["Launcher", "Slot"]
+
+
+class Slot:
+    """One request in flight: its memory, its events, and how far it has got.
+
+    Attributes:
+        views: of each buffer.
+        events: of each launch.
+        flying: how many reports are still to come.
+        decided: whether nothing is left to launch.
+    """
+
+    def __init__(self, layout: Layout, accelerator: Accelerator, memory: list[Memory]) -> None:
+        mine: list[Memory] = []
+        for place, nbytes in layout.slots:
+            mine.append(accelerator.allocate(place, nbytes))
+            memory.append(mine[-1])
+        self.views: list[View] = [
+            accelerator.view(mine[slot], spec) for slot, spec in zip(layout.slot_of, layout.specs, strict=True)
+        ]
+        self.events: list[Event] = [accelerator.event(layout.streams[launch.stream]) for launch in layout.launches]
+        self.flying = 0
+        self.decided = True
+
+
+class Launcher:
+    """Memory, streams and events of a number of requests.
+
+    Args:
+        layout: what there is to launch.
+        accelerator: where.
+
+    Attributes:
+        slots: the requests, once :meth:`make` has made them.
+        streams: of the layout.
+        flying: how many reports are still to come, of all requests.
+    """
+
+    def __init__(self, layout: Layout, accelerator: Accelerator) -> None:
+        self.layout, self.accelerator = layout, accelerator
+        self.slots: list[Slot] = []
+        self.streams: list[Stream] = []
+        self.flying = 0
+        self._inbox: Inbox = SimpleQueue()
+        self._memory: list[Memory] = []
+
+    def make(self, requests: int) -> None:
+        """Allocate everything, with inputs of zeros. Raises DeviceError; :meth:`release` undoes what was done."""
+        layout, accelerator = self.layout, self.accelerator
+        for _ in range(requests):
+            slot = Slot(layout, accelerator, self._memory)
+            self.slots.append(slot)
+            for value in layout.work.inputs.values():
+                spec = layout.work.values[value]
+                accelerator.write(slot.views[layout.buffer_of[value, HOST]], np.zeros(spec.shape, spec.dtype))
+        for i, device in enumerate(layout.streams):
+            self.streams.append(accelerator.stream(device, layout.streams[:i].count(device)))
+
+    def release(self) -> None:
+        """Free the memory. Nothing may be running."""
+        self.slots.clear()
+        while self._memory:
+            self.accelerator.free(self._memory.pop())
+
+    def start(self, slot: Slot, n: int, after: Iterable[int], *, record: bool = True) -> None:
+        """Launch one thing behind others.
+
+        Args:
+            slot: its request.
+            n: its number.
+            after: launches to wait for.
+            record: whether anything will wait for it, or wants a report.
+
+        Raises:
+            DeviceError: names the segment, or what was to be copied, and the device.
+        """
+        launch, accelerator, views = self.layout.launches[n], self.accelerator, slot.views
+        stream = self.streams[launch.stream]
+        inputs, outputs = [views[b] for b in launch.reads], [views[b] for b in launch.writes]
+        try:
+            for wait in after:
+                accelerator.wait(stream, slot.events[wait])
+            if launch.program is None:
+                accelerator.copy(stream, inputs[0], outputs[0])
+            else:
+                accelerator.launch(stream, launch.program, inputs, outputs)
+            if record:
+                accelerator.record(slot.events[n], stream)
+        except DeviceError as error:
+            device = accelerator.names[self.layout.streams[launch.stream]]
+            what = "Copying what is made by" if launch.program is None else "The segment that starts with"
+            raise DeviceError(f"{what} '{launch.name}' failed on {device}: {error}") from error
+
+    def expect(self, request: int, n: int, stream: Stream) -> None:
+        """Ask for a report of a launch whose event was recorded in a stream."""
+        slot = self.slots[request]
+        self.accelerator.notify(stream, slot.events[n], self._inbox, (request, n))
+        slot.flying += 1
+        self.flying += 1
+
+    def next_report(self) -> Token:
+        """Wait for a report: a request, and which of its launches has ended. Raises DeviceError if a device failed."""
+        request, n = self.accelerator.take(self._inbox)
+        self.slots[request].flying -= 1
+        self.flying -= 1
+        return request, n
+
+    def finish(self) -> None:
+        """Wait for everything. Raises DeviceError if a device failed."""
+        self.flying = 0
+        self._inbox = SimpleQueue()  # what is still to be reported is of no interest any more
+        self.accelerator.finish(self.streams)

@@ -1,0 +1,243 @@
+"""Accelerators that PyTorch drives, through its interface for any of them: torch.Stream, torch.Event, torch.get_device_module.
+
+Everything here is device-generic but two things: reports through CuPy (CUDA only; a waiting thread elsewhere), and the capture
+of graphs.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from placeit.errors import DeviceError
+from placeit.runtime.devices.base import TensorSpec
+from placeit.runtime.streams.accelerator import HOST, Inbox, Replay, StreamProgram, Token
+from placeit.runtime.streams.reports import CupyReports, Reports, ThreadReports
+
+__all__ = ["TorchAccelerator"]
+
+_LOOK_S = 1.0  # how often a host that waits looks whether the devices are alive
+
+
+class TorchAccelerator:
+    """Devices of one type, such as ``cuda``, as PyTorch sees them. Call :meth:`close` at the end.
+
+    Args:
+        devices: names, as in the cluster: ``cuda:0``.
+        reports: how events are reported; None for host functions through CuPy on CUDA, and threads elsewhere.
+
+    Raises:
+        DeviceError: PyTorch has no support for the devices, there is no driver or no such device, or CuPy does not fit.
+    """
+
+    def __init__(self, devices: Sequence[str], reports: Reports | None = None) -> None:
+        self.names = tuple(devices)
+        self._devices = [torch.device(name) for name in devices]
+        self.type = self._devices[0].type
+        self._module = _module(self.type)
+        count = int(self._module.device_count())
+        for device in self._devices:
+            if device.type != self.type:
+                raise DeviceError(f"{device} and {self._devices[0]} are of different types, and share no streams: choose one.")
+            if (device.index or 0) >= count:
+                there = ", ".join(f"{self.type}:{i}" for i in range(count))
+                raise DeviceError(f"There is no device {device}; PyTorch sees {there}. See `placeit devices`.")
+        self._reports: Reports = reports or (CupyReports() if self.type == "cuda" else ThreadReports())
+        self._errors = [_Errors(name) for name in devices]
+        self._streams: dict[tuple[int, int], _Queue] = {}
+
+    def close(self) -> None:
+        """Stop reporting."""
+        self._reports.close()
+
+    def place(self, device: int) -> torch.device:
+        """The device as PyTorch spells it."""
+        return self._devices[device]
+
+    def can_peer(self, src: int, dst: int) -> bool:
+        """Whether the driver lets one device write the other's memory."""
+        ask = getattr(self._module, "can_device_access_peer", None)
+        return ask is not None and bool(ask(self._devices[src], self._devices[dst]))
+
+    def free_bytes(self, device: int) -> float:
+        """What the driver has, and what PyTorch's allocator keeps in reserve; ``inf`` if the device does not tell."""
+        if not hasattr(self._module, "mem_get_info"):
+            return float("inf")
+        at = self._devices[device]
+        with self._errors[device]:
+            free, _ = self._module.mem_get_info(at)
+            return float(free + self._module.memory_reserved(at) - self._module.memory_allocated(at))
+
+    def allocate(self, device: int, nbytes: int) -> torch.Tensor:
+        """Bytes from PyTorch's allocators."""
+        if device == HOST:
+            with _Errors("the host"):
+                return torch.empty(nbytes, dtype=torch.uint8, pin_memory=self.type != "cpu")
+        with self._errors[device]:
+            return torch.empty(nbytes, dtype=torch.uint8, device=self._devices[device])
+
+    def free(self, memory: torch.Tensor) -> None:
+        """Give bytes back to PyTorch's allocator, for all views of them."""
+        memory.untyped_storage().resize_(0)
+
+    def trim(self) -> None:
+        """Empty the reserve of PyTorch's allocator."""
+        empty = getattr(self._module, "empty_cache", None)
+        if empty is not None:
+            empty()
+
+    def view(self, memory: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+        """A tensor in the memory, without a copy."""
+        dtype: torch.dtype = getattr(torch, spec.dtype)
+        count = int(np.prod(spec.shape, dtype=np.int64)) * dtype.itemsize
+        tensor = memory[:count].view(dtype).view(spec.memory_shape)
+        return tensor.permute(0, 3, 1, 2) if spec.channels_last else tensor
+
+    def write(self, view: torch.Tensor, value: NDArray[np.generic]) -> None:
+        """Write as the host."""
+        view.copy_(torch.tensor(value, dtype=view.dtype))  # a tensor that NumPy has seen could not be freed any more
+
+    def read(self, view: torch.Tensor) -> NDArray[np.generic]:
+        """Read as the host."""
+        array: NDArray[np.generic] = view.clone(memory_format=torch.contiguous_format).numpy()
+        return array
+
+    def stream(self, device: int, number: int) -> _Queue:
+        """A stream of PyTorch's pool."""
+        if (device, number) not in self._streams:
+            with self._errors[device]:
+                self._streams[device, number] = _Queue(torch.Stream(device=self._devices[device]), self._errors[device])
+        return self._streams[device, number]
+
+    def event(self, device: int) -> torch.Event:
+        """An event without a time, which is cheaper."""
+        with self._errors[device]:
+            return torch.Event(device=self._devices[device])
+
+    def record(self, event: torch.Event, stream: _Queue) -> None:
+        """Record."""
+        with stream.errors:
+            event.record(stream.stream)
+
+    def wait(self, stream: _Queue, event: torch.Event) -> None:
+        """Wait, on the device."""
+        with stream.errors:
+            stream.stream.wait_event(event)
+
+    def launch(
+        self, stream: _Queue, program: StreamProgram, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+    ) -> None:
+        """Launch with the stream as the current one, on whose memory pool PyTorch then draws for what it needs meanwhile."""
+        with stream.errors, torch.inference_mode(), stream.stream:
+            program.launch(inputs, outputs)
+
+    def copy(self, stream: _Queue, source: torch.Tensor, destination: torch.Tensor) -> None:
+        """Copy with the stream as the current one.
+
+        Between devices PyTorch copies on the source's current stream, and lets the destination's current one, here its unused
+        default stream, wait before and after.
+        """
+        with stream.errors, torch.inference_mode(), stream.stream:
+            destination.copy_(source, non_blocking=True)
+
+    def notify(self, stream: _Queue, event: torch.Event, inbox: Inbox, token: Token) -> None:
+        """Report in the way that was chosen."""
+        with stream.errors:
+            self._reports.report(stream.stream, event, inbox, token)
+
+    def take(self, inbox: Inbox) -> Token:
+        """Wait; now and then look whether the devices still live, since a broken one reports nothing."""
+        while True:
+            try:
+                return inbox.get(timeout=_LOOK_S)
+            except queue.Empty:
+                for stream in self._streams.values():
+                    with stream.errors:
+                        stream.stream.query()
+
+    def finish(self, streams: Sequence[_Queue]) -> None:
+        """Synchronize each stream."""
+        for stream in streams:
+            with stream.errors:
+                stream.stream.synchronize()
+
+    def capture(self, streams: Sequence[_Queue], launches: Callable[[], None]) -> Replay:
+        """Capture a graph, of one device: copies between devices wait for streams that are not captured."""
+        (first, errors), *others = streams
+        if not hasattr(self._module, "CUDAGraph"):
+            raise DeviceError(f"PyTorch cannot capture graphs on '{self.type}' devices: run without order='graph'.")
+        elsewhere = [other.stream.device for other in others if other.stream.device != first.device]
+        if elsewhere:
+            raise DeviceError(
+                f"A graph is captured on one device, and this plan runs on {first.device} and {elsewhere[0]}: run it with "
+                "order='static', which launches the same sequence."
+            )
+        graph = self._module.CUDAGraph()
+        with errors, self._module.graph(graph, stream=first):
+            for other in others:
+                other.stream.wait_stream(first)
+            launches()
+            for other in others:
+                first.wait_stream(other.stream)
+
+        def replay() -> None:
+            with errors, first:
+                graph.replay()
+
+        return replay
+
+
+def _module(kind: str) -> Any:
+    """PyTorch's module for a type of device. Raises DeviceError if nothing answers there."""
+    version = torch.__version__
+    try:
+        module: Any = torch.get_device_module(kind)
+    except RuntimeError as error:
+        raise DeviceError(f"PyTorch {version} knows no devices of type '{kind}': {error}") from error
+    if module.is_available():
+        return module
+    if kind == "cuda" and torch.version.cuda is None:
+        raise DeviceError(
+            f"PyTorch {version} is built without CUDA: install one built with it (see https://pytorch.org/get-started/locally) "
+            "and `pip install 'placeit[cuda]'`, or choose other devices."
+        )
+    if kind == "cuda":
+        raise DeviceError(
+            f"PyTorch {version} is built for CUDA {torch.version.cuda} and finds no GPU to use: check that `nvidia-smi` "
+            "lists one, that its driver is recent enough for this CUDA, and that CUDA_VISIBLE_DEVICES does not hide it."
+        )
+    raise DeviceError(f"PyTorch {version} finds no device of type '{kind}': check that its driver is installed.")
+
+
+class _Errors:
+    """A context in which what PyTorch says of a device becomes a DeviceError."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        if isinstance(error, torch.OutOfMemoryError):
+            first = ". ".join(str(error).split(". ")[:2])  # what was asked for; the rest is advice on PyTorch's allocator
+            raise DeviceError(
+                f"{self._device} is out of memory ({first}). Place fewer ops there, keep fewer requests in flight, or free "
+                "memory that other processes use."
+            ) from error
+        if isinstance(error, RuntimeError):  # torch.AcceleratorError, NotImplementedError for a missing kernel, CuPy's errors
+            lines = str(error).strip().splitlines()
+            raise DeviceError(f"{self._device} refused: {lines[0] if lines else type(error).__name__}") from error
+
+
+class _Queue(NamedTuple):
+    """A stream, and what turns its device's errors into placeit's."""
+
+    stream: torch.Stream
+    errors: _Errors

@@ -1,0 +1,115 @@
+"""A checker of what launches on streams do to memory: every access is ordered with every other that it conflicts with.
+
+It knows nothing of plans, and shares no code with what it checks. It is told of every launch, wait and report, in the order in
+which the host makes them, and keeps vector clocks (Mattern 1989) over the host, the streams and the events. Two accesses to one
+memory of which one writes must be ordered (as in FastTrack, Flanagan and Freund 2009, without its savings); what is read must
+have been written, and written as what it is read as; what is freed must no longer be used, before or after. As only the order
+that launches, waits and reports enforce counts, and no clock on a wall, a run that was lucky in its timing fails too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["HOST_THREAD", "Access", "HappensBefore"]
+
+HOST_THREAD = "host"
+
+_Clock = dict[Hashable, int]
+
+
+@dataclass(frozen=True)
+class Access:
+    """One use of memory.
+
+    Attributes:
+        memory: which.
+        view: as what: what was written through one view must not be read through another.
+    """
+
+    memory: Hashable
+    view: Hashable
+
+
+@dataclass
+class _State:
+    """What happened to one memory: the last write, and the reads since."""
+
+    written: tuple[Hashable, int, str] | None = None
+    view: Hashable = None
+    reads: list[tuple[Hashable, int, str]] = field(default_factory=list)
+    freed: bool = False
+
+
+class HappensBefore:
+    """Clocks and accesses of one run.
+
+    Attributes:
+        faults: what was wrong, one sentence each.
+    """
+
+    def __init__(self) -> None:
+        self.faults: list[str] = []
+        self._clocks: dict[Hashable, _Clock] = {HOST_THREAD: {HOST_THREAD: 0}}
+        self._memory: dict[Hashable, _State] = {}
+
+    def use(self, thread: Hashable, what: str, reads: Iterable[Access] = (), writes: Iterable[Access] = ()) -> None:
+        """Something is launched on a stream by the host, or done by the host itself, and uses memory."""
+        clock = self._clock(thread)
+        _join(clock, self._clocks[HOST_THREAD])  # the host launches after everything that it has learned
+        clock[thread] = clock.get(thread, 0) + 1
+        now = (thread, clock[thread], what)
+        for access in reads:
+            state = self._state(access.memory, what)
+            if state.written is None:
+                self.faults.append(f"{what} reads {access.view}, which nothing has written")
+                continue
+            self._ordered(state.written, clock, f"{what} reads {access.view}, which {{}} may still be writing")
+            if state.view != access.view:
+                self.faults.append(f"{what} reads {access.view}, but {state.written[2]} has written {state.view} there")
+            state.reads.append(now)
+        for access in writes:
+            state = self._state(access.memory, what)
+            self._overwritten(state, clock, f"{what} writes {access.view}")
+            state.written, state.view, state.reads = now, access.view, []
+
+    def free(self, memory: Hashable) -> None:
+        """The host gives memory back."""
+        state = self._state(memory, "freeing")
+        self._overwritten(state, self._clocks[HOST_THREAD], f"the host frees {memory}")
+        state.freed = True
+
+    def mark(self, thread: Hashable) -> Mapping[Hashable, int]:
+        """What has happened when everything launched on a stream so far has ended: what an event marks."""
+        return dict(self._clock(thread))
+
+    def after(self, thread: Hashable, mark: Mapping[Hashable, int]) -> None:
+        """A stream waits for a mark, or the host learns that it was reached."""
+        _join(self._clock(thread), mark)
+
+    def _clock(self, thread: Hashable) -> _Clock:
+        return self._clocks.setdefault(thread, {})
+
+    def _state(self, memory: Hashable, what: str) -> _State:
+        state = self._memory.setdefault(memory, _State())
+        if state.freed:
+            self.faults.append(f"{what} uses {memory}, which was freed")
+        return state
+
+    def _overwritten(self, state: _State, clock: _Clock, what: str) -> None:
+        if state.written is not None:
+            self._ordered(state.written, clock, f"{what} where {{}} may still be writing")
+        for read in state.reads:
+            self._ordered(read, clock, f"{what} where {{}} may still be reading")
+
+    def _ordered(self, earlier: tuple[Hashable, int, str], clock: _Clock, fault: str) -> None:
+        thread, time, what = earlier
+        if clock.get(thread, 0) < time:
+            self.faults.append(fault.format(what))
+
+
+def _join(clock: _Clock, other: Mapping[Hashable, int]) -> None:
+    for thread, time in other.items():
+        if time > clock.get(thread, 0):
+            clock[thread] = time

@@ -1,0 +1,13 @@
+"""Tensor expressions, cut into shards: task graphs that can be run.
+
+An expression is a few whole-tensor ops written like Einstein sums (:mod:`~placeit.workloads.tensors.expression`). A partition
+of each op's indices (:mod:`~placeit.workloads.tensors.partition`) turns it into ops on blocks
+(:mod:`~placeit.workloads.tensors.sharding`): a program that runs and a task graph that can be placed
+(:mod:`~placeit.workloads.tensors.program`), whole or in segments (:mod:`~placeit.workloads.tensors.segment`).
+"""
+
+from placeit.workloads.tensors.program import Block, BlockTensor, MetaOp, Program, ProgramOp, WholeTensor
+from placeit.workloads.tensors.segment import ProgramSegment
+from placeit.workloads.tensors.sharding import shard
+
+__all__ = ["Block", "BlockTensor", "MetaOp", "Program", "ProgramOp", "ProgramSegment", "WholeTensor", "shard"]

@@ -1,0 +1,226 @@
+"""Programs of ops on blocks of tensors: what runs, and the task graph of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from placeit.cluster import Cluster
+from placeit.devices.described import roofline_seconds
+from placeit.errors import UsageError
+from placeit.graph import OpGraph
+from placeit.problem import Problem
+
+__all__ = ["Block", "BlockTensor", "MetaOp", "Program", "ProgramOp", "WholeTensor"]
+
+
+@dataclass(frozen=True)
+class BlockTensor:
+    """A tensor that an op makes, or that the program is given.
+
+    Attributes:
+        name: unique in the program.
+        shape: its dimensions.
+        dtype: its element type.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class ProgramOp:
+    """An op of a program.
+
+    Attributes:
+        name: unique in the program.
+        kind: as in the DOPPLER paper, Appendix E.1: ``matmul``, ``formation``, ``select`` ...
+        run: computes the output from the inputs, in order: a new contiguous tensor on the device where the inputs are. It
+            changes no input, returns no view of one, and never waits for a device.
+        inputs: tensor numbers.
+        output: tensor number.
+        flops: floating-point operations.
+        bytes: bytes that it reads and writes.
+    """
+
+    name: str
+    kind: str
+    run: Callable[..., Tensor]
+    inputs: tuple[int, ...]
+    output: int
+    flops: float
+    bytes: float
+
+
+@dataclass(frozen=True)
+class Block:
+    """Where a tensor lies in a whole one.
+
+    Attributes:
+        tensor: tensor number.
+        region: a slice for each dimension.
+    """
+
+    tensor: int
+    region: tuple[slice, ...]
+
+
+@dataclass(frozen=True)
+class WholeTensor:
+    """An input or output of a program, in blocks.
+
+    Attributes:
+        shape: of the whole.
+        dtype: its element type.
+        blocks: that it is cut into.
+        sample: for inputs, draws a value to try the program with.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    blocks: tuple[Block, ...]
+    sample: Callable[[torch.Generator], Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class MetaOp:
+    """The ops that one op became when it was cut (DOPPLER, Appendix A and Algorithm 4).
+
+    Attributes:
+        name: of the op that was cut, or of the layout that a tensor was copied into.
+        shard_ops: names of the expensive ops, one for each shard; none where a tensor is only copied.
+        reduce_ops: names of the cheap ops that make whole blocks of theirs; none depends on another.
+    """
+
+    name: str
+    shard_ops: tuple[str, ...]
+    reduce_ops: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """Ops on blocks, each after the ops it reads from.
+
+    Attributes:
+        tensors: every block, of inputs and of what ops make.
+        ops: in topological order.
+        inputs: by name.
+        outputs: by name.
+        meta_ops: in topological order; each op is in one of them.
+    """
+
+    tensors: tuple[BlockTensor, ...]
+    ops: tuple[ProgramOp, ...]
+    inputs: Mapping[str, WholeTensor]
+    outputs: Mapping[str, WholeTensor]
+    meta_ops: tuple[MetaOp, ...]
+
+    @cached_property
+    def graph(self) -> OpGraph:
+        """The task graph: ``V`` ops with one tensor each.
+
+        Inputs are no ops. Those that an op reads are its ``param_bytes``: they are there before a run begins, as in the cost
+        graphs that the DOPPLER paper's authors publish. Several readers of one each count it, since each needs it at hand.
+        """
+        maker = {op.output: v for v, op in enumerate(self.ops)}
+        made = [self.tensors[op.output] for op in self.ops]
+        edges = [(maker[t], v) for v, op in enumerate(self.ops) for t in dict.fromkeys(op.inputs) if t in maker]
+        given = [sum(self.tensors[t].nbytes for t in set(op.inputs) if t not in maker) for op in self.ops]
+        return OpGraph(
+            names=tuple(op.name for op in self.ops),
+            kinds=tuple(op.kind for op in self.ops),
+            flops=np.array([op.flops for op in self.ops], np.float64),
+            param_bytes=np.array(given, np.float64),
+            tensor_op=np.arange(len(self.ops), dtype=np.int32),
+            tensor_port=np.zeros(len(self.ops), np.int32),
+            tensor_bytes=np.array([tensor.nbytes for tensor in made], np.float64),
+            tensor_shapes=tuple(tensor.shape for tensor in made),
+            tensor_dtypes=tuple(str(tensor.dtype).removeprefix("torch.") for tensor in made),
+            edges=np.array(edges, np.int32).reshape(-1, 2),
+            edge_tensor=np.array([u for u, _ in edges], np.int32),
+        ).verify()
+
+    def problem(self, cluster: Cluster) -> Problem:
+        """The problem of placing the program on described devices, whose costs are those of the roofline model.
+
+        Raises:
+            ClusterError: a device has no figures, or a link is unknown.
+        """
+        graph = self.graph
+        bytes_moved = [op.bytes for op in self.ops]
+        return Problem.from_arrays(
+            np.stack([roofline_seconds(graph.flops, bytes_moved, device) for device in cluster.devices], axis=1),
+            graph.edges,
+            graph.tensor_bytes[graph.edge_tensor],
+            cluster.bandwidth(),
+            cluster.latency(),
+            edge_tensor=graph.edge_tensor,
+            param_bytes=graph.param_bytes,
+            memory=[device.memory_bytes for device in cluster.devices],
+            op_names=graph.names,
+            device_names=cluster.names,
+            graph_hash=graph.hash,
+        )
+
+    def random_inputs(self, seed: int = 0) -> dict[str, Tensor]:
+        """Draw whole inputs by name; the same for a seed however the program is cut."""
+        generator = torch.Generator().manual_seed(seed)
+        return {name: whole.sample(generator) for name, whole in sorted(self.inputs.items()) if whole.sample is not None}
+
+    def split(self, inputs: Mapping[str, Tensor]) -> dict[int, Tensor]:
+        """Cut whole inputs into blocks, contiguous ones: by tensor number.
+
+        Raises:
+            UsageError: an input is missing or unknown, or has another shape or type.
+        """
+        for name in sorted(inputs.keys() ^ self.inputs.keys()):
+            what = "is missing" if name in self.inputs else "is unknown"
+            raise UsageError(f"Input '{name}' {what}; the program takes {', '.join(sorted(self.inputs))}.")
+        blocks: dict[int, Tensor] = {}
+        for name, whole in self.inputs.items():
+            value = inputs[name]
+            if tuple(value.shape) != whole.shape or value.dtype != whole.dtype:
+                raise UsageError(
+                    f"Input '{name}' is {value.dtype} of shape {tuple(value.shape)}; the program takes {whole.dtype} of shape "
+                    f"{whole.shape}."
+                )
+            blocks |= {block.tensor: value[block.region].contiguous() for block in whole.blocks}
+        return blocks
+
+    def join(self, blocks: Mapping[int, Tensor]) -> dict[str, Tensor]:
+        """Put whole outputs together from their blocks, given by tensor number."""
+        outputs = {}
+        for name, whole in self.outputs.items():
+            outputs[name] = blocks[whole.blocks[0].tensor].new_empty(whole.shape)
+            for block in whole.blocks:
+                outputs[name][block.region] = blocks[block.tensor]
+        return outputs
+
+    @torch.no_grad()
+    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Run op after op where the inputs are, and free every block after its last reader.
+
+        Raises:
+            UsageError: the inputs do not fit; see :meth:`split`.
+        """
+        values = self.split(inputs)
+        keep = {block.tensor for whole in self.outputs.values() for block in whole.blocks}
+        last = {tensor: v for v, op in enumerate(self.ops) for tensor in op.inputs if tensor not in keep}
+        for v, op in enumerate(self.ops):
+            values[op.output] = op.run(*(values[tensor] for tensor in op.inputs))
+            for tensor in set(op.inputs):
+                if last.get(tensor) == v:
+                    del values[tensor]
+        return self.join(values)

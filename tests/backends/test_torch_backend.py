@@ -1,0 +1,373 @@
+"""PyTorch modules and programs as task graphs, and back as modules."""
+
+from __future__ import annotations
+
+import functools
+import io
+import pickle
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch_models import Calling, ConvNet, Transformer
+
+import placeit.backends
+from placeit.backends.coarsen import coarsen
+from placeit.backends.convert import convert
+from placeit.backends.torch import Model, load
+from placeit.cluster import Cluster, Device
+from placeit.errors import DeviceError, FileError, ModelError, UsageError
+
+X = torch.arange(6.0).reshape(2, 3)
+
+
+@functools.cache
+def conv_net() -> tuple[ConvNet, Model]:
+    torch.manual_seed(0)
+    module = ConvNet()
+    return module, load(module, (torch.randn(1, 3, 8, 8),))
+
+
+@functools.cache
+def transformer() -> tuple[Transformer, Model]:
+    torch.manual_seed(1)
+    module = Transformer()
+    return module, load(module, (torch.randint(20, (2, 6)), 0.5))
+
+
+def of_kind(model: Model, kind: str) -> list[str]:
+    return [name for name, have in zip(model.graph.names, model.graph.kinds, strict=True) if have == kind]
+
+
+def calling(function: Callable[..., Any], *others: Any, **buffers: torch.Tensor) -> Model:
+    return load(Calling(function, **buffers), (X, *others), name="small")
+
+
+def test_ops_are_named_after_the_modules_that_call_them() -> None:
+    graph = conv_net()[1].graph
+    assert {"stem/conv2d", "head/linear"} <= set(graph.names)
+    assert graph.kinds[graph.index["stem/conv2d"]] == "conv2d"
+
+
+def test_inputs_and_outputs_are_parameters_and_results() -> None:
+    model = conv_net()[1]
+    assert [(spec.name, spec.op, spec.shape, spec.dtype) for spec in model.inputs] == [
+        ("image", "image", (1, 3, 8, 8), "float32")
+    ]
+    assert [(spec.name, spec.shape) for spec in model.outputs] == [("scores", (1, 5)), ("features", (1, 24, 8, 8))]
+    assert of_kind(model, "Parameter") == ["image"]
+    assert of_kind(model, "Result") == [spec.op for spec in model.outputs]
+
+
+def test_outputs_are_named_by_their_place_in_what_the_module_returns() -> None:
+    assert [spec.name for spec in transformer()[1].outputs] == ["output.0", "output.1.0", "output.1.1"]
+    assert [spec.name for spec in calling(lambda _, x: x + 1).outputs] == ["output"]
+    dotted = calling(lambda _, x: {"a.b": x + 1, "a": {"b": x + 2}, "none": None, "five": 5})
+    assert [spec.name for spec in dotted.outputs] == ["a.b", "a.b_"]
+
+
+def test_flops_and_weights_are_those_of_the_layers() -> None:
+    graph = conv_net()[1].graph
+    stem, head = graph.index["stem/conv2d"], graph.index["head/linear"]
+    assert graph.flops[stem] == 2 * 8 * 8 * 8 * 3 * 9
+    assert graph.param_bytes[stem] == 4 * (8 * 3 * 9 + 8)
+    assert graph.flops[head] == 2 * 5 * 24
+    assert graph.param_bytes[head] == 4 * (5 * 24 + 5)
+    (right,) = (graph.index[name] for name in graph.names if name.startswith("right/"))
+    assert graph.flops[right] == 2 * 8 * 8 * 8 * 4 * 9  # in two groups
+
+
+@pytest.mark.parametrize(
+    ("function", "flops"),
+    [
+        (lambda _, x: x.t() @ x, 2 * 3 * 3 * 2),
+        (lambda _, x: torch.bmm(x[None], x.t()[None]), 2 * 2 * 2 * 3),
+        (lambda _, x: x.reshape(3, 2).flip(0), 0),
+        (lambda _, x: x.exp(), 6),
+        (lambda _, x: x.softmax(-1), 30),
+        (lambda _, x: x.sum(0), 6),
+        (lambda _, x: nn.functional.max_pool1d(x[None], 3, 1, 1), 18),
+        (lambda _, x: nn.functional.conv_transpose1d(x[None], torch.ones(2, 4, 3)), 2 * 6 * 4 * 3),
+        (lambda _, x: nn.functional.scaled_dot_product_attention(x, x, x), 2 * 4 * 3 + 7 * 4 + 2 * 6 * 2),
+    ],
+)
+def test_flops_of_an_op(function: Callable[..., Any], flops: float) -> None:
+    assert calling(function).graph.flops.sum() == flops
+
+
+def test_a_recurrent_layer_applies_all_its_weights_at_every_step() -> None:
+    model = load(nn.LSTM(4, 8, num_layers=2), (torch.randn(5, 2, 4),))
+    weights = 4 * 8 * (4 + 8 + 8 + 8) + 4 * 4 * 8
+    assert model.graph.flops[model.graph.kinds.index("lstm")] == 2 * 10 * weights
+
+
+def test_several_outputs_of_an_op_are_several_tensors_of_it() -> None:
+    model = transformer()[1]
+    graph = model.graph
+    (topk,) = of_kind(model, "topk")
+    tensors = np.flatnonzero(graph.tensor_op == graph.index[topk])
+    assert graph.tensor_port[tensors].tolist() == [0, 1]
+    assert [graph.tensor_dtypes[t] for t in tensors] == ["float32", "int64"]
+    assert not any("getitem" in name for name in graph.names)
+
+
+def test_what_depends_on_no_input_is_computed_once_and_belongs_to_its_reader() -> None:
+    model = transformer()[1]
+    assert not {"arange", "full", "triu", "t"} & set(model.graph.kinds)
+    masked = model.graph.index[of_kind(model, "scaled_dot_product_attention")[0]]
+    assert model.graph.param_bytes[masked] > 0
+
+
+def test_random_ops_are_not_computed_once() -> None:
+    assert "rand" in calling(lambda _, x: x + torch.rand(3)).graph.kinds
+
+
+def test_dropout_and_in_place_ops_leave_no_trace() -> None:
+    kinds = conv_net()[1].graph.kinds
+    assert not {"clone", "dropout", "relu_", "sigmoid_"} & set(kinds)
+
+
+def test_the_mode_of_the_module_is_left_alone() -> None:
+    module = ConvNet()
+    module.norm.eval()
+    load(module, (torch.randn(1, 3, 8, 8),))
+    assert [part.training for part in (module, module.stem, module.norm, module.drop)] == [True, True, False, True]
+
+
+@pytest.mark.parametrize("net", [conv_net, transformer])
+def test_the_program_uncut_is_the_module_in_evaluation_mode(net: Callable[[], tuple[nn.Module, Model]]) -> None:
+    module, model = net()
+    inputs = model.random_inputs(seed=3)
+    module.eval()
+    with torch.no_grad():
+        expected = module(*(torch.from_numpy(value) for value in inputs.values()), *([0.5] if net is transformer else []))
+    module.train()
+    leaves = torch.utils._pytree.tree_leaves(expected)
+    ours = model.uncut(None, "f32")(inputs)
+    whole = model.torch_segment(range(len(model.graph)), [], [])(*(torch.from_numpy(value) for value in inputs.values()))
+    for spec, leaf, cut in zip(model.outputs, leaves, whole, strict=True):
+        torch.testing.assert_close(torch.from_numpy(ours[spec.name]), leaf)
+        torch.testing.assert_close(cut, leaf)
+
+
+@pytest.mark.parametrize("net", [conv_net, transformer])
+def test_a_model_cut_into_groups_computes_the_same(net: Callable[[], tuple[nn.Module, Model]]) -> None:
+    model = net()[1]
+    graph, grouping = model.graph, coarsen(model.graph)
+    inputs = model.random_inputs(seed=1)
+    values: dict[int, torch.Tensor] = {}
+    made: dict[str, torch.Tensor] = {}
+    by_op = {spec.op: spec.name for spec in (*model.inputs, *model.outputs)}
+    for group in range(len(grouping.groups)):
+        ops = np.flatnonzero(grouping.group_of == group).tolist()
+        edges = list(zip(graph.edges.tolist(), graph.edge_tensor.tolist(), strict=True))
+        entering = sorted({t for (u, v), t in edges if v in ops and u not in ops})
+        leaving = sorted({t for (u, v), t in edges if u in ops and v not in ops})
+        ends = [by_op[graph.names[v]] for v in ops if graph.kinds[v] == "Result"]
+        own = [torch.from_numpy(inputs[by_op[graph.names[v]]]) for v in ops if graph.kinds[v] == "Parameter"]
+        outputs = model.torch_segment(ops, entering, leaving)(*(values[t] for t in entering), *own)
+        values |= zip(leaving, outputs, strict=False)
+        made |= zip(ends, outputs[len(leaving) :], strict=True)
+    expected = model.uncut(None, "f32")(inputs)
+    for name, value in expected.items():
+        np.testing.assert_allclose(made[name].numpy(), value, rtol=1e-5, atol=1e-5)
+
+
+def test_weights_of_segments_are_buffers_that_share_the_models_memory() -> None:
+    module, model = conv_net()
+    segment = model.torch_segment(range(len(model.graph)), [], [])
+    assert not list(segment.parameters())
+    addresses = {buffer.data_ptr() for buffer in segment.buffers()}
+    assert module.stem.weight.data_ptr() in addresses
+    segment.to(torch.float64)  # what moving a segment elsewhere does
+    assert module.stem.weight.dtype is torch.float32
+
+
+def test_the_same_program_has_the_same_ops_however_it_comes(tmp_path: Path) -> None:
+    model = transformer()[1]
+    path = tmp_path / "saved.pt2"
+    torch.export.save(model.program, path)
+    again = placeit.backends.load(path)
+    assert again.name == "saved"
+    assert again.graph.hash == model.graph.hash == load(model.program).graph.hash
+    inputs = model.random_inputs()
+    assert {name: value.tolist() for name, value in again.random_inputs().items()} == {
+        name: value.tolist() for name, value in inputs.items()
+    }
+    np.testing.assert_array_equal(again.uncut(None, "f32")(inputs)["output.0"], model.uncut(None, "f32")(inputs)["output.0"])
+
+
+def test_open_sizes_are_fixed_by_the_example_inputs() -> None:
+    batch = torch.export.Dim("batch", min=2, max=10)
+    program = torch.export.export(nn.Linear(3, 4), (X,), dynamic_shapes=({0: batch},))
+    assert load(program).inputs[0].shape == (2, 3)
+    assert load(program, torch.ones(5, 3)).inputs[0].shape == (5, 3)
+
+
+def test_keyword_arguments_and_constants_are_known_by_their_names() -> None:
+    module = Transformer()
+    model = load(module, {"ids": torch.zeros(1, 4, dtype=torch.long), "scale": 2.0})
+    assert [spec.name for spec in model.inputs] == ["ids"]
+    assert model.random_inputs()["ids"].tolist() == [[0, 0, 0, 0]]
+    assert model.uncut(None, "f32")(model.random_inputs())["output.0"].shape == (1, 4, 20)
+
+
+def test_no_grad_inside_a_program_is_no_obstacle() -> None:
+    def doubled(_: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            y = x * 2
+        return y + 1
+
+    program = torch.export.export(Calling(doubled), (X,))
+    assert load(program).graph.kinds == ("Parameter", "mul", "add", "Result")
+
+
+def count_and_keep(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    module.seen += 1
+    module.cache[0] = x[0]
+    return module.cache.sum(0) * module.seen
+
+
+def test_state_is_kept_together_and_every_run_starts_from_the_initial_one() -> None:
+    module = Calling(count_and_keep, seen=torch.zeros(()), cache=torch.ones(2, 3))
+    model = load(module, (X,))
+    (sharers,) = model.together
+    assert {model.graph.kinds[model.graph.index[name]] for name in sharers} == {"select", "select_scatter"}
+    grouping = coarsen(model.graph, keep_together=model.together)
+    assert len({int(grouping.group_of[model.graph.index[name]]) for name in sharers}) == 1
+    run, inputs = model.uncut(None, "f32"), {"x": X.numpy()}
+    for _ in range(2):
+        np.testing.assert_array_equal(run(inputs)["output"], X[0].numpy() + 1)
+    assert module.seen == 0
+    assert (module.cache == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (lambda _, x: torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,)), r"op 'cond' .*torch\.where"),
+        (lambda _, x: x * x.sum().item(), r"op 'item' \(aten\.item\.default\) makes a Python number .*\.item\(\)"),
+        (lambda _, x: x if x.sum() > 0 else x + 1, r"control flow depends on data \(.*\.py, line \d+\)"),
+        (lambda _, x: x.nonzero(), r"op 'nonzero' \(aten\.nonzero\.default\) makes a tensor of shape \[u0, 2\]"),
+        (lambda _, x: x[x > 0].sum(), r"op 'index' \(aten\.index\.Tensor\).*size depends on the data.*mask"),
+        (lambda _, x: x.add_(1), r"changes its input 'x' in place.*x\.clone\(\)"),
+        (lambda _, x: x.as_strided((2, 2), (1, 1)), r"op 'as_strided' .*reads memory by strides.*slices"),
+        (lambda _, x: x.to_sparse(), r"op '\w*sparse\w*'"),
+        (lambda _, x: x.bfloat16(), r"output 'output' has type bfloat16, which NumPy arrays cannot hold"),
+        (lambda _, x: x @ x, r"Cannot export small"),
+        (lambda _, x: x.no_such_thing(), r"Cannot export small: .*no_such_thing"),
+    ],
+)
+def test_what_cannot_be_placed_is_refused_with_the_op_and_what_to_do(function: Callable[..., Any], says: str) -> None:
+    with pytest.raises(ModelError, match=says):
+        calling(function)
+
+
+def test_a_module_without_example_inputs_is_refused() -> None:
+    with pytest.raises(ModelError, match="Linear: a module is exported by calling it: give example inputs"):
+        load(nn.Linear(2, 2))
+
+
+def test_weights_elsewhere_than_in_memory_are_refused() -> None:
+    with pytest.raises(ModelError, match=r"the weight 'weight' is on meta.*module\.cpu\(\)"):
+        load(nn.Linear(3, 2, device="meta"), (X.to("meta"),))
+
+
+def test_shapes_cannot_be_changed_by_option() -> None:
+    for option in ({"batch": 2}, {"input_shapes": {"x": (2, 3)}}):
+        with pytest.raises(ModelError, match="sizes of a PyTorch program are those of its example inputs"):
+            load(nn.Linear(3, 2), (X,), **option)
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", None])
+def test_a_file_that_holds_no_program_is_a_model_error(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "bad.pt2"
+    if content is None:
+        torch.save(nn.Linear(2, 2).state_dict(), path)
+    else:
+        path.write_bytes(content)
+    with pytest.raises(ModelError, match=r"bad\.pt2: it is no program that torch\.export\.save has written"):
+        load(path)
+
+
+def test_a_missing_file_is_a_file_error(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match=r"none\.pt2"):
+        load(tmp_path / "none.pt2")
+
+
+class Harmful:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.write_text, (self.path, "ran")
+
+
+def test_nothing_in_a_file_is_unpickled_but_tensors(tmp_path: Path) -> None:
+    path, harm = tmp_path / "harmful.pt2", tmp_path / "harm"
+    torch.export.save(torch.export.export(nn.Linear(3, 4), (X,)), path)
+    stream = io.BytesIO()
+    torch.save((Harmful(harm),), stream, pickle_module=pickle)
+    with zipfile.ZipFile(path) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    (examples,) = (name for name in files if "sample_inputs" in name)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        for name, data in files.items():
+            archive.writestr(name, stream.getvalue() if name == examples else data)
+    with pytest.raises(ModelError):
+        load(path)
+    assert not harm.exists()
+
+
+def test_cpu_core_sets_are_driven_by_pytorch_and_other_devices_of_openvino_are_refused() -> None:
+    model = conv_net()[1]
+    core, described = Device("a", runs_on="CPU@0", cores=(0,), driver="OpenVINO"), Device("b", kind="described")
+    driven = model.driven(Cluster((core, described)))
+    assert [device.kind for device in driven.devices] == ["torch", "described"]
+    assert driven.devices[0].driver == f"PyTorch {torch.__version__}"
+    with pytest.raises(DeviceError, match=r"OpenVINO drives GPU\.0, and ConvNet is a PyTorch model.*placeit export"):
+        model.driven(Cluster((Device("GPU.0", runs_on="GPU.0"),)))
+
+
+def test_ops_without_a_kernel_are_not_supported() -> None:
+    model = conv_net()[1]
+    assert model.with_kernel("CPU") == set(model.graph.names)
+    assert "stem/conv2d" in model.graph.names
+    assert "relu" not in model.with_kernel("MPS")
+
+
+@pytest.mark.parametrize("net", [conv_net, transformer])
+@pytest.mark.parametrize("suffix", [".onnx", ".xml"])
+def test_a_model_that_is_written_in_another_format_computes_the_same(
+    tmp_path: Path, net: Callable[[], tuple[nn.Module, Model]], suffix: str
+) -> None:
+    model = net()[1]
+    path = tmp_path / f"model{suffix}"
+    convert(model, path)
+    written = placeit.backends.load(path)
+    assert [(spec.name, spec.shape, spec.dtype) for spec in written.inputs] == [
+        (spec.name, spec.shape, spec.dtype) for spec in model.inputs
+    ]
+    assert [(spec.name, spec.shape) for spec in written.outputs] == [(spec.name, spec.shape) for spec in model.outputs]
+    inputs = model.random_inputs(seed=2)
+    ours, theirs = model.uncut(None, "f32")(inputs), written.uncut(None, "f32")(inputs)
+    for name, value in ours.items():
+        np.testing.assert_allclose(theirs[name], value, rtol=1e-4, atol=1e-4)
+
+
+def test_an_op_that_another_format_does_not_have_is_named(tmp_path: Path) -> None:
+    model = calling(lambda _, x: torch.special.bessel_j0(x))
+    for suffix in (".onnx", ".xml"):
+        with pytest.raises(ModelError, match="bessel_j0"):
+            convert(model, tmp_path / f"model{suffix}")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_format_that_nothing_writes_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"\.onnx.*\.xml"):
+        convert(conv_net()[1], tmp_path / "model.pt2")

@@ -1,0 +1,81 @@
+"""PyTorch programs on the command line."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch_models import ConvNet
+
+import placeit.backends
+from placeit.backends import torch as torch_backend
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Save a program, as a user would."""
+    path = tmp_path_factory.mktemp("torch") / "net.pt2"
+    torch.manual_seed(0)
+    torch.export.save(torch_backend.load(ConvNet(), (torch.randn(1, 3, 8, 8),)).program, path)
+    return path
+
+
+def test_a_program_is_inspected(cli: Any, program: Path) -> None:
+    result = cli("inspect", program, "--json")
+    assert result.exit_code == 0, result.stderr
+    data = json.loads(result.stdout)
+    assert data["inputs"] == [{"name": "image", "shape": [1, 3, 8, 8], "dtype": "float32"}]
+    assert data["kinds"]["conv2d"] == 3
+    assert data["graph"]["groups"] < data["graph"]["ops"]
+    assert data["parameters"] == sum(weight.numel() for weight in [*ConvNet().parameters(), *ConvNet().buffers()]) - 1
+
+
+def test_a_program_is_optimized_and_run(cli: Any, program: Path, cores: Sequence[str], tmp_path: Path) -> None:
+    placement = tmp_path / "placement.json"
+    devices = ("--devices", ",".join(cores))
+    found = cli("optimize", program, *devices, "--budget", 2, "--placer", "heft", "-o", placement, "--json")
+    assert found.exit_code == 0, found.stderr
+    result = cli("run", program, "-p", placement, "--runs", 6, "--json")
+    assert result.exit_code == 0, result.stderr
+    data = json.loads(result.stdout)
+    assert data["output_error"]["max_rel"] < 1e-4
+    assert set(data["devices"]) <= set(cores)
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".xml"])
+def test_a_program_is_exported(cli: Any, program: Path, tmp_path: Path, suffix: str) -> None:
+    output = tmp_path / f"net{suffix}"
+    result = cli("export", program, "-o", output, "--json")
+    assert result.exit_code == 0, result.stderr
+    data = json.loads(result.stdout)
+    assert data["output"] == str(output)
+    assert data["placement_file"] is None
+    assert data["weights"] == (str(tmp_path / "net.bin") if suffix == ".xml" else None)
+    first, second = (placeit.backends.load(path) for path in (program, output))
+    inputs = first.random_inputs()
+    ours, theirs = (model.uncut(None, "f32")(inputs) for model in (first, second))
+    np.testing.assert_allclose(theirs["scores"], ours["scores"], rtol=1e-4, atol=1e-5)
+
+
+def test_a_placement_of_a_program_is_not_for_hetero(cli: Any, program: Path, tmp_path: Path) -> None:
+    placement = tmp_path / "placement.json"
+    placement.write_text("{}")
+    result = cli("export", program, "-p", placement, "-o", tmp_path / "net.xml")
+    assert result.exit_code == 2
+    assert "write the model alone" in " ".join(result.stderr.split())
+
+
+def test_mapping_devices_without_a_placement_is_a_usage_error(cli: Any, program: Path, tmp_path: Path) -> None:
+    result = cli("export", program, "-o", tmp_path / "net.xml", "--map", "CPU@0=CPU")
+    assert result.exit_code == 2
+    assert not (tmp_path / "net.xml").exists()
+
+
+def test_an_onnx_file_is_exported_as_ir_and_not_as_onnx(cli: Any, tiny: Path, tmp_path: Path) -> None:
+    assert cli("export", tiny, "-o", tmp_path / "tiny.xml").exit_code == 0
+    assert placeit.backends.load(tmp_path / "tiny.xml").inputs == placeit.backends.load(tiny).inputs
+    assert cli("export", tiny, "-o", tmp_path / "tiny2.onnx").exit_code == 1
+    assert cli("export", tiny, "-o", tmp_path / "tiny.pt2").exit_code == 2

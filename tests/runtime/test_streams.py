@@ -1,0 +1,341 @@
+import itertools
+
+import numpy as np
+import pytest
+from stream_cases import Case, Model, Program, random_case
+
+from placeit.backends.coarsen import Grouping
+from placeit.cluster import Cluster, Device, Link
+from placeit.errors import DeviceError, ExecutionError, UsageError
+from placeit.graph import OpGraph
+from placeit.runtime.runtime import Runtime
+from placeit.runtime.scheduler import Scheduler, Transfer
+from placeit.runtime.segments import Costs, Segmenter
+from placeit.runtime.streams.accelerator import HOST
+from placeit.runtime.streams.executor import StreamExecutor
+from placeit.runtime.streams.layout import Layout
+from placeit.runtime.streams.work import Work
+from placeit.testing.fake_accelerator import FakeAccelerator
+
+ORDERS = ("dynamic", "static", "graph")
+
+
+def case_of(kinds, edges, devices, seconds=1.0, *, nbytes=400):
+    """A model whose every op makes one tensor of float32, cut into one segment per op."""
+    edges = np.array(edges, np.int32).reshape(-1, 2)
+    ops, places = len(kinds), max(devices) + 1
+    makers = sorted(set(edges[:, 0].tolist()))
+    graph = OpGraph(
+        tuple(f"op{v}" for v in range(ops)),
+        tuple(kinds),
+        np.ones(ops),
+        np.zeros(ops),
+        np.array(makers, np.int32),
+        np.zeros(len(makers), np.int32),
+        np.full(len(makers), float(nbytes)),
+        ((nbytes // 4,),) * len(makers),
+        ("float32",) * len(makers),
+        edges,
+        np.array([makers.index(u) for u in edges[:, 0]], np.int32),
+    ).verify()
+    names = [f"fake:{d}" for d in range(places)]
+    links = {pair: Link(1e3, 0.0) for pair in itertools.permutations(names, 2)}
+    cluster = Cluster(tuple(Device(name, "fake") for name in names), links)
+    grouping = Grouping.singletons(graph)
+    core = np.broadcast_to(np.reshape(np.asarray(seconds, float), (-1, 1)), (ops, places)).copy()
+    plan = Segmenter(grouping, Costs(core, np.zeros_like(core), np.zeros(places), cluster)).plan(devices, merge=False)
+    runtime = Runtime(Model(graph), grouping, cluster, devices=[None] * places, transports={})
+    pairs = frozenset(itertools.permutations(range(places), 2))
+    return Case(runtime, plan, pairs, 0)
+
+
+def chain(ops, devices, **options):
+    kinds = ["Parameter", *["Op"] * ops, "Result"]
+    return case_of(kinds, list(itertools.pairwise(range(ops + 2))), [devices[0], *devices, devices[-1]], **options)
+
+
+def simulated(case, work):
+    """Durations that are those of the simulator, with ends of the model that cost nothing."""
+    schedule, problem = case.plan.schedule, case.plan.problem
+    seconds = {id(task.program): schedule.finish[s] - schedule.start[s] for s, task in enumerate(work.tasks)}
+
+    def of(program, src, dst, nbytes):
+        if program is not None:
+            return seconds[id(program)]
+        return 0.0 if HOST in (src, dst) else problem.latency[src, dst] + nbytes / problem.bandwidth[src, dst]
+
+    return of
+
+
+def traced(case, **options):
+    work = case.work()
+    accelerator = FakeAccelerator(len(case.runtime.cluster), seconds=simulated(case, work))
+    with StreamExecutor(work, accelerator, **options) as executor:
+        executor.run(case.inputs())
+    return work, accelerator.trace
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_without_launching_ahead_it_keeps_the_simulated_schedule(seed):
+    case = random_case(seed, ops=12, devices=3, closed=True)
+    work, trace = traced(case, ahead=1)
+    begin = {id(run.program): run.start for run in trace}
+    for s, task in enumerate(work.tasks):
+        if task.program is not None:
+            assert begin[id(task.program)] == pytest.approx(case.plan.schedule.start[s])
+    sent = sorted((run.src, run.dst, run.start) for run in trace if run.program is None and run.dst != HOST)
+    moved = case.plan.schedule.transfers
+    want = sorted(zip(moved.src.tolist(), moved.dst.tolist(), moved.start.tolist(), strict=True))
+    assert [run[:2] for run in sent] == [run[:2] for run in want]
+    assert [run[2] for run in sent] == pytest.approx([run[2] for run in want])
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 3])
+def test_no_device_is_idle_while_one_of_its_segments_is_ready(ahead):
+    gaps = 0
+    for seed in range(25):
+        _, trace = traced(random_case(seed, ops=14, devices=3, closed=True), ahead=ahead)
+        written = {view: run.finish for run in trace for view in run.outputs}
+        for device in range(3):
+            runs = [run for run in trace if run.program is not None and run.src == device]
+            runs.sort(key=lambda run: (run.start, run.finish))
+            free = 0.0
+            for i, run in enumerate(runs):
+                if run.start > free + 1e-9:
+                    gaps += 1
+                    for later in runs[i:]:
+                        assert max((written[view] for view in later.inputs), default=0.0) > run.start - 1e-9
+                free = run.finish
+    assert gaps > 10
+
+
+def test_a_device_does_not_wait_for_the_host_between_its_segments():
+    case = chain(6, [0] * 6, seconds=10.0)
+    work = case.work()
+
+    class Late(FakeAccelerator):
+        """Reports come two seconds late."""
+
+        def _after(self, call, run=None):
+            if run is None:
+                self._clock.at(self._clock.now + 2.0, call)
+            else:
+                super()._after(call, run)
+
+    makespan = {}
+    for ahead in (1, 2):
+        accelerator = Late(1, seconds=simulated(case, work))
+        with StreamExecutor(work, accelerator, ahead=ahead) as executor:
+            executor.run(case.inputs())
+        runs = [run for run in accelerator.trace if run.program is not None]
+        makespan[ahead] = runs[-1].finish - runs[0].start
+    assert makespan[2] == pytest.approx(60.0)
+    assert makespan[1] == pytest.approx(60.0 + 5 * 2.0)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_outputs_are_those_of_the_model_run_after_run(order):
+    case = random_case(7, ops=12, devices=3)
+    accelerator = case.accelerator()
+    with StreamExecutor(case.work(), accelerator, order=order) as executor:
+        for number in range(3):
+            got, want = executor.run(case.inputs(number)), case.expected(case.inputs(number))
+            assert got.keys() == want.keys()
+            for name in want:
+                np.testing.assert_array_equal(got[name], want[name])
+                assert got[name].dtype == want[name].dtype
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_requests_in_flight_have_their_own_inputs_and_outputs(order):
+    case = random_case(11, ops=10, devices=2)
+    with StreamExecutor(case.work(), case.accelerator(), order=order, requests=3) as executor:
+        for request in range(3):
+            executor.set_inputs(case.inputs(request), request=request)
+        assert executor.times(8) >= 0  # more than fit: a request begins again as soon as it has ended
+        for request in range(3):
+            want = case.expected(case.inputs(request))
+            for name, value in executor.outputs(request=request).items():
+                np.testing.assert_array_equal(value, want[name])
+
+
+def test_a_tensor_goes_through_pinned_memory_where_a_device_cannot_write_the_others():
+    case = chain(2, [0, 1])
+    legs = {}
+    for peers in (frozenset(), case.peers):
+        accelerator = FakeAccelerator(2, peers=set(peers))
+        with StreamExecutor(case.work(), accelerator) as executor:
+            got = executor.run(case.inputs())
+        np.testing.assert_array_equal(got["out_op3"], case.expected(case.inputs())["out_op3"])
+        legs[len(peers)] = [(run.src, run.dst) for run in accelerator.trace if run.program is None]
+    assert legs[2] == [(HOST, 0), (0, 1), (1, HOST)]
+    assert legs[0] == [(HOST, 0), (0, HOST), (HOST, 1), (1, HOST)]
+
+
+def test_a_tensor_read_twice_on_a_device_goes_there_once():
+    edges = [(0, 1), (1, 2), (1, 3), (2, 4), (3, 4), (4, 5)]
+    case = case_of(["Parameter", "Op", "Op", "Op", "Op", "Result"], edges, [0, 0, 1, 1, 1, 1])
+    _, trace = traced(case)
+    assert [(run.src, run.dst) for run in trace if run.program is None] == [(HOST, 0), (0, 1), (1, HOST)]
+
+
+def test_of_two_ready_segments_the_one_on_the_longer_path_goes_first():
+    # op1 and op2 are ready at once; op4 after op2 takes long
+    case = case_of(["Parameter", "Op", "Op", "Op", "Op"], [(0, 1), (0, 2), (1, 3), (2, 4)], [0] * 5, [0, 1, 1, 1, 9])
+    work, trace = traced(case)
+    names = {id(task.program): task.name for task in work.tasks}
+    assert [names[id(run.program)] for run in trace if run.program is not None] == ["op2", "op4", "op1", "op3"]
+
+
+def test_copies_run_beside_segments():
+    # while op1 is sent to the other device, op2 runs
+    case = case_of(["Op", "Op", "Op"], [(0, 2)], [0, 0, 1], [1, 5, 9], nbytes=2000)
+    _, trace = traced(case)
+    copy = next(run for run in trace if run.program is None)
+    assert (copy.start, copy.finish) == (1.0, 3.0)
+    assert [(run.start, run.finish) for run in trace if run.program is not None and run.src == 0] == [(0, 1), (1, 6)]
+
+
+def test_a_chain_takes_the_memory_of_the_two_tensors_that_are_alive():
+    case = chain(10, [0] * 10)
+    layout = Layout(case.work(), lambda a, b: True, fixed=False)
+    assert layout.bytes_on(0) == 2 * 400
+    assert layout.bytes_on(HOST) == 2 * 400  # input and output keep theirs
+
+
+def test_a_fixed_order_shares_more_memory():
+    # two branches beside each other: in any order both live, in a fixed order one comes after the other
+    edges = [(0, 1), (1, 2), (2, 7), (0, 4), (4, 5), (5, 6), (6, 7), (7, 8)]
+    kinds = ["Parameter", "Op", "Op", "Op", "Op", "Op", "Op", "Op", "Result"]
+    edges += [(0, 3), (3, 7)]
+    case = case_of(kinds, edges, [0] * 9)
+    taken = [Layout(case.work(), lambda a, b: True, fixed=fixed).bytes_on(0) for fixed in (False, True)]
+    assert taken[1] < taken[0]
+
+
+def test_a_plan_that_does_not_fit_is_refused_before_it_runs():
+    case = chain(3, [0, 0, 1])
+    work = case.work(weight_bytes=10_000, workspace_bytes=500)
+    accelerator = FakeAccelerator(2, memory_bytes=20_000)
+    with pytest.raises(DeviceError, match=r"does not fit on fake:0: it needs .* weights, .* free\. Place fewer ops there"):
+        StreamExecutor(work, accelerator)
+    assert accelerator.launches == 0
+    assert not any(accelerator.allocated.values())
+    assert not any(task.program.loaded for task in work.tasks if task.program)
+    StreamExecutor(work, FakeAccelerator(2, memory_bytes=22_000)).close()
+    with pytest.raises(DeviceError, match="3 request"):
+        StreamExecutor(work, FakeAccelerator(2, memory_bytes=22_000), requests=3)
+
+
+@pytest.mark.parametrize("order", ["dynamic", "static"])
+@pytest.mark.parametrize("at", [0, 2, 5])
+def test_memory_that_runs_out_half_way_names_the_segment_and_releases_everything(order, at):
+    case = chain(6, [0, 1, 0, 1, 0, 1])
+    accelerator = case.accelerator(fail_at=at)
+    work = case.work()
+    with StreamExecutor(work, accelerator, order=order) as executor:
+        message = rf"segment that starts with 'op{at + 1}' failed on fake:{at % 2}: .* out of memory.* is released"
+        with pytest.raises(ExecutionError, match=message) as caught:
+            executor.run(case.inputs())
+        assert isinstance(caught.value.__cause__, DeviceError)
+        assert not any(accelerator.allocated.values())
+        assert not any(task.program.loaded for task in work.tasks if task.program)
+        assert accelerator.order.faults == []
+        with pytest.raises(ExecutionError, match="closed"):
+            executor.times(1)
+        with pytest.raises(ExecutionError, match="closed"):
+            executor.outputs()
+    with StreamExecutor(work, accelerator, order=order) as again:  # the devices are as good as before
+        got = again.run(case.inputs())
+    np.testing.assert_array_equal(got["out_op7"], case.expected(case.inputs())["out_op7"])
+
+
+def test_memory_that_runs_out_while_a_graph_is_captured_is_a_device_error():
+    case = chain(3, [0, 0, 0])
+    accelerator = case.accelerator(fail_at=1)
+    with pytest.raises(DeviceError, match="starts with 'op2' failed on fake:0"):
+        StreamExecutor(case.work(), accelerator, order="graph")
+    assert not any(accelerator.allocated.values())
+
+
+@pytest.mark.parametrize("order", ["dynamic", "static"])
+def test_a_device_that_dies_is_an_error_and_not_a_wait_for_ever(order):
+    case = chain(4, [0, 1, 0, 1])
+    executor = StreamExecutor(case.work(), case.accelerator(die_at=2), order=order)
+    with pytest.raises(ExecutionError, match=r"fake:0 has failed\. The run has ended"):
+        executor.run(case.inputs())
+
+
+def test_an_error_of_a_program_that_is_no_device_error_comes_through_as_it_is():
+    case = chain(2, [0, 0])
+    accelerator = case.accelerator()
+
+    def launch(stream, program, inputs, outputs):
+        raise TypeError("a mistake")
+
+    accelerator.launch = launch
+    with StreamExecutor(case.work(), accelerator) as executor, pytest.raises(TypeError, match="a mistake"):
+        executor.run(case.inputs())
+    assert not any(accelerator.allocated.values())
+
+
+def test_an_interrupt_waits_for_what_runs_and_releases_everything():
+    case = chain(4, [0, 1, 0, 1])
+    accelerator = case.accelerator(patience=0.0)
+
+    def take(inbox):
+        raise KeyboardInterrupt
+
+    accelerator.take = take
+    with StreamExecutor(case.work(), accelerator) as executor, pytest.raises(KeyboardInterrupt):
+        executor.run(case.inputs())
+    assert not any(accelerator.allocated.values())
+    assert accelerator.order.faults == []
+
+
+def test_weights_that_cannot_be_loaded_name_the_segment():
+    class Heavy(Program):
+        def load(self, place):
+            raise DeviceError(f"{place} is out of memory.")
+
+    case = chain(2, [0, 0])
+    programs = [None if s.free else Heavy(case.runtime, s) for s in case.plan.segments]
+    accelerator = case.accelerator()
+    with pytest.raises(DeviceError, match="weights of the segment that starts with 'op1' cannot be brought to fake:0"):
+        StreamExecutor(Work.of(case.runtime, case.plan, programs), accelerator)
+    assert not any(accelerator.allocated.values())
+
+
+def test_a_model_that_computes_nothing_hands_its_input_through():
+    case = case_of(["Parameter", "Result"], [(0, 1)], [0, 0])
+    for order in ORDERS:
+        with StreamExecutor(case.work(), case.accelerator(), order=order) as executor:
+            np.testing.assert_array_equal(executor.run(case.inputs())["out_op1"], case.inputs()["in_op0"])
+
+
+def test_wrong_arguments_are_refused():
+    case = chain(1, [0])
+    for options in ({"requests": 0}, {"ahead": 0}, {"order": "sorted"}):
+        with pytest.raises(UsageError):
+            StreamExecutor(case.work(), case.accelerator(), **options)
+    with StreamExecutor(case.work(), case.accelerator()) as executor:
+        with pytest.raises(UsageError, match="at least one request"):
+            executor.times(0)
+        with pytest.raises(UsageError, match="'in_op0' is missing"):
+            executor.set_inputs({})
+        with pytest.raises(UsageError, match="'x' is not one of the model's"):
+            executor.set_inputs(case.inputs() | {"x": np.zeros(1)})
+        with pytest.raises(UsageError, match=r"is float32 \[7\]; the model wants float32 \[100\]"):
+            executor.set_inputs({"in_op0": np.zeros(7, np.float32)})
+        with pytest.raises(UsageError, match="complex"):
+            executor.set_inputs({"in_op0": np.zeros(100, complex)})
+
+
+def test_a_scheduler_is_told_of_each_tensor_that_leaves_once():
+    scheduler = Scheduler(case_of(["Op", "Op", "Op"], [(0, 1), (0, 2)], [0, 1, 1]).plan.problem, [0, 1, 1])
+    scheduler.begin(0)
+    (first,) = [step for step in scheduler.op_finished(0, 0) if isinstance(step, Transfer)]
+    assert scheduler.transfer_sent(0, first.tensor, 1) == []
+    with pytest.raises(ExecutionError, match="was not to be sent"):
+        scheduler.transfer_sent(0, first.tensor, 1)
+    assert len(scheduler.transfer_finished(0, first.tensor, 1)) == 1  # the more urgent of the readers; the channel was free

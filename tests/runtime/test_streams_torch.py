@@ -1,0 +1,464 @@
+import sys
+import types
+from queue import SimpleQueue
+
+import numpy as np
+import pytest
+import torch
+from stream_cases import random_case
+from test_streams import chain
+
+from placeit.backends.coarsen import Grouping
+from placeit.backends.torch import load
+from placeit.cluster import Cluster, Device
+from placeit.errors import DeviceError, ExecutionError
+from placeit.runtime.devices.base import TensorSpec
+from placeit.runtime.runtime import Runtime
+from placeit.runtime.segments import Costs, Segmenter
+from placeit.runtime.streams import reports
+from placeit.runtime.streams import torch_accelerator as accelerators
+from placeit.runtime.streams.accelerator import HOST
+from placeit.runtime.streams.executor import StreamExecutor
+from placeit.runtime.streams.module_program import ModuleProgram, work_of
+from placeit.runtime.streams.torch_accelerator import TorchAccelerator
+from placeit.runtime.streams.work import Work
+
+
+class Step(torch.nn.Module):
+    """A segment of the chain: ``x -> w * x + 1``."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.register_buffer("weight", torch.full((100,), weight))
+
+    def forward(self, x):
+        return (self.weight * x + 1.0,)
+
+
+def torch_work(devices, module=Step):
+    case = chain(len(devices), devices)
+    steps = iter(range(1, len(devices) + 1))
+    return case, Work.of(
+        case.runtime, case.plan, [None if s.free else ModuleProgram(module(float(next(steps)))) for s in case.plan.segments]
+    )
+
+
+def expected(value, steps):
+    for step in range(1, steps + 1):
+        value = np.float32(step) * value + np.float32(1)
+    return value
+
+
+class Eager:
+    """A stream of the CPU, which PyTorch does not have: everything has ended when it has been launched."""
+
+    def __init__(self, device):
+        self.device = device
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def wait_event(self, event):
+        assert event.recorded
+
+    def query(self):
+        return True
+
+    def synchronize(self):
+        pass
+
+
+class Recorded:
+    def __init__(self, device):
+        self.recorded = False
+
+    def record(self, stream):
+        self.recorded = True
+
+    def synchronize(self):
+        assert self.recorded
+
+
+@pytest.fixture
+def cpu(monkeypatch):
+    monkeypatch.setattr(torch, "Stream", Eager)
+    monkeypatch.setattr(torch, "Event", Recorded)
+    accelerator = TorchAccelerator(["cpu", "cpu"])
+    yield accelerator
+    accelerator.close()
+
+
+@pytest.mark.parametrize("order", ["dynamic", "static"])
+def test_pytorch_modules_run_on_the_streams_of_pytorch(cpu, order):
+    case, work = torch_work([0, 1, 1, 0])
+    with StreamExecutor(work, cpu, order=order, requests=2) as executor:
+        for number in range(2):
+            got = executor.run(case.inputs(number))
+            np.testing.assert_allclose(got["out_op5"], expected(case.inputs(number)["in_op0"], 4))
+        executor.times(5)
+
+
+def test_weights_are_copied_to_the_device_and_let_go(cpu):
+    module = Step(2.0)
+    program = ModuleProgram(module)
+    assert program.weight_bytes == 400
+    program.load(torch.device("meta"))
+    assert program.weight_bytes == 0
+    program.load(torch.device("meta"))
+    assert module.weight.device.type == "cpu"
+    program.unload()
+    assert program.weight_bytes == 0
+    program.unload()
+    assert program.weight_bytes == 400
+
+
+def test_a_traced_module_makes_its_tensors_on_the_device_that_it_is_loaded_to(cpu):
+    class Traced(Step):
+        def forward(self, x):
+            return (x + self.weight + torch.ones(100, device=torch.device("cpu")),)
+
+    module = torch.fx.symbolic_trace(Traced(2.0))
+    program = ModuleProgram(module)
+    place, out = torch.device("meta"), torch.zeros(100, device="meta")
+    program.load(place)
+    program.launch([torch.zeros(100, device=place)], [out])  # raises if anything is left on the CPU
+    np.testing.assert_array_equal(module(torch.zeros(100))[0], np.full(100, 3.0))
+
+
+class Branches(torch.nn.Module):
+    """Two branches with weights, a constant that is made on the way, and two outputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = torch.nn.Linear(8, 6), torch.nn.Linear(8, 6)
+
+    def forward(self, x):
+        a, b = torch.relu(self.left(x)), torch.sigmoid(self.right(x))
+        return a + b * torch.ones(6), a.sum(dim=1)
+
+
+@pytest.fixture(scope="module")  # exporting is slow, and leaves a thread of the progress bar behind
+def exported():
+    module = Branches()
+    return module, load(module, (torch.zeros(3, 8),))
+
+
+def branches(exported, names, seed):
+    """A random placement of an exported module: what to run, its inputs, and what PyTorch says of them."""
+    module, model = exported
+    grouping = Grouping.singletons(model.graph)
+    cluster = Cluster(tuple(Device(name, "cuda") for name in names))
+    costs = Costs.free(len(grouping.groups), cluster)
+    place = np.random.default_rng(seed).integers(0, len(names), len(grouping.groups))
+    plan = Segmenter(grouping, costs).plan(place, merge=bool(seed % 2))
+    runtime = Runtime(model, grouping, cluster, devices=(), transports={})
+    inputs = model.random_inputs(seed)
+    with torch.inference_mode():
+        results = module(*(torch.tensor(value) for value in inputs.values()))
+    return work_of(runtime, plan), inputs, dict(zip(runtime.model_outputs, results, strict=True))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_exported_model_gives_what_pytorch_gives(exported, cpu, seed):
+    work, inputs, expected = branches(exported, ["a", "b"], seed)
+    with StreamExecutor(work, cpu) as executor:
+        got = executor.run(inputs)
+    assert got.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(got[name], value, rtol=1e-5)
+
+
+def test_an_op_that_fails_is_an_error_that_names_segment_and_device(cpu):
+    class Broken(Step):
+        def forward(self, x):
+            return (x @ self.weight.reshape(50, 2),)
+
+    case, work = torch_work([0, 1], Broken)
+    with (
+        StreamExecutor(work, cpu) as executor,
+        pytest.raises(ExecutionError, match=r"'op1' failed on cpu: cpu refused: .*shape"),
+    ):
+        executor.run(case.inputs())
+
+
+def test_memory_that_runs_out_lets_go_of_what_the_segment_had_made(cpu):
+    import weakref
+
+    made = []
+
+    class Hungry(Step):
+        def forward(self, x):
+            y = x + 1.0
+            made.append(weakref.ref(y))
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has no more.")
+
+    case, work = torch_work([0], Hungry)
+    with StreamExecutor(work, cpu) as executor:
+        with pytest.raises(ExecutionError, match=r"'op1' failed on cpu: .* out of memory .*Tried to allocate") as caught:
+            executor.run(case.inputs())
+        assert caught.value is not None  # alive, and with it its frames
+        assert made[0]() is None
+
+
+def test_views_of_memory_have_shape_type_and_order(cpu):
+    memory = cpu.allocate(HOST, 96)
+    for spec in (
+        TensorSpec((), "float32"),
+        TensorSpec((2, 3), "int64"),
+        TensorSpec((5,), "bool"),
+        TensorSpec((1, 2, 3, 4), "float32", channels_last=True),
+    ):
+        view = cpu.view(memory, spec)
+        value = np.random.default_rng(0).integers(0, 2, spec.shape).astype(spec.dtype)
+        cpu.write(view, value)
+        np.testing.assert_array_equal(cpu.read(view), value)
+        assert view.permute(0, 2, 3, 1).is_contiguous() if spec.channels_last else view.is_contiguous()
+    cpu.free(memory)
+
+
+def test_graphs_are_refused_where_pytorch_cannot_capture_them(cpu):
+    _, work = torch_work([0])
+    with pytest.raises(DeviceError, match=r"cannot capture graphs on 'cpu' devices: run without order='graph'"):
+        StreamExecutor(work, cpu, order="graph")
+
+
+# -- what is missing ---------------------------------------------------------------------------------------------------
+
+
+def test_a_pytorch_without_cuda_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(DeviceError, match=r"is built without CUDA: install one built with it .*placeit\[cuda\]"):
+        TorchAccelerator(["cuda:0"])
+
+
+def test_a_missing_driver_says_what_to_check(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    with pytest.raises(DeviceError, match=r"built for CUDA 12\.8 and finds no GPU to use: check that `nvidia-smi`"):
+        TorchAccelerator(["cuda:0"])
+
+
+def test_a_gpu_that_is_not_there_lists_those_that_are(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(DeviceError, match=r"There is no device cuda:7; PyTorch sees cuda:0, cuda:1"):
+        TorchAccelerator(["cuda:0", "cuda:7"])
+
+
+def test_devices_of_different_types_are_refused(monkeypatch):
+    with pytest.raises(DeviceError, match=r"different types"):
+        TorchAccelerator(["cpu", "meta"])
+    with pytest.raises(DeviceError, match=r"knows no devices of type 'meta'|finds no device of type 'meta'"):
+        TorchAccelerator(["meta"])
+
+
+def fake_cupy(monkeypatch, cuda=12080, installed=("cupy-cuda12x",), wanted="12.8", error=None):
+    """Put a CuPy in place that is for a CUDA, or that cannot be imported."""
+
+    def import_module(name):
+        if error is not None:
+            raise error
+        return cupy
+
+    def version():
+        if isinstance(cuda, Exception):
+            raise cuda
+        return cuda
+
+    cupy = types.SimpleNamespace(__version__="13.4.0")
+    cupy.cuda = types.SimpleNamespace(runtime=types.SimpleNamespace(runtimeGetVersion=version))
+    monkeypatch.setattr(reports.importlib, "import_module", import_module)
+    monkeypatch.setattr(torch.version, "cuda", wanted)
+    monkeypatch.setattr(
+        reports, "distributions", lambda: [types.SimpleNamespace(metadata={"Name": name}) for name in (*installed, "numpy")]
+    )
+    return cupy
+
+
+def test_a_missing_cupy_names_the_package_for_this_cuda(monkeypatch):
+    fake_cupy(monkeypatch, installed=(), error=ModuleNotFoundError("No module named 'cupy'", name="cupy"))
+    with pytest.raises(DeviceError, match=r"need the package cupy, which is not installed: .*pip install cupy-cuda12x"):
+        reports.load_cupy()
+
+
+def test_a_cupy_that_finds_no_cuda_library_names_the_library_and_the_package(monkeypatch):
+    text = "\n====\nFailed to import CuPy.\n\nOriginal error:\n  ImportError: libcudart.so.11.0: cannot open\n====\n"
+    fake_cupy(monkeypatch, installed=("cupy-cuda11x",), error=ImportError(text))
+    with pytest.raises(
+        DeviceError, match=r"package cupy-cuda11x is .* \(ImportError: libcudart.so.11.0: cannot open\): install .*12x"
+    ):
+        reports.load_cupy()
+
+
+def test_a_cupy_without_something_that_it_needs_is_not_called_missing(monkeypatch):
+    fake_cupy(monkeypatch, error=ModuleNotFoundError("No module named 'fastrlock'", name="fastrlock"))
+    with pytest.raises(DeviceError, match=r"cupy-cuda12x is installed and does not work here \(No module named 'fastrlock'\)"):
+        reports.load_cupy()
+
+
+def test_a_cupy_for_another_cuda_names_both(monkeypatch):
+    fake_cupy(monkeypatch, cuda=11080, installed=("cupy-cuda11x",))
+    with pytest.raises(
+        DeviceError, match=r"CuPy 13.4.0 \(cupy-cuda11x\) is for CUDA 11, and this PyTorch .* for CUDA 12;.*cupy-cuda12x"
+    ):
+        reports.load_cupy()
+
+
+def test_a_driver_that_is_too_old_for_cupy_is_passed_on(monkeypatch):
+    fake_cupy(monkeypatch, cuda=RuntimeError("cudaErrorInsufficientDriver: CUDA driver version is insufficient"))
+    with pytest.raises(DeviceError, match=r"cupy-cuda12x is installed and does not work here .*driver version is insufficient"):
+        reports.load_cupy()
+
+
+def test_a_cupy_that_fits_is_used(monkeypatch):
+    assert fake_cupy(monkeypatch) is reports.load_cupy()
+
+
+def test_host_functions_are_launched_on_a_companion_so_that_no_stream_waits_for_the_host(monkeypatch):
+    cupy = fake_cupy(monkeypatch)
+    calls = []
+
+    class External:
+        def __init__(self, handle, device):
+            self.handle = handle
+
+        def launch_host_func(self, function, argument):
+            calls.append((self.handle, function, argument))
+
+    cupy.cuda.ExternalStream = External
+    monkeypatch.setattr(reports, "_handle", id)
+    way, inbox = reports.CupyReports(), SimpleQueue()
+    monkeypatch.setattr(torch, "Stream", Eager)
+    stream, other, event = Eager(torch.device("cpu")), Eager(torch.device("cpu")), Recorded("cpu")
+    event.record(stream)
+    for number, on in enumerate((stream, other, stream)):
+        way.report(on, event, inbox, (0, number))
+    handles = [handle for handle, _, _ in calls]
+    assert handles[0] == handles[2] != handles[1]
+    assert not {id(stream), id(other)} & set(handles)
+    for _, function, argument in calls:
+        function(argument)
+    assert [inbox.get() for _ in range(3)] == [(0, 0), (0, 1), (0, 2)]
+
+
+def test_a_device_that_breaks_while_the_host_waits_is_an_error(cpu, monkeypatch):
+    class Broken:
+        def query(self):
+            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nCompile with")
+
+    monkeypatch.setattr(accelerators, "_LOOK_S", 0.01)
+    monkeypatch.setattr(torch, "Stream", lambda device: Broken())
+    cpu.stream(0, 0)
+    with pytest.raises(DeviceError, match=r"cpu refused: CUDA error: an illegal memory access was encountered$"):
+        cpu.take(SimpleQueue())
+
+
+def test_nothing_of_this_is_loaded_with_the_package():
+    import subprocess
+
+    code = "import sys, placeit; print(sorted({'torch', 'cupy'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+# -- on GPUs -----------------------------------------------------------------------------------------------------------
+
+GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
+one_gpu = pytest.mark.skipif(
+    GPUS < 1, reason="needs an NVIDIA GPU, a PyTorch built with CUDA and CuPy; this machine has no GPU"
+)
+two_gpus = pytest.mark.skipif(GPUS < 2, reason=f"needs two NVIDIA GPUs; this machine has {GPUS}")
+
+
+@pytest.fixture
+def gpus():
+    accelerator = TorchAccelerator([f"cuda:{d}" for d in range(GPUS)])
+    yield accelerator
+    accelerator.close()
+
+
+@pytest.mark.gpu
+@one_gpu
+@pytest.mark.parametrize("order", ["dynamic", "static", "graph"])
+def test_one_gpu_computes_what_numpy_does(gpus, order):
+    case, work = torch_work([0, 0, 0])
+    with StreamExecutor(work, gpus, order=order, requests=2) as executor:
+        for number in range(20):
+            got = executor.run(case.inputs(number))["out_op4"]
+            np.testing.assert_allclose(got, expected(case.inputs(number)["in_op0"], 3), rtol=1e-6)
+
+
+@pytest.mark.gpu
+@two_gpus
+@pytest.mark.parametrize("order", ["dynamic", "static"])
+@pytest.mark.parametrize("peers", [True, False])
+def test_two_gpus_compute_what_numpy_does(gpus, order, peers, monkeypatch):
+    if not peers:
+        monkeypatch.setattr(gpus, "can_peer", lambda src, dst: False)
+    case, work = torch_work([0, 1, 0, 1])
+    with StreamExecutor(work, gpus, order=order) as executor:
+        for number in range(20):
+            got = executor.run(case.inputs(number))["out_op5"]
+            np.testing.assert_allclose(got, expected(case.inputs(number)["in_op0"], 4), rtol=1e-6)
+
+
+@pytest.mark.gpu
+@one_gpu
+@pytest.mark.parametrize("seed", range(4))
+def test_an_exported_model_gives_on_gpus_what_pytorch_gives_on_the_cpu(exported, gpus, seed):
+    work, inputs, expected = branches(exported, gpus.names, seed)
+    with StreamExecutor(work, gpus) as executor:
+        got = executor.run(inputs)
+    for name, value in expected.items():
+        np.testing.assert_allclose(got[name], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+@one_gpu
+def test_a_gpu_is_usable_after_its_memory_ran_out(gpus):
+    class Hungry(Step):
+        def forward(self, x):
+            kept = [torch.empty(2**30, device=x.device) for _ in range(1000)]
+            return (kept[0][:100] + x,)
+
+    free = gpus.free_bytes(0)
+    case, work = torch_work([0, 0], Hungry)
+    with (
+        StreamExecutor(work, gpus) as executor,
+        pytest.raises(ExecutionError, match=r"'op1' failed on cuda:0: .*out of memory"),
+    ):
+        executor.run(case.inputs())
+    assert gpus.free_bytes(0) > 0.95 * free
+    case, work = torch_work([0, 0])
+    with StreamExecutor(work, gpus) as executor:
+        executor.run(case.inputs())
+
+
+@pytest.mark.gpu
+@one_gpu
+@pytest.mark.parametrize("seed", range(10))
+def test_random_plans_on_gpus_run_in_order(gpus, seed):
+    """Any tensor that is read too early would be seen as a wrong sum; the programs are those of the fake, as modules."""
+
+    class Evaluate(torch.nn.Module):
+        def __init__(self, program):
+            super().__init__()
+            self.program = program
+
+        def forward(self, *inputs):
+            outputs = [np.zeros(self.shapes[t], self.dtypes[t]) for t in self.program.writes]
+            self.program.launch([value.cpu().numpy() for value in inputs], outputs)
+            return tuple(torch.from_numpy(value) for value in outputs)
+
+    case = random_case(seed, ops=10, devices=GPUS)
+    graph = case.runtime.grouping.graph
+    Evaluate.shapes, Evaluate.dtypes = graph.tensor_shapes, graph.tensor_dtypes
+    fake = case.work()
+    work = Work.of(case.runtime, case.plan, [t.program and ModuleProgram(Evaluate(t.program)) for t in fake.tasks])
+    with StreamExecutor(work, gpus) as executor:
+        got, want = executor.run(case.inputs()), case.expected(case.inputs())
+    for name in want:
+        np.testing.assert_array_equal(got[name], want[name])

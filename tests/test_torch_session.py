@@ -1,0 +1,153 @@
+"""PyTorch models from end to end: profiled, placed, run, and compared with the module that nobody cut."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch_models import Calling, ConvNet, Transformer
+
+from placeit.backends.coarsen import Grouping
+from placeit.backends.torch import Model, load
+from placeit.cluster import Cluster, Device
+from placeit.devices.host import allowed_cores
+from placeit.errors import DeviceError
+from placeit.profiler.cache import Cache
+from placeit.profiler.costs import supported
+from placeit.profiler.group_times import group_shares
+from placeit.runtime.devices.kinds import device_kind
+from placeit.runtime.executor import Executor
+from placeit.runtime.runtime import Runtime
+from placeit.runtime.segments import Costs, Segmenter
+from placeit.session import Session
+
+CORES = [f"CPU@{core}" for core in allowed_cores()[:2]]
+CORE = allowed_cores()[:1]
+TWO = Cluster(tuple(Device(name, runs_on=f"CPU@{CORE[0]}", cores=CORE) for name in "ab"))
+
+
+@functools.cache
+def model_of(name: str) -> tuple[nn.Module, Model]:
+    torch.manual_seed(0)
+    if name == "conv net":
+        module: nn.Module = ConvNet()
+        return module, load(module, (torch.randn(1, 3, 16, 16),))
+    module = Transformer()
+    return module, load(module, (torch.randint(20, (2, 8)),))
+
+
+@pytest.fixture(params=["conv net", "transformer"])
+def both(request: pytest.FixtureRequest) -> tuple[nn.Module, Model]:
+    return model_of(request.param)
+
+
+@pytest.fixture
+def runtime() -> Iterator[Runtime]:
+    model = model_of("transformer")[1]
+    with Runtime(model, Grouping.singletons(model.graph), model.driven(TWO)) as opened:
+        yield opened
+
+
+def test_a_placement_computes_what_the_module_does(both: tuple[nn.Module, Model], cache: Cache) -> None:
+    module, model = both
+    inputs = model.random_inputs(seed=7)
+    with Session(model, ",".join(CORES), cache=cache) as session:
+        costs = session.costs
+        assert np.isfinite(costs.core).all()
+        assert (costs.dispatch > 0).all()
+        groups = np.random.default_rng(0).integers(len(CORES), size=len(session.grouping.groups))
+        report = session.run(session.placement(groups), runs=6, inputs=inputs)
+    assert report.output_error.max_rel < 1e-5
+    ran = [name for span in report.spans if " -> " not in span.track for name in span.args["ops"]]
+    assert sorted(ran) == sorted(set(ran))
+    module.eval()
+    with torch.no_grad():
+        expected = torch.utils._pytree.tree_leaves(module(*map(torch.from_numpy, inputs.values())))
+    for spec, value in zip(model.outputs, expected, strict=True):
+        torch.testing.assert_close(torch.from_numpy(report.outputs[spec.name]), value)
+
+
+def test_any_placement_of_single_ops_computes_the_same(runtime: Runtime) -> None:
+    """Whether neighbours are merged or not, and whatever ran before in the same buffers."""
+    model = runtime.model
+    run = model.uncut(None, "f32")
+    segmenter = Segmenter(runtime.grouping, Costs.free(len(model.graph), runtime.cluster))
+    for seed in range(6):
+        placement = np.random.default_rng(seed).integers(2, size=len(model.graph))
+        executor = Executor(runtime, segmenter.plan(placement, merge=seed % 2 == 0), requests=2)
+        for again in range(2):
+            inputs = model.random_inputs(seed=again)
+            outputs = executor.run(inputs)
+            for name, value in run(inputs).items():
+                np.testing.assert_allclose(outputs[name], value, rtol=1e-5, atol=1e-5)
+
+
+def test_requests_in_flight_do_not_disturb_each_other() -> None:
+    model = model_of("conv net")[1]
+    inputs = [model.random_inputs(seed=seed) for seed in range(3)]
+    with Runtime(model, Grouping.singletons(model.graph), model.driven(TWO)) as runtime:
+        segmenter = Segmenter(runtime.grouping, Costs.free(len(model.graph), runtime.cluster))
+        executor = Executor(runtime, segmenter.plan(np.arange(len(model.graph)) % 2), requests=3)
+        for request, values in enumerate(inputs):
+            executor.set_inputs(values, request=request)
+        executor.times(12)
+        for request, values in enumerate(inputs):
+            expected = model.uncut(None, "f32")(values)
+            np.testing.assert_allclose(executor.outputs(request=request)["features"], expected["features"], atol=1e-5)
+
+
+def test_outputs_that_are_inputs_or_constants_are_handed_over(cache: Cache) -> None:
+    def odd(module: nn.Module, x: torch.Tensor, unused: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return module.w, x, x + 1, x + 1, module.w * 2
+
+    x = torch.ones(2)
+    model = load(Calling(odd, w=torch.full((3,), 5.0)), (x, x))
+    with Session(model, TWO, cache=cache) as session:
+        report = session.run(session.placement(np.arange(len(session.grouping.groups)) % 2), runs=1)
+    assert report.output_error.max_abs == 0
+    np.testing.assert_array_equal(report.outputs["output.4"], [10, 10, 10])
+
+
+def test_every_request_starts_from_the_initial_state(cache: Cache) -> None:
+    def count(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        module.seen += x.sum()
+        return x.relu() * module.seen + module.seen
+
+    model = load(Calling(count, seen=torch.zeros(())), (torch.ones(4),))
+    with Session(model, TWO, cache=cache) as session:
+        assert {int(session.grouping.group_of[model.graph.index[name]]) for names in model.together for name in names} <= {0, 1}
+        report = session.run(session.placement(np.arange(len(session.grouping.groups)) % 2), runs=3)
+    assert report.output_error.max_abs == 0
+
+
+def test_shares_of_groups_are_not_negative_and_sum_to_one(both: tuple[nn.Module, Model]) -> None:
+    model = both[1]
+    grouping = Grouping.singletons(model.graph)
+    shares = group_shares(model, grouping, model.driven(TWO).devices[0], passes=3)
+    assert shares.sum() == pytest.approx(1.0)
+    assert (shares >= 0).all()
+    kinds = np.array(model.graph.kinds)
+    assert (shares[(kinds != "Parameter") & (kinds != "Result")] > 0).all()
+
+
+def test_a_torch_device_runs_torch_models_only_and_openvino_the_others() -> None:
+    torch_model = model_of("conv net")[1]
+    core = Device("a", runs_on=f"CPU@{CORE[0]}", cores=CORE)
+    with pytest.raises(DeviceError, match="OpenVINO drives a, and it did not read ConvNet"):
+        supported(torch_model, Grouping.singletons(torch_model.graph), Cluster((core,)))
+    with pytest.raises(DeviceError, match=r"a is a device of kind 'null'.*openvino.*torch"):
+        device_kind(Device("a", kind="null"))
+
+
+def test_emulated_devices_and_links_take_torch_models(cache: Cache) -> None:
+    model = model_of("conv net")[1]
+    slow = Cluster((TWO.devices[0], Device("b", runs_on=f"CPU@{CORE[0]}", cores=CORE, slowdown=4.0)))
+    with Session(model, slow, cache=cache) as session:
+        report = session.run(session.placement(np.arange(len(session.grouping.groups)) % 2), runs=3)
+        total = session.costs.core.sum(axis=0)
+    assert report.output_error.max_rel < 1e-5
+    assert total[1] > 2 * total[0]
