@@ -26,7 +26,7 @@ from placeit.backends.torch_segment import extract
 from placeit.cluster import Cluster, Device
 from placeit.errors import DeviceError, FileError, ModelError
 
-__all__ = ["Model", "load"]
+__all__ = ["Model", "driven_by_pytorch", "load"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -92,17 +92,7 @@ class Model(base.Model):
 
     def driven(self, cluster: Cluster) -> Cluster:
         """Return the cluster with its CPU core sets driven by PyTorch. Raises DeviceError for what else OpenVINO drives."""
-        return replace(cluster, devices=tuple(map(self._driven, cluster.devices)))
-
-    def _driven(self, device: Device) -> Device:
-        if device.kind != "openvino":
-            return device
-        if device.runs_on.partition("@")[0] != "CPU":
-            raise DeviceError(
-                f"OpenVINO drives {device.name}, and {self.path} is a PyTorch model, which runs on CPU core sets: choose "
-                "those, or convert the model with `placeit export` to ONNX or OpenVINO IR, which runs on any of them."
-            )
-        return replace(device, kind="torch", driver=f"PyTorch {torch.__version__}")
+        return driven_by_pytorch(cluster, self.path)
 
     def uncut(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:  # noqa: ARG002
         """Prepare the exported program as PyTorch runs it by itself, on the CPU."""
@@ -133,6 +123,30 @@ class Model(base.Model):
     def chain(self, elements: int, hops: int) -> Model:
         """Build a chain of ``hops`` ReLUs over ``float32[1, elements]``."""
         return load(torch.nn.Sequential(*(torch.nn.ReLU() for _ in range(hops))), (torch.zeros(1, elements),), name="chain")
+
+
+def driven_by_pytorch(cluster: Cluster, path: Path) -> Cluster:
+    """Return a cluster with its CPU core sets driven by PyTorch.
+
+    Args:
+        cluster: devices as they were found.
+        path: of the model that is to run there, for the error.
+
+    Raises:
+        DeviceError: OpenVINO drives one of the devices, and it is no CPU core set.
+    """
+
+    def driven(device: Device) -> Device:
+        if device.kind != "openvino":
+            return device
+        if device.runs_on.partition("@")[0] != "CPU":
+            raise DeviceError(
+                f"OpenVINO drives {device.name}, and {path} is a PyTorch model, which runs on CPU core sets: choose those, or "
+                "convert the model with `placeit export` to ONNX or OpenVINO IR, which runs on any of them."
+            )
+        return replace(device, kind="torch", driver=f"PyTorch {torch.__version__}")
+
+    return replace(cluster, devices=tuple(map(driven, cluster.devices)))
 
 
 def load(

@@ -1,0 +1,137 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import placeit
+from placeit.backends.coarsen import Grouping, coarsen
+from placeit.backends.tensor_program import load, of_program
+from placeit.cluster import Cluster, Device
+from placeit.devices.host import allowed_cores
+from placeit.errors import DeviceError, ModelError
+from placeit.runtime.executor import Executor
+from placeit.runtime.runtime import Runtime
+from placeit.runtime.segments import Costs, Segmenter
+from placeit.session import OutputError
+from placeit.workloads.tensors import shard
+from placeit.workloads.tensors.expression import crop, elementwise, tensor
+
+SMALL = {
+    "chain-mm": {"size": 37},
+    "ffnn": {"batch": 24, "features": 6, "hidden": 20},
+    "llama-block": {"tokens": 12, "width": 16, "heads": 2, "hidden": 24},
+    "llama-layer": {"tokens": 12, "width": 16, "heads": 2, "hidden": 24, "vocabulary": 20},
+}
+
+
+def on_cpu(model, grouping):
+    """Two devices that share the first core: where is not what these tests are about."""
+    core = min(allowed_cores())
+    devices = tuple(Device(name, kind="torch", runs_on=f"CPU@{core}", cores=(core,)) for name in "ab")
+    return Runtime(model, grouping, Cluster(devices))
+
+
+def outputs_of(model, placement, *, merge, grouping):
+    with on_cpu(model, grouping) as runtime:
+        plan = Segmenter(grouping, Costs.free(len(grouping.groups), runtime.cluster)).plan(placement, merge=merge)
+        executor = Executor(runtime, plan)
+        executor.time()
+        return executor.run({})
+
+
+@pytest.mark.parametrize("name", SMALL)
+@given(data=st.data())
+@settings(max_examples=5, deadline=None)
+def test_any_placement_computes_what_the_uncut_program_computes(name, data):
+    model = load(name, shards=data.draw(st.integers(1, 5)), seed=data.draw(st.integers(0, 9)), **SMALL[name])
+    grouping = coarsen(model.graph, max_groups=data.draw(st.sampled_from([8, 96])))
+    placement = data.draw(st.lists(st.integers(0, 1), min_size=len(grouping.groups), max_size=len(grouping.groups)))
+    outputs = outputs_of(model, placement, merge=data.draw(st.booleans()), grouping=grouping)
+    assert OutputError.between(outputs, model.uncut(None, "f32")({})).max_rel < 1e-4
+
+
+def test_outputs_are_blocks_that_join_to_the_whole():
+    model = load("chain-mm", shards=4, size=10)
+    assert len(model.outputs) == len(model.program.outputs["sum"].blocks) > 1
+    grouping = Grouping.singletons(model.graph)
+    outputs = outputs_of(model, [v % 2 for v in range(len(model.graph))], merge=False, grouping=grouping)
+    (joined,) = model.join(outputs).values()
+    (whole,) = model.whole.run(model.values).values()
+    torch.testing.assert_close(joined, whole, rtol=1e-4, atol=1e-4)
+    for name, block in model.cut(model.join(outputs)).items():
+        np.testing.assert_array_equal(block, outputs[name])
+
+
+def test_ops_of_the_task_graph_are_those_of_the_program_and_then_the_outputs():
+    model = load("ffnn", shards=3, **SMALL["ffnn"])
+    ops = len(model.program.ops)
+    assert model.graph.names[:ops] == model.program.graph.names
+    assert set(model.graph.kinds[ops:]) == {"Result"}
+    assert model.inputs == ()
+    assert [spec.op for spec in model.outputs] == list(model.graph.names[ops:])
+
+
+def test_statistics_count_blocks_of_inputs_as_constants():
+    statistics = load("chain-mm", shards=1, size=8).statistics()
+    assert statistics["ops"] == 5  # four ops and an output
+    assert statistics["layers"] == 10
+    assert statistics["layer_edges"] == statistics["edges"] + 5
+    assert statistics["parameters"] == 5 * 64
+    assert statistics["parameter_bytes"] == 5 * 64 * 4
+    assert statistics["flops"] == 3 * 2 * 8**3 + 64
+
+
+def test_segments_share_the_memory_of_the_inputs():
+    model = load("chain-mm", shards=2, size=8)
+    everything = range(len(model.graph))
+    first, second = (model.torch_segment(everything, (), ()) for _ in range(2))
+    pointers = [sorted(buffer.data_ptr() for buffer in segment.buffers()) for segment in (first, second)]
+    assert pointers[0] == pointers[1]
+
+
+def test_a_session_profiles_places_and_checks_a_tensor_program():
+    core = min(allowed_cores())
+    model = load("ffnn", shards=2, **SMALL["ffnn"])
+    with placeit.Session(model, f"CPU@{core}", profile_s=0.5, cache=None) as session:
+        assert session.cluster.devices[0].kind == "torch"
+        assert np.isfinite(session.costs.core).all()
+        report = session.run(session.placement([0] * len(session.grouping.groups)), runs=2)
+    assert report.output_error.max_rel < 1e-4
+    assert set(report.outputs) == {spec.name for spec in model.outputs}
+
+
+def test_a_chain_of_so_many_ops_is_there_to_measure_what_segments_cost():
+    chain = load("chain-mm", size=4).chain(7, 3)
+    assert chain.graph.kinds.count("input_elemwise") == 3
+    grouping = Grouping.singletons(chain.graph)
+    outputs = outputs_of(chain, [0, 1, 0, 0], merge=False, grouping=grouping)
+    np.testing.assert_array_equal(outputs["relu2"], np.maximum(chain.values["x"].numpy(), 0))
+
+
+def test_kernels_are_those_of_this_pytorch():
+    model = load("chain-mm", shards=2, size=4)
+    assert model.with_kernel("CPU") == set(model.graph.names)
+    if torch.version.cuda is None:
+        assert model.with_kernel("CUDA") == {spec.op for spec in model.outputs}
+
+
+def test_a_device_that_only_openvino_drives_is_refused():
+    with pytest.raises(DeviceError, match=r"NPU.*chain-mm is a PyTorch model"):
+        load("chain-mm", size=4).driven(Cluster((Device("NPU", runs_on="NPU"),)))
+
+
+def test_an_output_that_no_op_makes_is_refused_by_name():
+    x = tensor("x", 4, 4)
+    program = shard([elementwise("y", "ij->ij", torch.relu, x), x], 1)
+    with pytest.raises(ModelError, match="output 'x' is an input"):
+        of_program(program, program, name="odd")
+
+
+def test_an_output_may_be_read_by_other_ops_as_well():
+    y = elementwise("y", "ij->ij", torch.relu, tensor("x", 5, 4))
+    last = elementwise("z", "ij->ij", torch.neg, crop("part", y, (1, 4), (0, 4)))
+    model = of_program(shard([y, last], 2), shard([y, last], 1), name="two")
+    grouping = Grouping.singletons(model.graph)
+    outputs = outputs_of(model, [v % 2 for v in range(len(model.graph))], merge=True, grouping=grouping)
+    assert OutputError.between(outputs, model.uncut(None, "f32")({})).max_abs == 0
