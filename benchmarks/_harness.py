@@ -45,11 +45,13 @@ class Args:
         quick: shrink the work (fewer cases, fewer repetitions), never what is claimed about it.
         seed: seed of everything random.
         models: names of the models to run, of those that the benchmark knows; empty for its own choice.
+        backend: what runs them, of what the benchmark knows; empty for its own choice.
     """
 
     quick: bool = False
     seed: int = 0
     models: tuple[str, ...] = ()
+    backend: str = ""
 
 
 def _commit() -> str | None:
@@ -109,7 +111,12 @@ def parser(prog: str, description: str | None) -> argparse.ArgumentParser:
 
 
 def main(
-    name: str, run: Callable[[Args, Report], None], argv: Sequence[str] | None = None, *, models: Sequence[str] = ()
+    name: str,
+    run: Callable[[Args, Report], None],
+    argv: Sequence[str] | None = None,
+    *,
+    models: Sequence[str] = (),
+    backends: Sequence[str] = (),
 ) -> None:
     """Run a benchmark from the command line.
 
@@ -118,15 +125,19 @@ def main(
         run: fills the report.
         argv: arguments; the process's own if None.
         models: names that its option ``--models`` takes; without any, it has no such option.
+        backends: likewise, for ``--backend``; the first is the default.
     """
     known = parser(f"python -m benchmarks.{name}", sys.modules[run.__module__].__doc__)
     if models:
         known.add_argument("--models", nargs="+", choices=models, default=(), metavar="MODEL", help=f"of {', '.join(models)}")
+    if backends:
+        known.add_argument("--backend", choices=backends, default=backends[0], help=f"what runs models (default {backends[0]})")
     options = known.parse_args(argv)
+    asked = Args(options.quick, options.seed, tuple(getattr(options, "models", ())), getattr(options, "backend", ""))
     report = Report()
     try:
         with quiet_output():
-            run(Args(quick=options.quick, seed=options.seed, models=tuple(getattr(options, "models", ()))), report)
+            run(asked, report)
     except PlaceitError as error:
         sys.exit(f"benchmarks.{name}: {error}")
     result = output(name, report)

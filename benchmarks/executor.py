@@ -12,6 +12,9 @@ takes from end to end, the engine's part included.
 HETERO runs its sub-graphs one after the other, and does not hand a limit on threads to its devices (2026.4: with two CPU
 plugins set to one thread each it takes twice its wall-clock time in CPU time). So it runs in a process of its own that is bound
 to one core: at any moment one of its two one-core devices would be working.
+
+With ``--backend torch`` it is tensor graphs, ChainMM and FFNN unless others are named, that PyTorch runs: placeit on two
+one-core devices against one of them, against plain PyTorch, and against running the same placement level by level.
 """
 
 from __future__ import annotations
@@ -32,16 +35,18 @@ import onnxruntime
 import openvino
 from numpy.typing import NDArray
 
+from benchmarks._dispatch import gaps, microseconds
 from benchmarks._harness import Args, Report, main
 from benchmarks._models import MODELS, model_file, progress, two_cores
 from placeit.backends.hetero import HOW_TO_RUN, export_hetero
 from placeit.backends.openvino import Model
+from placeit.errors import UsageError
 from placeit.optimize import Candidate, Optimized, optimize
 from placeit.problem import Placement
 from placeit.profiler.cache import Cache
 from placeit.runtime.measure import Measurement, Race, faster, timed
-from placeit.runtime.segments import Plan
 from placeit.session import OutputError, Session
+from placeit.workloads.tensor_graphs import TENSOR_GRAPHS
 
 Infer = Callable[[], list[NDArray[np.generic]]]
 """Runs once, on inputs in place; the outputs come in the order of the model's."""
@@ -73,6 +78,14 @@ _SETTLE_S = 0.01
 
 
 def run(args: Args, report: Report) -> None:
+    if args.backend == "torch":
+        from benchmarks import _torch_executor
+
+        _torch_executor.run(args, report)
+        return
+    strangers = [name for name in args.models if name not in MODELS]
+    if strangers:
+        raise UsageError(f"'{strangers[0]}' is a tensor graph, which PyTorch runs: add `--backend torch`.")
     names = args.models or (("inception_v3",) if args.quick else MODELS)
     cores = two_cores()
     with tempfile.TemporaryDirectory() as folder:
@@ -255,54 +268,19 @@ def _dispatch(name: str, session: Session, split: Candidate, report: Report) -> 
     finest = session.segmenter.plan(session.groups_of(split.placement), merge=False)
     claimed = None
     for what, plan in (("as it runs", split.plan), ("each group a segment", finest)):
-        gaps, waits = _gaps(session, plan)
+        gaps_s, waits_s = gaps(session, plan)
         report.row(
             model=name,
             plan=what,
             segments=sum(not segment.free for segment in plan.segments),
-            dispatch_us=_microseconds(gaps, 50),
-            dispatch_p95_us=_microseconds(gaps, 95),
-            woken_by_other_device_us=_microseconds(waits, 50),
+            dispatch_us=microseconds(gaps_s, 50),
+            dispatch_p95_us=microseconds(gaps_s, 95),
+            woken_by_other_device_us=microseconds(waits_s, 50),
             tiny_segment_us=float(session.costs.dispatch[0]) * 1e6,
         )
-        claimed = _microseconds(gaps, 50) if claimed is None else claimed
+        claimed = microseconds(gaps_s, 50) if claimed is None else claimed
     report.claim(f"{name}: dispatch per segment, median", claimed, "us", at_most=30)
 
 
-def _microseconds(samples: list[float], percentile: float) -> float | None:
-    return float(np.percentile(samples, percentile)) * 1e6 if samples else None
-
-
-def _gaps(session: Session, plan: Plan, runs: int = 20) -> tuple[list[float], list[float]]:
-    """Seconds from the end of a segment to the start of the next on its device, if that was ready; else from when it was."""
-    executor = session.executor(plan)
-    number = {session.runtime.op_names(segment)[0]: s for s, segment in enumerate(plan.segments) if not segment.free}
-    readers: dict[int, list[int]] = {}
-    for producer, consumer in plan.problem.edges.tolist():
-        readers.setdefault(consumer, []).append(producer)
-    gaps, waits = [], []
-    for turn in range(runs + 2):
-        executor.time()
-        if turn < 2:
-            continue
-        spans = executor.spans()
-        begin = spans[0].start
-        ends = {number[span.args["ops"][0]]: span.finish for span in spans if span.category == "compute"}
-        for s in range(len(plan.segments)):  # in topological order: one that runs nothing ends when it is ready
-            ends.setdefault(s, max((ends[p] for p in readers.get(s, ())), default=begin))
-        last: dict[str, float] = {}
-        for span in spans:
-            if span.category != "compute":
-                continue
-            ready = max((ends[p] for p in readers.get(number[span.args["ops"][0]], ())), default=begin)
-            before = last.get(span.track, begin)
-            last[span.track] = span.finish
-            if before > begin and ready <= before:
-                gaps.append(span.start - before)
-            elif ready > begin:
-                waits.append(span.start - max(ready, before))
-    return gaps, waits
-
-
 if __name__ == "__main__":
-    main("executor", run, models=MODELS)
+    main("executor", run, models=(*MODELS, *TENSOR_GRAPHS), backends=("openvino", "torch"))

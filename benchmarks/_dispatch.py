@@ -1,0 +1,55 @@
+"""What an executor adds to segments: the time between two of them on one device."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from placeit.runtime.segments import Plan
+from placeit.session import Session
+
+__all__ = ["gaps", "microseconds"]
+
+
+def microseconds(samples: list[float], percentile: float) -> float | None:
+    """Percentile of samples in seconds, in microseconds; None without samples."""
+    return float(np.percentile(samples, percentile)) * 1e6 if samples else None
+
+
+def gaps(session: Session, plan: Plan, runs: int = 20) -> tuple[list[float], list[float]]:
+    """Seconds from the end of a segment to the start of the next on its device, if that was ready; else from when it was.
+
+    Args:
+        session: open, with the model of the plan.
+        plan: what to run.
+        runs: how many times.
+
+    Returns:
+        Gaps after which a segment started that was ready, and those of segments that made their device wait.
+    """
+    executor = session.executor(plan)
+    number = {session.runtime.op_names(segment)[0]: s for s, segment in enumerate(plan.segments) if not segment.free}
+    readers: dict[int, list[int]] = {}
+    for producer, consumer in plan.problem.edges.tolist():
+        readers.setdefault(consumer, []).append(producer)
+    after, waits = [], []
+    for turn in range(runs + 2):
+        executor.time()
+        if turn < 2:
+            continue
+        spans = executor.spans()
+        begin = spans[0].start
+        ends = {number[span.args["ops"][0]]: span.finish for span in spans if span.category == "compute"}
+        for s in range(len(plan.segments)):  # in topological order: one that runs nothing ends when it is ready
+            ends.setdefault(s, max((ends[p] for p in readers.get(s, ())), default=begin))
+        last: dict[str, float] = {}
+        for span in spans:
+            if span.category != "compute":
+                continue
+            ready = max((ends[p] for p in readers.get(number[span.args["ops"][0]], ())), default=begin)
+            before = last.get(span.track, begin)
+            last[span.track] = span.finish
+            if before > begin and ready <= before:
+                after.append(span.start - before)
+            elif ready > begin:
+                waits.append(span.start - max(ready, before))
+    return after, waits

@@ -1,0 +1,101 @@
+"""Running a plan level by level, as bulk-synchronous systems do: what a work-conserving executor is compared with."""
+
+from __future__ import annotations
+
+from queue import SimpleQueue
+from time import perf_counter
+
+import numpy as np
+
+from placeit.runtime.devices.base import Buffer, Instance
+from placeit.runtime.runtime import Runtime
+from placeit.runtime.segments import Plan
+
+__all__ = ["LevelByLevel", "levels", "simulated"]
+
+
+def levels(plan: Plan) -> list[list[int]]:
+    """Segments by level: each is one level below the lowest of those that it reads from. What runs nothing is left out."""
+    level = [0] * len(plan.segments)
+    for producer, consumer in sorted(
+        plan.problem.edges.tolist(), key=lambda edge: edge[1]
+    ):  # segments are in topological order
+        level[consumer] = max(level[consumer], level[producer] + (not plan.segments[producer].free))
+    found: list[list[int]] = [[] for _ in range(max(level) + 1)]
+    for s, segment in enumerate(plan.segments):
+        if not segment.free:
+            found[level[s]].append(s)
+    return [numbers for numbers in found if numbers]
+
+
+def simulated(plan: Plan) -> float:
+    """Seconds that a plan takes level by level: of each level, what its busiest link takes and then its busiest device."""
+    problem, total = plan.problem, 0.0
+    for numbers in levels(plan):
+        moved, busy = np.zeros((problem.devices, problem.devices)), np.zeros(problem.devices)
+        arrived = set()
+        for s in numbers:
+            at = plan.segments[s].device
+            busy[at] += problem.compute[s, at]
+            for e in np.flatnonzero(problem.edges[:, 1] == s).tolist():
+                src, what = plan.segments[problem.edges[e, 0]].device, (int(problem.edge_tensor[e]), at)
+                if src != at and what not in arrived:
+                    arrived.add(what)
+                    moved[src, at] += problem.latency[src, at] + problem.edge_bytes[e] / problem.bandwidth[src, at]
+        total += float(moved.max() + busy.max())
+    return total
+
+
+class LevelByLevel:
+    """A plan that runs level by level: no device starts a level before every device has ended the one before.
+
+    The same segments on the same devices as :class:`placeit.runtime.executor.Executor` has; nothing but the order differs.
+
+    Args:
+        runtime: devices and compiled segments, of a model without inputs, whose devices share memory.
+        plan: what to run.
+    """
+
+    def __init__(self, runtime: Runtime, plan: Plan) -> None:
+        programs = iter(runtime.compile([segment for segment in plan.segments if not segment.free]))
+        held: dict[int, Buffer] = {}
+        instances: list[Instance | None] = []
+        self._devices, self._outputs = runtime.devices, dict[str, Buffer]()
+        for segment in plan.segments:
+            if segment.free:
+                instances.append(None)
+                made = runtime.hand_through(segment, {t: held[t] for t in segment.inputs}, {})
+            else:
+                program = next(programs)
+                instance = runtime.devices[segment.device].instance(program)
+                for i, t in enumerate(segment.inputs):
+                    instance.bind(i, held[t])
+                made = [instance.output(i) for i in range(len(program.outputs))]
+                instances.append(instance)
+            held |= zip(segment.outputs, made, strict=False)
+            self._outputs |= zip(runtime.outputs_of(segment), made[len(segment.outputs) :], strict=True)
+        self._levels = [
+            [(plan.segments[s].device, instance) for s in numbers if (instance := instances[s]) is not None]
+            for numbers in levels(plan)
+        ]
+
+    def time(self) -> float:
+        """Run once and return the seconds it took. Raises whatever a device reports."""
+        ended: SimpleQueue[BaseException | None] = SimpleQueue()
+
+        def done(_start: float, _finish: float, error: BaseException | None) -> None:
+            ended.put(error)
+
+        begin = perf_counter()
+        for level in self._levels:
+            for device, instance in level:
+                self._devices[device].start(instance, done)
+            errors = [ended.get() for _ in level]
+            for error in errors:
+                if error is not None:
+                    raise error
+        return perf_counter() - begin
+
+    def outputs(self) -> dict[str, np.ndarray]:
+        """Return copies of the outputs of the last run, by name."""
+        return {name: np.array(buffer.array()) for name, buffer in self._outputs.items()}
