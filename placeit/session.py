@@ -114,8 +114,9 @@ class Session:
         progress: Progress | None = None,
     ) -> None:
         cluster = find_cluster(devices)
-        self.model = model if isinstance(model, Model) else backends.load(model, input_shapes=input_shapes, batch=batch)
-        self.cluster = self.model.driven(cluster)
+        loaded = model if isinstance(model, Model) else backends.load(model, input_shapes=input_shapes, batch=batch)
+        self.cluster = loaded.driven(cluster)
+        self.model = loaded.prepared(self.cluster)
         self.grouping = coarsen(self.model.graph, max_groups=max_groups, keep_together=self.model.together)
         self.precision, self._profile_s, self._progress = precision, profile_s, progress
         self._cache = Cache() if cache == "default" else cache

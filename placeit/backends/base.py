@@ -15,10 +15,11 @@ from placeit.cluster import Cluster, Device
 from placeit.graph import OpGraph
 
 if TYPE_CHECKING:
+    import onnx
     import openvino
     import torch
 
-__all__ = ["Arrays", "Model", "OpenVinoSegments", "TensorSpec", "TorchSegments", "numpy_can_hold"]
+__all__ = ["Arrays", "Model", "OnnxSegments", "OpenVinoSegments", "TensorSpec", "TorchSegments", "numpy_can_hold"]
 
 Arrays: TypeAlias = Mapping[str, NDArray[np.generic]]
 """Values of inputs or outputs, by name."""
@@ -99,6 +100,14 @@ class Model(ABC):
             DeviceError: nothing runs such a model on one of the devices; names it and says what to do.
         """
 
+    def prepared(self, cluster: Cluster) -> Model:  # noqa: ARG002
+        """Return the model with what the runtimes of a driven cluster need besides; itself if they need nothing.
+
+        Raises:
+            DeviceError: one of the runtimes cannot have it.
+        """
+        return self
+
     @abstractmethod
     def uncut(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:
         """Prepare the whole model as its framework runs it by itself, to compare outputs with.
@@ -136,6 +145,20 @@ class OpenVinoSegments(Protocol):
                 order.
             leave: tensors that others read, its first outputs; the model's own outputs among ``ops`` follow, in op order.
         """
+        ...
+
+
+@runtime_checkable
+class OnnxSegments(Protocol):
+    """A model whose parts can be had as ONNX models."""
+
+    @property
+    def onnx_ops(self) -> Collection[str]:
+        """The ops that can be part of one."""
+        ...
+
+    def onnx_segment(self, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> onnx.ModelProto:
+        """Cut a part out; see :meth:`OpenVinoSegments.openvino_segment`. Raises DeviceError."""
         ...
 
 

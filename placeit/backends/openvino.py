@@ -7,7 +7,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -127,8 +127,16 @@ class Model(base.Model):
         return extract(self.ov_model, self.graph, ops, enter, leave, self.channels_last)
 
     def driven(self, cluster: Cluster) -> Cluster:
-        """Leave every device to the runtime that its name stands for."""
-        return cluster
+        """Leave every device to the runtime that its name stands for; ONNX Runtime drives NVIDIA GPUs."""
+        return replace(cluster, devices=tuple(map(_driven, cluster.devices)))
+
+    def prepared(self, cluster: Cluster) -> Model:
+        """Read the ONNX file for ONNX Runtime, if that drives one of the devices. Raises DeviceError."""
+        if all(device.kind != "ort" for device in cluster.devices):
+            return self
+        from placeit.backends.onnx_segments import with_onnx
+
+        return with_onnx(self)
 
     def uncut(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:
         """Compile the whole model with OpenVINO. Raises DeviceError."""
@@ -148,6 +156,14 @@ class Model(base.Model):
     def chain(self, elements: int, hops: int) -> Model:
         """Build a chain of ``hops`` ReLUs over ``float32[1, elements]``."""
         return relu_chain(elements, hops)
+
+
+def _driven(device: Device) -> Device:
+    if device.kind != "cuda":
+        return device
+    from placeit.runtime.devices.ort import onnxruntime
+
+    return replace(device, kind="ort", driver=f"ONNX Runtime {onnxruntime().__version__}, {device.driver}")
 
 
 def relu_chain(elements: int, hops: int) -> Model:

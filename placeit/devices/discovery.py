@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from placeit.cluster import Cluster, Device
@@ -79,11 +80,8 @@ def _resolve(core: Any, name: DeviceName) -> Device:
         raise DeviceError(
             f"The device '{name}' belongs to the Ray node '{name.node}', and this version does not connect to Ray. {listing}."
         )
-    if name.kind == "cuda":
-        raise DeviceError(
-            f"The device '{name}' is an NVIDIA GPU, and this version runs no ops there; it drives OpenVINO's devices only. "
-            f"{listing}."
-        )
+    if name.base.startswith("cuda:"):
+        return _nvidia_gpu(name, listing)
     # OpenVINO lists a single GPU as GPU and several as GPU.0, GPU.1; both spellings of the first work in both cases
     if not {name.base, f"{name.base}.0", name.base.removesuffix(".0")} & set(found):
         raise DeviceError(f"There is no device '{name}' on this machine. {listing}.{_reason(core, name.base)}")
@@ -98,7 +96,25 @@ def _resolve(core: Any, name: DeviceName) -> Device:
                 f"may not use; it may use {format_cores(allowed)}. Choose among those, or give the process more (taskset, "
                 f"cpuset)."
             )
-    return _describe(core, name, cores)
+    device = _describe(core, name, cores)
+    return replace(device, kind="ort", driver=_ort_driver()) if name.ort else device
+
+
+def _nvidia_gpu(name: DeviceName, listing: str) -> Device:
+    for gpu in _nvidia_gpus():
+        if gpu.name == name.base:
+            driver = f"{_ort_driver()}, {gpu.driver}" if name.ort else gpu.driver
+            return replace(gpu, name=str(name), runs_on=str(name), kind=name.kind, driver=driver)
+    raise DeviceError(
+        f"There is no NVIDIA GPU '{name.base}' on this machine, or placeit cannot see it: that takes the NVIDIA driver and the "
+        f"package nvidia-ml-py (`pip install placeit[cuda]`). {listing}."
+    )
+
+
+def _ort_driver() -> str:
+    from placeit.runtime.devices.ort import onnxruntime
+
+    return f"ONNX Runtime {onnxruntime().__version__}"
 
 
 def _describe(core: Any, name: DeviceName, cores: tuple[int, ...]) -> Device:

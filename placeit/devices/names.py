@@ -1,4 +1,4 @@
-"""The grammar of device names: ``CPU``, ``GPU.0``, ``CPU@0-3``, ``cuda:0``, ``edge1/CPU``, ``auto``."""
+"""The grammar of device names: ``CPU``, ``GPU.0``, ``CPU@0-3``, ``cuda:0``, ``ort:CPU@0``, ``edge1/CPU``, ``auto``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _CUDA = re.compile(r"cuda:\d{1,4}", re.ASCII)
 _VIRTUAL = ("AUTO", "HETERO", "MULTI", "BATCH")
 _MOST_CORES = 8192  # the most that Linux can be built for; keeps 'CPU@0-999999999' from eating the memory
 
-_FORMS = "CPU, GPU.0, NPU, CPU@0-3, cuda:0, NODE/CPU or auto"
+_FORMS = "CPU, GPU.0, NPU, CPU@0-3, cuda:0, ort:CPU@0, NODE/CPU or auto"
+_ORT = "ort:"
 
 
 @dataclass(frozen=True)
@@ -27,22 +28,27 @@ class DeviceName:
         base: ``CPU``, ``GPU.0``, ``NPU``, ``cuda:0``, or ``auto``.
         cores: cores of a CPU core set, in ascending order; empty for anything else.
         node: the Ray node that has the device; empty for this machine.
+        ort: whether ONNX Runtime is asked for by name (``ort:CPU@0``).
     """
 
     base: str
     cores: tuple[int, ...] = ()
     node: str = ""
+    ort: bool = False
 
     @property
     def kind(self) -> str:
-        """Runtime that drives it: ``openvino``, ``cuda`` or ``ray``."""
+        """Runtime that drives it: ``openvino``, ``ort``, ``cuda`` or ``ray``."""
         if self.node:
             return "ray"
+        if self.ort:
+            return "ort"
         return "cuda" if self.base.startswith("cuda:") else "openvino"
 
     def __str__(self) -> str:
         cores = f"@{format_cores(self.cores)}" if self.cores else ""
-        return f"{self.node}/{self.base}{cores}" if self.node else f"{self.base}{cores}"
+        device = f"{_ORT if self.ort else ''}{self.base}{cores}"
+        return f"{self.node}/{device}" if self.node else device
 
 
 def format_cores(cores: Sequence[int]) -> str:
@@ -64,7 +70,8 @@ def parse_device(text: str) -> DeviceName:
     node, slash, rest = whole.rpartition("/")
     if slash and not _NODE.fullmatch(node):
         raise _error(whole, f"'{node}' is not the name of a node (letters, digits, '_', '.' and '-')")
-    base, at, cores = rest.partition("@")
+    ort = rest.startswith(_ORT)
+    base, at, cores = rest.removeprefix(_ORT).partition("@")
     if _CUDA.fullmatch(base):
         base = f"cuda:{int(base[5:])}"
     elif base.split(".")[0].split(":")[0].upper() in _VIRTUAL:
@@ -76,9 +83,11 @@ def parse_device(text: str) -> DeviceName:
         raise _error(whole, f"'{base}' is not a device ({hint})")
     elif base.startswith("CPU."):
         raise _error(whole, "OpenVINO has one CPU device, without a number; parts of it are core sets, such as CPU@0-3")
+    if ort and base != "CPU" and not base.startswith("cuda:"):
+        raise _error(whole, f"ONNX Runtime runs on the CPU and on NVIDIA GPUs (ort:CPU@0, ort:cuda:0), not on '{base}'")
     if at and base != "CPU":
         raise _error(whole, f"only the CPU has core sets, not '{base}'")
-    return DeviceName(base, _cores(whole, cores) if at else (), node)
+    return DeviceName(base, _cores(whole, cores) if at else (), node, ort)
 
 
 def parse_devices(spec: str | Sequence[str]) -> list[DeviceName]:
@@ -128,7 +137,7 @@ def check_disjoint(devices: Sequence[tuple[str, DeviceName]]) -> None:
 
 def _hardware(name: DeviceName) -> str:
     """OpenVINO calls its first GPU both ``GPU`` and ``GPU.0``."""
-    return name.base.removesuffix(".0") if name.kind != "cuda" else name.base
+    return name.base.removesuffix(".0")
 
 
 def _cores(whole: str, text: str) -> tuple[int, ...]:

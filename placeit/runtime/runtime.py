@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from placeit.backends.base import Model, OpenVinoSegments, TorchSegments
+from placeit.backends.base import Model, OnnxSegments, OpenVinoSegments, TorchSegments
 from placeit.backends.coarsen import Grouping
 from placeit.cluster import Cluster
 from placeit.errors import DeviceError, GraphError
@@ -210,6 +210,11 @@ class _Source:
         if not isinstance(self.runtime.model, OpenVinoSegments):
             raise self._foreign("OpenVINO")
         return self.runtime.model.openvino_segment(*self._parts())
+
+    def onnx_model(self) -> object:
+        if not isinstance(self.runtime.model, OnnxSegments):
+            raise self._foreign("ONNX")
+        return self.runtime.model.onnx_segment(*self._parts())
 
     def torch_module(self) -> object:
         if not isinstance(self.runtime.model, TorchSegments):

@@ -264,6 +264,15 @@ class _Source:
         values = [ops.add(ops.multiply(parameter, parameter), parameter) for parameter in parameters]
         return ov.Model([ops.result(values[k]) for k in self.order], parameters, "conformance")
 
+    def onnx_model(self) -> object:
+        return _onnx_model(
+            self.inputs,
+            [f"y{k}" for k in self.order],
+            [("Mul", [f"x{k}", f"x{k}"], [f"square{k}"]) for k in range(len(self.inputs))]
+            + [("Add", [f"square{k}", f"x{k}"], [f"y{k}"]) for k in range(len(self.inputs))],
+            self.outputs,
+        )
+
     def torch_module(self) -> object:
         import torch
 
@@ -285,12 +294,35 @@ class _Broken:
         ops = ov.opset13
         return ov.Model([ops.result(ops.parameter([2], np.float32))], [], "nothing feeds it")
 
+    def onnx_model(self) -> object:
+        return _onnx_model((), ["y"], [("Neg", ["nothing"], ["y"])], self.outputs)
+
     def torch_module(self) -> object:
         import torch
 
         graph = torch.fx.Graph()
         graph.output(())
         return torch.fx.GraphModule(torch.nn.Module(), graph)
+
+
+def _onnx_model(
+    inputs: Sequence[TensorSpec],
+    names: Sequence[str],
+    nodes: Sequence[tuple[str, list[str], list[str]]],
+    outputs: Sequence[TensorSpec],
+) -> object:
+    from onnx import helper
+
+    def value(name: str, spec: TensorSpec) -> Any:
+        return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype)), spec.memory_shape)
+
+    graph = helper.make_graph(
+        [helper.make_node(*node) for node in nodes],
+        "conformance",
+        [value(f"x{k}", spec) for k, spec in enumerate(inputs)],
+        [value(name, spec) for name, spec in zip(names, outputs, strict=True)],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 def _values(seed: int) -> list[NDArray[np.generic]]:

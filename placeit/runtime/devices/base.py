@@ -150,6 +150,10 @@ class SegmentSource(Protocol):
         """The segment as an ``openvino.Model``. Raises DeviceError if the model is none that OpenVINO reads."""
         ...
 
+    def onnx_model(self) -> object:
+        """The segment as an ``onnx.ModelProto``. Raises DeviceError if the model is none that ONNX Runtime can be given."""
+        ...
+
     def torch_module(self) -> object:
         """The segment as a ``torch.nn.Module`` from its inputs to a tuple of its outputs, its weights as buffers.
 

@@ -1,0 +1,264 @@
+"""Devices that ONNX Runtime drives: CPU core sets and NVIDIA GPUs, for ONNX models."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Collection, Iterator
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.backends.base import OnnxSegments
+from placeit.cluster import Device
+from placeit.errors import DeviceError, ExecutionError
+from placeit.runtime.devices.base import Buffer, Done, Instance, Program, SegmentSource, TensorSpec
+from placeit.runtime.devices.kinds import DeviceKind
+from placeit.runtime.devices.openvino import HostBuffer
+from placeit.runtime.devices.worker import Worker
+
+if TYPE_CHECKING:
+    from placeit.backends.base import Model
+    from placeit.backends.coarsen import Grouping
+
+__all__ = ["KIND", "OrtDevice", "OrtInstance", "OrtProgram", "onnxruntime"]
+
+
+def onnxruntime() -> Any:
+    """Import ONNX Runtime. Raises DeviceError, saying how to install it."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise DeviceError(
+            f"ONNX Runtime is not there ({error}): install it with `pip install placeit[ort]`, or for NVIDIA GPUs with `pip "
+            "install onnxruntime-gpu`, or choose devices that OpenVINO drives."
+        ) from error
+    return onnxruntime
+
+
+@functools.cache
+def _failures() -> tuple[type[Exception], ...]:
+    """What ONNX Runtime raises, in classes with no base in common but Exception, and protobuf for more than 2 GB."""
+    from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
+
+    state = onnxruntime().capi.onnxruntime_pybind11_state
+    own = [kind for kind in vars(state).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    return (*own, EncodeError, RuntimeError, ValueError, TypeError, MemoryError)
+
+
+@contextlib.contextmanager
+def _explaining(what: str) -> Iterator[None]:
+    """Turn what ONNX Runtime raises into a DeviceError that says ``what`` went wrong."""
+    try:
+        yield
+    except _failures() as error:
+        raise DeviceError(f"{what}: {_reason(error)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+class OrtProgram:
+    """A segment as an ONNX Runtime session."""
+
+    def __init__(self, segment: SegmentSource, session: Any) -> None:
+        self.inputs = segment.inputs
+        self.outputs = segment.outputs
+        self.session = session
+
+
+class OrtInstance:
+    """An IO binding of a session: ONNX Runtime reads and writes the buffers' own memory.
+
+    Args:
+        program: the session; instances on one thread can share it.
+        rebind: bind the inputs again before each run. To bind a value in host memory to a session on a GPU is to copy it there.
+    """
+
+    def __init__(self, program: OrtProgram, *, rebind: bool = False) -> None:
+        self._specs = program.inputs
+        self._names = [value.name for value in program.session.get_inputs()]
+        self._session, self._rebind = program.session, rebind
+        self._binding = program.session.io_binding()
+        self._bound: dict[int, tuple[Buffer, Any]] = {}
+        self._outputs = [HostBuffer(spec) for spec in program.outputs]
+        for value, buffer in zip(program.session.get_outputs(), self._outputs, strict=True):
+            self._binding.bind_ortvalue_output(value.name, _ort_value(buffer.array(), buffer.spec))
+
+    def bind(self, index: int, buffer: Buffer) -> None:
+        """Read input ``index`` from ``buffer`` from now on. Raises DeviceError if it does not fit."""
+        spec, array = self._specs[index], buffer.array()
+        if array.shape != spec.shape or array.dtype != np.dtype(spec.dtype):
+            raise DeviceError(
+                f"A buffer does not fit input {index} of a segment, {spec.dtype} {list(spec.shape)}: it holds {array.dtype} "
+                f"{list(array.shape)}."
+            )
+        self._bound[index] = buffer, _ort_value(array, spec)
+        if not self._rebind:
+            self._binding.bind_ortvalue_input(self._names[index], self._bound[index][1])
+
+    def output(self, index: int) -> HostBuffer:
+        """Where output ``index`` is written."""
+        return self._outputs[index]
+
+    def run(self) -> None:
+        """Compute the outputs."""
+        if self._rebind:
+            for index, (_, value) in self._bound.items():
+                self._binding.bind_ortvalue_input(self._names[index], value)
+            self._binding.synchronize_inputs()
+        self._session.run_with_iobinding(self._binding)
+        if self._rebind:
+            self._binding.synchronize_outputs()
+
+
+def _ort_value(array: NDArray[np.generic], spec: TensorSpec) -> Any:
+    """Wrap host memory, without a copy."""
+    data = array.transpose(0, 2, 3, 1) if spec.channels_last else array
+    if not data.flags.c_contiguous:
+        raise DeviceError(
+            f"A buffer of {spec.dtype} {list(spec.shape)} has gaps, and ONNX Runtime could only read a copy of it."
+        )
+    return onnxruntime().OrtValue.ortvalue_from_numpy(data)
+
+
+class OrtDevice:
+    """A CPU core set or an NVIDIA GPU with one ONNX Runtime session running at a time, on a thread of the device's own.
+
+    A core set of one core computes in the worker thread alone, which is bound to that core. A larger set gets as many threads
+    as it has cores: each session starts its own, bound to the set.
+
+    On a GPU all sessions compute on one stream. What a segment reads and makes lies in host memory here, too, so every segment
+    copies its inputs to the GPU and its outputs back.
+
+    Args:
+        device: the device; ``runs_on`` is a core set (``ort:CPU@0``) or a GPU (``cuda:0``, ``ort:cuda:0``).
+        precision: only ``f32`` is known: an ONNX model says itself in which types it computes.
+
+    Raises:
+        DeviceError: ONNX Runtime is not installed, or not for such devices; another precision; cores that may not be used.
+    """
+
+    space = "host"
+
+    def __init__(self, device: Device, *, precision: str = "f32") -> None:
+        runtime = onnxruntime()
+        if precision != "f32":
+            raise DeviceError(
+                f"{device.name}: ONNX Runtime computes in the types of the model, and the precision {precision} is for "
+                "OpenVINO: convert the model itself, or choose devices that OpenVINO drives."
+            )
+        self.name = device.name
+        self._cores = device.cores
+        base, _, number = device.runs_on.removeprefix("ort:").partition(":")
+        self._on_gpu = base == "cuda"
+        self._provider: tuple[str, dict[str, str]] = ("CPUExecutionProvider", {})
+        if self._on_gpu:
+            self._stream = _stream(runtime, device.name, int(number))
+            self._provider = "CUDAExecutionProvider", _gpu_options(int(number), self._stream.cuda_stream)
+        # larger sets have threads of their own in each session, bound to their cores
+        of = number if self._on_gpu else self._cores if len(self._cores) > 1 else ""
+        self.program_key = f"onnxruntime {base.partition('@')[0]} {of}"
+        self._worker = Worker(f"placeit {device.name}", device.cores)
+
+    def compile(self, segment: SegmentSource) -> OrtProgram:
+        """Make a session of a segment. Raises DeviceError."""
+        model = cast("Any", segment.onnx_model())
+        what = f"ONNX Runtime cannot compile a segment for {self.name}"
+        with _explaining(what):
+            session = onnxruntime().InferenceSession(
+                model.SerializeToString(), self._options(), providers=[self._provider], enable_fallback=0
+            )
+        if session.get_providers()[0] != self._provider[0]:
+            raise DeviceError(
+                f"{what}: its {self._provider[0]} does not load. Install the versions of CUDA and cuDNN that this "
+                "onnxruntime-gpu was built for."
+            )
+        for ours, theirs in ((segment.inputs, session.get_inputs()), (segment.outputs, session.get_outputs())):
+            wanted, found = [list(spec.memory_shape) for spec in ours], [value.shape for value in theirs]
+            if wanted != found:
+                raise DeviceError(f"{what}: its inputs or outputs have the shapes {found} in the ONNX model, not {wanted}.")
+        return OrtProgram(segment, session)
+
+    def _options(self) -> Any:
+        runtime = onnxruntime()
+        options = runtime.SessionOptions()
+        options.execution_mode = runtime.ExecutionMode.ORT_SEQUENTIAL
+        options.intra_op_num_threads = max(1, len(self._cores))
+        options.log_severity_level = 3  # errors are raised; warnings about the parts of a model tell a user nothing
+        if len(self._cores) > 1:
+            # its numbers of processors start at one, and the calling thread is none of them
+            cores = ",".join(str(core + 1) for core in self._cores)
+            options.add_session_config_entry("session.intra_op_thread_affinities", ";".join([cores] * (len(self._cores) - 1)))
+            # many sessions share the cores, and only one of them has work
+            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        if self._on_gpu:
+            options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+        return options
+
+    def instance(self, program: Program) -> OrtInstance:
+        """Make buffers for a program, and bind them. Raises DeviceError."""
+        with _explaining(f"ONNX Runtime cannot make buffers for {self.name}"):
+            return OrtInstance(cast("OrtProgram", program), rebind=self._on_gpu)
+
+    def allocate(self, spec: TensorSpec) -> HostBuffer:
+        """Allocate host memory."""
+        return HostBuffer(spec)
+
+    def start(self, instance: Instance, done: Done) -> None:
+        """Queue an instance."""
+        self._worker.submit(functools.partial(self._run, cast("OrtInstance", instance).run, done))
+
+    def _run(self, run: Callable[[], None], done: Done) -> None:
+        begin, failure = perf_counter(), None
+        try:
+            run()
+        except Exception as error:  # noqa: BLE001 (whatever it is, somebody waits for this thread to tell)
+            failure = ExecutionError(f"Inference failed on {self.name}: {_reason(error)}")
+            failure.__cause__ = error
+        done(begin, perf_counter(), failure)
+
+    def close(self) -> None:
+        """Stop the worker thread."""
+        self._worker.close()
+
+
+def _stream(runtime: Any, name: str, number: int) -> Any:
+    """Make the stream that a GPU computes on. Raises DeviceError if ONNX Runtime or PyTorch knows no such GPU."""
+    if "CUDAExecutionProvider" not in runtime.get_available_providers():
+        raise DeviceError(
+            f"{name}: this ONNX Runtime ({runtime.__version__}) has no CUDAExecutionProvider: replace it, with `pip uninstall "
+            "onnxruntime` and `pip install onnxruntime-gpu`."
+        )
+    import torch
+
+    if number >= torch.cuda.device_count():
+        raise DeviceError(
+            f"{name}: PyTorch, whose stream ONNX Runtime is to compute on, finds {torch.cuda.device_count()} NVIDIA GPUs: "
+            "check the driver with `nvidia-smi`, and that PyTorch is installed for CUDA."
+        )
+    return torch.cuda.Stream(number)  # type: ignore[no-untyped-call]
+
+
+def _gpu_options(number: int, stream: int) -> dict[str, str]:
+    # without TF32, whose 10 bits of mantissa would make outputs differ from those of other devices
+    return {"device_id": str(number), "user_compute_stream": str(stream), "use_tf32": "0"}
+
+
+def _supported(model: Model, device: Device) -> Collection[str]:
+    if not isinstance(model, OnnxSegments):
+        raise DeviceError(f"ONNX Runtime drives {device.name}, and {model.path} is not an ONNX model: choose other devices.")
+    return model.onnx_ops
+
+
+def _group_shares(model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> NDArray[np.float64]:
+    from placeit.profiler.group_times import group_shares
+
+    return group_shares(model, grouping, device, precision, passes=passes)
+
+
+KIND = DeviceKind(lambda device, precision: OrtDevice(device, precision=precision), _supported, _group_shares)

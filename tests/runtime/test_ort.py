@@ -1,0 +1,380 @@
+"""ONNX Runtime devices, alone and beside OpenVINO's."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import onnx
+import openvino
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import helper
+
+from placeit.backends import load
+from placeit.backends.coarsen import Grouping, coarsen
+from placeit.backends.onnx_segments import OnnxModel, with_onnx
+from placeit.backends.torch import load as load_torch
+from placeit.cluster import Cluster, Device
+from placeit.clusterfile import read_cluster, write_cluster
+from placeit.devices import discover
+from placeit.devices.host import allowed_cores
+from placeit.devices.names import parse_device, parse_devices
+from placeit.errors import DeviceError, UsageError
+from placeit.runtime.devices.base import Instance, RuntimeDevice, TensorSpec
+from placeit.runtime.devices.emulated import SlowedDevice
+from placeit.runtime.devices.openvino import HostBuffer
+from placeit.runtime.devices.ort import OrtDevice
+from placeit.runtime.executor import Executor
+from placeit.runtime.runtime import Runtime
+from placeit.runtime.segments import Costs, Segmenter
+from placeit.session import OutputError, Session
+from placeit.testing.devices import ComputingDeviceConformance
+
+CORES = allowed_cores()
+ONE = Device("one", "ort", f"ort:CPU@{CORES[0]}", cores=CORES[:1])
+OTHER = Device("other", "openvino", f"CPU@{CORES[-1]}", cores=CORES[-1:])
+FLOAT = onnx.TensorProto.FLOAT
+
+
+class OrtConformance(ComputingDeviceConformance):
+    def failing(self, device: RuntimeDevice) -> Instance:
+        (instance,) = self._instances(device, 1)
+
+        def run() -> None:
+            raise RuntimeError("out of memory")
+
+        instance.run = run  # type: ignore[attr-defined]
+        return instance
+
+
+class TestOneCore(OrtConformance):
+    def open(self) -> RuntimeDevice:
+        return OrtDevice(ONE)
+
+
+class TestAllCores(OrtConformance):
+    def open(self) -> RuntimeDevice:
+        return OrtDevice(Device("all", "ort", "ort:CPU", cores=CORES))
+
+
+class TestSlowed(OrtConformance):
+    def open(self) -> RuntimeDevice:
+        return SlowedDevice(OrtDevice(ONE), 3.0)
+
+
+def save(path: Path, nodes: list[onnx.NodeProto], inputs: dict, outputs: dict, weights: dict | None = None) -> Path:
+    graph = helper.make_graph(
+        nodes,
+        "graph",
+        [helper.make_tensor_value_info(name, FLOAT, shape) for name, shape in inputs.items()],
+        [helper.make_tensor_value_info(name, FLOAT, shape) for name, shape in outputs.items()],
+        initializer=[onnx.numpy_helper.from_array(value, name) for name, value in (weights or {}).items()],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> OnnxModel:
+    """Nodes that become several ops, or fewer: bias, batch norm, layer norm, a shape that is computed, aliases, twins."""
+    rng, node = np.random.default_rng(0), helper.make_node
+    nodes = [
+        node("Conv", ["image", "kernel", "bias"], ["conv"], kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+        node("BatchNormalization", ["conv", "scale", "bias", "mean", "variance"], ["normal"]),
+        node("Relu", ["normal"], ["left"]),
+        node("Relu", ["normal"], ["right"]),  # a twin of the one before
+        node("Identity", ["right"], ["alias"]),
+        node("Conv", ["left", "kernel2"], ["again"], kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+        node("Add", ["again", "alias"], ["sum"]),
+        node("Shape", ["sum"], ["shape"]),
+        node("Gather", ["shape", "zero"], ["batch"]),
+        node("Concat", ["batch", "minus"], ["flat_shape"], axis=0),
+        node("Reshape", ["sum", "flat_shape"], ["flat"]),
+        node("Gemm", ["flat", "weights", "offsets"], ["gemm"], alpha=0.5),
+        node("ReduceMean", ["gemm"], ["average"], axes=[1]),
+        node("Sub", ["gemm", "average"], ["centred"]),
+        node("Softmax", ["centred"], ["answer"]),
+        node("Tanh", ["sum"], ["second"]),
+    ]
+    weights = {
+        "kernel": rng.standard_normal((4, 3, 3, 3)).astype(np.float32),
+        "kernel2": rng.standard_normal((4, 4, 3, 3)).astype(np.float32),
+        "bias": rng.standard_normal(4).astype(np.float32),
+        "scale": np.ones(4, np.float32),
+        "mean": np.zeros(4, np.float32),
+        "variance": np.ones(4, np.float32),
+        "zero": np.array([0]),
+        "minus": np.array([-1]),
+        "weights": rng.standard_normal((144, 5)).astype(np.float32),
+        "offsets": rng.standard_normal(5).astype(np.float32),
+    }
+    path = tmp_path_factory.mktemp("onnx") / "model.onnx"
+    shape = [1, 4, 6, 6]
+    outputs = {"answer": [1, 5], "second": shape, "alias": shape}
+    return with_onnx(load(save(path, nodes, {"image": [1, 3, 6, 6]}, outputs, weights)))  # type: ignore[arg-type]
+
+
+def run(model: OnnxModel, grouping: Grouping, placement: list[int], *, merge: bool = True) -> OutputError:
+    """Run a placement on ONNX Runtime (0) and OpenVINO (1), and compare it with OpenVINO's answer for the whole model."""
+    inputs = model.random_inputs()
+    with Runtime(model, grouping, Cluster((ONE, OTHER))) as runtime:
+        plan = Segmenter(grouping, Costs.free(len(grouping.groups), runtime.cluster)).plan(placement, merge=merge)
+        answers = Executor(runtime, plan).run(inputs)
+    return OutputError.between(answers, model.uncut(OTHER, "f32")(inputs))
+
+
+def grouped(model: OnnxModel) -> Grouping:
+    return coarsen(model.graph, keep_together=model.together)
+
+
+def test_every_op_of_the_model_can_run_on_onnx_runtime(model: OnnxModel) -> None:
+    assert model.onnx_ops == set(model.graph.names)
+    assert not model.channels_last
+
+
+@settings(max_examples=12, deadline=None)
+@given(data=st.data(), merge=st.booleans())
+def test_any_mixed_placement_gives_openvinos_answer(model: OnnxModel, data: st.DataObject, merge: bool) -> None:
+    grouping = grouped(model)
+    size = len(grouping.groups)
+    placement = data.draw(st.lists(st.integers(0, 1), min_size=size, max_size=size))
+    assert run(model, grouping, placement, merge=merge).max_rel < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("magika/models/standard_v3_3/model.onnx", {"batch": 1}),
+        ("rapidocr_onnxruntime/models/ch_ppocr_mobile_v2.0_cls_infer.onnx", {"input_shapes": {"x": [1, 3, 48, 96]}}),
+        ("silero_vad/data/silero_vad_op18_ifless.onnx", {"input_shapes": {"input": [1, 576], "state": [2, 1, 128]}}),
+    ],
+)
+def test_published_models_can_be_split_between_both_runtimes(name: str, options: dict) -> None:
+    package = pytest.importorskip(name.partition("/")[0])
+    whole = load(Path(package.__path__[0], name.partition("/")[2]), **options)
+    model = with_onnx(whole)  # type: ignore[arg-type]
+    assert model.onnx_ops == set(model.graph.names)
+    grouping = coarsen(model.graph, max_groups=12, keep_together=model.together)
+    for placement in (np.zeros(len(grouping.groups), int), np.arange(len(grouping.groups)) % 2):
+        assert run(model, grouping, placement.tolist()).max_rel < 1e-4
+
+
+def test_a_session_measures_and_runs_both_runtimes(model: OnnxModel) -> None:
+    devices = f"ort:CPU@{CORES[0]},CPU@{CORES[-1]}" if len(CORES) > 1 else f"ort:CPU@{CORES[0]}"
+    with Session(model.path, devices, cache=None, profile_s=0.2) as session:
+        assert isinstance(session.model, OnnxModel)
+        assert np.isfinite(session.costs.core).all()
+        groups = np.arange(len(session.grouping.groups)) % len(session.cluster)
+        report = session.run(session.placement(groups), runs=1)
+    assert report.output_error.max_rel < 1e-4
+
+
+def test_a_body_reads_tensors_from_outside_and_is_cut_with_what_it_reads(tmp_path: Path) -> None:
+    def branch(op: str) -> onnx.GraphProto:
+        end = helper.make_tensor_value_info(f"{op}_out", FLOAT, [4])
+        return helper.make_graph([helper.make_node(op, ["hidden"], [f"{op}_out"])], op, [], [end])
+
+    nodes = [
+        helper.make_node("Relu", ["x"], ["hidden"]),
+        helper.make_node("ReduceSum", ["x"], ["total"], keepdims=0),
+        helper.make_node("Greater", ["total", "limit"], ["large"]),
+        helper.make_node("If", ["large"], ["chosen"], then_branch=branch("Neg"), else_branch=branch("Exp")),
+        helper.make_node("Sqrt", ["chosen"], ["y"]),
+    ]
+    path = save(tmp_path / "if.onnx", nodes, {"x": [4]}, {"y": [4]}, {"limit": np.array(1e9, np.float32)})
+    model = with_onnx(load(path))  # type: ignore[arg-type]
+    grouping = grouped(model)
+    for first in (0, 1):
+        placement = [(first + group) % 2 for group in range(len(grouping.groups))]
+        assert run(model, grouping, placement, merge=False).max_rel < 1e-5
+
+
+def test_sizes_that_depend_on_the_data_stay_inside_of_a_segment(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Relu", ["x"], ["positive"]),
+        helper.make_node("NonZero", ["positive"], ["places"]),
+        helper.make_node("Cast", ["places"], ["numbers"], to=FLOAT),
+        helper.make_node("ReduceSum", ["numbers"], ["total"], keepdims=0),
+        helper.make_node("Add", ["positive", "total"], ["y"]),
+    ]
+    model = with_onnx(load(save(tmp_path / "nonzero.onnx", nodes, {"x": [6]}, {"y": [6]})))  # type: ignore[arg-type]
+    assert model.bounded
+    assert model.onnx_ops == set(model.graph.names)
+    grouping = grouped(model)
+    for first in (0, 1):
+        placement = [(first + group) % 2 for group in range(len(grouping.groups))]
+        assert run(model, grouping, placement, merge=False).max_rel < 1e-5
+
+
+def test_an_output_whose_size_depends_on_the_data_is_left_to_openvino(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Relu", ["x"], ["positive"]),
+        helper.make_node("NonZero", ["positive"], ["places"]),
+        helper.make_node("Cast", ["places"], ["y"], to=FLOAT),
+    ]
+    model = with_onnx(load(save(tmp_path / "nonzero.onnx", nodes, {"x": [6]}, {"y": [1, "n"]})))  # type: ignore[arg-type]
+    left = {kind for name, kind in zip(model.graph.names, model.graph.kinds, strict=True) if name not in model.onnx_ops}
+    assert {"NonZero", "Convert", "Result"} <= left
+    assert not left & {"Relu", "Parameter"}
+
+
+def test_an_op_in_the_middle_of_a_node_cannot_be_cut_off(model: OnnxModel) -> None:
+    whole = model.graph
+    inner = next(group for group in model.together if len(group) > 1)
+    tensor = next(
+        int(t)
+        for (u, v), t in zip(whole.edges, whole.edge_tensor, strict=True)
+        if whole.names[u] in inner and whole.names[v] in inner
+    )
+    with pytest.raises(DeviceError, match=r"the ONNX model has no tensor there"):
+        model.onnx_segment([int(whole.tensor_op[tensor])], [], [tensor])
+
+
+def test_what_reads_more_in_the_onnx_model_is_refused_by_name(model: OnnxModel) -> None:
+    last = len(model.graph) - 1
+    tensor = int(model.graph.edge_tensor[model.graph.edges[:, 1] == last][0])
+    with pytest.raises(DeviceError, match=r"in the ONNX model it reads 'image'"):
+        model.onnx_segment([int(model.graph.tensor_op[tensor])], [], [tensor])
+
+
+# --- how devices are asked for
+
+
+def test_a_prefix_asks_for_onnx_runtime() -> None:
+    name = parse_device("ort:CPU@2-3")
+    assert (str(name), name.kind, name.base, name.cores) == ("ort:CPU@2-3", "ort", "CPU", (2, 3))
+    assert str(parse_device("ort:cuda:01")) == "ort:cuda:1"
+    with pytest.raises(UsageError, match=r"ONNX Runtime runs on the CPU and on NVIDIA GPUs"):
+        parse_device("ort:GPU.0")
+    with pytest.raises(DeviceError, match=r"share core 2"):
+        parse_devices("ort:CPU@2,CPU@2")
+    with pytest.raises(DeviceError, match=r"share the device cuda:0"):
+        parse_devices("ort:cuda:0,cuda:0")
+
+
+def test_a_cluster_file_may_ask_for_it_too(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(f"devices:\n  fast: {{runs_on: 'ort:CPU@{CORES[0]}', slowdown: 2}}\n")
+    cluster = read_cluster(path)
+    (device,) = cluster.devices
+    assert (device.kind, device.runs_on, device.cores) == ("ort", f"ort:CPU@{CORES[0]}", CORES[:1])
+    assert device.driver.startswith("ONNX Runtime ")
+    write_cluster(cluster, tmp_path / "again.yaml")
+    (again,) = read_cluster(tmp_path / "again.yaml").devices
+    assert (again.kind, again.runs_on, again.slowdown) == (device.kind, device.runs_on, 2)
+
+
+def test_an_onnx_model_on_an_nvidia_gpu_is_for_onnx_runtime(model: OnnxModel) -> None:
+    whole = load(model.path)
+    cluster = whole.driven(Cluster((Device("cuda:0", "cuda", "cuda:0", driver="NVIDIA 1"), OTHER)))
+    assert [device.kind for device in cluster.devices] == ["ort", "openvino"]
+    assert isinstance(whole.prepared(cluster), OnnxModel)
+    assert whole.prepared(Cluster((OTHER,))) is whole
+
+
+# --- what goes wrong
+
+
+def test_an_openvino_ir_is_refused(tmp_path: Path, model: OnnxModel) -> None:
+    path = tmp_path / "model.xml"
+    openvino.save_model(model.ov_model, path)
+    with pytest.raises(DeviceError, match=r"ONNX Runtime runs ONNX models, and .*model\.xml is none"):
+        Session(path, f"ort:CPU@{CORES[0]}")
+
+
+def test_a_pytorch_model_is_refused() -> None:
+    module = load_torch(torch.nn.ReLU(), (torch.ones(2, 2),))
+    with Session(module, f"ort:CPU@{CORES[0]}", cache=None) as session, pytest.raises(DeviceError, match="not an ONNX model"):
+        assert session.costs
+
+
+def test_a_missing_package_is_an_error_that_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(DeviceError, match=r"pip install placeit\[ort\]"):
+        discover(f"ort:CPU@{CORES[0]}")
+    with pytest.raises(DeviceError, match=r"pip install placeit\[ort\]"):
+        OrtDevice(ONE)
+
+
+def test_a_build_without_cuda_is_an_error_that_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    build = SimpleNamespace(get_available_providers=lambda: ["CPUExecutionProvider"], __version__="1.0")
+    monkeypatch.setitem(sys.modules, "onnxruntime", build)
+    with pytest.raises(DeviceError, match=r"cuda:0: .*no CUDAExecutionProvider.*onnxruntime-gpu"):
+        OrtDevice(Device("cuda:0", "ort", "cuda:0"))
+
+
+def test_a_gpu_that_pytorch_does_not_find_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    build = SimpleNamespace(get_available_providers=lambda: ["CUDAExecutionProvider"], __version__="1.0")
+    monkeypatch.setitem(sys.modules, "onnxruntime", build)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(DeviceError, match=r"finds 1 NVIDIA GPUs"):
+        OrtDevice(Device("gpu", "ort", "ort:cuda:1"))
+
+
+def test_another_precision_is_refused() -> None:
+    with pytest.raises(DeviceError, match=r"one: ONNX Runtime computes in the types of the model"):
+        OrtDevice(ONE, precision="bf16")
+
+
+class Negation:
+    inputs = outputs = (TensorSpec((2, 3), "float32"),)
+
+    def onnx_model(self) -> object:
+        ends = [helper.make_tensor_value_info(name, FLOAT, [2, 3]) for name in "xy"]
+        graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "negation", ends[:1], ends[1:])
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.fixture
+def device():
+    opened = OrtDevice(ONE)
+    yield opened
+    opened.close()
+
+
+def test_a_buffer_of_another_shape_or_type_is_refused(device: OrtDevice) -> None:
+    instance = device.instance(device.compile(Negation()))  # type: ignore[arg-type]
+    for spec in (TensorSpec((3, 2), "float32"), TensorSpec((2, 3), "int64")):
+        with pytest.raises(DeviceError, match=r"does not fit input 0 of a segment, float32 \[2, 3\]"):
+            instance.bind(0, HostBuffer(spec))
+
+
+def test_a_session_with_other_shapes_than_the_segment_is_refused(device: OrtDevice) -> None:
+    segment = Negation()
+    segment.inputs = (TensorSpec((6,), "float32"),)
+    with pytest.raises(DeviceError, match=r"segment for one: .*\[\[2, 3\]\] in the ONNX model, not \[\[6\]\]"):
+        device.compile(segment)  # type: ignore[arg-type]
+
+
+def affinities() -> dict[str, str]:
+    found = {}
+    for task in Path("/proc/self/task").iterdir():
+        status = (task / "status").read_text().splitlines()
+        found[task.name] = next(line.split()[1] for line in status if line.startswith("Cpus_allowed_list"))
+    return found
+
+
+def test_one_core_needs_no_threads_besides_the_worker_and_those_of_larger_sets_are_bound(device: OrtDevice) -> None:
+    before = affinities()
+    device.compile(Negation())  # type: ignore[arg-type]
+    assert affinities().keys() <= before.keys()
+    wide = OrtDevice(Device("wide", "ort", "ort:CPU", cores=(CORES[-1],) * 3))  # three threads, one core
+    before = affinities()
+    program = wide.compile(Negation())  # type: ignore[arg-type]
+    started = {task: cores for task, cores in affinities().items() if task not in before}
+    assert list(started.values()) == [str(CORES[-1])] * 2
+    del program
+    wide.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU and onnxruntime-gpu; this machine has no GPU")
+def test_a_model_on_an_nvidia_gpu_gives_openvinos_answer(model: OnnxModel) -> None:
+    with Session(model.path, f"cuda:0,CPU@{CORES[0]}", cache=None, profile_s=0.2) as session:
+        for groups in (np.zeros(len(session.grouping.groups), int), np.arange(len(session.grouping.groups)) % 2):
+            assert session.run(session.placement(groups), runs=1).output_error.max_rel < 1e-3
