@@ -6,6 +6,7 @@ from queue import SimpleQueue
 from time import perf_counter
 
 import numpy as np
+from numpy.typing import NDArray
 
 from placeit.runtime.devices.base import Buffer, Instance
 from placeit.runtime.runtime import Runtime
@@ -75,7 +76,7 @@ class LevelByLevel:
             held |= zip(segment.outputs, made, strict=False)
             self._outputs |= zip(runtime.outputs_of(segment), made[len(segment.outputs) :], strict=True)
         self._levels = [
-            [(plan.segments[s].device, instance) for s in numbers if (instance := instances[s]) is not None]
+            [(plan.segments[s].device, ready) for s in numbers if (ready := instances[s]) is not None]
             for numbers in levels(plan)
         ]
 
@@ -96,6 +97,6 @@ class LevelByLevel:
                     raise error
         return perf_counter() - begin
 
-    def outputs(self) -> dict[str, np.ndarray]:
+    def outputs(self) -> dict[str, NDArray[np.generic]]:
         """Return copies of the outputs of the last run, by name."""
         return {name: np.array(buffer.array()) for name, buffer in self._outputs.items()}

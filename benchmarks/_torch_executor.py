@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from benchmarks._dispatch import gaps, microseconds
 from benchmarks._harness import Args, Report
@@ -29,6 +30,7 @@ from placeit.errors import UsageError
 from placeit.optimize import optimize
 from placeit.profiler.cache import Cache
 from placeit.runtime.devices.torch_cpu import use_threads
+from placeit.runtime.executor import Executor
 from placeit.runtime.measure import Measurement, Race, faster, timed
 from placeit.session import OutputError, Session
 from placeit.workloads.tensor_graphs import TENSOR_GRAPHS
@@ -36,7 +38,7 @@ from placeit.workloads.tensor_graphs import TENSOR_GRAPHS
 ONE, OURS, FINE, LEVELS = "placeit, one device", "placeit", "placeit, each group a segment", "level by level, the same segments"
 ONE_CORE, BOTH_CORES = "PyTorch, one core", "PyTorch, both cores"
 
-QUICK: Mapping[str, Mapping[str, int]] = MappingProxyType(
+QUICK: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "chain-mm": {"size": 768},
         "ffnn": {"batch": 2048, "hidden": 2048},
@@ -77,7 +79,7 @@ def _graph(model: TensorProgram, cores: tuple[int, int], args: Args, report: Rep
             _thread(cores) as every,
         ):
             finest = session.segmenter.plan(session.groups_of(split.placement), merge=False)
-            ours = {
+            ours: dict[str, Executor | LevelByLevel] = {
                 OURS: session.executor(split.plan),
                 FINE: session.executor(finest),
                 ONE: session.executor(single.plan),

@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, median
 from types import MappingProxyType
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -43,7 +43,7 @@ from placeit.runtime.streams.torch_accelerator import TorchAccelerator
 from placeit.session import OutputError
 from placeit.workloads.tensor_graphs import TENSOR_GRAPHS
 
-LARGE: Mapping[str, Mapping[str, int]] = MappingProxyType(
+LARGE: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "chain-mm": {"size": 8192},
         "ffnn": {"batch": 2**14, "hidden": 2**14},

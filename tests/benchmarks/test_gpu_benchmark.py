@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks import gpu
-from benchmarks._harness import Args, Report
+from benchmarks._harness import Args, Report, main
 from placeit.errors import DeviceError
 from placeit.runtime.streams.torch_accelerator import TorchAccelerator
 
@@ -96,6 +96,15 @@ def test_without_a_gpu_it_says_in_one_line_what_is_missing(monkeypatch, capsys):
     assert report.rows == [{"measured": False, "missing": "CUDA devices need the package cupy, which is not installed."}]
     (line,) = capsys.readouterr().err.splitlines()
     assert line.strip() == "No GPU was measured. CUDA devices need the package cupy, which is not installed."
+
+
+def test_what_to_install_is_printed_as_it_is(monkeypatch, capsys):
+    def refuse(devices):
+        raise DeviceError("Run `pip install 'placeit[cuda]'`.")
+
+    monkeypatch.setattr(gpu, "TorchAccelerator", refuse)
+    main("gpu", gpu.run, [])
+    assert "pip install 'placeit[cuda]'" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
