@@ -142,7 +142,7 @@ class Training(Job):
 
         if self.policy == "placeto":
             updates = sizes.placeto_updates
-            stage = Stage(draw, updates, problems=sizes.problems, learning_rate=3e-3, schedule="linear")
+            stage = Stage(draw, updates, problems=sizes.problems, learning_rate=1e-2, schedule="linear")
             agent = make_agent("placeto", seed=seed, devices=data.devices)
         elif self.policy == "giph paper":
             updates = sizes.paper_episodes

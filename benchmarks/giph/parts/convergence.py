@@ -1,8 +1,8 @@
 """Convergence (Fig. 14): the mean SLR on held-out problems during training, in the multi-network case.
 
 Imitation learns the best of all moves of some states; all-actions maximises the expected gain over all moves of these;
-REINFORCE learns from what its own moves bring, eight problems an update. ``giph paper`` is REINFORCE as in the paper, with
-the paper's features: one problem an update. Seconds include evaluations, and another job on the other core.
+REINFORCE learns from what its own moves bring. ``giph paper`` is REINFORCE as in the paper, with the paper's features: one
+problem an update. Seconds include evaluations, and another job on the other core.
 """
 
 from __future__ import annotations
