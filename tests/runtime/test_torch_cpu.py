@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from pathlib import Path
@@ -151,7 +152,10 @@ def test_the_threads_of_a_core_set_stay_on_its_cores() -> None:
     started: dict[str, str] = {}
 
     def affinities() -> dict[str, str]:
-        lines = {task.name: (task / "status").read_text().splitlines() for task in Path("/proc/self/task").iterdir()}
+        lines = {}
+        for task in Path("/proc/self/task").iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread of an earlier test has ended
+                lines[task.name] = (task / "status").read_text().splitlines()
         return {
             task: next(line.split()[1] for line in status if line.startswith("Cpus_allowed_list"))
             for task, status in lines.items()
