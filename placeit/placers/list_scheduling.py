@@ -19,7 +19,6 @@ from placeit.runtime._kernel import jit
 __all__ = [
     "Plan",
     "downward_ranks",
-    "earliest_start",
     "list_schedule",
     "mean_comm",
     "mean_compute",
@@ -248,7 +247,7 @@ def _ready_list(
 
 
 @jit
-def earliest_start(
+def _earliest_start(
     begin: NDArray[np.float64], end: NDArray[np.float64], count: int, ready: float, duration: float
 ) -> tuple[float, int]:
     """Earliest time from ``ready`` on at which ``duration`` fits between sorted busy slots, and the slot it comes before."""
@@ -305,7 +304,7 @@ def _insertion_schedule(
                 if s != d:
                     arrival += latency[s, d] + edge_bytes[e] / bandwidth[s, d] + cut[e, s] + cut[e, d]
                 ready = max(ready, arrival)
-            at, slot = earliest_start(begin[d], end[d], count[d], ready, duration)
+            at, slot = _earliest_start(begin[d], end[d], count[d], ready, duration)
             if at + duration < best_finish:
                 best, best_start, best_finish, best_slot = d, at, at + duration, slot
         if best < 0:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Collection, Iterator
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placeit.cluster import Device
-from placeit.errors import DeviceError, ExecutionError
+from placeit.errors import DeviceError
 from placeit.runtime.devices.base import Buffer, Done, Instance, Program, SegmentSource, TensorSpec
 from placeit.runtime.devices.kinds import DeviceKind
-from placeit.runtime.devices.worker import Worker
+from placeit.runtime.devices.worker import Worker, perform
 
 if TYPE_CHECKING:
     from placeit.backends.base import Model
@@ -163,16 +162,10 @@ class OpenVinoDevice:
 
     def start(self, instance: Instance, done: Done) -> None:
         """Queue an instance."""
-        self._worker.submit(functools.partial(self._run, cast("OpenVinoInstance", instance).run, done))
+        self._worker.submit(functools.partial(perform, cast("OpenVinoInstance", instance).run, self._explain, done))
 
-    def _run(self, infer: Callable[[], object], done: Done) -> None:
-        begin, failure = perf_counter(), None
-        try:
-            infer()
-        except Exception as error:  # noqa: BLE001 (whatever it is, somebody waits for this thread to tell)
-            failure = ExecutionError(f"Inference failed on {self.name}: {_reason(error)}")
-            failure.__cause__ = error
-        done(begin, perf_counter(), failure)
+    def _explain(self, error: Exception) -> str:
+        return f"Inference failed on {self.name}: {_reason(error)}"
 
     def close(self) -> None:
         """Stop the worker thread."""

@@ -9,7 +9,6 @@ import math
 import threading
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
-from time import perf_counter
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -18,10 +17,10 @@ from numpy.typing import NDArray
 
 from placeit.backends.base import TorchSegments
 from placeit.cluster import Device
-from placeit.errors import DeviceError, ExecutionError
+from placeit.errors import DeviceError
 from placeit.runtime.devices.base import Buffer, Done, Instance, Program, SegmentSource, TensorSpec
 from placeit.runtime.devices.kinds import DeviceKind
-from placeit.runtime.devices.worker import Worker
+from placeit.runtime.devices.worker import Worker, perform
 
 if TYPE_CHECKING:
     from placeit.backends.base import Model
@@ -118,7 +117,8 @@ class TorchInstance:
 
     def run(self) -> None:
         """Compute the outputs."""
-        made = self._forward(*[buffer.tensor for buffer in self._inputs])
+        with torch.inference_mode():
+            made = self._forward(*[buffer.tensor for buffer in self._inputs])
         for buffer, tensor in zip(self._outputs, made, strict=True):
             buffer.tensor = tensor
 
@@ -173,18 +173,11 @@ class TorchDevice:
 
     def start(self, instance: Instance, done: Done) -> None:
         """Queue an instance."""
-        self._worker.submit(functools.partial(self._run, cast("TorchInstance", instance), done))
+        self._worker.submit(functools.partial(perform, cast("TorchInstance", instance).run, self._explain, done))
 
-    def _run(self, instance: TorchInstance, done: Done) -> None:
-        begin, failure = perf_counter(), None
-        try:
-            with torch.inference_mode():
-                instance.run()
-        except Exception as error:  # noqa: BLE001 (whatever it is, somebody waits for this thread to tell)
-            op = failing_op(error)
-            failure = ExecutionError(f"Inference failed on {self.name}{f' in op {op!r}' if op else ''}: {_reason(error)}")
-            failure.__cause__ = error
-        done(begin, perf_counter(), failure)
+    def _explain(self, error: Exception) -> str:
+        op = failing_op(error)
+        return f"Inference failed on {self.name}{f' in op {op!r}' if op else ''}: {_reason(error)}"
 
     def close(self) -> None:
         """Stop the worker thread."""

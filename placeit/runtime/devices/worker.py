@@ -7,10 +7,29 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
+from time import perf_counter
 
 from placeit.errors import DeviceError, ExecutionError
+from placeit.runtime.devices.base import Done
 
-__all__ = ["Worker"]
+__all__ = ["Worker", "perform"]
+
+
+def perform(run: Callable[[], object], explain: Callable[[Exception], str], done: Done) -> None:
+    """Run something and report when it began and ended; the job of a device's worker.
+
+    Args:
+        run: what to run. Whatever it raises is reported as an ExecutionError.
+        explain: gives the message of that error.
+        done: told of the end.
+    """
+    begin, failure = perf_counter(), None
+    try:
+        run()
+    except Exception as error:  # noqa: BLE001 (whatever it is, somebody waits for this thread to tell)
+        failure = ExecutionError(explain(error))
+        failure.__cause__ = error
+    done(begin, perf_counter(), failure)
 
 
 class Worker:
