@@ -21,8 +21,6 @@ WORKERS = 2
 def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark; returns the exit code."""
     os.environ["OMP_NUM_THREADS"] = "1"  # before anything loads it, here and in the workers
-    # glibc gives every large tensor back to the system when it is freed, which here takes as long as the work itself
-    os.environ["MALLOC_MMAP_THRESHOLD_"] = os.environ["MALLOC_TRIM_THRESHOLD_"] = str(2**32)  # read when a worker starts
     from benchmarks.giph.bench import PARTS, run
     from benchmarks.giph.jobs import Setup
     from benchmarks.giph.results import write_results

@@ -55,13 +55,13 @@ class Lab:
             _tell(f"{len(self.outcomes)} outcomes are in {self.setup.folder} already")
         with self._pool() as pool:
             self._run([job for job in todo if not job.alone], pool, max(1, self.workers))
-        with ThreadPoolExecutor(1, initializer=_one_thread) as pool:
+        with ThreadPoolExecutor(1, initializer=_prepare) as pool:
             self._run([job for job in todo if job.alone], pool, 1)
 
     def _pool(self) -> Executor:
         if not self.workers:
-            return ThreadPoolExecutor(1, initializer=_one_thread)
-        return ProcessPoolExecutor(self.workers, mp_context=get_context("spawn"), initializer=_one_thread)
+            return ThreadPoolExecutor(1, initializer=_prepare)
+        return ProcessPoolExecutor(self.workers, mp_context=get_context("spawn"), initializer=_prepare)
 
     def _run(self, todo: list[Job], pool: Executor, width: int) -> None:
         running: dict[Future[float], Job] = {}
@@ -126,10 +126,13 @@ def _read(path: object) -> Outcome:
         return dict(file)
 
 
-def _one_thread() -> None:
+def _prepare() -> None:
     import torch
 
+    from placeit.placers.learned.memory import keep_freed_memory
+
     torch.set_num_threads(1)
+    keep_freed_memory()
 
 
 def _tell(text: str) -> None:

@@ -92,12 +92,13 @@ def train(
         raise UsageError(f"{'--resume' if resume else '--tensorboard'} needs --folder, where the training is kept.")
     # imported only now, because it takes a second
     from placeit.placers.learned.checkpoint import save_agent
+    from placeit.placers.learned.memory import keep_freed_memory
     from placeit.placers.learned.registry import parse_agent
     from placeit.placers.learned.sources import find_source, read_folder
     from placeit.placers.learned.stages import default_stages, parse_stage, scale_updates
     from placeit.placers.learned.training import train as run
 
-    _keep_freed_memory()
+    keep_freed_memory()
     learner = parse_agent(agent, seed=seed)
     source = find_source(problems, held_out=held_out if evaluate_on is None else 0)
     judges, unit = source.held_out, source.unit
@@ -163,19 +164,6 @@ def train(
         text.facts(console, lines)
 
     return Output(data, show)
-
-
-def _keep_freed_memory() -> None:
-    """Let the C library keep what is freed: it gives large tensors back one by one, which can take as long as the training.
-
-    Other C libraries than glibc have no such setting.
-    """
-    import ctypes
-
-    library = ctypes.CDLL(None)
-    if hasattr(library, "mallopt"):
-        for parameter in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
-            library.mallopt(parameter, 2**30)
 
 
 def _position(at: tuple[int, int] | None) -> dict[str, int] | None:

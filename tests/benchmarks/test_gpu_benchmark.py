@@ -4,6 +4,7 @@ import sys
 
 import pytest
 import torch
+from eager_streams import Eager, Recorded
 
 from benchmarks import gpu
 from benchmarks._harness import Args, Report, main
@@ -16,39 +17,6 @@ SMALL = {
     "llama-block": {"tokens": 12, "width": 16, "heads": 2, "hidden": 24},
     "llama-layer": {"tokens": 12, "width": 16, "heads": 2, "hidden": 24, "vocabulary": 20},
 }
-
-
-class Eager:
-    """A stream of the CPU, which PyTorch does not have: everything has ended when it has been launched."""
-
-    def __init__(self, device):
-        self.device = device
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        pass
-
-    def wait_event(self, event):
-        assert event.recorded
-
-    def query(self):
-        return True
-
-    def synchronize(self):
-        pass
-
-
-class Recorded:
-    def __init__(self, device):
-        self.recorded = False
-
-    def record(self, stream):
-        self.recorded = True
-
-    def synchronize(self):
-        assert self.recorded
 
 
 @pytest.fixture

@@ -6,29 +6,19 @@ import threading
 from itertools import pairwise
 
 import pytest
+from cpu_conformance import Cpu
 
 from placeit.cluster import Device
 from placeit.devices.host import allowed_cores
 from placeit.errors import DeviceError, ExecutionError
-from placeit.runtime.devices.base import Instance, RuntimeDevice, TensorSpec
+from placeit.runtime.devices.base import RuntimeDevice, TensorSpec
 from placeit.runtime.devices.emulated import EmulatedLink, SlowedDevice
 from placeit.runtime.devices.null import NullDevice, VirtualClock
 from placeit.runtime.devices.openvino import HostBuffer, OpenVinoDevice
 from placeit.runtime.devices.worker import Worker
-from placeit.testing.devices import ComputingDeviceConformance, DeviceConformance
+from placeit.testing.devices import DeviceConformance
 
 CORES = allowed_cores()
-
-
-class Cpu(ComputingDeviceConformance):
-    def failing(self, device: RuntimeDevice) -> Instance:
-        (instance,) = self._instances(device, 1)
-
-        def run() -> None:
-            raise RuntimeError("out of memory")
-
-        instance.run = run  # type: ignore[attr-defined]
-        return instance
 
 
 class TestOneCore(Cpu):

@@ -11,6 +11,7 @@ import onnx
 import openvino
 import pytest
 import torch
+from cpu_conformance import Cpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
@@ -25,7 +26,7 @@ from placeit.devices import discover
 from placeit.devices.host import allowed_cores
 from placeit.devices.names import parse_device, parse_devices
 from placeit.errors import DeviceError, UsageError
-from placeit.runtime.devices.base import Instance, RuntimeDevice, TensorSpec
+from placeit.runtime.devices.base import RuntimeDevice, TensorSpec
 from placeit.runtime.devices.emulated import SlowedDevice
 from placeit.runtime.devices.openvino import HostBuffer
 from placeit.runtime.devices.ort import OrtDevice
@@ -33,7 +34,6 @@ from placeit.runtime.executor import Executor
 from placeit.runtime.runtime import Runtime
 from placeit.runtime.segments import Costs, Segmenter
 from placeit.session import OutputError, Session
-from placeit.testing.devices import ComputingDeviceConformance
 
 CORES = allowed_cores()
 ONE = Device("one", "ort", f"ort:CPU@{CORES[0]}", cores=CORES[:1])
@@ -41,28 +41,17 @@ OTHER = Device("other", "openvino", f"CPU@{CORES[-1]}", cores=CORES[-1:])
 FLOAT = onnx.TensorProto.FLOAT
 
 
-class OrtConformance(ComputingDeviceConformance):
-    def failing(self, device: RuntimeDevice) -> Instance:
-        (instance,) = self._instances(device, 1)
-
-        def run() -> None:
-            raise RuntimeError("out of memory")
-
-        instance.run = run  # type: ignore[attr-defined]
-        return instance
-
-
-class TestOneCore(OrtConformance):
+class TestOneCore(Cpu):
     def open(self) -> RuntimeDevice:
         return OrtDevice(ONE)
 
 
-class TestAllCores(OrtConformance):
+class TestAllCores(Cpu):
     def open(self) -> RuntimeDevice:
         return OrtDevice(Device("all", "ort", "ort:CPU", cores=CORES))
 
 
-class TestSlowed(OrtConformance):
+class TestSlowed(Cpu):
     def open(self) -> RuntimeDevice:
         return SlowedDevice(OrtDevice(ONE), 3.0)
 

@@ -5,6 +5,7 @@ from queue import SimpleQueue
 import numpy as np
 import pytest
 import torch
+from eager_streams import Eager, Recorded
 from stream_cases import random_case
 from test_streams import chain
 
@@ -47,39 +48,6 @@ def expected(value, steps):
     for step in range(1, steps + 1):
         value = np.float32(step) * value + np.float32(1)
     return value
-
-
-class Eager:
-    """A stream of the CPU, which PyTorch does not have: everything has ended when it has been launched."""
-
-    def __init__(self, device):
-        self.device = device
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        pass
-
-    def wait_event(self, event):
-        assert event.recorded
-
-    def query(self):
-        return True
-
-    def synchronize(self):
-        pass
-
-
-class Recorded:
-    def __init__(self, device):
-        self.recorded = False
-
-    def record(self, stream):
-        self.recorded = True
-
-    def synchronize(self):
-        assert self.recorded
 
 
 @pytest.fixture

@@ -116,18 +116,23 @@ class GiphAgent:
         temperature = 1.0 if self.network.training else _TEMPERATURE
         return Search(self._scorer, problems, starts, pivots=self.pivots, temperature=temperature)
 
-    def rollout(self, instances: Sequence[Instance], rng: np.random.Generator) -> Trajectory:
-        """Search from random placements, sampling each step from the policy; rewards are what each step gains."""
-        count = len(instances)
+    def _begin(
+        self, instances: Sequence[Instance], rng: np.random.Generator
+    ) -> tuple[Search, list[NDArray[np.int32]], list[int]]:
+        """Begin searches from random placements; returns these too, and how many steps each search has."""
         problems = [instance.problem for instance in instances]
         starts = [random_placements(problem, 1, rng)[0] for problem in problems]
         lengths = [max(1, round(self.steps_per_op * len(problem))) for problem in problems]
-        search = self.search(problems, starts)
+        return self.search(problems, starts), starts, lengths
+
+    def rollout(self, instances: Sequence[Instance], rng: np.random.Generator) -> Trajectory:
+        """Search from random placements, sampling each step from the policy; rewards are what each step gains."""
+        search, starts, lengths = self._begin(instances, rng)
         now = np.array([float(i.cost(start[None])[0]) / i.unit for i, start in zip(instances, starts, strict=True)])
         best, placements = now.copy(), list(starts)
-        chosen = np.full((max(lengths), count), -1, np.int64)
+        chosen = np.full((max(lengths), len(instances)), -1, np.int64)
         rewards = np.zeros(chosen.shape)
-        moved: list[list[tuple[int, int]]] = [[] for _ in problems]
+        moved: list[list[tuple[int, int]]] = [[] for _ in instances]
         for step in range(max(lengths)):
             with torch.no_grad():
                 scores = search.scores().numpy()
@@ -142,7 +147,7 @@ class GiphAgent:
                 moved[b].append((op, device))
                 if cost < best[b]:
                     best[b], placements[b] = cost, placement.copy()
-        decisions = _Decisions(problems, starts, chosen, moved)
+        decisions = _Decisions(search.nets.problems, starts, chosen, moved)
         return Trajectory(rewards, chosen >= 0, best, placements, decisions)
 
     def score(self, trajectory: Trajectory) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp], Tensor, Tensor]]:
@@ -176,10 +181,7 @@ class GiphAgent:
         """
         if kind not in ("imitation", "all-actions"):
             raise UsageError(f"GiPH learns by reinforce, imitation or all-actions; there is no '{kind}'.")
-        problems = [instance.problem for instance in instances]
-        starts = [random_placements(problem, 1, rng)[0] for problem in problems]
-        search = self.search(problems, starts)
-        lengths = [max(1, round(self.steps_per_op * len(problem))) for problem in problems]
+        search, _, lengths = self._begin(instances, rng)
         longest = max(lengths)
         due = set(rng.choice(longest, size=min(longest, _STATES), replace=False).tolist())  # for all, as one pass scores all
         losses = []
@@ -241,7 +243,11 @@ class Giph:
 
     def __post_init__(self) -> None:
         if self.weights:
-            policy(self.weights)  # a wrong file should not cost a profile first
+            _ = self._policy  # a wrong file should not cost a profile first
+
+    @functools.cached_property
+    def _policy(self) -> GiphAgent:
+        return policy(self.weights)
 
     def place(self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None) -> NDArray[np.int32]:
         """Return the best placement met, by cost, among as many as may be valued.
@@ -251,7 +257,7 @@ class Giph:
             FileError: the file of the policy is missing or damaged, or of another version.
             UsageError: the file holds another kind of policy.
         """
-        agent = policy(self.weights)
+        agent = self._policy
         found = Incumbent(cost, evaluations)
         rng = np.random.default_rng(seed)
         steps = round(self.steps_per_op * len(problem))
