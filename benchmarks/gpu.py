@@ -2,9 +2,9 @@
 
 Needs NVIDIA GPUs, a PyTorch built with CUDA, and CuPy; where something is missing, it says what and ends without an error.
 
-Costs of ops are measured on the first GPU, one op at a time; those of links are the copies'; the placement is simulated
-annealing's; and every candidate of a graph runs in one race, interleaved. Every ratio is to plain PyTorch on the first GPU,
-which runs the uncut program. Utilisation is the driver's: the share of time in which some kernel ran, as a mean over GPUs.
+Each graph is optimized for the first GPU, for the first two, and so on, as ``placeit optimize`` does; then all answers run in
+one race, interleaved. Every ratio is to plain PyTorch on the first GPU, which runs the uncut program. Utilisation is the
+driver's: the share of time in which some kernel ran, as a mean over GPUs.
 
 The host overhead of an op is what an op takes in a chain of ops that compute next to nothing, each launched by itself: all of
 it is the host's, PyTorch's own part included, which is also given.
@@ -15,32 +15,34 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from statistics import fmean, median
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from benchmarks._harness import Args, Report, main
 from benchmarks._models import progress
-from placeit.backends.coarsen import Grouping, coarsen
-from placeit.backends.tensor_program import TensorProgram, load
-from placeit.cluster import Cluster, Device, Link
+from placeit.backends.coarsen import Grouping
+from placeit.backends.tensor_program import load
+from placeit.cluster import Cluster, Device
+from placeit.devices import discover
 from placeit.errors import DeviceError
-from placeit.placers.api import place
+from placeit.optimize import Candidate, optimize
+from placeit.profiler.cache import Cache
 from placeit.profiler.nvml import GpuSampler, gpu_use
 from placeit.runtime.devices.base import TensorSpec
 from placeit.runtime.measure import Measurement, faster, race, timed
 from placeit.runtime.runtime import Runtime
-from placeit.runtime.segments import Costs, Plan, Segmenter
+from placeit.runtime.segments import Costs, Segmenter
 from placeit.runtime.streams.accelerator import HOST, Memory
 from placeit.runtime.streams.executor import Order, StreamExecutor
-from placeit.runtime.streams.module_program import ModuleProgram, work_of
-from placeit.runtime.streams.torch_accelerator import TorchAccelerator
-from placeit.session import OutputError
+from placeit.runtime.streams.torch_accelerator import TorchAccelerator, torch_streams
+from placeit.runtime.streams.work import Work
+from placeit.session import Session
 from placeit.workloads.tensor_graphs import TENSOR_GRAPHS
 
 LARGE: Mapping[str, Mapping[str, Any]] = MappingProxyType(
@@ -56,14 +58,14 @@ LARGE: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 COPY_BYTES = (1 << 12, 1 << 27)
 """Of the copies that say what a link's latency and bandwidth are."""
 
-_HOPS, _REPEATS, _SAMPLED_S = 64, 11, 2.0
+_HOPS, _REPEATS, _SAMPLED_S, _BUDGET_S = 64, 11, 2.0, 40.0
 _PLAIN = "PyTorch, uncut"
 
 
 def missing() -> str | None:
     """Say what there is not: the driver or a GPU, a PyTorch with CUDA, or CuPy; None if all is there."""
     try:
-        TorchAccelerator(["cuda:0"]).close()
+        TorchAccelerator([Device("cuda:0", runs_on="cuda:0")]).close()
     except DeviceError as error:
         return str(error)
     return None
@@ -76,23 +78,22 @@ def run(args: Args, report: Report) -> None:
         report.note(f"  No GPU was measured. {lack}")
         report.row(measured=False, missing=lack)
         return
-    accelerator = TorchAccelerator([f"cuda:{number}" for number in range(torch.cuda.device_count())])
-    with contextlib.closing(accelerator):
-        measure(accelerator, args, report)
+    measure(discover([f"cuda:{number}" for number in range(torch.cuda.device_count())]), args, report)
 
 
-def measure(accelerator: TorchAccelerator, args: Args, report: Report) -> None:
-    """Measure the devices of an accelerator."""
-    progress("copying")
-    links = copies(accelerator, report)
-    progress("launching chains")
-    overhead(accelerator, report)
+def measure(cluster: Cluster, args: Args, report: Report) -> None:
+    """Measure devices that PyTorch drives through streams."""
+    with contextlib.closing(TorchAccelerator(cluster.devices)) as accelerator:
+        progress("copying")
+        copies(accelerator, report)
+        progress("launching chains")
+        overhead(cluster, accelerator, report)
     for name in args.models or TENSOR_GRAPHS:
-        _graph(name, accelerator, links, args, report)
+        _graph(name, cluster, args, report)
 
 
-def copies(accelerator: TorchAccelerator, report: Report) -> dict[tuple[str, str], Link]:
-    """Measure copies between pinned memory of the host and each device, and between devices; returns the latter as links.
+def copies(accelerator: TorchAccelerator, report: Report) -> None:
+    """Measure copies between pinned memory of the host and each device, and between devices.
 
     A pair of devices that cannot reach each other's memory copies through the host, as the executor does: one leg after the
     other.
@@ -107,15 +108,11 @@ def copies(accelerator: TorchAccelerator, report: Report) -> dict[tuple[str, str
     for src, dst in itertools.permutations(range(len(names)), 2):
         for size in COPY_BYTES:
             seconds.setdefault((src, dst, size), seconds[src, HOST, size] + seconds[HOST, dst, size])
-    links = {}
     for src, dst in itertools.permutations(ends, 2):
         quick, slow = seconds[src, dst, small], seconds[src, dst, large]
         rate = (large - small) / (slow - quick) if slow > quick else math.inf
         peer = HOST not in (src, dst) and accelerator.can_peer(src, dst)
         report.row(copy=f"{ends[src]} -> {ends[dst]}", gb_per_s=rate / 1e9, latency_us=quick * 1e6, peer_access=peer)
-        if HOST not in (src, dst):
-            links[names[src], names[dst]] = Link(rate, quick)
-    return links
 
 
 def _copy_seconds(accelerator: TorchAccelerator, src: int, dst: int, size: int) -> float:
@@ -137,25 +134,25 @@ def _copy_seconds(accelerator: TorchAccelerator, src: int, dst: int, size: int) 
             accelerator.free(memory)
 
 
-def overhead(accelerator: TorchAccelerator, report: Report) -> None:
+def overhead(cluster: Cluster, accelerator: TorchAccelerator, report: Report) -> None:
     """Measure what an op takes that computes next to nothing, in each order of launches and in plain PyTorch."""
     model = load("chain-mm", size=1).chain(1, _HOPS)
     values = {name: value.to(accelerator.place(0)) for name, value in model.values.items()}
+    grouping, first = Grouping.singletons(model.graph), Cluster(cluster.devices[:1])
+    groups = len(grouping.groups)
+    runtime = Runtime(model, grouping, first, streams=torch_streams(accelerator))  # the caller closes the accelerator
+    plan = Segmenter(grouping, Costs.free(groups, first)).plan([0] * groups, merge=False)
 
     def plain() -> None:
         model.program.run(values)
-        _synchronize(accelerator)
+        _synchronize(accelerator.place(0))
 
     candidates: dict[str, Callable[[], float]] = {"plain PyTorch": timed(plain)}
     with contextlib.ExitStack() as stack:
         orders: tuple[Order, ...] = ("dynamic", "static", "graph")
         for order in orders:
-            runtime = _runtime(model, Grouping.singletons(model.graph), _cluster(accelerator, 1, {}))
-            plan = Segmenter(runtime.grouping, Costs.free(len(runtime.grouping.groups), runtime.cluster)).plan(
-                [0] * len(runtime.grouping.groups), merge=False
-            )
             try:
-                executor = StreamExecutor(work_of(runtime, plan), accelerator, order=order)
+                executor = StreamExecutor(Work.of(runtime, plan), accelerator, order=order)
             except DeviceError as error:
                 report.note(f"  order '{order}': {error}")
                 continue
@@ -166,42 +163,34 @@ def overhead(accelerator: TorchAccelerator, report: Report) -> None:
                 report.claim("host overhead per op launched, median", measured.median / _HOPS * 1e6, "us", at_most=15)
 
 
-def _graph(name: str, accelerator: TorchAccelerator, links: Mapping[tuple[str, str], Link], args: Args, report: Report) -> None:
-    devices = len(accelerator.names)
-    progress(f"{name}: timing ops")
+def _graph(name: str, cluster: Cluster, args: Args, report: Report) -> None:
+    """Optimize a graph for the first device, the first two, and so on, and race the answers against plain PyTorch."""
+    devices = len(cluster)
     model = load(name, shards=max(4, 2 * devices), seed=args.seed, **({} if args.quick else LARGE[name]))
-    grouping = coarsen(model.graph, max_groups=256)
-    core = _group_seconds(model, grouping, accelerator)
-    values = {key: value.to(accelerator.place(0)) for key, value in model.values.items()}
-    reference = model.cut(model.whole.run(values))
+    place = torch.device(cluster.devices[0].runs_on)
+    values = {key: value.to(place) for key, value in model.values.items()}
 
     def plain() -> None:
         model.whole.run(values)
-        _synchronize(accelerator)
+        _synchronize(place)
 
-    executors: dict[str, StreamExecutor] = {}
-    predicted: dict[str, Plan] = {}
-    errors: dict[str, float] = {}
-    with contextlib.ExitStack() as stack:
+    candidates: dict[str, Callable[[], float]] = {_PLAIN: timed(plain)}
+    answers: dict[str, Candidate] = {}
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        cache = Cache(Path(folder))
         for count in range(1, devices + 1):
-            who = f"placeit on {count}"
-            cluster = _cluster(accelerator, count, links)
-            groups = len(grouping.groups)
-            segmenter = Segmenter(
-                grouping, Costs(np.tile(core[:, None], count), np.zeros((groups, count)), np.zeros(count), cluster)
-            )
-            placement = place(segmenter.problem(), "annealing", seed=args.seed)
-            plan = predicted[who] = segmenter.plan(placement.devices)
-            work = work_of(_runtime(model, grouping, cluster), plan)
-            progress(f"{name}: making the plan for {count} of {devices} devices")
-            executors[who] = stack.enter_context(StreamExecutor(work, accelerator))
-            errors[who] = OutputError.between(executors[who].run({}), reference).max_rel
-        candidates = {who: executor.time for who, executor in executors.items()} | {_PLAIN: timed(plain)}
+            who, part = f"placeit on {count}", Cluster(cluster.devices[:count])
+            budget = _BUDGET_S / 4 if args.quick else _BUDGET_S
+            found = optimize(model, part, budget=budget, seed=args.seed, cache=cache, progress=progress)
+            report.note(f"  {name} on {count}: {found.chosen.name}; {found.reason}")
+            answers[who] = found.chosen
+            session = stack.enter_context(Session(model, part, cache=cache))
+            candidates[who] = stack.enter_context(session.executor(found.chosen.plan)).time
         progress(f"{name}: racing {len(candidates)} candidates")
         results = race(candidates, rounds=8 if args.quick else 20, seed=args.seed, drop_losers=False)
         for who, measured in results.items():
             busy, peak = _use(candidates[who], measured, 0.2 if args.quick else _SAMPLED_S)
-            ratio = faster(measured, results[_PLAIN])
+            ratio, answer = faster(measured, results[_PLAIN]), answers.get(who)
             report.row(
                 graph=name,
                 candidate=who,
@@ -209,50 +198,11 @@ def _graph(name: str, accelerator: TorchAccelerator, links: Mapping[tuple[str, s
                 ratio_to_plain=ratio.ratio,
                 ratio_low=ratio.ci_low,
                 ratio_high=ratio.ci_high,
-                simulated_ms=predicted[who].schedule.makespan * 1e3 if who in predicted else None,
+                simulated_ms=None if answer is None else answer.simulated_s * 1e3,
                 utilization=busy,
                 peak_memory_gb=peak,
-                output_error=errors.get(who),
+                output_error=None if answer is None or answer.output_error is None else answer.output_error.max_rel,
             )
-
-
-def _group_seconds(model: TensorProgram, grouping: Grouping, accelerator: TorchAccelerator) -> NDArray[np.float64]:
-    """Seconds of each group on the first device, ``float64[G]``: the median of a few runs that the host waits for."""
-    cluster = _cluster(accelerator, 1, {})
-    groups = len(grouping.groups)
-    plan = Segmenter(grouping, Costs.free(groups, cluster)).plan([0] * groups, merge=False)
-    runtime, seconds = _runtime(model, grouping, cluster), np.zeros(groups)
-    stream = accelerator.stream(0, 0)
-    for segment in plan.segments:
-        if segment.free:
-            continue
-        source = runtime.source(segment)
-        program = ModuleProgram(cast("torch.nn.Module", source.torch_module()))
-        program.load(accelerator.place(0))
-        memory: list[Memory] = []
-        try:
-            views = []
-            for spec in (*source.inputs, *source.outputs):
-                memory.append(accelerator.allocate(0, math.prod(spec.shape) * np.dtype(spec.dtype).itemsize))
-                views.append(accelerator.view(memory[-1], spec))
-                views[-1].zero_()
-            inputs, outputs = views[: len(source.inputs)], views[len(source.inputs) :]
-            _synchronize(accelerator)  # zeros come by another stream
-
-            def once(
-                program: ModuleProgram = program,
-                inputs: Sequence[torch.Tensor] = inputs,
-                outputs: Sequence[torch.Tensor] = outputs,
-            ) -> None:
-                accelerator.launch(stream, program, inputs, outputs)
-                accelerator.finish([stream])
-
-            seconds[segment.groups[0]] = median([timed(once)() for _ in range(5)][2:])
-        finally:
-            program.unload()
-            for piece in memory:
-                accelerator.free(piece)
-    return seconds
 
 
 def _use(candidate: Callable[[], float], measured: Measurement, seconds: float) -> tuple[float | None, float | None]:
@@ -266,24 +216,10 @@ def _use(candidate: Callable[[], float], measured: Measurement, seconds: float) 
     return fmean(busy) if busy else None, max(peak) / 1e9 if peak else None
 
 
-def _cluster(accelerator: TorchAccelerator, count: int, links: Mapping[tuple[str, str], Link]) -> Cluster:
-    names = accelerator.names[:count]
-    devices = tuple(
-        Device(name, kind="cuda", runs_on=name, memory_bytes=accelerator.free_bytes(number))
-        for number, name in enumerate(names)
-    )
-    return Cluster(devices, {ends: link for ends, link in links.items() if names.count(ends[0]) and names.count(ends[1])})
-
-
-def _runtime(model: TensorProgram, grouping: Grouping, cluster: Cluster) -> Runtime:
-    return Runtime(model, grouping, cluster, devices=(), transports={})
-
-
-def _synchronize(accelerator: TorchAccelerator) -> None:
+def _synchronize(place: torch.device) -> None:
     """Wait for what PyTorch was asked outside of the accelerator's streams."""
-    if accelerator.type != "cpu":
-        for number in range(len(accelerator.names)):
-            torch.get_device_module(accelerator.type).synchronize(accelerator.place(number))
+    if place.type != "cpu":
+        torch.get_device_module(place.type).synchronize(place)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -26,7 +27,7 @@ from placeit.profiler.cache import Cache
 from placeit.profiler.calibration import calibrated
 from placeit.profiler.costs import Progress
 from placeit.profiler.statistics import mape, pearson, spearman
-from placeit.runtime.executor import Executor
+from placeit.runtime.executor import PlanExecutor
 from placeit.runtime.measure import Measurement, Race, Ratio, faster, median_interval
 from placeit.runtime.runtime import Runtime
 from placeit.runtime.segments import Plan, Segmenter
@@ -150,10 +151,10 @@ class Optimized:
         return self._executor.run(inputs)
 
     @functools.cached_property
-    def _executor(self) -> Executor:
+    def _executor(self) -> PlanExecutor:
         runtime = self._open()
         weakref.finalize(self, runtime.close)
-        return Executor(runtime, self.chosen.plan)
+        return runtime.executor(self.chosen.plan)
 
     def to_dict(self, placement_file: str | Path | None = None) -> dict[str, Any]:
         """Return what ``placeit optimize --json`` prints."""
@@ -274,7 +275,7 @@ class _Entry:
 class _Runner:
     """Runs a plan, in a race, and values each run by the objective."""
 
-    def __init__(self, executor: Executor, objective: Objective) -> None:
+    def __init__(self, executor: PlanExecutor, objective: Objective) -> None:
         self.executor, self.objective = executor, objective
         self.values: list[float] = []
 
@@ -285,7 +286,7 @@ class _Runner:
 
     def work(self) -> tuple[NDArray[np.float64], float]:
         """Seconds that each device was busy in the last run, and links in sum."""
-        busy = dict.fromkeys(self.executor.runtime.cluster.names, 0.0)
+        busy = dict.fromkeys(self.executor.plan.problem.device_names, 0.0)
         moving = 0.0
         for span in self.executor.spans():
             if span.category == "compute":
@@ -424,24 +425,32 @@ class _Search:
     def measure(self, entries: Sequence[_Entry]) -> None:
         """Race entries against each other, and check their outputs."""
         unique = list({id(entry): entry for entry in entries}.values())
-        runners = {}
-        for i, entry in enumerate(unique):
-            self.say("compiling segments", i / len(unique))
-            runners[entry.name] = _Runner(self.session.executor(entry.plan), self.objective)
-            if entry.output_error is None:
-                entry.output_error = self.session.check_outputs(runners[entry.name].executor)
-        race = Race(runners, seed=self.seed)
-        try:
-            race.run(
-                rounds=_ROUNDS,
-                budget_s=max(0.0, self.left() * _TURN_SHARE),
-                progress=lambda _, share: self.say(f"measuring {len(unique)} placements", share),
-            )
-        finally:
-            for name, measurement in race.results().items():
-                entry = next(entry for entry in unique if entry.name == name)
-                entry.measured, entry.value = measurement, runners[name].valued(measurement)
-                entry.segment_s = runners[name].executor.segment_seconds()
+        with self.runners(unique) as runners:
+            for entry in unique:
+                if entry.output_error is None:
+                    entry.output_error = self.session.check_outputs(runners[entry.name].executor)
+            race = Race(runners, seed=self.seed)
+            try:
+                race.run(
+                    rounds=_ROUNDS,
+                    budget_s=max(0.0, self.left() * _TURN_SHARE),
+                    progress=lambda _, share: self.say(f"measuring {len(unique)} placements", share),
+                )
+            finally:
+                for name, measurement in race.results().items():
+                    entry = next(entry for entry in unique if entry.name == name)
+                    entry.measured, entry.value = measurement, runners[name].valued(measurement)
+                    entry.segment_s = runners[name].executor.segment_seconds()
+
+    @contextlib.contextmanager
+    def runners(self, entries: Sequence[_Entry]) -> Iterator[dict[str, _Runner]]:
+        """Make entries ready to run, by name, for as long as the context lasts."""
+        with contextlib.ExitStack() as stack:
+            made = {}
+            for i, entry in enumerate(entries):
+                self.say("compiling segments", i / len(entries))
+                made[entry.name] = _Runner(stack.enter_context(self.session.executor(entry.plan)), self.objective)
+            yield made
 
     def learn(self) -> None:
         """Correct the costs by what segments really took beside each other."""
@@ -464,7 +473,12 @@ class _Search:
         finalists = [*singles, *split]
         if not finalists:
             return
-        runners = {entry.name: _Runner(self.session.executor(entry.plan), self.objective) for entry in finalists}
+        with self.runners(finalists) as runners:
+            self.decide(runners, singles, split)
+
+    def decide(self, runners: Mapping[str, _Runner], singles: Sequence[_Entry], split: Sequence[_Entry]) -> None:
+        """Race the finalists until one is faster beyond doubt, or none is likely to be."""
+        finalists = [*singles, *split]
         race = Race(runners, seed=self.seed + 1)
         for look in range(_LOOKS):
             result = race.run(

@@ -23,7 +23,7 @@ from placeit.profiler.cache import Cache
 from placeit.profiler.costs import Progress, profile
 from placeit.profiler.nvml import GpuSampler, GpuUse, gpu_use
 from placeit.profiler.trace import Span, utilization
-from placeit.runtime.executor import Executor
+from placeit.runtime.executor import PlanExecutor
 from placeit.runtime.measure import Measurement, race
 from placeit.runtime.runtime import Runtime
 from placeit.runtime.segments import Costs, Plan, Segmenter
@@ -217,9 +217,9 @@ class Session:
         devices = np.asarray(groups, np.int32)[self.grouping.group_of]
         return Placement(self.model.graph.names, devices, self.cluster.names, self.model.graph.hash)
 
-    def executor(self, plan: Plan, *, requests: int = 1) -> Executor:
-        """Compile a plan and put inputs in place."""
-        executor = Executor(self.runtime, plan, requests=requests)
+    def executor(self, plan: Plan, *, requests: int = 1) -> PlanExecutor:
+        """Compile a plan and put inputs in place. Close it when it is not needed any more."""
+        executor = self.runtime.executor(plan, requests=requests)
         inputs = self.model.random_inputs()
         for request in range(requests):
             executor.set_inputs(inputs, request=request)
@@ -238,7 +238,7 @@ class Session:
             self._uncut = self.model.uncut(device, self.precision)
         return self._uncut(inputs)
 
-    def check_outputs(self, executor: Executor) -> OutputError:
+    def check_outputs(self, executor: PlanExecutor) -> OutputError:
         """Run an executor once on random inputs and compare its outputs with the reference."""
         inputs = self.model.random_inputs()
         return OutputError.between(executor.run(inputs), self.reference(inputs))
@@ -262,13 +262,13 @@ class Session:
             raise UsageError(f"{runs} runs measure nothing; there must be at least one.")
         groups = self.segmenter.problem().check(self.groups_of(placement))
         plan = self.segmenter.plan(groups)
-        executor = self.executor(plan)
         given = self.model.random_inputs() if inputs is None else inputs
-        executor.set_inputs(given)
-        with GpuSampler() as sampler:
-            latency = race({"placement": executor.time}, rounds=runs)["placement"]
-        outputs = executor.run(given)
-        spans = executor.spans()
+        with self.executor(plan) as executor:
+            executor.set_inputs(given)
+            with GpuSampler() as sampler:
+                latency = race({"placement": executor.time}, rounds=runs)["placement"]
+            outputs = executor.run(given)
+            spans = executor.spans()
         return RunReport(
             latency=latency,
             utilization=utilization(spans, devices=self.cluster.names),

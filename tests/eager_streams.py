@@ -1,5 +1,9 @@
 """Streams and events of the CPU, which PyTorch does not have, for tests of code that needs some."""
 
+import time
+
+from placeit.cluster import Device
+
 
 class Eager:
     """A stream of the CPU, which PyTorch does not have: everything has ended when it has been launched."""
@@ -24,11 +28,23 @@ class Eager:
 
 
 class Recorded:
-    def __init__(self, device):
+    def __init__(self, device, enable_timing=False):
         self.recorded = False
+        self.timed, self.at = enable_timing, 0.0
 
     def record(self, stream):
         self.recorded = True
+        self.at = time.perf_counter()
+
+    def elapsed_time(self, end):
+        assert self.timed
+        assert end.timed
+        return (end.at - self.at) * 1e3
 
     def synchronize(self):
         assert self.recorded
+
+
+def devices(*names):
+    """Devices that PyTorch drives, called as it spells them."""
+    return [Device(name, kind="torch", runs_on=name) for name in names]

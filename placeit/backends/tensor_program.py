@@ -89,7 +89,7 @@ class TensorProgram(base.Model):
         return {name for name, kind in zip(self.graph.names, self.graph.kinds, strict=True) if computes or kind == "Result"}
 
     def driven(self, cluster: Cluster) -> Cluster:
-        """Return the cluster with its CPU core sets driven by PyTorch. Raises DeviceError for what else OpenVINO drives."""
+        """Return the cluster with its devices driven by PyTorch. Raises DeviceError for what OpenVINO alone drives."""
         return driven_by_pytorch(cluster, self.path)
 
     def uncut(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:  # noqa: ARG002

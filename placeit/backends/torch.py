@@ -91,7 +91,7 @@ class Model(base.Model):
         }
 
     def driven(self, cluster: Cluster) -> Cluster:
-        """Return the cluster with its CPU core sets driven by PyTorch. Raises DeviceError for what else OpenVINO drives."""
+        """Return the cluster with its devices driven by PyTorch. Raises DeviceError for what OpenVINO alone drives."""
         return driven_by_pytorch(cluster, self.path)
 
     def uncut(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:  # noqa: ARG002
@@ -126,7 +126,7 @@ class Model(base.Model):
 
 
 def driven_by_pytorch(cluster: Cluster, path: Path) -> Cluster:
-    """Return a cluster with its CPU core sets driven by PyTorch.
+    """Return a cluster with its CPU core sets and NVIDIA GPUs driven by PyTorch.
 
     Args:
         cluster: devices as they were found.
@@ -137,12 +137,14 @@ def driven_by_pytorch(cluster: Cluster, path: Path) -> Cluster:
     """
 
     def driven(device: Device) -> Device:
+        if device.kind == "cuda":
+            return replace(device, kind="torch", driver=f"PyTorch {torch.__version__}, {device.driver}")
         if device.kind != "openvino":
             return device
         if device.runs_on.partition("@")[0] != "CPU":
             raise DeviceError(
-                f"OpenVINO drives {device.name}, and {path} is a PyTorch model, which runs on CPU core sets: choose those, or "
-                "convert the model with `placeit export` to ONNX or OpenVINO IR, which runs on any of them."
+                f"OpenVINO drives {device.name}, and {path} is a PyTorch model, which runs on CPU core sets and NVIDIA GPUs: "
+                "choose those, or convert the model with `placeit export` to ONNX or OpenVINO IR, which runs on any of them."
             )
         return replace(device, kind="torch", driver=f"PyTorch {torch.__version__}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -55,14 +56,15 @@ def compare(
     with terminal.progress() as progress, open_session(options, files, progress) as (session, placements):
         groups = _candidates(session, dict(zip(map(str, files), placements, strict=True)))
         plans = {name: session.segmenter.plan(devices) for name, devices in groups.items()}
-        executors = {name: session.executor(plan) for name, plan in plans.items()}
-        race = Race({name: executor.time for name, executor in executors.items()}, seed=seed)
-        measured = race.run(
-            rounds=runs,
-            drop_losers=False,
-            progress=None if progress is None else lambda _, share: progress("measuring", share),
-        )
-        errors = {name: session.check_outputs(executor) for name, executor in executors.items()}
+        with contextlib.ExitStack() as stack:
+            executors = {name: stack.enter_context(session.executor(plan)) for name, plan in plans.items()}
+            race = Race({name: executor.time for name, executor in executors.items()}, seed=seed)
+            measured = race.run(
+                rounds=runs,
+                drop_losers=False,
+                progress=None if progress is None else lambda _, share: progress("measuring", share),
+            )
+            errors = {name: session.check_outputs(executor) for name, executor in executors.items()}
         cluster = session.cluster
         counts = {name: session.placement(devices).counts() for name, devices in groups.items()}
     singles = [name for name in groups if name not in map(str, files)]

@@ -17,7 +17,6 @@ from placeit.errors import InfeasibleError
 from placeit.profiler.cache import Cache, are_times
 from placeit.profiler.links import device_key, probe
 from placeit.runtime.devices.kinds import device_kind
-from placeit.runtime.executor import Executor
 from placeit.runtime.runtime import Runtime
 from placeit.runtime.segments import Costs, Plan, Segmenter
 
@@ -157,11 +156,11 @@ def _measure(
 
 def _passes_of(runtime: Runtime, plan: Plan) -> Iterator[NDArray[np.float64]]:
     """Run a plan again and again, and give the seconds of each of its segments."""
-    executor = Executor(runtime, plan)
-    executor.set_inputs(runtime.model.random_inputs())
-    while True:
-        executor.time()
-        yield executor.segment_seconds(last=True)
+    with runtime.executor(plan) as executor:
+        executor.set_inputs(runtime.model.random_inputs())
+        while True:
+            executor.time()
+            yield executor.segment_seconds(last=True)
 
 
 def _valid(kept: Any, can: NDArray[np.bool_]) -> bool:

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from placeit.backends.base import Model
 from placeit.backends.coarsen import Grouping
 from placeit.cluster import Cluster, Device
-from placeit.runtime.executor import Executor
 from placeit.runtime.runtime import Runtime
 from placeit.runtime.segments import Costs, Segmenter
 
@@ -32,11 +31,11 @@ def group_shares(
     groups = len(grouping.groups)
     with Runtime(model, grouping, Cluster((replace(device, slowdown=1.0),)), precision=precision) as runtime:
         plan = Segmenter(grouping, Costs.free(groups, runtime.cluster)).plan(np.zeros(groups, np.int32), merge=False)
-        executor = Executor(runtime, plan)
-        executor.set_inputs(model.random_inputs())
-        for _ in range(passes):
-            executor.time()
-        seconds = executor.segment_seconds()
+        with runtime.executor(plan) as executor:
+            executor.set_inputs(model.random_inputs())
+            for _ in range(passes):
+                executor.time()
+            seconds = executor.segment_seconds()
     shares = np.zeros(groups)
     shares[[segment.groups[0] for segment in plan.segments]] = seconds
     total = shares.sum()

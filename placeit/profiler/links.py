@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,7 +15,6 @@ from placeit.backends.base import Model
 from placeit.backends.coarsen import Grouping
 from placeit.cluster import Cluster, Device, Link
 from placeit.profiler.cache import Cache, are_times
-from placeit.runtime.executor import Executor
 from placeit.runtime.runtime import Runtime
 from placeit.runtime.segments import Costs, Segmenter
 
@@ -130,13 +130,13 @@ def _time_routes(runtime: Runtime, grouping: Grouping, routes: list[tuple[int, i
     """Median seconds per hop of chains that alternate between two devices, the chains interleaved."""
     groups = len(grouping.groups)
     segmenter = Segmenter(grouping, Costs.free(len(grouping.groups), runtime.cluster))
-    executors = {
-        route: Executor(runtime, segmenter.plan([route[g % 2] for g in range(groups)], merge=False)) for route in routes
-    }
     samples: dict[tuple[int, int], list[float]] = {route: [] for route in routes}
-    for turn in range(_PASSES + 2):
-        for route, executor in executors.items():
-            seconds = executor.time()
-            if turn >= 2:
-                samples[route].append(seconds)
+    with contextlib.ExitStack() as stack:
+        plans = {route: segmenter.plan([route[g % 2] for g in range(groups)], merge=False) for route in routes}
+        executors = {route: stack.enter_context(runtime.executor(plan)) for route, plan in plans.items()}
+        for turn in range(_PASSES + 2):
+            for route, executor in executors.items():
+                seconds = executor.time()
+                if turn >= 2:
+                    samples[route].append(seconds)
     return {route: float(np.median(values)) / _HOPS for route, values in samples.items()}

@@ -7,21 +7,79 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from time import perf_counter
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placeit.errors import DeviceError, ExecutionError, PlaceitError, UsageError
 from placeit.profiler.trace import Span
-from placeit.runtime.devices.base import Buffer, Done, Instance
+from placeit.runtime.devices.base import Buffer, Done, Instance, Program
 from placeit.runtime.devices.openvino import HostBuffer
-from placeit.runtime.runtime import Runtime
 from placeit.runtime.scheduler import Instruction, Scheduler, Start, Transfer
 from placeit.runtime.segments import Plan
 
-__all__ = ["Executor"]
+if TYPE_CHECKING:
+    from placeit.runtime.runtime import Runtime
+
+__all__ = ["Executor", "PlanExecutor"]
 
 _KEPT_SAMPLES = 1000  # times of a segment
+
+
+class PlanExecutor(Protocol):
+    """A plan, ready to run. Use it as a context manager, or call :meth:`close`."""
+
+    @property
+    def plan(self) -> Plan:
+        """What it runs."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None: ...
+
+    def close(self) -> None:
+        """Let go of buffers and programs. Closing twice does nothing more."""
+        ...
+
+    def set_inputs(self, inputs: Mapping[str, NDArray[np.generic]], *, request: int = 0) -> None:
+        """Copy the model's inputs into place, from where each run takes them.
+
+        Raises:
+            UsageError: an input is missing, unknown, or has another shape or type than the model wants.
+        """
+        ...
+
+    def outputs(self, *, request: int = 0) -> dict[str, NDArray[np.generic]]:
+        """Return copies of the outputs of the last run, by name."""
+        ...
+
+    def run(self, inputs: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
+        """Run once and return the outputs by name. Raises UsageError or ExecutionError."""
+        ...
+
+    def time(self) -> float:
+        """Run once on the inputs in place and return the seconds it took. Raises ExecutionError."""
+        ...
+
+    def times(self, count: int) -> float:
+        """Run ``count`` requests, as many in flight as the executor was made for, and return the seconds they took.
+
+        Raises:
+            ExecutionError: a device failed, or has been closed.
+            UsageError: no request at all.
+        """
+        ...
+
+    def spans(self) -> list[Span]:
+        """What ran when in the last run: one span per segment and transfer, on a track per device and per link."""
+        ...
+
+    def segment_seconds(self, *, last: bool = False) -> NDArray[np.float64]:
+        """``float64[S]``, median seconds of each segment over many runs, or of the last one; zero if it runs nothing."""
+        ...
 
 
 class _Slot:
@@ -97,7 +155,7 @@ class Executor:
         if requests < 1:
             raise UsageError(f"An executor is made for at least one request in flight; got {requests}.")
         self.runtime, self.plan = runtime, plan
-        compiled = iter(runtime.compile([segment for segment in plan.segments if not segment.free]))
+        compiled = iter(cast("list[Program]", runtime.compile([segment for segment in plan.segments if not segment.free])))
         self.programs = [None if segment.free else next(compiled) for segment in plan.segments]
         self._scheduler = Scheduler(plan.problem, plan.placement, links="channel", queue="priority")
         self._samples: list[deque[float]] = [deque(maxlen=_KEPT_SAMPLES) for _ in plan.segments]
@@ -108,13 +166,25 @@ class Executor:
         self._lost = False  # whether nobody knows what still runs
         self._slots = [_Slot(self, number) for number in range(requests)]
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of buffers and programs. Closing twice does nothing more."""
+        with self._turn:
+            self._slots.clear()
+            self.programs.clear()
+
     def set_inputs(self, inputs: Mapping[str, NDArray[np.generic]], *, request: int = 0) -> None:
         """Copy the model's inputs into place.
 
         Raises:
             UsageError: an input is missing, unknown, or has another shape or type than the model wants.
         """
-        slot = self._slots[request]
+        slot = self._slot(request)
         for name in inputs:
             if name not in slot.inputs:
                 raise UsageError(f"The model has no input '{name}'; its inputs are {', '.join(slot.inputs)}.")
@@ -131,7 +201,7 @@ class Executor:
 
     def outputs(self, *, request: int = 0) -> dict[str, NDArray[np.generic]]:
         """Return copies of the outputs of the last run, by name."""
-        return {name: np.array(buffer.array(), order="C") for name, buffer in self._slots[request].outputs.items()}
+        return {name: np.array(buffer.array(), order="C") for name, buffer in self._slot(request).outputs.items()}
 
     def run(self, inputs: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
         """Run once and return the outputs by name. Raises UsageError or ExecutionError."""
@@ -156,6 +226,7 @@ class Executor:
         with self._turn:
             if self._lost:
                 raise ExecutionError("After an earlier error this executor does not know what still runs: make a new one.")
+            self._slot(0)
             slots = self._slots[:count]
             for slot in slots:
                 slot.ran.clear()
@@ -177,6 +248,11 @@ class Executor:
             if self._error is not None:
                 raise self._error
             return max(slot.end for slot in slots) - begin
+
+    def _slot(self, request: int) -> _Slot:
+        if not self._slots:
+            raise ExecutionError("This executor is closed: make a new one.")
+        return self._slots[request]
 
     def _wait(self) -> None:
         for slot in self._slots:

@@ -19,7 +19,9 @@ from placeit.errors import DeviceError, GraphError
 from placeit.runtime.devices.base import Buffer, Program, RuntimeDevice, SegmentSource, TensorSpec, Transport
 from placeit.runtime.devices.emulated import EmulatedLink, SlowedDevice
 from placeit.runtime.devices.kinds import device_kind
-from placeit.runtime.segments import Segment
+from placeit.runtime.executor import Executor, PlanExecutor
+from placeit.runtime.segments import Plan, Segment
+from placeit.runtime.streams.accelerator import StreamProgram, Streams
 
 __all__ = ["Runtime"]
 
@@ -39,6 +41,7 @@ class Runtime:
         precision: inference precision of every device.
         devices: what to run on in place of the cluster's real devices, one for each of them, such as null devices.
         transports: links to go with them, by (source, destination).
+        streams: what drives all of them through streams instead.
         wait: how to wait for a request to finish; a virtual clock has to be run.
 
     Raises:
@@ -55,6 +58,7 @@ class Runtime:
         precision: str = "f32",
         devices: Sequence[RuntimeDevice] | None = None,
         transports: Mapping[tuple[int, int], Transport] | None = None,
+        streams: Streams | None = None,
         wait: Callable[[threading.Event], object] = threading.Event.wait,
     ) -> None:
         self.model, self.grouping, self.cluster = model, grouping, cluster
@@ -68,10 +72,13 @@ class Runtime:
         self._output_of = {spec.op: spec.name for spec in model.outputs}
         self.inputs = {spec.name: TensorSpec(spec.shape, spec.dtype) for spec in model.inputs}
         self.model_outputs = {spec.name: TensorSpec(spec.shape, spec.dtype) for spec in model.outputs}
-        self._programs: OrderedDict[tuple[str, tuple[int, ...]], Program] = OrderedDict()
+        self._programs: OrderedDict[tuple[str, tuple[int, ...]], Program | StreamProgram] = OrderedDict()
         self._kept_bytes = 0.0
         self.wait = wait
-        self.devices = _open_devices(cluster, precision) if devices is None else tuple(devices)
+        self.streams = _open_streams(cluster, precision) if devices is None and streams is None else streams
+        if devices is None:
+            devices = () if self.streams is not None else _open_devices(cluster, precision)
+        self.devices = tuple(devices)
         self.transports = _open_links(cluster) if transports is None else dict(transports)
 
     def __enter__(self) -> Self:
@@ -86,13 +93,33 @@ class Runtime:
             device.close()
         for transport in self.transports.values():
             transport.close()
+        if self.streams is not None:
+            self.streams.accelerator.close()
 
-    def compile(self, segments: Sequence[Segment]) -> list[Program]:
+    def executor(self, plan: Plan, *, requests: int = 1) -> PlanExecutor:
+        """Make a plan ready to run, with the executor that drives these devices.
+
+        Args:
+            plan: what to run.
+            requests: how many requests may be in flight at once.
+
+        Raises:
+            DeviceError: a segment cannot be compiled for its device, or there is no room for its weights or buffers.
+            UsageError: no request at all.
+        """
+        if self.streams is None:
+            return Executor(self, plan, requests=requests)
+        from placeit.runtime.streams.executor import StreamExecutor
+        from placeit.runtime.streams.work import Work
+
+        return StreamExecutor(Work.of(self, plan), self.streams.accelerator, requests=requests, timed=True)
+
+    def compile(self, segments: Sequence[Segment]) -> list[Program | StreamProgram]:
         """Compile segments for their devices, or take the programs that equal devices have compiled. Raises DeviceError."""
-        keys = [(self.devices[segment.device].program_key, segment.groups) for segment in segments]
+        keys = [("" if self.streams is not None else self.devices[s.device].program_key, s.groups) for s in segments]
         missing = {key: segment for key, segment in zip(keys, segments, strict=True) if key not in self._programs}
         with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "placeit compile") as pool:
-            compiled = pool.map(lambda s: self.devices[s.device].compile(self.source(s)), missing.values())
+            compiled = pool.map(self._compile, missing.values())
             for key, program in zip(missing, compiled, strict=True):
                 self._programs[key] = program
                 self._kept_bytes += self._weights(key[1])
@@ -104,6 +131,10 @@ class Runtime:
             (_, groups), _ = self._programs.popitem(last=False)
             self._kept_bytes -= self._weights(groups)
         return programs
+
+    def _compile(self, segment: Segment) -> Program | StreamProgram:
+        compile_one = self.devices[segment.device].compile if self.streams is None else self.streams.compile
+        return compile_one(self.source(segment))
 
     def source(self, segment: Segment) -> SegmentSource:
         """A segment as devices see it before compilation."""
@@ -162,10 +193,26 @@ def _check_together(model: Model, grouping: Grouping) -> None:
                 )
 
 
-def _open_devices(cluster: Cluster, precision: str) -> tuple[RuntimeDevice, ...]:
+def _open_streams(cluster: Cluster, precision: str) -> Streams | None:
     for device in cluster.devices:
         if device.described:
             raise DeviceError(f"{device.name} is a described device: it exists in simulation only and cannot run anything.")
+    for device in cluster.devices:
+        streams = device_kind(device).streams(cluster.devices, precision)
+        if streams is not None:
+            throttled = [f"the link {src} -> {dst}" for (src, dst), link in cluster.links.items() if link.origin == "emulated"]
+            throttled += [device.name for device in cluster.devices if device.emulated]
+            if throttled:
+                streams.accelerator.close()
+                raise DeviceError(
+                    f"{throttled[0]} is emulated, and nothing can be slowed down on purpose beside {device.name}, which runs "
+                    "ahead of this process: leave 'slowdown', and links without 'measured: true', out of the cluster file."
+                )
+            return streams
+    return None
+
+
+def _open_devices(cluster: Cluster, precision: str) -> tuple[RuntimeDevice, ...]:
     devices: list[RuntimeDevice] = []
     try:
         for device in cluster.devices:
@@ -228,7 +275,7 @@ class _Source:
         return runtime.ops(segment), enter, leave
 
     def _foreign(self, framework: str) -> DeviceError:
-        device, model = self.runtime.devices[self.segment.device].name, self.runtime.model
+        device, model = self.runtime.cluster.names[self.segment.device], self.runtime.model
         return DeviceError(
             f"{device} runs {framework} programs, and {model.path} is not read with {framework}: convert it with `placeit "
             "export`, or choose other devices."

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from placeit.errors import DeviceError
 from placeit.runtime.devices.base import TensorSpec
 from placeit.runtime.devices.null import VirtualClock
-from placeit.runtime.streams.accelerator import HOST, Inbox, Replay, StreamProgram, Token
+from placeit.runtime.streams.accelerator import HOST, Inbox, LoadedProgram, Replay, Token
 from placeit.testing.happens_before import HOST_THREAD, Access, HappensBefore
 
 __all__ = ["FakeAccelerator", "Run"]
@@ -58,13 +58,17 @@ class _View:
 class _Mark:
     """A place in a stream: what an event stands for."""
 
-    def __init__(self, clock: Mapping[Hashable, int]) -> None:
-        self.clock = clock
-        self.reached = False
+    def __init__(self, device: int, clock: Mapping[Hashable, int]) -> None:
+        self.device, self.clock = device, clock
+        self.reached_at: float | None = None
         self.then: list[Callable[[], None]] = []
 
-    def reach(self) -> None:
-        self.reached = True
+    @property
+    def reached(self) -> bool:
+        return self.reached_at is not None
+
+    def reach(self, now: float) -> None:
+        self.reached_at = now
         for call in self.then:
             call()
 
@@ -102,7 +106,7 @@ class Run:
         finish: virtual seconds.
     """
 
-    def __init__(self, program: StreamProgram | None, inputs: Sequence[_View], outputs: Sequence[_View], device: int) -> None:
+    def __init__(self, program: LoadedProgram | None, inputs: Sequence[_View], outputs: Sequence[_View], device: int) -> None:
         self.program, self.inputs, self.outputs = program, inputs, outputs
         self.src, self.dst = device, device
         if program is None:
@@ -140,6 +144,7 @@ class FakeAccelerator:
         seed: of every duration, and of how time passes.
         peers: ordered pairs of devices of which the first can write the second's memory; None for all.
         memory_bytes: of each device.
+        on_host: devices that compute in the host's memory, and cannot hold up any other's streams, nor be held up by them.
         skip_wait: number of a wait, in the order of the calls, that is left out: what a forgotten wait does.
         fail_at: number of a launch of a program that raises, as when memory runs out.
         die_at: number of a launch of a program that breaks its device, so that nothing on it is ever reported again.
@@ -163,11 +168,12 @@ class FakeAccelerator:
         *,
         peers: set[tuple[int, int]] | None = None,
         memory_bytes: float = float("inf"),
+        on_host: Collection[int] = (),
         skip_wait: int | None = None,
         fail_at: int | None = None,
         die_at: int | None = None,
         patience: float = 1.0,
-        seconds: Callable[[StreamProgram | None, int, int, int], float] | None = None,
+        seconds: Callable[[LoadedProgram | None, int, int, int], float] | None = None,
     ) -> None:
         self.names = tuple(f"fake:{d}" for d in range(devices))
         self.order = HappensBefore()
@@ -175,6 +181,7 @@ class FakeAccelerator:
         self.allocated = dict.fromkeys((HOST, *range(devices)), 0)
         self.trace: list[Run] = []
         self._peers, self._memory_bytes, self._seconds = peers, memory_bytes, seconds
+        self._on_host = frozenset(on_host)
         self._skip_wait, self._fail_at, self._die_at, self._patience = skip_wait, fail_at, die_at, patience
         self._rng = np.random.default_rng(seed)
         self._clock = VirtualClock()
@@ -183,6 +190,13 @@ class FakeAccelerator:
         self._broken: str | None = None
         self._delivered: dict[tuple[int, Token], Mapping[Hashable, int]] = {}
         self._captured: list[Callable[[], None]] | None = None
+
+    def close(self) -> None:
+        """Do nothing: there are no threads."""
+
+    def memory(self, device: int) -> int:
+        """Its own, or the host's, as was given."""
+        return HOST if device in self._on_host else device
 
     def place(self, device: int) -> object:
         """Its name."""
@@ -230,9 +244,16 @@ class FakeAccelerator:
         """A stream, empty when it is first asked for."""
         return self._streams.setdefault((device, number), _Stream(self._number(), device))
 
-    def event(self, device: int) -> _Event:  # noqa: ARG002
+    def event(self, device: int, *, timed: bool = False) -> _Event:  # noqa: ARG002
         """An event that marks nothing."""
         return _Event()
+
+    def elapsed(self, first: _Event, second: _Event) -> float:
+        """Virtual seconds."""
+        assert first.mark is not None and second.mark is not None, "an event that was never recorded has no time"  # noqa: PT018
+        ends = first.mark.reached_at, second.mark.reached_at
+        assert ends[0] is not None and ends[1] is not None, "an event that has not happened has no time"  # noqa: PT018
+        return ends[1] - ends[0]
 
     def record(self, event: _Event, stream: _Stream) -> None:
         """Queue a mark."""
@@ -247,12 +268,14 @@ class FakeAccelerator:
         if self._captured is not None:
             self._captured.append(functools.partial(self.wait, stream, event))
             return
+        awaited = event.mark.device if event.mark is not None else None
+        assert awaited not in self._on_host or stream.device in self._on_host, "a stream cannot wait for a thread of the host"
         self.waits += 1
         if event.mark is not None and self.waits - 1 != self._skip_wait:
             self._wait(stream, event.mark)
         self._pass_time()
 
-    def launch(self, stream: _Stream, program: StreamProgram, inputs: Sequence[_View], outputs: Sequence[_View]) -> None:
+    def launch(self, stream: _Stream, program: LoadedProgram, inputs: Sequence[_View], outputs: Sequence[_View]) -> None:
         """Queue a program."""
         if self._captured is not None:
             self._captured.append(functools.partial(self.launch, stream, program, inputs, outputs))
@@ -327,14 +350,14 @@ class FakeAccelerator:
         return self._made
 
     def _run(
-        self, stream: _Stream, what: str, program: StreamProgram | None, inputs: Sequence[_View], outputs: Sequence[_View]
+        self, stream: _Stream, what: str, program: LoadedProgram | None, inputs: Sequence[_View], outputs: Sequence[_View]
     ) -> None:
         self.order.use(stream, what, [view.access for view in inputs], [view.access for view in outputs])
         self._queue(stream, Run(program, inputs, outputs, stream.device))
         self._pass_time()
 
     def _mark(self, stream: _Stream) -> _Mark:
-        mark = _Mark(self.order.mark(stream))
+        mark = _Mark(stream.device, self.order.mark(stream))
         self._queue(stream, mark)
         return mark
 
@@ -363,7 +386,7 @@ class FakeAccelerator:
                 return
             stream.queue.popleft()
             if isinstance(item, _Mark):
-                item.reach()
+                item.reach(self._clock.now)
 
     def _end(self, stream: _Stream, run: Run) -> None:
         run.end()

@@ -4,10 +4,11 @@ import sys
 
 import pytest
 import torch
-from eager_streams import Eager, Recorded
+from eager_streams import Eager, Recorded, devices
 
 from benchmarks import gpu
 from benchmarks._harness import Args, Report, main
+from placeit.cluster import Cluster
 from placeit.errors import DeviceError
 from placeit.runtime.streams.torch_accelerator import TorchAccelerator
 
@@ -28,9 +29,8 @@ def cpus(monkeypatch):
     monkeypatch.setattr(gpu, "LARGE", SMALL)
     monkeypatch.setattr(gpu, "COPY_BYTES", (16, 1 << 16))
     monkeypatch.setattr(gpu, "_SAMPLED_S", 0.001)
-    accelerator = TorchAccelerator(["cpu", "cpu:0"])
-    yield accelerator
-    accelerator.close()
+    monkeypatch.setattr(gpu, "_BUDGET_S", 0.5)
+    return Cluster(tuple(devices("cpu", "cpu:0")))
 
 
 def test_everything_that_a_gpu_is_asked_for_is_in_the_report(cpus):

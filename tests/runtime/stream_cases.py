@@ -1,5 +1,6 @@
 """Random models for stream executors, with what they must compute."""
 
+import weakref
 import zlib
 from dataclasses import dataclass
 
@@ -64,7 +65,7 @@ class Program:
 
     def __init__(self, runtime, segment, weight_bytes=0, workspace_bytes=0):
         graph, op_tensor = runtime.grouping.graph, runtime.grouping.op_tensor
-        self.weight_bytes, self.workspace_bytes, self.loaded = weight_bytes, workspace_bytes, []
+        self.bytes, self.workspace_bytes, self.loaded = weight_bytes, workspace_bytes, weakref.WeakSet()
         self.graph, self.ops = graph, runtime.ops(segment)
         at = {graph.names[v]: int(t) for t, v in enumerate(graph.tensor_op.tolist())}
         model_inputs = {spec.name: at[spec.op] for spec in runtime.model.inputs}
@@ -73,15 +74,25 @@ class Program:
         self.reads = [int(op_tensor[t]) for t in segment.inputs] + [model_inputs[n] for n in runtime.inputs_of(segment)]
         self.writes = [int(op_tensor[t]) for t in segment.outputs] + [model_outputs[n] for n in runtime.outputs_of(segment)]
 
-    def load(self, place):
-        self.loaded.append(place)
+    def weight_bytes(self, place):
+        return self.bytes
 
-    def unload(self):
-        self.loaded.pop()
+    def load(self, place):
+        loaded = Loaded(self)
+        self.loaded.add(loaded)
+        return loaded
+
+
+class Loaded:
+    """A program on a device."""
+
+    def __init__(self, program):
+        self.program = program
 
     def launch(self, inputs, outputs):
-        known = evaluate(self.graph, self.ops, zip(self.reads, inputs, strict=True))
-        for t, output in zip(self.writes, outputs, strict=True):
+        program = self.program
+        known = evaluate(program.graph, program.ops, zip(program.reads, inputs, strict=True))
+        for t, output in zip(program.writes, outputs, strict=True):
             output[...] = known[t]
 
 
@@ -135,7 +146,7 @@ class Case:
 
     def work(self, **bytes_of):
         segments = self.plan.segments
-        return Work.of(self.runtime, self.plan, [None if s.free else Program(self.runtime, s, **bytes_of) for s in segments])
+        return Work.of(self.runtime, self.plan, [Program(self.runtime, s, **bytes_of) for s in segments if not s.free])
 
     def accelerator(self, **options):
         return FakeAccelerator(len(self.runtime.cluster), self.seed, peers=self.peers, **options)
@@ -184,9 +195,9 @@ def random_case(seed, *, ops=None, devices=None, merge=None, closed=False):
     return Case(runtime, plan, peers, seed)
 
 
-def run_case(case, *, order="dynamic", requests=1, rounds=2, ahead=2, patience=1.0, skip_wait=None):
+def run_case(case, *, order="dynamic", requests=1, rounds=2, ahead=2, patience=1.0, skip_wait=None, on_host=()):
     """Run a case; return the accelerator and whether every output was right."""
-    accelerator = case.accelerator(patience=patience, skip_wait=skip_wait)
+    accelerator = case.accelerator(patience=patience, skip_wait=skip_wait, on_host=on_host)
     right = True
     with StreamExecutor(case.work(), accelerator, order=order, requests=requests, ahead=ahead) as executor:
         for number in range(rounds):

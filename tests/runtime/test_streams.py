@@ -61,7 +61,7 @@ def simulated(case, work):
 
     def of(program, src, dst, nbytes):
         if program is not None:
-            return seconds[id(program)]
+            return seconds[id(program.program)]
         return 0.0 if HOST in (src, dst) else problem.latency[src, dst] + nbytes / problem.bandwidth[src, dst]
 
     return of
@@ -79,7 +79,7 @@ def traced(case, **options):
 def test_without_launching_ahead_it_keeps_the_simulated_schedule(seed):
     case = random_case(seed, ops=12, devices=3, closed=True)
     work, trace = traced(case, ahead=1)
-    begin = {id(run.program): run.start for run in trace}
+    begin = {id(run.program.program): run.start for run in trace if run.program is not None}
     for s, task in enumerate(work.tasks):
         if task.program is not None:
             assert begin[id(task.program)] == pytest.approx(case.plan.schedule.start[s])
@@ -184,7 +184,7 @@ def test_of_two_ready_segments_the_one_on_the_longer_path_goes_first():
     case = case_of(["Parameter", "Op", "Op", "Op", "Op"], [(0, 1), (0, 2), (1, 3), (2, 4)], [0] * 5, [0, 1, 1, 1, 9])
     work, trace = traced(case)
     names = {id(task.program): task.name for task in work.tasks}
-    assert [names[id(run.program)] for run in trace if run.program is not None] == ["op2", "op4", "op1", "op3"]
+    assert [names[id(run.program.program)] for run in trace if run.program is not None] == ["op2", "op4", "op1", "op3"]
 
 
 def test_copies_run_beside_segments():
@@ -198,7 +198,7 @@ def test_copies_run_beside_segments():
 
 def test_a_chain_takes_the_memory_of_the_two_tensors_that_are_alive():
     case = chain(10, [0] * 10)
-    layout = Layout(case.work(), lambda a, b: True, fixed=False)
+    layout = Layout(case.work(), FakeAccelerator(1), fixed=False)
     assert layout.bytes_on(0) == 2 * 400
     assert layout.bytes_on(HOST) == 2 * 400  # input and output keep theirs
 
@@ -209,7 +209,7 @@ def test_a_fixed_order_shares_more_memory():
     kinds = ["Parameter", "Op", "Op", "Op", "Op", "Op", "Op", "Op", "Result"]
     edges += [(0, 3), (3, 7)]
     case = case_of(kinds, edges, [0] * 9)
-    taken = [Layout(case.work(), lambda a, b: True, fixed=fixed).bytes_on(0) for fixed in (False, True)]
+    taken = [Layout(case.work(), FakeAccelerator(1), fixed=fixed).bytes_on(0) for fixed in (False, True)]
     assert taken[1] < taken[0]
 
 
@@ -239,6 +239,7 @@ def test_memory_that_runs_out_half_way_names_the_segment_and_releases_everything
             executor.run(case.inputs())
         assert isinstance(caught.value.__cause__, DeviceError)
         assert not any(accelerator.allocated.values())
+        accelerator.trace.clear()  # which remembers what ran
         assert not any(task.program.loaded for task in work.tasks if task.program)
         assert accelerator.order.faults == []
         with pytest.raises(ExecutionError, match="closed"):
@@ -293,13 +294,64 @@ def test_an_interrupt_waits_for_what_runs_and_releases_everything():
     assert accelerator.order.faults == []
 
 
+def test_spans_are_what_ran_when_on_devices_and_between_them():
+    for seed in range(12):
+        case = random_case(seed, ops=10, devices=3)
+        accelerator = FakeAccelerator(3, seed, patience=0.0)  # or a device would wait for the host between event and launch
+        with StreamExecutor(case.work(), accelerator, requests=2, timed=True) as executor:
+            for request in range(2):
+                executor.set_inputs(case.inputs(), request=request)
+            executor.times(1)
+            accelerator.trace.clear()
+            executor.times(3)
+            spans = executor.spans()
+            last = executor.segment_seconds(last=True)
+        assert len(spans) == len(accelerator.trace)
+        names = ["host", *accelerator.names]
+        ran = [
+            (names[run.src + 1] if run.program else f"{names[run.src + 1]} -> {names[run.dst + 1]}", run.finish - run.start)
+            for run in accelerator.trace
+        ]
+        took = [(span.track, span.finish - span.start) for span in spans]
+        assert sorted(track for track, _ in took) == sorted(track for track, _ in ran)
+        for (track, seconds), (same, expected) in zip(sorted(took), sorted(ran), strict=True):
+            assert track == same
+            assert seconds == pytest.approx(expected)
+        computed = [span for span in spans if span.category == "compute"]
+        assert {op for span in computed for op in span.args["ops"]} == {
+            op for task in executor.work.tasks if task.program for op in task.ops
+        }
+        for s, task in enumerate(executor.work.tasks):
+            assert (last[s] > 0) <= (task.program is not None)
+
+
+def test_segments_of_virtual_devices_take_what_was_simulated():
+    case = random_case(5, ops=12, devices=3, closed=True)
+    work = case.work()
+    with StreamExecutor(work, FakeAccelerator(3, seconds=simulated(case, work)), timed=True) as executor:
+        executor.run({})
+        simulated_s = case.plan.schedule.finish - case.plan.schedule.start
+        np.testing.assert_allclose(executor.segment_seconds(), simulated_s * [task.program is not None for task in work.tasks])
+
+
+def test_what_was_not_recorded_is_not_told():
+    case = chain(2, [0, 0])
+    with StreamExecutor(case.work(), case.accelerator()) as executor:
+        executor.run(case.inputs())
+        for ask in (executor.spans, executor.segment_seconds):
+            with pytest.raises(UsageError, match="timed=True"):
+                ask()
+    with pytest.raises(UsageError, match="captured graph tells nothing"):
+        StreamExecutor(case.work(), case.accelerator(), order="graph", timed=True)
+
+
 def test_weights_that_cannot_be_loaded_name_the_segment():
     class Heavy(Program):
         def load(self, place):
             raise DeviceError(f"{place} is out of memory.")
 
     case = chain(2, [0, 0])
-    programs = [None if s.free else Heavy(case.runtime, s) for s in case.plan.segments]
+    programs = [Heavy(case.runtime, s) for s in case.plan.segments if not s.free]
     accelerator = case.accelerator()
     with pytest.raises(DeviceError, match="weights of the segment that starts with 'op1' cannot be brought to fake:0"):
         StreamExecutor(Work.of(case.runtime, case.plan, programs), accelerator)

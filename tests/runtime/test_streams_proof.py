@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stream_cases import random_case, run_case
 
-from placeit.errors import ExecutionError
+from placeit.errors import DeviceError, ExecutionError
 from placeit.runtime.devices.base import TensorSpec
 from placeit.runtime.streams.accelerator import HOST
 from placeit.runtime.streams.clocks import Clocks
@@ -34,10 +34,44 @@ def test_every_run_of_random_plans_is_ordered_and_right(order, plans):
         assert right, (seed, order)
         assert not any(accelerator.allocated.values())
         waits += accelerator.waits
-        layout = Layout(case.work(), accelerator.can_peer, fixed=order != "dynamic")
+        layout = Layout(case.work(), accelerator, fixed=order != "dynamic")
         shared += len(layout.specs) - len(layout.slots)
     assert waits > 5 * plans  # or the test would show little
     assert shared > plans / 2
+
+
+def some_on_host(seed, devices):
+    """Devices that compute in the host's memory."""
+    return {device for device in range(devices) if (seed >> device) & 1}
+
+
+def test_devices_in_the_memory_of_the_host_hold_up_no_others_and_copy_nothing_to_each_other():
+    copies = waits = 0
+    for seed in range(120):
+        case = random_case(seed)
+        hosts = some_on_host(seed, len(case.runtime.cluster))
+        accelerator, right = run_case(case, on_host=hosts, **options(seed))  # the fake refuses waits for these
+        assert accelerator.order.faults == [], seed
+        assert right, seed
+        assert not any(accelerator.allocated.values())
+        waits += accelerator.waits
+        for run in accelerator.trace:
+            if run.program is None:
+                ends = {HOST if end in hosts else end for end in (run.src, run.dst)}
+                assert len(ends) == 2
+                copies += HOST in ends
+    assert waits > 300
+    assert copies > 300
+
+
+@pytest.mark.parametrize("order", ["static", "graph"])
+def test_launching_everything_ahead_is_refused_where_a_device_would_have_to_wait_for_a_thread(order):
+    case = random_case(3, ops=8, devices=2)
+    with pytest.raises(DeviceError, match=rf"order='{order}'.* fake:1 cannot be made to wait for fake:0"):
+        StreamExecutor(case.work(), case.accelerator(on_host={0}), order=order)
+    accelerator, right = run_case(case, order=order, on_host={0, 1})
+    assert right
+    assert accelerator.order.faults == []
 
 
 @pytest.mark.parametrize("order", ["dynamic", "static"])
@@ -65,10 +99,12 @@ def test_leaving_out_any_one_wait_is_found(order):
     requests=st.integers(1, 3),
     ahead=st.integers(1, 4),
     patience=st.sampled_from(PATIENCE),
+    mixed=st.booleans(),
 )
-def test_any_plan_with_any_timing_is_ordered_and_right(seed, ops, devices, merge, order, requests, ahead, patience):
+def test_any_plan_with_any_timing_is_ordered_and_right(seed, ops, devices, merge, order, requests, ahead, patience, mixed):
     case = random_case(seed, ops=ops, devices=devices, merge=merge)
-    accelerator, right = run_case(case, order=order, requests=requests, ahead=ahead, patience=patience)
+    hosts = some_on_host(seed, devices) if mixed and order == "dynamic" else ()
+    accelerator, right = run_case(case, order=order, requests=requests, ahead=ahead, patience=patience, on_host=hosts)
     assert accelerator.order.faults == []
     assert right
     assert not any(accelerator.allocated.values())
@@ -171,8 +207,6 @@ def test_the_checker_finds_what_was_never_written_written_as_something_else_or_f
 
 
 class Adder:
-    weight_bytes = workspace_bytes = 0
-
     def launch(self, inputs, outputs):
         outputs[0][...] = inputs[0] + 1
 

@@ -5,7 +5,7 @@ from queue import SimpleQueue
 import numpy as np
 import pytest
 import torch
-from eager_streams import Eager, Recorded
+from eager_streams import Eager, Recorded, devices
 from stream_cases import random_case
 from test_streams import chain
 
@@ -20,8 +20,8 @@ from placeit.runtime.streams import reports
 from placeit.runtime.streams import torch_accelerator as accelerators
 from placeit.runtime.streams.accelerator import HOST
 from placeit.runtime.streams.executor import StreamExecutor
-from placeit.runtime.streams.module_program import ModuleProgram, work_of
-from placeit.runtime.streams.torch_accelerator import TorchAccelerator
+from placeit.runtime.streams.module_program import ModuleProgram
+from placeit.runtime.streams.torch_accelerator import TorchAccelerator, torch_streams
 from placeit.runtime.streams.work import Work
 
 
@@ -36,11 +36,19 @@ class Step(torch.nn.Module):
         return (self.weight * x + 1.0,)
 
 
-def torch_work(devices, module=Step):
-    case = chain(len(devices), devices)
-    steps = iter(range(1, len(devices) + 1))
+class Shared(torch.nn.Module):
+    """Something else with the same weight, seen through another tensor."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.register_buffer("mine", weight.detach())
+
+
+def torch_work(places, module=Step):
+    case = chain(len(places), places)
+    steps = iter(range(1, len(places) + 1))
     return case, Work.of(
-        case.runtime, case.plan, [None if s.free else ModuleProgram(module(float(next(steps)))) for s in case.plan.segments]
+        case.runtime, case.plan, [ModuleProgram(module(float(next(steps)))) for s in case.plan.segments if not s.free]
     )
 
 
@@ -54,7 +62,7 @@ def expected(value, steps):
 def cpu(monkeypatch):
     monkeypatch.setattr(torch, "Stream", Eager)
     monkeypatch.setattr(torch, "Event", Recorded)
-    accelerator = TorchAccelerator(["cpu", "cpu"])
+    accelerator = TorchAccelerator(devices("cpu", "cpu"))
     yield accelerator
     accelerator.close()
 
@@ -69,18 +77,25 @@ def test_pytorch_modules_run_on_the_streams_of_pytorch(cpu, order):
         executor.times(5)
 
 
-def test_weights_are_copied_to_the_device_and_let_go(cpu):
-    module = Step(2.0)
-    program = ModuleProgram(module)
-    assert program.weight_bytes == 400
-    program.load(torch.device("meta"))
-    assert program.weight_bytes == 0
-    program.load(torch.device("meta"))
+def test_weights_are_on_a_device_once_and_for_as_long_as_a_program_there_uses_them():
+    module, there = Step(2.0), torch.device("meta")
+    one, other = ModuleProgram(module), ModuleProgram(Shared(module.weight))
+    assert one.weight_bytes(there) == other.weight_bytes(there) == 400
+    loaded = [one.load(there), other.load(there)]
+    assert one.weight_bytes(there) == other.weight_bytes(there) == 0
     assert module.weight.device.type == "cpu"
-    program.unload()
-    assert program.weight_bytes == 0
-    program.unload()
-    assert program.weight_bytes == 400
+    del loaded[0]
+    assert one.weight_bytes(there) == 0
+    del loaded[0]
+    assert one.weight_bytes(there) == 400
+
+
+def test_on_the_cpu_weights_are_used_where_they_are():
+    program = ModuleProgram(Step(2.0))
+    assert program.weight_bytes(torch.device("cpu")) == 0
+    out = torch.zeros(100)
+    program.load(torch.device("cpu")).launch([torch.ones(100)], [out])
+    np.testing.assert_array_equal(out, np.full(100, 3.0))
 
 
 def test_a_traced_module_makes_its_tensors_on_the_device_that_it_is_loaded_to(cpu):
@@ -91,8 +106,7 @@ def test_a_traced_module_makes_its_tensors_on_the_device_that_it_is_loaded_to(cp
     module = torch.fx.symbolic_trace(Traced(2.0))
     program = ModuleProgram(module)
     place, out = torch.device("meta"), torch.zeros(100, device="meta")
-    program.load(place)
-    program.launch([torch.zeros(100, device=place)], [out])  # raises if anything is left on the CPU
+    program.load(place).launch([torch.zeros(100, device=place)], [out])  # raises if anything is left on the CPU
     np.testing.assert_array_equal(module(torch.zeros(100))[0], np.full(100, 3.0))
 
 
@@ -114,24 +128,25 @@ def exported():
     return module, load(module, (torch.zeros(3, 8),))
 
 
-def branches(exported, names, seed):
+def branches(exported, accelerator, seed):
     """A random placement of an exported module: what to run, its inputs, and what PyTorch says of them."""
     module, model = exported
     grouping = Grouping.singletons(model.graph)
+    names = [f"{d}" for d in range(len(accelerator.names))]
     cluster = Cluster(tuple(Device(name, "cuda") for name in names))
     costs = Costs.free(len(grouping.groups), cluster)
     place = np.random.default_rng(seed).integers(0, len(names), len(grouping.groups))
     plan = Segmenter(grouping, costs).plan(place, merge=bool(seed % 2))
-    runtime = Runtime(model, grouping, cluster, devices=(), transports={})
+    runtime = Runtime(model, grouping, cluster, streams=torch_streams(accelerator))
     inputs = model.random_inputs(seed)
     with torch.inference_mode():
         results = module(*(torch.tensor(value) for value in inputs.values()))
-    return work_of(runtime, plan), inputs, dict(zip(runtime.model_outputs, results, strict=True))
+    return Work.of(runtime, plan), inputs, dict(zip(runtime.model_outputs, results, strict=True))
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_an_exported_model_gives_what_pytorch_gives(exported, cpu, seed):
-    work, inputs, expected = branches(exported, ["a", "b"], seed)
+    work, inputs, expected = branches(exported, cpu, seed)
     with StreamExecutor(work, cpu) as executor:
         got = executor.run(inputs)
     assert got.keys() == expected.keys()
@@ -200,28 +215,28 @@ def test_a_pytorch_without_cuda_says_what_to_install(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(DeviceError, match=r"is built without CUDA: install one built with it .*placeit\[cuda\]"):
-        TorchAccelerator(["cuda:0"])
+        TorchAccelerator(devices("cuda:0"))
 
 
 def test_a_missing_driver_says_what_to_check(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     with pytest.raises(DeviceError, match=r"built for CUDA 12\.8 and finds no GPU to use: check that `nvidia-smi`"):
-        TorchAccelerator(["cuda:0"])
+        TorchAccelerator(devices("cuda:0"))
 
 
 def test_a_gpu_that_is_not_there_lists_those_that_are(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(DeviceError, match=r"There is no device cuda:7; PyTorch sees cuda:0, cuda:1"):
-        TorchAccelerator(["cuda:0", "cuda:7"])
+        TorchAccelerator(devices("cuda:0", "cuda:7"))
 
 
 def test_devices_of_different_types_are_refused(monkeypatch):
     with pytest.raises(DeviceError, match=r"different types"):
-        TorchAccelerator(["cpu", "meta"])
+        TorchAccelerator(devices("cpu", "meta"))
     with pytest.raises(DeviceError, match=r"knows no devices of type 'meta'|finds no device of type 'meta'"):
-        TorchAccelerator(["meta"])
+        TorchAccelerator(devices("meta"))
 
 
 def fake_cupy(monkeypatch, cuda=12080, installed=("cupy-cuda12x",), wanted="12.8", error=None):
@@ -343,7 +358,7 @@ two_gpus = pytest.mark.skipif(GPUS < 2, reason=f"needs two NVIDIA GPUs; this mac
 
 @pytest.fixture
 def gpus():
-    accelerator = TorchAccelerator([f"cuda:{d}" for d in range(GPUS)])
+    accelerator = TorchAccelerator(devices(*(f"cuda:{d}" for d in range(GPUS))))
     yield accelerator
     accelerator.close()
 
@@ -377,7 +392,7 @@ def test_two_gpus_compute_what_numpy_does(gpus, order, peers, monkeypatch):
 @one_gpu
 @pytest.mark.parametrize("seed", range(4))
 def test_an_exported_model_gives_on_gpus_what_pytorch_gives_on_the_cpu(exported, gpus, seed):
-    work, inputs, expected = branches(exported, gpus.names, seed)
+    work, inputs, expected = branches(exported, gpus, seed)
     with StreamExecutor(work, gpus) as executor:
         got = executor.run(inputs)
     for name, value in expected.items():
@@ -418,14 +433,14 @@ def test_random_plans_on_gpus_run_in_order(gpus, seed):
 
         def forward(self, *inputs):
             outputs = [np.zeros(self.shapes[t], self.dtypes[t]) for t in self.program.writes]
-            self.program.launch([value.cpu().numpy() for value in inputs], outputs)
+            self.program.load(None).launch([value.cpu().numpy() for value in inputs], outputs)
             return tuple(torch.from_numpy(value) for value in outputs)
 
     case = random_case(seed, ops=10, devices=GPUS)
     graph = case.runtime.grouping.graph
     Evaluate.shapes, Evaluate.dtypes = graph.tensor_shapes, graph.tensor_dtypes
     fake = case.work()
-    work = Work.of(case.runtime, case.plan, [t.program and ModuleProgram(Evaluate(t.program)) for t in fake.tasks])
+    work = Work.of(case.runtime, case.plan, [ModuleProgram(Evaluate(t.program)) for t in fake.tasks if t.program])
     with StreamExecutor(work, gpus) as executor:
         got, want = executor.run(case.inputs()), case.expected(case.inputs())
     for name in want:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, cast
@@ -17,6 +17,7 @@ from placeit.runtime.devices.base import RuntimeDevice
 if TYPE_CHECKING:
     from placeit.backends.base import Model
     from placeit.backends.coarsen import Grouping
+    from placeit.runtime.streams.accelerator import Streams
 
 __all__ = ["DeviceKind", "device_kind"]
 
@@ -38,11 +39,14 @@ class DeviceKind:
             such models at all.
         group_shares: ``group_shares(model, grouping, device, precision, passes)`` measures each group's share of the time of a
             pass over the whole model: ``float64[G]``, which sums to one. Raises DeviceError.
+        streams: ``streams(devices, precision)`` drives all devices of a cluster through streams, if it has one of this kind for
+            which that is the way; None if it has not. Raises DeviceError.
     """
 
     open: Callable[[Device, str], RuntimeDevice]
     supported: Callable[[Model, Device], Collection[str]]
     group_shares: Callable[[Model, Grouping, Device, str, int], NDArray[np.float64]]
+    streams: Callable[[Sequence[Device], str], Streams | None] = lambda _devices, _precision: None
 
 
 def device_kind(device: Device) -> DeviceKind:

@@ -7,7 +7,7 @@ import functools
 import linecache
 import math
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, cast
 
@@ -25,6 +25,7 @@ from placeit.runtime.devices.worker import Worker, perform
 if TYPE_CHECKING:
     from placeit.backends.base import Model
     from placeit.backends.coarsen import Grouping
+    from placeit.runtime.streams.accelerator import Streams
 
 __all__ = ["KIND", "TorchBuffer", "TorchDevice", "explaining", "failing_op", "use_threads"]
 
@@ -213,7 +214,7 @@ def _reason(error: BaseException) -> str:
 def _supported(model: Model, device: Device) -> Collection[str]:
     if not isinstance(model, TorchSegments):
         raise DeviceError(f"PyTorch drives {device.name}, and {model.path} is not a PyTorch model: choose other devices.")
-    return model.with_kernel("CPU")
+    return model.with_kernel(device.runs_on.partition(":")[0].partition("@")[0].upper())
 
 
 def _group_shares(model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> NDArray[np.float64]:
@@ -222,4 +223,10 @@ def _group_shares(model: Model, grouping: Grouping, device: Device, precision: s
     return group_shares(model, grouping, device, precision, passes=passes)
 
 
-KIND = DeviceKind(lambda device, precision: TorchDevice(device, precision=precision), _supported, _group_shares)
+def _streams(devices: Sequence[Device], precision: str) -> Streams | None:
+    from placeit.runtime.streams.torch_accelerator import open_streams
+
+    return open_streams(devices, precision)
+
+
+KIND = DeviceKind(lambda device, precision: TorchDevice(device, precision=precision), _supported, _group_shares, _streams)

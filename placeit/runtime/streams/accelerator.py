@@ -7,15 +7,29 @@ Streams, events, memory and views are opaque here; each accelerator has its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.runtime.devices.base import TensorSpec
+from placeit.runtime.devices.base import SegmentSource, TensorSpec
 
-__all__ = ["HOST", "Accelerator", "Event", "Inbox", "Memory", "Replay", "Stream", "StreamProgram", "Token", "View"]
+__all__ = [
+    "HOST",
+    "Accelerator",
+    "Event",
+    "Inbox",
+    "LoadedProgram",
+    "Memory",
+    "Replay",
+    "Stream",
+    "StreamProgram",
+    "Streams",
+    "Token",
+    "View",
+]
 
 HOST = -1
 """The number that stands for pinned host memory where a device is expected."""
@@ -36,29 +50,28 @@ Inbox: TypeAlias = SimpleQueue[Token]
 Replay: TypeAlias = Callable[[], None]
 
 
-class StreamProgram(Protocol):
-    """A segment that can be launched on a stream."""
+class LoadedProgram(Protocol):
+    """A program with its weights on a device. They are let go with the last reference to it."""
 
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of device memory that :meth:`load` will take."""
+    def launch(self, inputs: Sequence[View], outputs: Sequence[View]) -> None:
+        """Queue the computation on the current stream: read the inputs, fill the outputs, wait for nothing."""
         ...
+
+
+class StreamProgram(Protocol):
+    """A segment that can be launched on streams. Places are given as :meth:`Accelerator.place` spells them."""
 
     @property
     def workspace_bytes(self) -> int:
         """Bytes of device memory that a launch takes for the time that it runs, beside its inputs and outputs."""
         ...
 
-    def load(self, place: object) -> None:
-        """Bring the weights to a device, given as :meth:`Accelerator.place` spells it."""
+    def weight_bytes(self, place: object) -> int:
+        """Bytes of device memory that :meth:`load` would take now."""
         ...
 
-    def launch(self, inputs: Sequence[View], outputs: Sequence[View]) -> None:
-        """Queue the computation on the current stream: read the inputs, fill the outputs, wait for nothing."""
-        ...
-
-    def unload(self) -> None:
-        """Let go of the weights. Called once for every :meth:`load`."""
+    def load(self, place: object) -> LoadedProgram:
+        """Bring the weights to a device. Raises DeviceError."""
         ...
 
 
@@ -71,6 +84,18 @@ class Accelerator(Protocol):
     @property
     def names(self) -> Sequence[str]:
         """Name of each device."""
+        ...
+
+    def close(self) -> None:
+        """Stop every thread. Nothing may be running."""
+        ...
+
+    def memory(self, device: int) -> int:
+        """Where a device computes: in memory of its own, which has its number, or in that of the host, ``HOST``.
+
+        What is launched on a device of the host's memory is a job of a thread. It cannot hold up the stream of any other
+        device: nothing may be launched there to wait for it.
+        """
         ...
 
     def place(self, device: int) -> object:
@@ -113,8 +138,12 @@ class Accelerator(Protocol):
         """One of a device's streams; always the same for the same number, whoever asks."""
         ...
 
-    def event(self, device: int) -> Event:
-        """Make an event, to be recorded in streams of one device."""
+    def event(self, device: int, *, timed: bool = False) -> Event:
+        """Make an event, to be recorded in streams of one device, that may be asked for its time."""
+        ...
+
+    def elapsed(self, first: Event, second: Event) -> float:
+        """Seconds between two timed events of one device, both of which have happened."""
         ...
 
     def record(self, event: Event, stream: Stream) -> None:
@@ -125,7 +154,7 @@ class Accelerator(Protocol):
         """Let what is launched on the stream from now on start only after what the event marks now has ended."""
         ...
 
-    def launch(self, stream: Stream, program: StreamProgram, inputs: Sequence[View], outputs: Sequence[View]) -> None:
+    def launch(self, stream: Stream, program: LoadedProgram, inputs: Sequence[View], outputs: Sequence[View]) -> None:
         """Launch a program on a stream. Raises DeviceError, as when memory runs out."""
         ...
 
@@ -148,3 +177,16 @@ class Accelerator(Protocol):
     def capture(self, streams: Sequence[Stream], launches: Callable[[], None]) -> Replay:
         """Capture launches on streams, the first of which every replay is launched on. Raises DeviceError if unavailable."""
         ...
+
+
+@dataclass(frozen=True)
+class Streams:
+    """How the devices of a cluster are driven, if it is through streams.
+
+    Attributes:
+        accelerator: the devices, numbered as in the cluster.
+        compile: makes a program of a segment, which any of them can load. Raises DeviceError.
+    """
+
+    accelerator: Accelerator
+    compile: Callable[[SegmentSource], StreamProgram]

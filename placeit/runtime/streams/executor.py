@@ -14,10 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.errors import DeviceError, ExecutionError, UsageError
-from placeit.runtime.streams.accelerator import HOST, Accelerator, StreamProgram, View
+from placeit.profiler.trace import Span
+from placeit.runtime.segments import Plan
+from placeit.runtime.streams.accelerator import HOST, Accelerator, View
 from placeit.runtime.streams.launcher import Launcher
 from placeit.runtime.streams.layout import Layout
 from placeit.runtime.streams.orders import Dynamic, Graph, LaunchOrder, Static
+from placeit.runtime.streams.times import Times
 from placeit.runtime.streams.work import Work
 from placeit.units import format_quantity
 
@@ -46,35 +49,51 @@ class StreamExecutor:
         work: what to run.
         accelerator: where.
         requests: how many requests may be in flight at once.
-        order: ``dynamic``, ``static`` or ``graph``.
+        order: ``dynamic``, ``static`` or ``graph``. The last two are not for plans on accelerators and core sets at once.
         ahead: for ``dynamic``, how many segments may be queued on a device, and tensors on a link, the running one included.
+        timed: whether to record what ran when, for :meth:`spans` and :meth:`segment_seconds`: an event more for each launch.
 
     Raises:
-        DeviceError: weights and buffers do not fit into a device's free memory, or ``graph`` is not available.
-        UsageError: an argument out of its range.
+        DeviceError: weights and buffers do not fit into a device's free memory, or the order is not available.
+        UsageError: an argument out of its range, or a graph that is to be timed.
     """
 
     def __init__(
-        self, work: Work, accelerator: Accelerator, *, requests: int = 1, order: Order = "dynamic", ahead: int = _AHEAD
+        self,
+        work: Work,
+        accelerator: Accelerator,
+        *,
+        requests: int = 1,
+        order: Order = "dynamic",
+        ahead: int = _AHEAD,
+        timed: bool = False,
     ) -> None:
         if requests < 1 or ahead < 1:
             raise UsageError(f"'requests' and 'ahead' must be at least 1; got {requests} and {ahead}.")
         if order not in get_args(Order):
             raise UsageError(f"'order' is '{order}'; it must be one of {', '.join(get_args(Order))}.")
+        if order == "graph" and timed:
+            raise UsageError("A captured graph tells nothing of its parts: run it without 'timed', or with order='static'.")
         self.work, self._accelerator = work, accelerator
-        self.layout = Layout(work, accelerator.can_peer, fixed=order != "dynamic")
+        if order != "dynamic":
+            self._check_alike(order)
+        self.layout = Layout(work, accelerator, fixed=order != "dynamic")
         self._turn = threading.RLock()  # of the threads that call
-        self._launcher = Launcher(self.layout, accelerator)
-        self._loaded: list[StreamProgram] = []
+        self._launcher = Launcher(self.layout, accelerator, timed=timed)
+        self._times = Times(self._launcher) if timed else None
         self._order: LaunchOrder | None = None  # None if closed
         self._check_memory(requests)
         try:
-            self._load()
             self._launcher.make(requests)
             self._order = self._make_order(order, ahead)
         except BaseException as error:
             self._abandon(error)
             raise
+
+    @property
+    def plan(self) -> Plan:
+        """What it runs."""
+        return self.work.plan
 
     def _make_order(self, order: Order, ahead: int) -> LaunchOrder:
         if order == "dynamic":
@@ -93,8 +112,6 @@ class StreamExecutor:
         """Release memory and weights. Closing twice does nothing more."""
         self._order = None  # a captured graph refers to the memory
         self._launcher.release()
-        while self._loaded:
-            self._loaded.pop().unload()
         self._accelerator.trim()
 
     def set_inputs(self, inputs: Mapping[str, NDArray[np.generic]], *, request: int = 0) -> None:
@@ -143,25 +160,55 @@ class StreamExecutor:
         with self._turn:
             if self._order is None:
                 raise _closed()
-            begin, order, launcher = perf_counter(), self._order, self._launcher
+            order, launcher = self._order, self._launcher
             try:
+                if self._times is not None:
+                    self._times.begin()
+                begin = perf_counter()
                 at_once = min(count, len(launcher.slots))
                 for request in range(at_once):
                     order.begin(request)
-                waiting = count - at_once
+                waiting, end = count - at_once, perf_counter()
                 while launcher.flying:
                     request, n = launcher.next_report()
                     order.ended(request, n)
                     slot = launcher.slots[request]
-                    if waiting and slot.decided and not slot.flying:
-                        waiting -= 1
-                        order.begin(request)
+                    if slot.decided and not slot.flying:
+                        end = perf_counter()
+                        if self._times is not None:
+                            self._times.ended(slot)
+                        if waiting:
+                            waiting -= 1
+                            order.begin(request)
             except BaseException as error:
                 self._abandon(error)
                 if isinstance(error, DeviceError):
                     raise ExecutionError(f"{error} The run has ended, and all of its memory is released.") from error
                 raise
-            return perf_counter() - begin
+            return end - begin
+
+    def spans(self) -> list[Span]:
+        """What ran when in the last run: one span per segment and copy, on a track per device and per pair that copies.
+
+        Copies between the host and a device, which a simulation knows nothing of, are on tracks of their own.
+
+        Raises:
+            UsageError: the executor was not made with ``timed``.
+        """
+        return self._timed().spans()
+
+    def segment_seconds(self, *, last: bool = False) -> NDArray[np.float64]:
+        """``float64[S]``, median seconds of each segment over many runs, or of the last one; zero if it runs nothing.
+
+        Raises:
+            UsageError: the executor was not made with ``timed``.
+        """
+        return self._timed().segment_seconds(last=last)
+
+    def _timed(self) -> Times:
+        if self._times is None:
+            raise UsageError("This executor has not recorded what ran when: make it with timed=True.")
+        return self._times
 
     def _host(self, value: int, request: int) -> View:
         if self._order is None:
@@ -170,8 +217,11 @@ class StreamExecutor:
 
     def _check_memory(self, requests: int) -> None:
         for device, name in enumerate(self._accelerator.names):
+            if self._accelerator.memory(device) == HOST:
+                continue  # weights stay where they are
+            place = self._accelerator.place(device)
             programs = [task.program for task in self.work.tasks if task.device == device and task.program is not None]
-            weights = sum(program.weight_bytes for program in programs)
+            weights = sum(program.weight_bytes(place) for program in programs)
             buffers = requests * self.layout.bytes_on(device)
             workspace = max((program.workspace_bytes for program in programs), default=0)
             free, need = self._accelerator.free_bytes(device), weights + buffers + workspace
@@ -183,17 +233,16 @@ class StreamExecutor:
                     "other processes use."
                 )
 
-    def _load(self) -> None:
-        for task in self.work.tasks:
-            if task.program is not None:
-                try:
-                    task.program.load(self._accelerator.place(task.device))
-                except DeviceError as error:
-                    name = self._accelerator.names[task.device]
-                    raise DeviceError(
-                        f"The weights of the segment that starts with '{task.name}' cannot be brought to {name}: {error}"
-                    ) from error
-                self._loaded.append(task.program)
+    def _check_alike(self, order: Order) -> None:
+        used = sorted({task.device for task in self.work.tasks if task.program is not None})
+        own = [device for device in used if self._accelerator.memory(device) != HOST]
+        if own and len(own) < len(used):
+            names = self._accelerator.names
+            host = next(device for device in used if device not in own)
+            raise DeviceError(
+                f"With order='{order}' everything is launched ahead, and {names[own[0]]} cannot be made to wait for "
+                f"{names[host]}, which computes on threads of the host: run the plan with order='dynamic'."
+            )
 
     def _abandon(self, error: BaseException) -> None:
         """Wait for what was launched, if the devices still answer, and release everything that it or the error holds."""

@@ -8,8 +8,8 @@ from queue import SimpleQueue
 import numpy as np
 
 from placeit.errors import DeviceError
-from placeit.runtime.streams.accelerator import HOST, Accelerator, Event, Inbox, Memory, Stream, Token, View
-from placeit.runtime.streams.layout import Layout
+from placeit.runtime.streams.accelerator import HOST, Accelerator, Event, Inbox, LoadedProgram, Memory, Stream, Token, View
+from placeit.runtime.streams.layout import Launch, Layout
 
 __all__ = ["Launcher", "Slot"]
 
@@ -19,12 +19,13 @@ class Slot:
 
     Attributes:
         views: of each buffer.
-        events: of each launch.
+        events: of each launch, recorded behind it.
+        begins: of each launch, recorded before it; None if nobody wants to know how long it took.
         flying: how many reports are still to come.
         decided: whether nothing is left to launch.
     """
 
-    def __init__(self, layout: Layout, accelerator: Accelerator, memory: list[Memory]) -> None:
+    def __init__(self, layout: Layout, accelerator: Accelerator, memory: list[Memory], *, timed: bool) -> None:
         mine: list[Memory] = []
         for place, nbytes in layout.slots:
             mine.append(accelerator.allocate(place, nbytes))
@@ -32,17 +33,20 @@ class Slot:
         self.views: list[View] = [
             accelerator.view(mine[slot], spec) for slot, spec in zip(layout.slot_of, layout.specs, strict=True)
         ]
-        self.events: list[Event] = [accelerator.event(layout.streams[launch.stream]) for launch in layout.launches]
+        owners = [layout.streams[launch.stream] for launch in layout.launches]
+        self.events: list[Event] = [accelerator.event(device, timed=timed) for device in owners]
+        self.begins: list[Event] | None = [accelerator.event(device, timed=True) for device in owners] if timed else None
         self.flying = 0
         self.decided = True
 
 
 class Launcher:
-    """Memory, streams and events of a number of requests.
+    """Programs, memory, streams and events of a number of requests.
 
     Args:
         layout: what there is to launch.
         accelerator: where.
+        timed: whether to record when each launch begins and ends.
 
     Attributes:
         slots: the requests, once :meth:`make` has made them.
@@ -50,19 +54,26 @@ class Launcher:
         flying: how many reports are still to come, of all requests.
     """
 
-    def __init__(self, layout: Layout, accelerator: Accelerator) -> None:
-        self.layout, self.accelerator = layout, accelerator
+    def __init__(self, layout: Layout, accelerator: Accelerator, *, timed: bool) -> None:
+        self.layout, self.accelerator, self.timed = layout, accelerator, timed
         self.slots: list[Slot] = []
         self.streams: list[Stream] = []
         self.flying = 0
         self._inbox: Inbox = SimpleQueue()
         self._memory: list[Memory] = []
+        self._loaded: list[LoadedProgram | None] = []
 
     def make(self, requests: int) -> None:
-        """Allocate everything, with inputs of zeros. Raises DeviceError; :meth:`release` undoes what was done."""
+        """Load every program, and allocate everything, with inputs of zeros.
+
+        Raises:
+            DeviceError: :meth:`release` undoes what was done.
+        """
         layout, accelerator = self.layout, self.accelerator
+        for launch in layout.launches:
+            self._loaded.append(None if launch.program is None else self._load(launch))
         for _ in range(requests):
-            slot = Slot(layout, accelerator, self._memory)
+            slot = Slot(layout, accelerator, self._memory, timed=self.timed)
             self.slots.append(slot)
             for value in layout.work.inputs.values():
                 spec = layout.work.values[value]
@@ -70,9 +81,21 @@ class Launcher:
         for i, device in enumerate(layout.streams):
             self.streams.append(accelerator.stream(device, layout.streams[:i].count(device)))
 
+    def _load(self, launch: Launch) -> LoadedProgram:
+        assert launch.program is not None  # noqa: S101 (the caller has looked)
+        device = self.layout.streams[launch.stream]
+        try:
+            return launch.program.load(self.accelerator.place(device))
+        except DeviceError as error:
+            raise DeviceError(
+                f"The weights of the segment that starts with '{launch.name}' cannot be brought to "
+                f"{self.accelerator.names[device]}: {error}"
+            ) from error
+
     def release(self) -> None:
-        """Free the memory. Nothing may be running."""
+        """Free the memory, and let go of the programs. Nothing may be running."""
         self.slots.clear()
+        self._loaded.clear()
         while self._memory:
             self.accelerator.free(self._memory.pop())
 
@@ -89,20 +112,22 @@ class Launcher:
             DeviceError: names the segment, or what was to be copied, and the device.
         """
         launch, accelerator, views = self.layout.launches[n], self.accelerator, slot.views
-        stream = self.streams[launch.stream]
+        stream, program = self.streams[launch.stream], self._loaded[n]
         inputs, outputs = [views[b] for b in launch.reads], [views[b] for b in launch.writes]
         try:
             for wait in after:
                 accelerator.wait(stream, slot.events[wait])
-            if launch.program is None:
+            if slot.begins is not None:
+                accelerator.record(slot.begins[n], stream)
+            if program is None:
                 accelerator.copy(stream, inputs[0], outputs[0])
             else:
-                accelerator.launch(stream, launch.program, inputs, outputs)
-            if record:
+                accelerator.launch(stream, program, inputs, outputs)
+            if record or slot.begins is not None:
                 accelerator.record(slot.events[n], stream)
         except DeviceError as error:
             device = accelerator.names[self.layout.streams[launch.stream]]
-            what = "Copying what is made by" if launch.program is None else "The segment that starts with"
+            what = "Copying what is made by" if program is None else "The segment that starts with"
             raise DeviceError(f"{what} '{launch.name}' failed on {device}: {error}") from error
 
     def expect(self, request: int, n: int, stream: Stream) -> None:

@@ -6,14 +6,14 @@ written whatever the timing, so that no wait is added and no stream stalls for i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
 from placeit.runtime.devices.base import TensorSpec
-from placeit.runtime.streams.accelerator import HOST, StreamProgram
+from placeit.runtime.streams.accelerator import HOST, Accelerator, StreamProgram
 from placeit.runtime.streams.work import Work
 
 __all__ = ["Launch", "Layout"]
@@ -45,17 +45,18 @@ class Layout:
 
     Each device has a stream for its segments, and one for every other place that it copies to, or, where the other place
     cannot itself write to it, from: so a copy never queues behind one to another place. What the device cannot send directly
-    goes through pinned memory of the host, in two legs.
+    goes through pinned memory of the host, in two legs. Between devices that compute in the host's memory nothing is copied.
 
     Args:
         work: what to run.
-        can_peer: whether one device can write another's memory.
+        accelerator: says where each device computes, and which of them can write the memory of which.
         fixed: launch everything in the order of the simulated schedule, so that the order of launches on a stream also counts
             when memory is shared. Otherwise only what follows from the data does, since the order is not known ahead.
 
     Attributes:
         launches: in an order in which they may be launched.
         streams: device of each stream.
+        routes: where what is launched on each stream takes values from, and where it leaves them: one device, for segments.
         runs: for each task its launch; None if it runs nothing.
         moves: for (tensor of the plan's problem, destination) the legs that bring it there; a transfer that is not here moves
             nothing.
@@ -63,16 +64,18 @@ class Layout:
         takes: for each task, the launches that bring what it makes to the host.
         ends: launches that nothing else is known to follow; all have ended when these have.
         specs: what each buffer looks like.
-        places: device of each buffer, or ``HOST``.
-        buffer_of: the buffer of (value, place).
+        places: where each buffer lies: a device, or ``HOST``.
+        buffer_of: where a device, or the host, finds a value: the buffer of (value, device).
         slot_of: for each buffer the slot of memory that it lies in.
         slots: for each slot its device and bytes.
     """
 
-    def __init__(self, work: Work, can_peer: Callable[[int, int], bool], *, fixed: bool) -> None:
-        self.work, self._can_peer = work, can_peer
+    def __init__(self, work: Work, accelerator: Accelerator, *, fixed: bool) -> None:
+        self.work, self._can_peer = work, accelerator.can_peer
+        self._place = [accelerator.memory(device) for device in range(len(accelerator.names))]
         self.launches: list[Launch] = []
         self.streams: list[int] = []
+        self.routes: list[tuple[int, int]] = []
         self.specs: list[TensorSpec] = []
         self.places: list[int] = []
         self.buffer_of: dict[tuple[int, int], int] = {}
@@ -102,7 +105,7 @@ class Layout:
         plan, schedule = work.plan, work.plan.schedule
         problem, moved = plan.problem, schedule.transfers
         for value in work.inputs.values():
-            self._buffer(value, HOST)
+            self.buffer_of[value, HOST] = self._new_buffer(value, HOST)
         level = [0] * len(problem)
         for v in problem.order.tolist():
             for e in problem.predecessors.edge[problem.predecessors.ptr[v] : problem.predecessors.ptr[v + 1]].tolist():
@@ -124,11 +127,15 @@ class Layout:
                 value = work.value_of[number]
                 if (value, dst) in read_on:
                     src = HOST if value in provided else work.tasks[maker[number]].device
-                    self.moves[number, dst] = self._copy(value, src, dst)
+                    legs = self._copy(value, src, dst)
+                    if legs:
+                        self.moves[number, dst] = legs
             elif work.tasks[number].program is not None:
                 task = work.tasks[number]
                 reads = tuple(self.buffer_of[value, task.device] for value in task.reads)
-                writes = tuple(self._buffer(value, task.device) for value in task.writes)
+                writes = tuple(self._new_buffer(value, self._place[task.device]) for value in task.writes)
+                for value, buffer in zip(task.writes, writes, strict=True):
+                    self.buffer_of[value, task.device] = self.buffer_of[value, self._place[task.device]] = buffer
                 stream = task.device, task.device, task.device
                 self.runs[number] = self._launch(stream, reads, writes, task.name, task.program)
                 for value in task.writes:
@@ -136,13 +143,21 @@ class Layout:
                         self.takes[number] += self._copy(value, task.device, HOST)
 
     def _copy(self, value: int, src: int, dst: int) -> tuple[int, ...]:
+        """Bring a value from one place to another, and return the launches that do, in their order."""
         source, name = self.buffer_of[value, src], self._names[value]
-        if HOST in (src, dst) or self._can_peer(src, dst):
-            owner = dst if src == HOST else src
-            return (self._launch((owner, src, dst), (source,), (self._buffer(value, dst),), name),)
-        staging = self._new_buffer(value, HOST)
-        out = self._launch((src, src, dst), (source,), (staging,), name)
-        return out, self._launch((dst, src, dst), (staging,), (self._buffer(value, dst),), name)
+        from_host, to_host = (place == HOST or self._place[place] == HOST for place in (src, dst))
+        if from_host and to_host:
+            self.buffer_of[value, dst] = source
+            return ()
+        legs = []
+        owner = dst if from_host else src
+        if not (from_host or to_host or self._can_peer(src, dst)):
+            staging = self._new_buffer(value, HOST)
+            legs.append(self._launch((src, src, dst), (source,), (staging,), name))
+            source, owner = staging, dst
+        self.buffer_of[value, dst] = self._new_buffer(value, HOST if to_host else dst)
+        legs.append(self._launch((owner, src, dst), (source,), (self.buffer_of[value, dst],), name))
+        return tuple(legs)
 
     def _launch(
         self,
@@ -156,15 +171,12 @@ class Layout:
         if key not in self._stream_of:
             self._stream_of[key] = len(self.streams)
             self.streams.append(key[0])
+            self.routes.append(key[1:])
         after = tuple(dict.fromkeys(self._writer[b] for b in reads if b in self._writer))
         number = len(self.launches)
         self.launches.append(Launch(self._stream_of[key], reads, writes, after, program, name))
         self._writer.update(dict.fromkeys(writes, number))
         return number
-
-    def _buffer(self, value: int, place: int) -> int:
-        self.buffer_of[value, place] = self._new_buffer(value, place)
-        return self.buffer_of[value, place]
 
     def _new_buffer(self, value: int, place: int) -> int:
         self.specs.append(self.work.values[value])

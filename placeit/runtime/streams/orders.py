@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Protocol
 
 from placeit.runtime.scheduler import Done, Instruction, Scheduler, Start
-from placeit.runtime.streams.accelerator import Replay
+from placeit.runtime.streams.accelerator import HOST, Replay
 from placeit.runtime.streams.clocks import Clocks, Mark
 from placeit.runtime.streams.launcher import Launcher
 
@@ -32,12 +32,14 @@ class Dynamic:
     """The scheduler decides, whenever something has ended.
 
     It is told that a segment has ended as soon as its device can take another, which may be before; what it then starts is
-    launched behind. A link likewise. That a tensor has arrived it is told when that is so.
+    launched behind. A link likewise. That a tensor has arrived it is told when that is so. On devices that compute in the
+    host's memory an end is told when it has come, since no stream of another device could wait for it.
     """
 
     def __init__(self, launcher: Launcher, ahead: int) -> None:
         layout, plan = launcher.layout, launcher.layout.work.plan
-        self._launcher, self._layout, self._ahead = launcher, layout, ahead
+        self._launcher, self._layout = launcher, layout
+        self._ahead = [ahead if launcher.accelerator.memory(device) != HOST else 1 for device in layout.streams]  # by stream
         self._scheduler = Scheduler(plan.problem, plan.placement, links="channel", queue="priority")
         self._clocks = Clocks(len(layout.streams))
         self._marks: list[dict[int, Mark]] = [{} for _ in launcher.slots]  # what each request has launched
@@ -64,7 +66,7 @@ class Dynamic:
             self._follow(held.pop((request, n))())
         if n in self._arrives:
             self._follow(self._scheduler.transfer_finished(request, *self._arrives[n]))
-        while held and self._queued[stream] < self._ahead:
+        while held and self._queued[stream] < self._ahead[stream]:
             self._follow(held.pop(next(iter(held)))())
 
     def _follow(self, instructions: list[Instruction]) -> None:
@@ -97,7 +99,7 @@ class Dynamic:
     def _when_there_is_room(self, request: int, n: int, tell: Callable[[], list[Instruction]]) -> list[Instruction]:
         """Tell the scheduler that a stream can take more than this launch: now, or when less is queued there."""
         stream = self._layout.launches[n].stream
-        if self._queued[stream] < self._ahead:
+        if self._queued[stream] < self._ahead[stream]:
             return tell()
         self._held[stream][request, n] = tell
         return []

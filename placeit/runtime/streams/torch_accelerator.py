@@ -1,60 +1,101 @@
 """Accelerators that PyTorch drives, through its interface for any of them: torch.Stream, torch.Event, torch.get_device_module.
 
-Everything here is device-generic but two things: reports through CuPy (CUDA only; a waiting thread elsewhere), and the capture
-of graphs.
+Everything here is device-generic but three things: reports through CuPy (CUDA only; a waiting thread elsewhere), the capture of
+graphs, and that CUDA's convolutions are kept from rounding float32 to TF32. CPU core sets can stand beside the accelerators:
+they compute in the host's memory, on threads that look like streams.
 """
 
 from __future__ import annotations
 
+import functools
 import queue
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from placeit.cluster import Device
 from placeit.errors import DeviceError
 from placeit.runtime.devices.base import TensorSpec
-from placeit.runtime.streams.accelerator import HOST, Inbox, Replay, StreamProgram, Token
+from placeit.runtime.devices.torch_cpu import failing_op
+from placeit.runtime.streams.accelerator import HOST, Inbox, LoadedProgram, Replay, Streams, Token
+from placeit.runtime.streams.host_stream import HostEvent, HostStream
+from placeit.runtime.streams.module_program import ModuleProgram
 from placeit.runtime.streams.reports import CupyReports, Reports, ThreadReports
 
-__all__ = ["TorchAccelerator"]
+__all__ = ["TorchAccelerator", "open_streams", "torch_streams"]
 
 _LOOK_S = 1.0  # how often a host that waits looks whether the devices are alive
 
 
+def open_streams(devices: Sequence[Device], precision: str) -> Streams | None:
+    """Open what drives PyTorch's devices, if one of them is an accelerator. Raises DeviceError."""
+    if all(map(_is_core_set, devices)):
+        return None
+    if precision != "f32":
+        raise DeviceError(
+            f"PyTorch computes in the types of the model, and the precision {precision} is for OpenVINO: convert the module "
+            "before it is loaded, for example with module.bfloat16()."
+        )
+    return torch_streams(TorchAccelerator(devices))
+
+
+def torch_streams(accelerator: TorchAccelerator) -> Streams:
+    """Drive an accelerator with segments as PyTorch modules."""
+    return Streams(accelerator, lambda segment: ModuleProgram(cast("torch.nn.Module", segment.torch_module())))
+
+
 class TorchAccelerator:
-    """Devices of one type, such as ``cuda``, as PyTorch sees them. Call :meth:`close` at the end.
+    """Devices of one type, such as ``cuda``, as PyTorch sees them, and CPU core sets beside them.
+
+    Call :meth:`close` at the end.
 
     Args:
-        devices: names, as in the cluster: ``cuda:0``.
-        reports: how events are reported; None for host functions through CuPy on CUDA, and threads elsewhere.
+        devices: as in the cluster; ``runs_on`` is a device as PyTorch spells it (``cuda:0``), or a CPU core set.
+        reports: how events of accelerators are reported; None for host functions through CuPy on CUDA, and threads elsewhere.
 
     Raises:
         DeviceError: PyTorch has no support for the devices, there is no driver or no such device, or CuPy does not fit.
+
+    Attributes:
+        type: of the devices that are no core sets.
     """
 
-    def __init__(self, devices: Sequence[str], reports: Reports | None = None) -> None:
-        self.names = tuple(devices)
-        self._devices = [torch.device(name) for name in devices]
-        self.type = self._devices[0].type
+    def __init__(self, devices: Sequence[Device], reports: Reports | None = None) -> None:
+        self.names = tuple(device.name for device in devices)
+        self._sets = {number: device for number, device in enumerate(devices) if _is_core_set(device)}
+        self._devices = [torch.device("cpu" if _is_core_set(device) else device.runs_on) for device in devices]
+        own = [device for number, device in enumerate(self._devices) if number not in self._sets]
+        self.type = own[0].type if own else "cpu"
         self._module = _module(self.type)
         count = int(self._module.device_count())
-        for device in self._devices:
+        for device in own:
             if device.type != self.type:
-                raise DeviceError(f"{device} and {self._devices[0]} are of different types, and share no streams: choose one.")
+                raise DeviceError(f"{device} and {own[0]} are of different types, and share no streams: choose one.")
             if (device.index or 0) >= count:
                 there = ", ".join(f"{self.type}:{i}" for i in range(count))
                 raise DeviceError(f"There is no device {device}; PyTorch sees {there}. See `placeit devices`.")
         self._reports: Reports = reports or (CupyReports() if self.type == "cuda" else ThreadReports())
-        self._errors = [_Errors(name) for name in devices]
+        self._errors = [_Errors(name) for name in self.names]
         self._streams: dict[tuple[int, int], _Queue] = {}
+        self._threads: list[_Queue] = []
+        self._rounds = torch.backends.cudnn.allow_tf32
+        torch.backends.cudnn.allow_tf32 = self._rounds and self.type != "cuda"
 
     def close(self) -> None:
-        """Stop reporting."""
+        """Stop every thread, and let convolutions round as they did before."""
         self._reports.close()
+        while self._threads:
+            self._threads.pop().stream.close()
+        self._streams.clear()
+        torch.backends.cudnn.allow_tf32 = self._rounds
+
+    def memory(self, device: int) -> int:
+        """The host's for core sets, and its own for other devices."""
+        return HOST if device in self._sets else device
 
     def place(self, device: int) -> torch.device:
         """The device as PyTorch spells it."""
@@ -109,31 +150,46 @@ class TorchAccelerator:
         return array
 
     def stream(self, device: int, number: int) -> _Queue:
-        """A stream of PyTorch's pool."""
-        if (device, number) not in self._streams:
-            with self._errors[device]:
-                self._streams[device, number] = _Queue(torch.Stream(device=self._devices[device]), self._errors[device])
-        return self._streams[device, number]
+        """A stream of PyTorch's pool, or a thread for a core set."""
+        found = self._streams.get((device, number))
+        if found is None:
+            if device in self._sets:
+                found = _Queue(HostStream(self._sets[device]), self._errors[device])
+                self._threads.append(found)
+            else:
+                with self._errors[device]:
+                    found = _Queue(torch.Stream(device=self._devices[device]), self._errors[device])
+            self._streams[device, number] = found
+        return found
 
-    def event(self, device: int) -> torch.Event:
-        """An event without a time, which is cheaper."""
+    def event(self, device: int, *, timed: bool = False) -> torch.Event | HostEvent:
+        """An event, which is cheaper if it is not timed."""
+        if device in self._sets:
+            return HostEvent()
         with self._errors[device]:
-            return torch.Event(device=self._devices[device])
+            return torch.Event(device=self._devices[device], enable_timing=timed)
 
-    def record(self, event: torch.Event, stream: _Queue) -> None:
+    def elapsed(self, first: Any, second: Any) -> float:
+        """Seconds, which PyTorch has as milliseconds."""
+        return float(first.elapsed_time(second)) / 1e3
+
+    def record(self, event: Any, stream: _Queue) -> None:
         """Record."""
         with stream.errors:
             event.record(stream.stream)
 
-    def wait(self, stream: _Queue, event: torch.Event) -> None:
+    def wait(self, stream: _Queue, event: Any) -> None:
         """Wait, on the device."""
         with stream.errors:
             stream.stream.wait_event(event)
 
     def launch(
-        self, stream: _Queue, program: StreamProgram, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+        self, stream: _Queue, program: LoadedProgram, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
     ) -> None:
         """Launch with the stream as the current one, on whose memory pool PyTorch then draws for what it needs meanwhile."""
+        if isinstance(stream.stream, HostStream):
+            stream.stream.run(functools.partial(program.launch, inputs, outputs))
+            return
         with stream.errors, torch.inference_mode(), stream.stream:
             program.launch(inputs, outputs)
 
@@ -146,8 +202,11 @@ class TorchAccelerator:
         with stream.errors, torch.inference_mode(), stream.stream:
             destination.copy_(source, non_blocking=True)
 
-    def notify(self, stream: _Queue, event: torch.Event, inbox: Inbox, token: Token) -> None:
-        """Report in the way that was chosen."""
+    def notify(self, stream: _Queue, event: Any, inbox: Inbox, token: Token) -> None:
+        """Report in the way that was chosen; a core set's thread does it itself, as its next job."""
+        if isinstance(stream.stream, HostStream):
+            stream.stream.launch(functools.partial(inbox.put, token))
+            return
         with stream.errors:
             self._reports.report(stream.stream, event, inbox, token)
 
@@ -155,11 +214,12 @@ class TorchAccelerator:
         """Wait; now and then look whether the devices still live, since a broken one reports nothing."""
         while True:
             try:
-                return inbox.get(timeout=_LOOK_S)
+                token = inbox.get(timeout=_LOOK_S)
             except queue.Empty:
-                for stream in self._streams.values():
-                    with stream.errors:
-                        stream.stream.query()
+                _look(self._streams.values())
+            else:
+                _look(self._threads)
+                return token
 
     def finish(self, streams: Sequence[_Queue]) -> None:
         """Synchronize each stream."""
@@ -191,6 +251,16 @@ class TorchAccelerator:
                 graph.replay()
 
         return replay
+
+
+def _is_core_set(device: Device) -> bool:
+    return device.runs_on.partition("@")[0] == "CPU"
+
+
+def _look(streams: Iterable[_Queue]) -> None:
+    for stream in streams:
+        with stream.errors:
+            stream.stream.query()
 
 
 def _module(kind: str) -> Any:
@@ -231,13 +301,15 @@ class _Errors:
                 f"{self._device} is out of memory ({first}). Place fewer ops there, keep fewer requests in flight, or free "
                 "memory that other processes use."
             ) from error
-        if isinstance(error, RuntimeError):  # torch.AcceleratorError, NotImplementedError for a missing kernel, CuPy's errors
-            lines = str(error).strip().splitlines()
-            raise DeviceError(f"{self._device} refused: {lines[0] if lines else type(error).__name__}") from error
+        # torch.AcceleratorError, NotImplementedError for a missing kernel, CuPy's errors; an index that is out of range
+        if isinstance(error, (RuntimeError, ValueError, TypeError, LookupError, MemoryError)):
+            lines, op = str(error).strip().splitlines(), failing_op(error)
+            what = f"{self._device} refused{f' op {op!r}' if op else ''}"
+            raise DeviceError(f"{what}: {lines[0] if lines else type(error).__name__}") from error
 
 
 class _Queue(NamedTuple):
-    """A stream, and what turns its device's errors into placeit's."""
+    """A stream (``torch.Stream`` or HostStream), and what turns its device's errors into placeit's."""
 
-    stream: torch.Stream
+    stream: Any
     errors: _Errors

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -21,18 +21,23 @@ class Task:
     """One segment of a plan.
 
     Attributes:
-        name: its first op, for errors.
+        ops: names of its ops.
         device: device number.
         reads: values that its program reads, in the program's order.
         writes: values that its program makes.
         program: None if it only hands model inputs or outputs through.
     """
 
-    name: str
+    ops: tuple[str, ...]
     device: int
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     program: StreamProgram | None
+
+    @property
+    def name(self) -> str:
+        """What errors and traces call it: its first op."""
+        return self.ops[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,21 +61,29 @@ class Work:
     outputs: Mapping[str, int]
 
     @classmethod
-    def of(cls, runtime: Runtime, plan: Plan, programs: Sequence[StreamProgram | None]) -> Work:
+    def of(cls, runtime: Runtime, plan: Plan, programs: Iterable[StreamProgram] | None = None) -> Work:
         """Describe a plan of a runtime's model.
 
         Args:
             runtime: says which inputs and outputs of the model lie in which segment.
             plan: its segments.
-            programs: one for each segment; None where the segment runs nothing. A program reads the segment's tensors from
-                other segments, then the model's inputs that lie in it, and makes tensors for others, then the model's outputs.
+            programs: one for each segment that runs something; the runtime compiles them if there are none. A program reads the
+                segment's tensors from other segments, then the model's inputs that lie in it, and makes tensors for others,
+                then the model's outputs.
+
+        Raises:
+            DeviceError: a segment cannot be compiled.
         """
+        if programs is None:
+            programs = cast("list[StreamProgram]", runtime.compile([segment for segment in plan.segments if not segment.free]))
+        given = iter(programs)
         values = list(runtime.inputs.values())
         inputs = {name: i for i, name in enumerate(runtime.inputs)}
         outputs: dict[str, int] = {}
         value: dict[int, int] = {}  # by tensor of the group graph
         tasks = []
-        for segment, program in zip(plan.segments, programs, strict=True):
+        for segment in plan.segments:
+            program = None if segment.free else next(given)
             entering = {t: value[t] for t in segment.inputs}
             reads: tuple[int, ...] = ()
             if program is None:
@@ -87,6 +100,6 @@ class Work:
                 values.extend(specs)
             value |= zip(segment.outputs, made, strict=False)
             outputs |= zip(runtime.outputs_of(segment), made[len(segment.outputs) :], strict=True)
-            name = runtime.op_names(segment)[0]
-            tasks.append(Task(name, segment.device, reads, tuple(made) if program is not None else (), program))
+            ops = tuple(runtime.op_names(segment))
+            tasks.append(Task(ops, segment.device, reads, tuple(made) if program is not None else (), program))
         return cls(plan, tuple(tasks), tuple(values), tuple(value[t] for t in plan.tensors), inputs, outputs)

@@ -1,0 +1,216 @@
+"""PyTorch models on devices that are driven through streams, from end to end.
+
+The accelerator is the CPU with streams that run everything at once; the core sets beside it are real, with their own threads.
+"""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from eager_streams import Eager, Recorded, devices
+from torch_models import ConvNet, Transformer
+
+from placeit.backends import tensor_program
+from placeit.backends.coarsen import Grouping
+from placeit.backends.torch import load
+from placeit.cluster import Cluster, Device, Link
+from placeit.devices.host import allowed_cores
+from placeit.errors import DeviceError, ExecutionError
+from placeit.optimize import optimize
+from placeit.profiler.costs import supported
+from placeit.runtime.runtime import Runtime
+from placeit.runtime.segments import Costs, Segmenter
+from placeit.runtime.streams.executor import StreamExecutor
+from placeit.runtime.streams.torch_accelerator import TorchAccelerator, torch_streams
+from placeit.runtime.streams.work import Work
+from placeit.session import OutputError, Session
+
+CORES = allowed_cores()[:2]
+
+
+@pytest.fixture
+def eager(monkeypatch):
+    """Have PyTorch's device ``cpu`` pass for an accelerator."""
+    monkeypatch.setattr(torch, "Stream", Eager)
+    monkeypatch.setattr(torch, "Event", Recorded)
+
+
+def core_set(core, name=None):
+    return Device(name or f"CPU@{core}", kind="torch", runs_on=f"CPU@{core}", cores=(core,))
+
+
+MIXED = Cluster((*devices("cpu"), core_set(CORES[0])))
+
+
+def conv_net():
+    torch.manual_seed(0)
+    return load(ConvNet(), (torch.randn(1, 3, 16, 16),))
+
+
+def plan_of(model, cluster, seed):
+    grouping = Grouping.singletons(model.graph)
+    place = np.random.default_rng(seed).integers(len(cluster), size=len(model.graph))
+    return grouping, Segmenter(grouping, Costs.free(len(model.graph), cluster)).plan(place, merge=bool(seed % 2))
+
+
+@pytest.mark.parametrize("cluster", [Cluster(tuple(devices("cpu", "cpu:0"))), MIXED], ids=["accelerators", "with a core set"])
+def test_a_placement_found_there_computes_what_the_module_does(eager, cache, cluster):
+    model = conv_net()
+    found = optimize(model, cluster, budget=2.0, cache=cache, max_groups=8)
+    assert found.chosen.output_error.max_rel < 1e-5
+    inputs = model.random_inputs(seed=3)
+    reference = model.uncut(None, "f32")(inputs)
+    assert OutputError.between(found.run(inputs), reference).max_rel < 1e-5
+    measured = [candidate for candidate in found.candidates if candidate.measured]
+    assert any(len([n for n in candidate.placement.counts().values() if n]) == 2 for candidate in measured)
+    with Session(model, cluster, cache=cache, max_groups=8) as session:
+        assert (session.costs.dispatch > 0).all()
+        split = session.placement(np.arange(len(session.grouping.groups)) % 2)
+        report = session.run(split, runs=6, inputs=inputs)
+    assert OutputError.between(report.outputs, reference).max_rel < 1e-5
+    assert all(0 < report.utilization[name] <= 1 for name in cluster.names)
+    ran = [op for span in report.spans if span.category == "compute" for op in span.args["ops"]]
+    assert sorted(ran) == sorted(set(ran))
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="needs two CPU cores")
+@pytest.mark.parametrize("order", ["dynamic", "static"])
+def test_core_sets_run_side_by_side_and_wait_for_each_other(order):
+    model = load(Transformer(), (torch.randint(20, (2, 8)),))
+    run = model.uncut(None, "f32")
+    cluster = Cluster(tuple(map(core_set, CORES)))
+    accelerator = TorchAccelerator(cluster.devices)
+    for seed in range(6):
+        grouping, plan = plan_of(model, cluster, seed)
+        runtime = Runtime(model, grouping, cluster, streams=torch_streams(accelerator))
+        with StreamExecutor(Work.of(runtime, plan), accelerator, order=order, requests=2) as executor:
+            for number in range(4):
+                inputs = model.random_inputs(number)
+                assert OutputError.between(executor.run(inputs), run(inputs)).max_rel < 1e-5
+            executor.times(6)
+        assert all(" -> " not in str(route) and route[0] == route[1] for route in executor.layout.routes)  # nothing is copied
+    accelerator.close()
+
+
+def test_a_core_set_beside_an_accelerator_has_copies_on_streams_of_the_accelerator(eager):
+    model = load(Transformer(), (torch.randint(20, (2, 8)),))
+    run = model.uncut(None, "f32")
+    accelerator = TorchAccelerator(MIXED.devices)
+    for seed in range(6):
+        grouping, plan = plan_of(model, MIXED, seed)
+        runtime = Runtime(model, grouping, MIXED, streams=torch_streams(accelerator))
+        with runtime.executor(plan, requests=2) as executor:
+            for number in range(4):
+                inputs = model.random_inputs(number)
+                assert OutputError.between(executor.run(inputs), run(inputs)).max_rel < 1e-5
+            executor.times(6)
+            moved = {span.track for span in executor.spans() if span.category == "copy"}
+            assert {f"cpu -> CPU@{CORES[0]}", f"CPU@{CORES[0]} -> cpu"} <= moved
+    accelerator.close()
+
+
+@pytest.mark.parametrize("name", ["ffnn", "llama-block"])
+def test_tensor_programs_run_there_as_well(eager, cache, name):
+    sizes = {"ffnn": {"batch": 24, "features": 6, "hidden": 20}, "llama-block": {"tokens": 12, "width": 16, "heads": 2}}
+    model = tensor_program.load(name, shards=2, **sizes[name])
+    with Session(model, MIXED, cache=cache) as session:
+        report = session.run(session.placement(np.arange(len(session.grouping.groups)) % 2), runs=2)
+    assert report.output_error.max_rel < 1e-4
+
+
+def test_an_op_that_fails_on_a_core_set_is_named_and_leaves_the_device_as_good_as_before(eager, cache):
+    class Cut(torch.nn.Module):
+        def forward(self, table, at):
+            return torch.relu(table)[at] + 1
+
+    model = load(Cut(), (torch.randn(5, 3), torch.tensor([1, 2])))
+    with Session(model, MIXED, cache=cache) as session:
+        plan = session.segmenter.plan(np.ones(len(session.grouping.groups), int))
+        good = {"table": np.ones((5, 3), np.float32), "at": np.array([0, 4])}
+        with session.executor(plan) as executor:
+            with pytest.raises(ExecutionError, match=rf"CPU@{CORES[0]} refused op 'index.*: index 9 is out of bounds"):
+                executor.run(good | {"at": np.array([0, 9])})
+            with pytest.raises(ExecutionError, match="closed"):
+                executor.time()
+        with session.executor(plan) as executor:
+            np.testing.assert_array_equal(executor.run(good)["output"], np.full((2, 3), 2.0))
+
+
+def test_what_pytorch_has_no_kernel_for_is_not_placed_there(eager, monkeypatch):
+    model = conv_net()
+    asked = []
+    monkeypatch.setattr(type(model), "with_kernel", lambda self, key: asked.append(key) or set(model.graph.names))
+    cluster = model.driven(Cluster((Device("cuda:0", kind="cuda", runs_on="cuda:0"), core_set(CORES[0]))))
+    assert supported(model, Grouping.singletons(model.graph), cluster).all()
+    assert sorted(asked) == ["CPU", "CUDA"]
+
+
+def test_a_gpu_runs_pytorch_models_by_pytorch_and_says_what_is_missing_without_one():
+    model = conv_net()
+    cluster = Cluster((Device("cuda:0", kind="cuda", runs_on="cuda:0", driver="NVIDIA 1.2"),))
+    (device,) = model.driven(cluster).devices
+    assert device.kind == "torch"
+    assert device.driver == f"PyTorch {torch.__version__}, NVIDIA 1.2"
+    if not torch.cuda.is_available():
+        with pytest.raises(DeviceError, match="built without CUDA: install one built with it"):
+            Runtime(model, Grouping.singletons(model.graph), model.driven(cluster))
+
+
+def test_nothing_is_slowed_down_on_purpose_beside_an_accelerator(eager):
+    model = conv_net()
+    grouping = Grouping.singletons(model.graph)
+    slow = Device("slow", kind="torch", runs_on=f"CPU@{CORES[0]}", cores=CORES[:1], slowdown=2.0)
+    with pytest.raises(DeviceError, match=r"slow is emulated, and nothing .* beside cpu"):
+        Runtime(model, grouping, Cluster((*devices("cpu"), slow)))
+    links = {("cpu", f"CPU@{CORES[0]}"): Link(1e9, 1e-3, "emulated")}
+    with pytest.raises(DeviceError, match=rf"the link cpu -> CPU@{CORES[0]} is emulated"):
+        Runtime(model, grouping, Cluster(MIXED.devices, links))
+
+
+def test_precision_is_that_of_the_module(eager):
+    model = conv_net()
+    with pytest.raises(DeviceError, match=r"the precision bf16 is for OpenVINO: .*module\.bfloat16"):
+        Runtime(model, Grouping.singletons(model.graph), MIXED, precision="bf16")
+
+
+def test_convolutions_on_gpus_do_not_round_to_tf32_and_others_do_as_before(monkeypatch):
+    from placeit.runtime.streams import torch_accelerator
+
+    class Gpus:
+        @staticmethod
+        def device_count():
+            return 1
+
+    class NoReports:
+        def close(self):
+            pass
+
+    monkeypatch.setattr(torch_accelerator, "_module", lambda kind: Gpus)
+    before = torch.backends.cudnn.allow_tf32
+    accelerator = TorchAccelerator(devices("cuda:0"), NoReports())
+    assert torch.backends.cudnn.allow_tf32 is False
+    accelerator.close()
+    assert torch.backends.cudnn.allow_tf32 is before
+
+
+def test_the_trace_of_a_run_has_the_accelerator_on_it(eager, cache, tmp_path):
+    from placeit.profiler.trace import write_chrome_trace
+
+    with Session(conv_net(), MIXED, cache=cache, max_groups=6) as session:
+        report = session.run(session.placement(np.arange(len(session.grouping.groups)) % 2), runs=2)
+    write_chrome_trace(tmp_path / "t.json", report.spans, devices=session.cluster.names)
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    tracks = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert {"cpu", f"CPU@{CORES[0]}", "host -> cpu", "cpu -> host"} <= tracks
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU, a PyTorch built with CUDA, and CuPy")
+@pytest.mark.parametrize("names", ["cuda:0", f"cuda:0,CPU@{CORES[0]}"])
+def test_on_a_gpu_a_placement_computes_what_the_module_does(cache, names):
+    model = conv_net()
+    found = optimize(model, names, budget=5.0, cache=cache)
+    inputs = model.random_inputs(seed=3)
+    assert found.chosen.output_error.max_rel < 1e-4
+    assert OutputError.between(found.run(inputs), model.uncut(None, "f32")(inputs)).max_rel < 1e-4
