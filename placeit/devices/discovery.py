@@ -11,7 +11,7 @@ from placeit.cluster import Cluster, Device
 from placeit.devices.host import allowed_cores, memory_bytes, one_per_physical_core
 from placeit.devices.names import DeviceName, format_cores, parse_devices
 from placeit.errors import DeviceError
-from placeit.profiler.nvml import gpus
+from placeit.profiler.nvml import gpus, why_not
 
 __all__ = ["available", "discover", "resolve"]
 
@@ -105,10 +105,7 @@ def _nvidia_gpu(name: DeviceName, listing: str) -> Device:
         if gpu.name == name.base:
             driver = f"{_ort_driver()}, {gpu.driver}" if name.ort else gpu.driver
             return replace(gpu, name=str(name), runs_on=str(name), kind=name.kind, driver=driver)
-    raise DeviceError(
-        f"There is no NVIDIA GPU '{name.base}' on this machine, or placeit cannot see it: that takes the NVIDIA driver and the "
-        f"package nvidia-ml-py (`pip install placeit[cuda]`). {listing}."
-    )
+    raise DeviceError(f"placeit finds no NVIDIA GPU '{name.base}' on this machine: {why_not(name.base)}. {listing}.")
 
 
 def _ort_driver() -> str:

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from placeit.errors import UsageError
 
-__all__ = ["Gpu", "GpuSample", "GpuSampler", "GpuUse", "gpu_use", "gpus", "sample_gpus"]
+__all__ = ["Gpu", "GpuSample", "GpuSampler", "GpuUse", "gpu_use", "gpus", "sample_gpus", "why_not"]
 
 
 @dataclass(frozen=True)
@@ -166,6 +166,22 @@ class GpuSampler:
         while not stopped:
             stopped = stop.wait(self._interval)
             self._samples += _samples(nvml, visible)
+
+
+def why_not(name: str) -> str:
+    """Say why a GPU is not among :func:`gpus`: what is not installed, does not answer, or is not listed."""
+    try:
+        nvml: Any = importlib.import_module("pynvml")
+    except ImportError:
+        return "the package nvidia-ml-py, through which GPUs are found, is not installed: `pip install 'placeit[cuda]'`"
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        return f"the NVIDIA driver does not answer ({error}): check it with `nvidia-smi`"
+    nvml.nvmlShutdown()
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    why = "" if hidden is None else f"; CUDA_VISIBLE_DEVICES is '{hidden}'"
+    return f"the NVIDIA driver lists {', '.join(gpu.name for gpu in gpus()) or 'no GPU'} and not {name}{why}"
 
 
 @contextlib.contextmanager

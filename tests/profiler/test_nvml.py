@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import re
 import subprocess
 import sys
 import threading
@@ -19,8 +20,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from placeit.cli import app
-from placeit.errors import UsageError
-from placeit.profiler.nvml import Gpu, GpuSample, GpuSampler, GpuUse, gpu_use, gpus, sample_gpus
+from placeit.devices import discover
+from placeit.errors import DeviceError, UsageError
+from placeit.profiler.nvml import Gpu, GpuSample, GpuSampler, GpuUse, gpu_use, gpus, sample_gpus, why_not
 
 NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, DRIVER_NOT_LOADED = 3, 4, 6, 9
 LIBRARY_NOT_FOUND, GPU_IS_LOST, LIB_RM_VERSION_MISMATCH, UNKNOWN = 12, 15, 18, 999
@@ -188,6 +190,29 @@ def test_where_there_is_nothing_to_see_nothing_is_said(
             assert threading.active_count() == threads
         assert sampler.samples == ()
         assert gpu_use(sampler.samples) == {}
+
+
+@pytest.mark.parametrize(
+    ("absent", "said"),
+    [
+        (without_package, "nvidia-ml-py, through which GPUs are found, is not installed: `pip install"),
+        (without_module, "the NVIDIA driver does not answer (.*): check it with `nvidia-smi`"),
+        (without_gpu, "the NVIDIA driver lists no GPU and not cuda:1"),
+    ],
+)
+def test_who_names_a_gpu_is_told_why_it_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, absent: Callable[[pytest.MonkeyPatch], None], said: str
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    absent(monkeypatch)
+    assert re.search(said, why_not("cuda:1"))
+    with pytest.raises(DeviceError, match=rf"placeit finds no NVIDIA GPU 'cuda:1' on this machine: .*{said}"):
+        discover("cuda:1")
+
+
+def test_gpus_that_a_variable_hides_are_not_said_to_be_missing(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert why_not("cuda:1") == "the NVIDIA driver lists cuda:0 and not cuda:1; CUDA_VISIBLE_DEVICES is '0'"
 
 
 def test_neither_package_nor_driver_is_needed_to_import_the_module() -> None:

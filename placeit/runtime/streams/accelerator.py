@@ -135,7 +135,7 @@ class Accelerator(Protocol):
         ...
 
     def stream(self, device: int, number: int) -> Stream:
-        """One of a device's streams; always the same for the same number, whoever asks."""
+        """One of a device's streams; always the same for the same number, whoever asks. Segments are launched on number 0."""
         ...
 
     def event(self, device: int, *, timed: bool = False) -> Event:

@@ -78,8 +78,10 @@ class Launcher:
             for value in layout.work.inputs.values():
                 spec = layout.work.values[value]
                 accelerator.write(slot.views[layout.buffer_of[value, HOST]], np.zeros(spec.shape, spec.dtype))
-        for i, device in enumerate(layout.streams):
-            self.streams.append(accelerator.stream(device, layout.streams[:i].count(device)))
+        copying = dict.fromkeys(layout.streams, 0)
+        for device, route in zip(layout.streams, layout.routes, strict=True):
+            copying[device] += route != (device, device)
+            self.streams.append(accelerator.stream(device, 0 if route == (device, device) else copying[device]))
 
     def _load(self, launch: Launch) -> LoadedProgram:
         assert launch.program is not None  # noqa: S101 (the caller has looked)
