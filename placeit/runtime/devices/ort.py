@@ -258,7 +258,10 @@ def _session(model: Any, provider: tuple[str, dict[str, str]], cores: tuple[int,
 def _supported(model: Model, device: Device) -> Collection[str]:
     """Name the ops that this ONNX Runtime has kernels for, which only making a session of one of each kind can tell."""
     if not isinstance(model, OnnxSegments):
-        raise DeviceError(f"ONNX Runtime drives {device.name}, and {model.path} is not an ONNX model: choose other devices.")
+        raise DeviceError(
+            f"ONNX Runtime drives {device.name}, and {model.path} is not an ONNX model: write it as one (`placeit export "
+            "model.pt2 -o model.onnx`), or choose other devices."
+        )
     found: set[str] = set()
     refused: list[Exception] = []
     for ops, example in model.onnx_kinds():
@@ -269,9 +272,10 @@ def _supported(model: Model, device: Device) -> Collection[str]:
         else:
             found.update(ops)
     if refused and not found:
+        reason = _reason(refused[0]).removesuffix(".")
         raise DeviceError(
-            f"ONNX Runtime {onnxruntime().__version__} can run nothing of {model.path} on {device.name}: {_reason(refused[0])} "
-            "Install a later onnxruntime, or choose devices that OpenVINO drives."
+            f"ONNX Runtime {onnxruntime().__version__} can run nothing of {model.path} on {device.name}: {reason}. Install a "
+            "version of it that can, or choose devices that OpenVINO drives."
         )
     return found
 
