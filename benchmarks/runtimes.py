@@ -8,9 +8,9 @@ OpenVINO on one core, paired by round; output errors are against the same.
 What a cut costs stands in rows of its own: what a segment that computes nothing takes from end to end (``dispatch_us``), the
 whole model in one segment (``whole_ms``), and what all groups take beyond that when each is a segment (``cut_ms``).
 
-What groups cost is measured once for each device, and kept in a cache of the run's own, where later clusters find it; dispatch
-and links are measured once for each cluster.
-Both cores must be free: candidates on two devices suffer from any other work more than those on one.
+What groups cost on a device is measured once, and kept in a cache of the run's own, where a later cluster with the same groups
+finds it; dispatch and links are measured for each cluster. Both cores must be free: candidates on two devices suffer from any
+other work more than those on one.
 """
 
 from __future__ import annotations

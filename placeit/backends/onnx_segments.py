@@ -149,9 +149,9 @@ class OnnxParts:
             if any(t not in self._name for t in enter):
                 continue
             given = self._given(atom, enter)
-            if not self._ends(atom, leave):
-                leave = list(given.values())  # an input that nothing reads can still be handed on
             made = self._ends(atom, leave)
+            if not made:  # an input that nothing reads can still be handed on
+                leave, made = list(given.values()), list(given)
             ends = [name for name in made if name is not None]
             if not ends or len(ends) < len(made):
                 continue
