@@ -11,10 +11,8 @@ group of ops launched by itself.
 
 from __future__ import annotations
 
-import functools
 import os
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,14 +22,14 @@ from typing import Any
 from benchmarks._dispatch import gaps, microseconds
 from benchmarks._harness import Args, Report
 from benchmarks._levels import LevelByLevel, simulated
-from benchmarks._models import progress, two_cores
+from benchmarks._models import fastest_split, progress, settled_race, two_cores
 from placeit.backends.tensor_program import TensorProgram, load
 from placeit.errors import UsageError
 from placeit.optimize import optimize
 from placeit.profiler.cache import Cache
 from placeit.runtime.devices.torch_cpu import use_threads
 from placeit.runtime.executor import Executor
-from placeit.runtime.measure import Measurement, Race, faster, timed
+from placeit.runtime.measure import Measurement, faster, timed
 from placeit.session import OutputError, Session
 from placeit.workloads.tensor_graphs import TENSOR_GRAPHS
 
@@ -49,8 +47,6 @@ QUICK: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 """Sizes for ``--quick``; otherwise the graphs' own."""
 
 _SHARDS = 4
-_SETTLE_S = 0.01
-"""Pause before every timed run: threads of the candidate before it may still be spinning."""
 
 
 def run(args: Args, report: Report) -> None:
@@ -69,8 +65,7 @@ def _graph(model: TensorProgram, cores: tuple[int, int], args: Args, report: Rep
         cache = Cache(Path(folder))
         found = optimize(model, devices, budget=20 if args.quick else 60, seed=args.seed, cache=cache, progress=progress)
         report.note(f"  {name}: {found.chosen.name}; {found.reason}")
-        both = next((c for c in found.candidates if c.measured and sum(map(bool, c.placement.counts().values())) > 1), None)
-        split = both or found.chosen
+        split = fastest_split(found) or found.chosen
         single = found.best_single
         assert single is not None  # PyTorch's CPU devices run every op
         with (
@@ -87,9 +82,7 @@ def _graph(model: TensorProgram, cores: tuple[int, int], args: Args, report: Rep
             }
             timers = {who: executor.time for who, executor in ours.items()}
             timers |= {ONE_CORE: _on(first, model), BOTH_CORES: _on(every, model)}
-            race = Race({who: functools.partial(_settled, timer) for who, timer in timers.items()}, seed=args.seed)
-            progress(f"racing {len(timers)} candidates on {name}")
-            results = race.run(rounds=10 if args.quick else 24, drop_losers=False)
+            results = settled_race(timers, rounds=10 if args.quick else 24, seed=args.seed)
             reference = session.reference({})
             errors = {who: OutputError.between(executor.outputs(), reference).max_rel for who, executor in ours.items()}
             after, waits = gaps(session, finest, runs=10)
@@ -147,8 +140,3 @@ def _on(thread: ThreadPoolExecutor, model: TensorProgram) -> Callable[[], float]
     """Time the uncut program, by a clock on the thread that runs it."""
     once = timed(lambda: model.whole.run(model.values))
     return lambda: thread.submit(once).result()
-
-
-def _settled(candidate: Callable[[], float]) -> float:
-    time.sleep(_SETTLE_S)
-    return candidate()

@@ -19,62 +19,33 @@ one-core devices against one of them, against plain PyTorch, and against running
 
 from __future__ import annotations
 
-import functools
 import multiprocessing
 import os
 import tempfile
-import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import openvino
 from numpy.typing import NDArray
 
 from benchmarks._dispatch import gaps, microseconds
 from benchmarks._harness import Args, Report, main
-from benchmarks._models import MODELS, model_file, progress, two_cores
+from benchmarks._models import MODELS, fastest_split, model_file, progress, settled_race, two_cores
+from benchmarks._plain import Infer, Plain, bound_thread, by_name, onnxruntime_alone, openvino_alone, openvino_options
 from placeit.backends.hetero import HOW_TO_RUN, export_hetero
 from placeit.backends.openvino import Model
 from placeit.errors import UsageError
 from placeit.optimize import Candidate, Optimized, optimize
 from placeit.problem import Placement
 from placeit.profiler.cache import Cache
-from placeit.runtime.measure import Measurement, Race, faster, timed
+from placeit.runtime.measure import Measurement, faster
 from placeit.session import OutputError, Session
 from placeit.workloads.tensor_graphs import TENSOR_GRAPHS
 
-Infer = Callable[[], list[NDArray[np.generic]]]
-"""Runs once, on inputs in place; the outputs come in the order of the model's."""
-
-
-@dataclass(frozen=True)
-class Other:
-    """A candidate that is not placeit: what runs it, and the thread or process that it runs on, the caller's own if None."""
-
-    infer: Infer
-    thread: Executor | None = None
-
-    def run(self) -> list[NDArray[np.generic]]:
-        return self.infer() if self.thread is None else self.thread.submit(self.infer).result()
-
-    def time(self) -> float:
-        """Seconds by a clock on the thread that runs it, so that handing the work to that thread does not count."""
-        return _seconds(self.infer) if self.thread is None else self.thread.submit(_seconds, self.infer).result()
-
-
-def _seconds(infer: Infer) -> float:
-    return timed(infer)()
-
-
 ONE, BOTH, OURS, SPLIT = "OpenVINO, one core", "OpenVINO, both cores", "placeit", "placeit, fastest on both"
-
-_SETTLE_S = 0.01
-"""Pause before every timed run: worker threads of the candidate before it may still be spinning."""
 
 
 def run(args: Args, report: Report) -> None:
@@ -98,12 +69,11 @@ def _model(name: str, cores: tuple[int, int], folder: Path, args: Args, report: 
     devices = [f"CPU@{core}" for core in cores]
     found = optimize(path, devices, budget=25 if args.quick else 90, seed=args.seed, cache=cache, progress=progress)
     report.note(f"  {name}: {found.chosen.name}; {found.reason}")
-    both = next((c for c in found.candidates if c.measured and sum(map(bool, c.placement.counts().values())) > 1), None)
-    split = found.chosen if both is None or found.chosen.placer != "single" else both
+    split = found.chosen if found.chosen.placer != "single" else fastest_split(found) or found.chosen
     with (
         Session(path, devices, cache=cache, progress=progress) as session,
         # what takes one thread runs on the first core, on a thread that is bound to it as placeit's is
-        ThreadPoolExecutor(1, initializer=os.sched_setaffinity, initargs=(0, {cores[0]})) as pinned,
+        bound_thread(cores[0]) as pinned,
         ProcessPoolExecutor(
             1, multiprocessing.get_context("spawn"), initializer=os.sched_setaffinity, initargs=(0, {cores[0]})
         ) as bound,
@@ -114,13 +84,11 @@ def _model(name: str, cores: tuple[int, int], folder: Path, args: Args, report: 
         if split is not found.chosen:
             ours[SPLIT] = session.executor(split.plan)
         others = _others(session.model, path, split.placement, folder, inputs, pinned, bound)
-        outputs = {who: _named(session.model, other.run()) for who, other in others.items()}
+        outputs = {who: by_name(session.model, other.run()) for who, other in others.items()}
         outputs |= {who: executor.run(inputs) for who, executor in ours.items()}
         errors = {who: OutputError.between(values, outputs[ONE]) for who, values in outputs.items()}
         timers = {who: runs.time for who, runs in (others | ours).items()}
-        race = Race({who: functools.partial(_settled, timer) for who, timer in timers.items()}, seed=args.seed)
-        progress(f"racing {len(timers)} candidates on {name}")
-        results = race.run(rounds=10 if args.quick else 40, drop_losers=False)
+        results = settled_race(timers, rounds=10 if args.quick else 40, seed=args.seed)
         _rows(name, found, results, errors, report)
         _dispatch(name, session, split, report)
 
@@ -181,7 +149,7 @@ def _others(
     inputs: Mapping[str, NDArray[np.generic]],
     pinned: ThreadPoolExecutor,
     bound: ProcessPoolExecutor,
-) -> dict[str, Other]:
+) -> dict[str, Plain]:
     """Everything that is not placeit, compiled, with inputs in place."""
     values = list(inputs.values())
     names = dict(zip(placement.device_names, ("CPU", "CPUB"), strict=True))
@@ -189,35 +157,13 @@ def _others(
     hetero = export_hetero(model, placement.as_dict(), xml, devices=names)
     bound.submit(_open_hetero, xml, hetero, values).result()
     return {
-        ONE: Other(_openvino(openvino.Core().compile_model(model.ov_model, "CPU", _openvino_options(1)), values), pinned),
-        BOTH: Other(_openvino(openvino.Core().compile_model(model.ov_model, "CPU", _openvino_options(2)), values)),
-        "OpenVINO HETERO, on both": Other(_hetero_infer, bound),
-        "ONNX Runtime, one thread": Other(_onnxruntime(path, inputs, intra=1), pinned),
-        "ONNX Runtime, two threads": Other(_onnxruntime(path, inputs, intra=2)),
-        "ONNX Runtime, parallel": Other(_onnxruntime(path, inputs, intra=1, inter=2)),
+        ONE: Plain(openvino_alone(openvino.Core().compile_model(model.ov_model, "CPU", openvino_options(1)), values), pinned),
+        BOTH: Plain(openvino_alone(openvino.Core().compile_model(model.ov_model, "CPU", openvino_options(2)), values)),
+        "OpenVINO HETERO, on both": Plain(_hetero_infer, bound),
+        "ONNX Runtime, one thread": Plain(onnxruntime_alone(path, inputs, intra=1), pinned),
+        "ONNX Runtime, two threads": Plain(onnxruntime_alone(path, inputs, intra=2)),
+        "ONNX Runtime, parallel": Plain(onnxruntime_alone(path, inputs, intra=1, inter=2)),
     }
-
-
-def _openvino_options(threads: int) -> dict[str, Any]:
-    return {
-        "INFERENCE_NUM_THREADS": threads,
-        "INFERENCE_PRECISION_HINT": "f32",
-        "NUM_STREAMS": 1,
-        "ENABLE_CPU_PINNING": False,
-    }
-
-
-def _openvino(compiled: Any, values: list[NDArray[np.generic]]) -> Infer:
-    request = compiled.create_infer_request()
-    for i, value in enumerate(values):
-        request.get_input_tensor(i).data[...] = value
-    outputs = [request.get_output_tensor(i) for i in range(len(compiled.outputs))]
-
-    def infer() -> list[NDArray[np.generic]]:
-        request.infer(share_outputs=True)
-        return [tensor.data for tensor in outputs]
-
-    return infer
 
 
 _hetero: Infer | None = None
@@ -230,37 +176,17 @@ def _open_hetero(xml: Path, device: str, values: list[NDArray[np.generic]]) -> N
     core = openvino.Core()
     core.register_plugin("openvino_intel_cpu_plugin", "CPUB")
     for plugin in ("CPU", "CPUB"):
-        core.set_property(plugin, _openvino_options(1))
+        core.set_property(plugin, openvino_options(1))
     scope: dict[str, Any] = {"core": core}
     exec(HOW_TO_RUN.replace("core = openvino.Core()\n", "").format(path=xml, device=device), scope)
     wanted, got = set(device.partition(":")[2].split(",")), scope["compiled"].get_property("EXECUTION_DEVICES")
     assert set(got) == wanted, f"HETERO runs on {got}, not on {wanted}"
-    _hetero = _openvino(scope["compiled"], values)
+    _hetero = openvino_alone(scope["compiled"], values)
 
 
 def _hetero_infer() -> list[NDArray[np.generic]]:
     assert _hetero is not None
     return [np.array(value) for value in _hetero()]
-
-
-def _onnxruntime(path: Path, inputs: Mapping[str, NDArray[np.generic]], *, intra: int, inter: int = 1) -> Infer:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = intra, inter
-    parallel = onnxruntime.ExecutionMode.ORT_PARALLEL
-    options.execution_mode = parallel if inter > 1 else onnxruntime.ExecutionMode.ORT_SEQUENTIAL
-    # its threads may spin during a run, and not on into the run of the next candidate
-    options.add_session_config_entry("session.force_spinning_stop", "1")
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    return functools.partial(session.run, [output.name for output in session.get_outputs()], dict(inputs))
-
-
-def _named(model: Model, outputs: list[NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
-    return {spec.name: np.array(value) for spec, value in zip(model.outputs, outputs, strict=True)}
-
-
-def _settled(candidate: Callable[[], float]) -> float:
-    time.sleep(_SETTLE_S)
-    return candidate()
 
 
 def _dispatch(name: str, session: Session, split: Candidate, report: Report) -> None:

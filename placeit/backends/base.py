@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
@@ -152,9 +152,8 @@ class OpenVinoSegments(Protocol):
 class OnnxSegments(Protocol):
     """A model whose parts can be had as ONNX models."""
 
-    @property
-    def onnx_ops(self) -> Collection[str]:
-        """The ops that can be part of one."""
+    def onnx_kinds(self) -> Iterator[tuple[Collection[str], onnx.ModelProto]]:
+        """Yield the ops that can be part of one, by name, those together that compute alike, with one of them as a model."""
         ...
 
     def onnx_segment(self, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> onnx.ModelProto:

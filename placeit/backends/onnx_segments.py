@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -39,10 +38,9 @@ class OnnxModel(Model):
         """Cut a part out; see :meth:`placeit.backends.base.OpenVinoSegments.openvino_segment`."""
         return self.parts.cut(ops, enter, leave)
 
-    @cached_property
-    def onnx_ops(self) -> frozenset[str]:
-        """The ops that can be cut out as ONNX."""
-        return self.parts.separable()
+    def onnx_kinds(self) -> Iterator[tuple[list[str], onnx.ModelProto]]:
+        """Yield the ops that can be cut out as ONNX; see :meth:`placeit.backends.base.OnnxSegments.onnx_kinds`."""
+        return self.parts.kinds()
 
     def chain(self, elements: int, hops: int) -> Model:
         """Build a chain of ``hops`` ReLUs over ``float32[1, elements]``, for both runtimes."""
@@ -133,25 +131,59 @@ class OnnxParts:
         """Sets of ops between which a tensor runs that the ONNX model does not have: one node became several ops."""
         return tuple(tuple(self._graph.names[v] for v in atom) for atom in self._atoms() if len(atom) > 1)
 
-    def separable(self) -> frozenset[str]:
-        """The ops that can be cut out of the ONNX model, each with those that it cannot be separated from.
+    def kinds(self) -> Iterator[tuple[list[str], onnx.ModelProto]]:
+        """Yield the ops that can be cut out of the ONNX model, each with those that it cannot be separated from.
+
+        Those are together that are the same nodes, with the same attributes, of tensors of the same types and ranks: what has a
+        kernel for one of them has it for all. The first is there as a model.
 
         Missing are ops that make an output of the model whose size depends on the data, and ops that read more in the ONNX
         model than they do after conversion.
         """
-        found: set[str] = set()
+        alike: dict[object, tuple[list[str], tuple[list[int], list[int], list[int]]]] = {}
         edges, tensors = self._graph.edges, self._graph.edge_tensor
         for atom in self._atoms():
             inside = np.isin(edges, atom)
             enter = np.unique(tensors[inside[:, 1] & ~inside[:, 0]]).tolist()
             leave = np.unique(tensors[inside[:, 0] & ~inside[:, 1]]).tolist()
-            ends = self._ends(atom, leave)
-            if None in ends or any(t not in self._name for t in enter):
+            if any(t not in self._name for t in enter):
                 continue
-            given = {*(self._name[t] for t in enter), *self._own_inputs(atom)}
-            if not self._behind((name for name in ends if name is not None), given)[1]:
-                found.update(self._graph.names[v] for v in atom)
-        return frozenset(found)
+            given = self._given(atom, enter)
+            made = self._ends(atom, leave)
+            if not made:  # an input that nothing reads can still be handed on
+                leave, made = list(given.values()), list(given)
+            ends = [name for name in made if name is not None]
+            if not ends or len(ends) < len(made):
+                continue
+            numbers, missing, _ = self._behind(ends, given)
+            if not missing:
+                ops, _ = alike.setdefault(self._signature(ends, given, numbers), ([], (atom, enter, leave)))
+                ops += [self._graph.names[v] for v in atom]
+        for ops, example in alike.values():
+            yield ops, self.cut(*example)
+
+    def _signature(self, ends: Iterable[str], given: Mapping[str, int], numbers: Iterable[int]) -> object:
+        """Describe what a part computes, whatever its tensors are called, however large they are, and what constants hold."""
+        place = {number: i for i, number in enumerate(sorted(numbers))}
+
+        def described(name: str) -> object:
+            if name in given:
+                return self._graph.tensor_dtypes[given[name]], len(self._graph.tensor_shapes[given[name]])
+            if name in self._initializers:
+                return self._initializers[name].data_type, len(self._initializers[name].dims)
+            if name in self._sparse:
+                return self._sparse[name].values.data_type, len(self._sparse[name].dims)
+            return place[self._maker[name]] if name else None
+
+        nodes = [self._proto.graph.node[number] for number in place]
+        return tuple(map(described, ends)), tuple(
+            (
+                *(node.domain, node.op_type, len(node.output)),
+                tuple(sorted(attribute.SerializeToString() for attribute in node.attribute)),
+                tuple(map(described, node.input)),
+            )
+            for node in nodes
+        )
 
     def cut(self, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> onnx.ModelProto:
         """Cut a part out as a model with static inputs.
@@ -163,14 +195,13 @@ class OnnxParts:
 
         Raises:
             DeviceError: the part reads something in the ONNX model that is none of these inputs, or has a border where the
-                ONNX model has no tensor; both are so only for ops outside of :meth:`separable`.
+                ONNX model has no tensor; both are so only for ops outside of :meth:`kinds`.
         """
         graph = self._graph
         for tensor in (*enter, *leave):
             if tensor not in self._name:
                 raise self._inseparable(int(graph.tensor_op[tensor]))
-        own = {self._name[tensor]: tensor for v in ops if graph.kinds[v] == "Parameter" for tensor in self._made_by(v)}
-        entering = {**{self._name[tensor]: tensor for tensor in enter}, **own}
+        entering = self._given(ops, enter)
         ends = [name for name in self._ends(ops, leave) if name is not None]
         results = [v for v in ops if graph.kinds[v] == "Result"]
         if len(ends) != len(leave) + len(results):
@@ -221,10 +252,10 @@ class OnnxParts:
     def _made_by(self, op: int) -> list[int]:
         return [int(t) for t in np.flatnonzero(self._graph.tensor_op == op)]
 
-    def _own_inputs(self, ops: Iterable[int]) -> list[str]:
-        """Names of the model's inputs among ops."""
+    def _given(self, ops: Iterable[int], enter: Iterable[int]) -> dict[str, int]:
+        """Tensors that a part is given, by name: those that enter, and the model's inputs among its ops."""
         made = (t for v in ops if self._graph.kinds[v] == "Parameter" for t in self._made_by(v))
-        return [self._name[t] for t in made if t in self._name]
+        return {self._name[t]: t for t in (*enter, *made) if t in self._name}
 
     def _ends(self, ops: Iterable[int], leave: Iterable[int]) -> list[str | None]:
         """Names of what a part makes: tensors, then the model's outputs; None for one that the ONNX model does not have."""

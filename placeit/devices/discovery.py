@@ -97,7 +97,8 @@ def _resolve(core: Any, name: DeviceName) -> Device:
                 f"cpuset)."
             )
     device = _describe(core, name, cores)
-    return replace(device, kind="ort", driver=_ort_driver()) if name.ort else device
+    # what OpenVINO says that it can do there says nothing about ONNX Runtime
+    return replace(device, kind="ort", driver=_ort_driver(), tags=frozenset()) if name.ort else device
 
 
 def _nvidia_gpu(name: DeviceName, listing: str) -> Device:

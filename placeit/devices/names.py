@@ -74,6 +74,8 @@ def parse_device(text: str) -> DeviceName:
     base, at, cores = rest.removeprefix(_ORT).partition("@")
     if _CUDA.fullmatch(base):
         base = f"cuda:{int(base[5:])}"
+    elif base == "auto":
+        raise _error(whole, "'auto' is written by itself, and stands for the devices that OpenVINO finds; name the devices")
     elif base.split(".")[0].split(":")[0].upper() in _VIRTUAL:
         raise _error(
             whole, f"'{base}' is one of OpenVINO's virtual devices, which choose among devices themselves; name the devices"

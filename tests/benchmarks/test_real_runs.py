@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from benchmarks import _models, executor, fidelity, heterogeneous, optimize
+from benchmarks import _models, executor, fidelity, heterogeneous, optimize, runtimes
 from benchmarks._harness import Args, Report, main
 from placeit.errors import UsageError
 
@@ -31,6 +31,34 @@ def test_the_executor_is_raced_against_every_other_way_to_run_the_model():
     claims = {claim["name"]: claim["value"] for claim in report.claims}
     assert claims["inception_v3: placeit over one core"] == rows["placeit"]["ratio_to_one_core"]
     assert claims["inception_v3: dispatch per segment, median"] > 0
+
+
+def test_both_runtimes_and_their_mixture_are_raced_and_give_the_same_outputs():
+    report = report_of(runtimes.run)
+    rows = {row["candidate"]: row for row in report.rows if "candidate" in row}
+    names = (runtimes.OPENVINO, runtimes.ONNX_RUNTIME)
+    expected = {kind.format(name) for kind in (runtimes.ALONE, runtimes.ONE_DEVICE, runtimes.TWO_DEVICES) for name in names}
+    assert rows.keys() >= expected | {runtimes.TWO_DEVICES.format(runtimes.BOTH)}
+    assert rows[runtimes.REFERENCE]["ratio_to_one_core"] == 1
+    assert rows[runtimes.REFERENCE]["output_error"] == 0
+    assert all(
+        row["output_error"] < 1e-4 and row["ci_low_ms"] <= row["median_ms"] <= row["ci_high_ms"] for row in rows.values()
+    )
+    first, second = _models.two_cores()
+    used = {device.split()[0] for row in rows.values() if row["devices"] for device in row["devices"].split(", ")}
+    assert used >= {f"CPU@{first}", f"ort:CPU@{first}"}
+    dispatch = [(row["cluster"], row["device"], row["dispatch_us"] > 0) for row in report.rows if "dispatch_us" in row]
+    assert dispatch == [
+        (runtimes.OPENVINO, f"CPU@{first}", True),
+        (runtimes.OPENVINO, f"CPU@{second}", True),
+        (runtimes.ONNX_RUNTIME, f"ort:CPU@{first}", True),
+        (runtimes.ONNX_RUNTIME, f"ort:CPU@{second}", True),
+        (runtimes.BOTH, f"ort:CPU@{first}", True),
+        (runtimes.BOTH, f"CPU@{second}", True),
+    ]
+    errors = next(claim for claim in report.claims if "output error" in claim["name"])
+    assert (errors["target"], errors["holds"]) == ("<= 0.0001", True)
+    assert errors["value"] == max(row["output_error"] for row in rows.values())
 
 
 def test_fidelity_compares_every_random_placement_with_its_simulation():

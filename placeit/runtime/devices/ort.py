@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
@@ -57,8 +58,12 @@ def _explaining(what: str) -> Iterator[None]:
 
 
 def _reason(error: BaseException) -> str:
+    """Return the first line of what ONNX Runtime says, without its error codes and places in its source."""
     lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    if not lines:
+        return type(error).__name__
+    line = lines[0].removeprefix("[ONNXRuntimeError] : ")
+    return re.sub(r"^(\d+ : \w+ : )?(Exception during initialization: )?(/\S+:\d+ .*?\) )?", "", line) or line
 
 
 class OrtProgram:
@@ -153,12 +158,12 @@ class OrtDevice:
             )
         self.name = device.name
         self._cores = device.cores
-        base, _, number = device.runs_on.removeprefix("ort:").partition(":")
+        base, number = _hardware(device)
         self._on_gpu = base == "cuda"
-        self._provider: tuple[str, dict[str, str]] = ("CPUExecutionProvider", {})
+        self._provider = _provider(device)
         if self._on_gpu:
             self._stream = _stream(runtime, device.name, int(number))
-            self._provider = "CUDAExecutionProvider", _gpu_options(int(number), self._stream.cuda_stream)
+            self._provider[1]["user_compute_stream"] = str(self._stream.cuda_stream)
         # larger sets have threads of their own in each session, bound to their cores
         of = number if self._on_gpu else self._cores if len(self._cores) > 1 else ""
         self.program_key = f"onnxruntime {base.partition('@')[0]} {of}"
@@ -169,9 +174,7 @@ class OrtDevice:
         model = cast("Any", segment.onnx_model())
         what = f"ONNX Runtime cannot compile a segment for {self.name}"
         with _explaining(what):
-            session = onnxruntime().InferenceSession(
-                model.SerializeToString(), self._options(), providers=[self._provider], enable_fallback=0
-            )
+            session = _session(model, self._provider, self._cores)
         if session.get_providers()[0] != self._provider[0]:
             raise DeviceError(
                 f"{what}: its {self._provider[0]} does not load. Install the versions of CUDA and cuDNN that this "
@@ -182,22 +185,6 @@ class OrtDevice:
             if wanted != found:
                 raise DeviceError(f"{what}: its inputs or outputs have the shapes {found} in the ONNX model, not {wanted}.")
         return OrtProgram(segment, session)
-
-    def _options(self) -> Any:
-        runtime = onnxruntime()
-        options = runtime.SessionOptions()
-        options.execution_mode = runtime.ExecutionMode.ORT_SEQUENTIAL
-        options.intra_op_num_threads = max(1, len(self._cores))
-        options.log_severity_level = 3  # errors are raised; warnings about the parts of a model tell a user nothing
-        if len(self._cores) > 1:
-            # its numbers of processors start at one, and the calling thread is none of them
-            cores = ",".join(str(core + 1) for core in self._cores)
-            options.add_session_config_entry("session.intra_op_thread_affinities", ";".join([cores] * (len(self._cores) - 1)))
-            # many sessions share the cores, and only one of them has work
-            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        if self._on_gpu:
-            options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-        return options
 
     def instance(self, program: Program) -> OrtInstance:
         """Make buffers for a program, and bind them. Raises DeviceError."""
@@ -237,15 +224,60 @@ def _stream(runtime: Any, name: str, number: int) -> Any:
     return torch.cuda.Stream(number)  # type: ignore[no-untyped-call]
 
 
-def _gpu_options(number: int, stream: int) -> dict[str, str]:
+def _hardware(device: Device) -> tuple[str, str]:
+    """Split what a device runs on: ``cuda`` and its number, or a core set and nothing."""
+    base, _, number = device.runs_on.removeprefix("ort:").partition(":")
+    return base, number
+
+
+def _provider(device: Device) -> tuple[str, dict[str, str]]:
+    base, number = _hardware(device)
+    if base != "cuda":
+        return "CPUExecutionProvider", {}
     # without TF32, whose 10 bits of mantissa would make outputs differ from those of other devices
-    return {"device_id": str(number), "user_compute_stream": str(stream), "use_tf32": "0"}
+    return "CUDAExecutionProvider", {"device_id": number, "use_tf32": "0"}
+
+
+def _session(model: Any, provider: tuple[str, dict[str, str]], cores: tuple[int, ...] = ()) -> Any:
+    runtime = onnxruntime()
+    options = runtime.SessionOptions()
+    options.execution_mode = runtime.ExecutionMode.ORT_SEQUENTIAL
+    options.intra_op_num_threads = max(1, len(cores))
+    options.log_severity_level = 4  # errors are raised; warnings about the parts of a model tell a user nothing
+    if len(cores) > 1:
+        # its numbers of processors start at one, and the calling thread is none of them
+        numbers = ",".join(str(core + 1) for core in cores)
+        options.add_session_config_entry("session.intra_op_thread_affinities", ";".join([numbers] * (len(cores) - 1)))
+        # many sessions share the cores, and only one of them has work
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if provider[0] != "CPUExecutionProvider":
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    return runtime.InferenceSession(model.SerializeToString(), options, providers=[provider], enable_fallback=0)
 
 
 def _supported(model: Model, device: Device) -> Collection[str]:
+    """Name the ops that this ONNX Runtime has kernels for, which only making a session of one of each kind can tell."""
     if not isinstance(model, OnnxSegments):
-        raise DeviceError(f"ONNX Runtime drives {device.name}, and {model.path} is not an ONNX model: choose other devices.")
-    return model.onnx_ops
+        raise DeviceError(
+            f"ONNX Runtime drives {device.name}, and {model.path} is not an ONNX model: write it as one (`placeit export "
+            "model.pt2 -o model.onnx`), or choose other devices."
+        )
+    found: set[str] = set()
+    refused: list[Exception] = []
+    for ops, example in model.onnx_kinds():
+        try:
+            _session(example, _provider(device))
+        except _failures() as error:
+            refused.append(error)
+        else:
+            found.update(ops)
+    if refused and not found:
+        reason = _reason(refused[0]).removesuffix(".")
+        raise DeviceError(
+            f"ONNX Runtime {onnxruntime().__version__} can run nothing of {model.path} on {device.name}: {reason}. Install a "
+            "version of it that can, or choose devices that OpenVINO drives."
+        )
+    return found
 
 
 def _group_shares(model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> NDArray[np.float64]:

@@ -1,0 +1,145 @@
+"""ONNX models on OpenVINO, on ONNX Runtime and on both: latency side by side, and whether the outputs are equal; all in f32.
+
+For each model one race, interleaved: both runtimes alone with one thread on the first core; the whole model on one device of
+either runtime, by placeit; and what ``placeit.optimize`` answers for two one-core devices of OpenVINO, two of ONNX Runtime, and
+one of each. Where it answers with a single device, the fastest split that it measured runs as well. Every ratio is to plain
+OpenVINO on one core, paired by round; output errors are against the same.
+
+What a cut costs stands in rows of its own: what a segment that computes nothing takes from end to end (``dispatch_us``), the
+whole model in one segment (``whole_ms``), and what all groups take beyond that when each is a segment (``cut_ms``).
+
+What groups cost on a device is measured once, and kept in a cache of the run's own, where a later cluster with the same groups
+finds it; dispatch and links are measured for each cluster. Both cores must be free: candidates on two devices suffer from any
+other work more than those on one.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import openvino
+
+from benchmarks._harness import Args, Report, main
+from benchmarks._models import MODELS, fastest_split, model_file, progress, settled_race, two_cores
+from benchmarks._plain import Plain, bound_thread, by_name, onnxruntime_alone, openvino_alone, openvino_options
+from placeit.backends.openvino import Model, load
+from placeit.optimize import Candidate, optimize
+from placeit.problem import Placement
+from placeit.profiler.cache import Cache
+from placeit.runtime.executor import Executor
+from placeit.runtime.measure import Measurement, faster
+from placeit.session import OutputError, Session
+
+OPENVINO, ONNX_RUNTIME, BOTH = "OpenVINO", "ONNX Runtime", "one of each"
+ALONE, ONE_DEVICE, TWO_DEVICES = "{} alone, one core", "placeit, {}, one device", "placeit, {}, two devices"
+REFERENCE = ALONE.format(OPENVINO)
+
+
+def run(args: Args, report: Report) -> None:
+    first, second = two_cores()
+    clusters = {
+        OPENVINO: (f"CPU@{first}", f"CPU@{second}"),
+        ONNX_RUNTIME: (f"ort:CPU@{first}", f"ort:CPU@{second}"),
+        BOTH: (f"ort:CPU@{first}", f"CPU@{second}"),
+    }
+    report.note("  Both cores must be free: other work slows down what runs on two devices more than what runs on one.")
+    for name in args.models or (("resnet50",) if args.quick else MODELS):
+        with tempfile.TemporaryDirectory() as folder:
+            _model(name, clusters, Cache(Path(folder)), args, report)
+
+
+def _model(name: str, clusters: Mapping[str, tuple[str, str]], cache: Cache, args: Args, report: Report) -> None:
+    path = model_file(name)
+    model = load(path)
+    with ExitStack() as stack:
+        ours: dict[str, Executor] = {}
+        where: dict[str, str] = {}
+        for runtime, devices in clusters.items():
+            placed = _placed(model, runtime, devices, cache, args, report)
+            session = stack.enter_context(Session(model, devices, cache=cache, progress=progress))
+            _costs(name, runtime, session, report)
+            if runtime != BOTH:
+                who, whole = ONE_DEVICE.format(runtime), np.zeros(len(session.grouping.groups), np.int32)
+                ours[who], where[who] = session.executor(session.segmenter.plan(whole)), _on(session.placement(whole))
+            for who, candidate in placed.items():
+                ours[who], where[who] = session.executor(candidate.plan), _on(candidate.placement)
+        plain = _plain(model, path, stack.enter_context(bound_thread(two_cores()[0])))
+        timers = {who: runs.time for who, runs in (plain | ours).items()}
+        results = settled_race(timers, rounds=10 if args.quick else 40, seed=args.seed)
+        inputs = model.random_inputs()
+        outputs = {who: by_name(model, runs.run()) for who, runs in plain.items()}
+        outputs |= {who: executor.run(inputs) for who, executor in ours.items()}
+    errors = {who: OutputError.between(values, outputs[REFERENCE]).max_rel for who, values in outputs.items()}
+    _rows(name, results, where, errors, report)
+
+
+def _placed(
+    model: Model, runtime: str, devices: Sequence[str], cache: Cache, args: Args, report: Report
+) -> dict[str, Candidate]:
+    """What is found for two devices: the answer and, if that is a single device, the fastest split."""
+    found = optimize(model, devices, budget=15 if args.quick else 60, seed=args.seed, cache=cache, progress=progress)
+    report.note(f"  {model.name} on {', '.join(devices)}: {found.chosen.name}; {found.reason}")
+    who, split = TWO_DEVICES.format(runtime), fastest_split(found)
+    placed = {who: found.chosen}
+    if split is not None and found.chosen.placer == "single":
+        placed[f"{who}, fastest split"] = split
+    return placed
+
+
+def _plain(model: Model, path: Path, thread: ThreadPoolExecutor) -> dict[str, Plain]:
+    """Both runtimes alone, with inputs in place."""
+    inputs = model.random_inputs()
+    compiled = openvino.Core().compile_model(model.ov_model, "CPU", openvino_options(1))
+    return {
+        REFERENCE: Plain(openvino_alone(compiled, list(inputs.values())), thread),
+        ALONE.format(ONNX_RUNTIME): Plain(onnxruntime_alone(path, inputs, intra=1), thread),
+    }
+
+
+def _on(placement: Placement) -> str:
+    """How many ops are on which device."""
+    return ", ".join(f"{device} {ops}" for device, ops in placement.counts().items() if ops)
+
+
+def _costs(name: str, runtime: str, session: Session, report: Report) -> None:
+    for d, device in enumerate(session.cluster.names):
+        report.row(
+            model=name,
+            cluster=runtime,
+            device=device,
+            groups=len(session.grouping.groups),
+            dispatch_us=session.costs.dispatch[d] * 1e6,
+            whole_ms=session.costs.core[:, d].sum() * 1e3,
+            cut_ms=session.costs.cut[:, d].sum() * 1e3,
+        )
+
+
+def _rows(
+    name: str, results: Mapping[str, Measurement], where: Mapping[str, str], errors: Mapping[str, float], report: Report
+) -> None:
+    for who, measured in results.items():
+        ratio = faster(measured, results[REFERENCE])
+        report.row(
+            model=name,
+            candidate=who,
+            devices=where.get(who),
+            median_ms=measured.median * 1e3,
+            ci_low_ms=measured.ci_low * 1e3,
+            ci_high_ms=measured.ci_high * 1e3,
+            ratio_to_one_core=ratio.ratio,
+            ratio_low=ratio.ci_low,
+            ratio_high=ratio.ci_high,
+            output_error=errors[who],
+        )
+    theirs, ours = (results[ONE_DEVICE.format(runtime)] for runtime in (ONNX_RUNTIME, OPENVINO))
+    report.claim(f"{name}: {ONNX_RUNTIME} over {OPENVINO}, whole model by placeit", faster(theirs, ours).ratio, "")
+    report.claim(f"{name}: largest output error over the largest value", max(errors.values()), "", at_most=1e-4)
+
+
+if __name__ == "__main__":
+    main("runtimes", run, models=MODELS)
