@@ -313,7 +313,7 @@ def test_host_functions_are_launched_on_a_companion_so_that_no_stream_waits_for_
             calls.append((self.handle, function, argument))
 
     cupy.cuda.ExternalStream = External
-    monkeypatch.setattr(reports, "_handle", id)
+    monkeypatch.setattr(reports, "native_handle", id)
     way, inbox = reports.CupyReports(), SimpleQueue()
     monkeypatch.setattr(torch, "Stream", Eager)
     stream, other, event = Eager(torch.device("cpu")), Eager(torch.device("cpu")), Recorded("cpu")

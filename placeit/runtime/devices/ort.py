@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -22,8 +22,20 @@ from placeit.runtime.devices.worker import Worker, perform
 if TYPE_CHECKING:
     from placeit.backends.base import Model
     from placeit.backends.coarsen import Grouping
+    from placeit.runtime.streams.accelerator import Streams
 
-__all__ = ["KIND", "OrtDevice", "OrtInstance", "OrtProgram", "onnxruntime"]
+__all__ = [
+    "KIND",
+    "OrtDevice",
+    "OrtInstance",
+    "OrtProgram",
+    "check_device",
+    "explaining",
+    "on_gpu",
+    "onnxruntime",
+    "open_session",
+    "provider",
+]
 
 
 def onnxruntime() -> Any:
@@ -49,7 +61,7 @@ def _failures() -> tuple[type[Exception], ...]:
 
 
 @contextlib.contextmanager
-def _explaining(what: str) -> Iterator[None]:
+def explaining(what: str) -> Iterator[None]:
     """Turn what ONNX Runtime raises into a DeviceError that says ``what`` went wrong."""
     try:
         yield
@@ -136,8 +148,9 @@ class OrtDevice:
     A core set of one core computes in the worker thread alone, which is bound to that core. A larger set gets as many threads
     as it has cores: each session starts its own, bound to the set.
 
-    On a GPU all sessions compute on one stream. What a segment reads and makes lies in host memory here, too, so every segment
-    copies its inputs to the GPU and its outputs back.
+    A GPU is driven in this way where devices of other kinds are in the same cluster; GPUs alone are driven through streams
+    (:mod:`placeit.runtime.streams.ort_program`). All sessions of the GPU compute on one stream. What a segment reads and makes
+    lies in host memory here, too, so every segment copies its inputs to the GPU and its outputs back.
 
     Args:
         device: the device; ``runs_on`` is a core set (``ort:CPU@0``) or a GPU (``cuda:0``, ``ort:cuda:0``).
@@ -150,19 +163,16 @@ class OrtDevice:
     space = "host"
 
     def __init__(self, device: Device, *, precision: str = "f32") -> None:
-        runtime = onnxruntime()
-        if precision != "f32":
-            raise DeviceError(
-                f"{device.name}: ONNX Runtime computes in the types of the model, and the precision {precision} is for "
-                "OpenVINO: convert the model itself, or choose devices that OpenVINO drives."
-            )
+        check_device(device, precision)
         self.name = device.name
         self._cores = device.cores
         base, number = _hardware(device)
-        self._on_gpu = base == "cuda"
-        self._provider = _provider(device)
+        self._on_gpu = on_gpu(device)
+        self._provider = provider(device)
         if self._on_gpu:
-            self._stream = _stream(runtime, device.name, int(number))
+            import torch
+
+            self._stream = torch.cuda.Stream(int(number))  # type: ignore[no-untyped-call]
             self._provider[1]["user_compute_stream"] = str(self._stream.cuda_stream)
         # larger sets have threads of their own in each session, bound to their cores
         of = number if self._on_gpu else self._cores if len(self._cores) > 1 else ""
@@ -171,24 +181,11 @@ class OrtDevice:
 
     def compile(self, segment: SegmentSource) -> OrtProgram:
         """Make a session of a segment. Raises DeviceError."""
-        model = cast("Any", segment.onnx_model())
-        what = f"ONNX Runtime cannot compile a segment for {self.name}"
-        with _explaining(what):
-            session = _session(model, self._provider, self._cores)
-        if session.get_providers()[0] != self._provider[0]:
-            raise DeviceError(
-                f"{what}: its {self._provider[0]} does not load. Install the versions of CUDA and cuDNN that this "
-                "onnxruntime-gpu was built for."
-            )
-        for ours, theirs in ((segment.inputs, session.get_inputs()), (segment.outputs, session.get_outputs())):
-            wanted, found = [list(spec.memory_shape) for spec in ours], [value.shape for value in theirs]
-            if wanted != found:
-                raise DeviceError(f"{what}: its inputs or outputs have the shapes {found} in the ONNX model, not {wanted}.")
-        return OrtProgram(segment, session)
+        return OrtProgram(segment, open_session(segment, self.name, self._provider, self._cores))
 
     def instance(self, program: Program) -> OrtInstance:
         """Make buffers for a program, and bind them. Raises DeviceError."""
-        with _explaining(f"ONNX Runtime cannot make buffers for {self.name}"):
+        with explaining(f"ONNX Runtime cannot make buffers for {self.name}"):
             return OrtInstance(cast("OrtProgram", program), rebind=self._on_gpu)
 
     def allocate(self, spec: TensorSpec) -> HostBuffer:
@@ -207,8 +204,20 @@ class OrtDevice:
         self._worker.close()
 
 
-def _stream(runtime: Any, name: str, number: int) -> Any:
-    """Make the stream that a GPU computes on. Raises DeviceError if ONNX Runtime or PyTorch knows no such GPU."""
+def check_device(device: Device, precision: str) -> None:
+    """Check that ONNX Runtime is there for a device, and that a GPU is PyTorch's, whose stream it computes on.
+
+    Raises:
+        DeviceError: says what is missing; or another precision than ``f32`` is asked for.
+    """
+    name, runtime = device.name, onnxruntime()
+    if precision != "f32":
+        raise DeviceError(
+            f"{name}: ONNX Runtime computes in the types of the model, and the precision {precision} is for OpenVINO: convert "
+            "the model itself, or choose devices that OpenVINO drives."
+        )
+    if not on_gpu(device):
+        return
     if "CUDAExecutionProvider" not in runtime.get_available_providers():
         raise DeviceError(
             f"{name}: this ONNX Runtime ({runtime.__version__}) has no CUDAExecutionProvider: replace it, with `pip uninstall "
@@ -216,12 +225,16 @@ def _stream(runtime: Any, name: str, number: int) -> Any:
         )
     import torch
 
-    if number >= torch.cuda.device_count():
+    if int(_hardware(device)[1]) >= torch.cuda.device_count():
         raise DeviceError(
             f"{name}: PyTorch, whose stream ONNX Runtime is to compute on, finds {torch.cuda.device_count()} NVIDIA GPUs: "
             "check the driver with `nvidia-smi`, and that PyTorch is installed for CUDA."
         )
-    return torch.cuda.Stream(number)  # type: ignore[no-untyped-call]
+
+
+def on_gpu(device: Device) -> bool:
+    """Whether a device is an NVIDIA GPU."""
+    return _hardware(device)[0] == "cuda"
 
 
 def _hardware(device: Device) -> tuple[str, str]:
@@ -230,7 +243,8 @@ def _hardware(device: Device) -> tuple[str, str]:
     return base, number
 
 
-def _provider(device: Device) -> tuple[str, dict[str, str]]:
+def provider(device: Device) -> tuple[str, dict[str, str]]:
+    """Name the execution provider for a device, with its options."""
     base, number = _hardware(device)
     if base != "cuda":
         return "CPUExecutionProvider", {}
@@ -238,7 +252,35 @@ def _provider(device: Device) -> tuple[str, dict[str, str]]:
     return "CUDAExecutionProvider", {"device_id": number, "use_tf32": "0"}
 
 
-def _session(model: Any, provider: tuple[str, dict[str, str]], cores: tuple[int, ...] = ()) -> Any:
+def open_session(segment: SegmentSource, name: str, of: tuple[str, dict[str, str]], cores: tuple[int, ...] = ()) -> Any:
+    """Make a session of a segment for a device.
+
+    Args:
+        segment: what to run.
+        name: of the device.
+        of: execution provider, with its options.
+        cores: of a core set.
+
+    Raises:
+        DeviceError: it cannot be compiled, the provider does not load, or the ONNX model has other shapes than the segment.
+    """
+    model = cast("Any", segment.onnx_model())
+    what = f"ONNX Runtime cannot compile a segment for {name}"
+    with explaining(what):
+        session = _session(model, of, cores)
+    if session.get_providers()[0] != of[0]:
+        raise DeviceError(
+            f"{what}: its {of[0]} does not load. Install the versions of CUDA and cuDNN that this onnxruntime-gpu was built "
+            "for."
+        )
+    for ours, theirs in ((segment.inputs, session.get_inputs()), (segment.outputs, session.get_outputs())):
+        wanted, found = [list(spec.memory_shape) for spec in ours], [value.shape for value in theirs]
+        if wanted != found:
+            raise DeviceError(f"{what}: its inputs or outputs have the shapes {found} in the ONNX model, not {wanted}.")
+    return session
+
+
+def _session(model: Any, of: tuple[str, dict[str, str]], cores: tuple[int, ...] = ()) -> Any:
     runtime = onnxruntime()
     options = runtime.SessionOptions()
     options.execution_mode = runtime.ExecutionMode.ORT_SEQUENTIAL
@@ -250,9 +292,9 @@ def _session(model: Any, provider: tuple[str, dict[str, str]], cores: tuple[int,
         options.add_session_config_entry("session.intra_op_thread_affinities", ";".join([numbers] * (len(cores) - 1)))
         # many sessions share the cores, and only one of them has work
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    if provider[0] != "CPUExecutionProvider":
+    if of[0] != "CPUExecutionProvider":
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-    return runtime.InferenceSession(model.SerializeToString(), options, providers=[provider], enable_fallback=0)
+    return runtime.InferenceSession(model.SerializeToString(), options, providers=[of], enable_fallback=0)
 
 
 def _supported(model: Model, device: Device) -> Collection[str]:
@@ -266,7 +308,7 @@ def _supported(model: Model, device: Device) -> Collection[str]:
     refused: list[Exception] = []
     for ops, example in model.onnx_kinds():
         try:
-            _session(example, _provider(device))
+            _session(example, provider(device))
         except _failures() as error:
             refused.append(error)
         else:
@@ -286,4 +328,12 @@ def _group_shares(model: Model, grouping: Grouping, device: Device, precision: s
     return group_shares(model, grouping, device, precision, passes=passes)
 
 
-KIND = DeviceKind(lambda device, precision: OrtDevice(device, precision=precision), _supported, _group_shares)
+def _streams(devices: Sequence[Device], precision: str) -> Streams | None:
+    if not all(device.kind == "ort" and on_gpu(device) for device in devices):
+        return None
+    from placeit.runtime.streams.ort_program import open_streams
+
+    return open_streams(devices, precision)
+
+
+KIND = DeviceKind(lambda device, precision: OrtDevice(device, precision=precision), _supported, _group_shares, _streams)

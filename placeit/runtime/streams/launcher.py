@@ -90,8 +90,7 @@ class Launcher:
             return launch.program.load(self.accelerator.place(device))
         except DeviceError as error:
             raise DeviceError(
-                f"The weights of the segment that starts with '{launch.name}' cannot be brought to "
-                f"{self.accelerator.names[device]}: {error}"
+                f"The segment that starts with '{launch.name}' cannot be loaded onto {self.accelerator.names[device]}: {error}"
             ) from error
 
     def release(self) -> None:

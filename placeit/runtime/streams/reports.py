@@ -14,7 +14,7 @@ import torch
 from placeit.errors import DeviceError
 from placeit.runtime.streams.accelerator import Inbox, Token
 
-__all__ = ["CupyReports", "Reports", "ThreadReports", "load_cupy"]
+__all__ = ["CupyReports", "Reports", "ThreadReports", "load_cupy", "native_handle"]
 
 _INSTALL = "install the one for this PyTorch with `pip install {wheel}`, and no other cupy package beside it"
 
@@ -50,7 +50,7 @@ class CupyReports:
         found = self._companions.get(id(stream))
         if found is None:
             companion = torch.Stream(torch.device(stream.device))
-            external = self._cupy.cuda.ExternalStream(_handle(companion), stream.device.index)
+            external = self._cupy.cuda.ExternalStream(native_handle(companion), stream.device.index)
             # the stream itself is kept as well, so that no other gets its id
             found = self._companions[id(stream)] = (companion, (stream, external))
         companion, (_, external) = found
@@ -66,7 +66,7 @@ def _put(message: tuple[Inbox, Token]) -> None:
     inbox.put(token)
 
 
-def _handle(stream: torch.Stream) -> int:
+def native_handle(stream: torch.Stream) -> int:
     """The driver's address of a stream."""
     handle = getattr(stream, "native_handle", None)
     if handle is None:  # an older PyTorch

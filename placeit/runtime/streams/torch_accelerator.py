@@ -24,7 +24,7 @@ from placeit.runtime.devices.torch_cpu import failing_op
 from placeit.runtime.streams.accelerator import HOST, Inbox, LoadedProgram, Replay, Streams, Token
 from placeit.runtime.streams.host_stream import HostEvent, HostStream
 from placeit.runtime.streams.module_program import ModuleProgram
-from placeit.runtime.streams.reports import CupyReports, Reports, ThreadReports
+from placeit.runtime.streams.reports import CupyReports, Reports, ThreadReports, native_handle
 
 __all__ = ["TorchAccelerator", "open_streams", "torch_streams"]
 
@@ -161,6 +161,10 @@ class TorchAccelerator:
                     found = _Queue(torch.Stream(device=self._devices[device]), self._errors[device])
             self._streams[device, number] = found
         return found
+
+    def handle(self, device: int) -> int:
+        """The driver's address of the stream that a device's segments are launched on, for other libraries."""
+        return native_handle(self.stream(device, 0).stream)
 
     def event(self, device: int, *, timed: bool = False) -> torch.Event | HostEvent:
         """An event, which is cheaper if it is not timed."""
