@@ -16,7 +16,7 @@ from placeit.backends.openvino import Model, describe
 from placeit.errors import DeviceError
 from placeit.graph import OpGraph
 
-__all__ = ["OnnxModel", "OnnxParts", "with_onnx"]
+__all__ = ["OnnxModel", "OnnxParts", "relu_chain", "with_onnx"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -44,7 +44,7 @@ class OnnxModel(Model):
 
     def chain(self, elements: int, hops: int) -> Model:
         """Build a chain of ``hops`` ReLUs over ``float32[1, elements]``, for both runtimes."""
-        return _relu_chain(elements, hops)
+        return relu_chain(elements, hops)
 
 
 def with_onnx(model: Model) -> OnnxModel:
@@ -73,7 +73,8 @@ def _joined(model: Model, proto: onnx.ModelProto) -> OnnxModel:
     return OnnxModel(**{**said, "together": (*model.together, *parts.together()), "parts": parts})
 
 
-def _relu_chain(elements: int, hops: int) -> OnnxModel:
+def relu_chain(elements: int, hops: int) -> OnnxModel:
+    """Build a chain of ``hops`` ReLUs over ``float32[1, elements]``, for OpenVINO and ONNX Runtime."""
     ops = openvino.opset13
     parameter = ops.parameter([1, elements], openvino.Type.f32, name="0")
     value = parameter.output(0)

@@ -26,7 +26,7 @@ from placeit.backends.torch_segment import extract
 from placeit.cluster import Cluster, Device
 from placeit.errors import DeviceError, FileError, ModelError
 
-__all__ = ["Model", "driven_by_pytorch", "load"]
+__all__ = ["Model", "driven_by_pytorch", "load", "relu_chain"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -122,7 +122,12 @@ class Model(base.Model):
 
     def chain(self, elements: int, hops: int) -> Model:
         """Build a chain of ``hops`` ReLUs over ``float32[1, elements]``."""
-        return load(torch.nn.Sequential(*(torch.nn.ReLU() for _ in range(hops))), (torch.zeros(1, elements),), name="chain")
+        return relu_chain(elements, hops)
+
+
+def relu_chain(elements: int, hops: int) -> Model:
+    """Build a chain of ``hops`` ReLUs over ``float32[1, elements]``."""
+    return load(torch.nn.Sequential(*(torch.nn.ReLU() for _ in range(hops))), (torch.zeros(1, elements),), name="chain")
 
 
 def driven_by_pytorch(cluster: Cluster, path: Path) -> Cluster:

@@ -62,10 +62,13 @@ def probe(
 
     Args:
         cluster: real devices.
-        chain: :meth:`placeit.backends.base.Model.chain` of the model that is to run there; OpenVINO's without it.
+        chain: :meth:`placeit.backends.base.Model.chain` of the model that is to run there. Without it, one that runs on all of
+            the devices: OpenVINO's, ONNX Runtime's where one of the devices asks for that, PyTorch's on NVIDIA GPUs.
         precision: inference precision of every device.
         cache: where to look for earlier results and keep new ones.
     """
+    if chain is None:
+        cluster, chain = _any_chain(cluster)
     names = cluster.names
     key = {
         "what": "links",
@@ -76,7 +79,7 @@ def probe(
     unknown = [[names.index(src), names.index(dst)] for src, dst in cluster.missing_links()]
     kept = cache.get(key, functools.partial(_valid, devices=len(names), unknown=unknown)) if cache is not None else None
     if kept is None:
-        kept = _measure(cluster, precision, chain or _openvino_chain)
+        kept = _measure(cluster, precision, chain)
         if cache is not None:
             cache.put(key, kept)
     measured = {
@@ -85,10 +88,23 @@ def probe(
     return Links(np.array(kept["dispatch"]), replace(cluster, links={**measured, **cluster.links}))
 
 
-def _openvino_chain(elements: int, hops: int) -> Model:
-    from placeit.backends.openvino import relu_chain
+def _any_chain(cluster: Cluster) -> tuple[Cluster, Callable[[int, int], Model]]:
+    """Find what runs on all devices, and return the cluster as it is driven then."""
+    kinds = {device.kind for device in cluster.devices}
+    if kinds == {"openvino"}:
+        from placeit.backends.openvino import relu_chain
 
-    return relu_chain(elements, hops)
+        return cluster, relu_chain
+    model: Model
+    if "ort" in kinds or any(d.kind == "openvino" and d.runs_on.partition("@")[0] != "CPU" for d in cluster.devices):
+        from placeit.backends.onnx_segments import relu_chain as onnx_chain
+
+        model = onnx_chain(1, 1)
+    else:
+        from placeit.backends.torch import relu_chain as torch_chain
+
+        model = torch_chain(1, 1)
+    return model.driven(cluster), model.chain
 
 
 def _valid(kept: Any, devices: int, unknown: list[list[int]]) -> bool:

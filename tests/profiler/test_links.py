@@ -24,6 +24,35 @@ def on_one_core(*names: str, known: dict[tuple[str, str], Link] | None = None) -
     return Cluster(tuple(Device(name, runs_on=f"CPU@{CORES[0]}", cores=CORES) for name in names), known or {})
 
 
+@pytest.mark.parametrize("kinds", [("ort", "openvino"), ("ort", "ort"), ("torch", "torch")])
+def test_links_are_measured_whatever_runs_the_devices(kinds: tuple[str, str]) -> None:
+    devices = tuple(
+        Device(name, kind, f"{'ort:' * (kind == 'ort')}CPU@{CORES[0]}", cores=CORES)
+        for name, kind in zip("ab", kinds, strict=True)
+    )
+    found = probe(Cluster(devices))
+    assert {pair for pair, link in found.cluster.links.items() if link.latency >= 0} == {("a", "b"), ("b", "a")}
+    assert (found.dispatch > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("beside", "driver"), [(Device("b", "openvino", "CPU@0", cores=(0,)), "torch"), (Device("b", "openvino", "GPU.0"), "ort")]
+)
+def test_links_of_a_gpu_are_measured_with_what_runs_on_all_devices(
+    beside: Device, driver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Cluster] = []
+
+    def measured(cluster: Cluster, precision: str, chain: Any) -> Any:
+        asked.append(cluster)
+        assert len(chain(4, 3).graph) == 5
+        return {"dispatch": [1e-6, 1e-6], "links": [[0, 1, None, 0.0], [1, 0, None, 0.0]]}
+
+    monkeypatch.setattr(links, "_measure", measured)
+    probe(Cluster((Device("cuda:0", "cuda", "cuda:0", driver="NVIDIA 1"), beside)))
+    assert asked[0].devices[0].kind == driver
+
+
 def test_every_link_is_there_afterwards_and_known_ones_are_left_alone() -> None:
     known = Link(1e6, 0.1, "emulated")
     found = probe(on_one_core("a", "b", known={("a", "b"): known}))
