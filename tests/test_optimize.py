@@ -19,7 +19,8 @@ from placeit.backends.openvino import describe
 from placeit.cluster import Cluster, Device, Link, Power
 from placeit.devices.host import allowed_cores
 from placeit.errors import DeviceError, InfeasibleError, UsageError
-from placeit.optimize import lower_bound, optimize
+from placeit.optimize import optimize
+from placeit.placers.bound import lower_bound
 from placeit.problem import Placement, Problem
 from placeit.profiler.cache import Cache
 from placeit.runtime.simulator import simulate

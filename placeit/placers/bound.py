@@ -1,0 +1,34 @@
+"""What no placement can beat."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from placeit.problem import Problem
+
+__all__ = ["lower_bound"]
+
+_TURNS = 200
+
+
+def lower_bound(problem: Problem) -> float:
+    """Seconds that no placement can beat: the larger of critical path and work over devices, at best costs.
+
+    Transfers and cuts are taken to be free. The bound from work is that of the assignment whose ops may be divided between
+    devices (Lenstra, Shmoys and Tardos 1990, equation 1), from below: for any weights ``l[d]`` that sum to one, no placement
+    ends before ``sum over ops of min over d of l[d] * compute[v, d]``. With equal weights that is the sum of the best times
+    over the number of devices; multiplicative updates raise it where devices differ.
+    """
+    bound = problem.critical_path
+    weights = np.full(problem.devices, 1 / problem.devices)
+    for turn in range(_TURNS):
+        weighted = problem.compute * weights
+        cheapest = weighted.argmin(axis=1)
+        ops = np.arange(len(problem))
+        bound = max(bound, float(weighted[ops, cheapest].sum()))
+        load = np.bincount(cheapest, problem.compute[ops, cheapest], problem.devices)
+        if not load.any():
+            break
+        weights *= np.exp(load / load.max() / (turn + 1) ** 0.5)
+        weights /= weights.sum()
+    return bound
