@@ -185,7 +185,13 @@ class TorchDevice:
 
 
 def failing_op(error: BaseException) -> str | None:
-    """Return the node of a segment's module at which an error was raised; None if it was elsewhere."""
+    """Return the op of a segment at which an error was raised; None if it was elsewhere.
+
+    It is the node of a module that torch.fx made, and what a note ``op: NAME`` of the error says of any other module.
+    """
+    for note in getattr(error, "__notes__", ()):
+        if note.startswith("op: "):
+            return str(note.removeprefix("op: "))
     trace, name = error.__traceback__, None
     while trace is not None:
         code = trace.tb_frame.f_code
