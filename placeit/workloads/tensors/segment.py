@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,9 +55,9 @@ class ProgramSegment(torch.nn.Module):
     def forward(self, *arguments: Tensor) -> tuple[Tensor, ...]:
         """Run the ops."""
         # a device calls this once for every op that is a segment of its own: what it takes is overhead
-        values = dict(zip(self._enter, arguments, strict=True))
+        values: dict[int, Any] = dict(zip(self._enter, arguments, strict=True))
         for tensor, name in self._blocks.items():
-            values[tensor] = getattr(self, name)
+            values[tensor] = self._buffers[name]
         for op, dead in zip(self._ops, self._dead, strict=True):
             try:
                 values[op.output] = op.run(*[values[tensor] for tensor in op.inputs])
