@@ -116,9 +116,8 @@ class TorchInstance:
         return self._outputs[index]
 
     def run(self) -> None:
-        """Compute the outputs."""
-        with torch.inference_mode():
-            made = self._forward(*[buffer.tensor for buffer in self._inputs])
+        """Compute the outputs, on a thread in inference mode."""
+        made = self._forward(*[buffer.tensor for buffer in self._inputs])
         for buffer, tensor in zip(self._outputs, made, strict=True):
             buffer.tensor = tensor
 
@@ -146,7 +145,7 @@ class TorchDevice:
                 "convert the module before it is loaded, for example with module.bfloat16()."
             )
         self.name = device.name
-        self._worker = Worker(f"placeit {device.name}", device.cores)
+        self._worker = Worker(f"placeit {device.name}", device.cores, torch.inference_mode)
         self._worker.submit(functools.partial(use_threads, max(1, len(device.cores))))
 
     def compile(self, segment: SegmentSource) -> TorchProgram:
