@@ -6,18 +6,19 @@ import ctypes
 
 __all__ = ["keep_freed_memory"]
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+_M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep what is freed, and all threads share it, rather than give large tensors back to the system.
+    """Let the C library keep what is freed, for all threads alike, rather than give large tensors back to the system.
 
-    A tensor on fresh pages costs a page fault for every 4 KiB that is first written, and threads of one process fault one at a
-    time. That was two thirds of the time of a network whose layers make tensors of 32 MB, which two cores then computed hardly
-    faster than one; and half of two trainings on a busy virtual machine. Call this before starting threads: they get memory of
-    their own otherwise, of which no piece is larger than 64 MB. Other C libraries than glibc have no such settings.
+    Memory that comes from the system has a page fault for every 4 KiB that is first written. That was two thirds of the CPU
+    time of a network whose layers make tensors of 32 MB, and half of the time of two trainings on a busy virtual machine.
+
+    Call this before starting threads: each has memory of its own otherwise, which shrinks when it is free, and in which
+    there is no room for more than 64 MB at once. Other C libraries than glibc have no such settings.
     """
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt"):
-        for parameter, value in ((_M_TRIM_THRESHOLD, 2**30), (_M_MMAP_THRESHOLD, 2**30), (_M_ARENA_MAX, 1)):
+        for parameter, value in ((_M_TRIM_THRESHOLD, -1), (_M_MMAP_MAX, 0), (_M_ARENA_MAX, 1)):
             library.mallopt(parameter, value)
