@@ -12,8 +12,8 @@ level evenly gain little, so the same race is run with the second device slowed 
 them idle. The placement is in both cases the one that ``placeit.optimize`` finds.
 
 The host overhead of an op is the time between two ops on a device where the second was ready when the first ended, with each
-group of ops launched by itself: from the end of the last kernel of the one to the first of the other, by clocks beside the
-kernels.
+group of ops launched by itself: between segments, which is what the executor adds, and from the end of the last kernel of the one
+to the first of the other, by clocks beside the kernels, which is all that the host does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import resource
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -100,13 +99,9 @@ def _compare(model: TensorProgram, cluster: Cluster, where: str, cache: Cache, a
     split = both or found.chosen
     single = found.best_single
     assert single is not None  # PyTorch's CPU devices run every op
-    core = next(device.cores for device in cluster.devices if single.placement.counts()[device.name])
-    with (
-        Session(model, cluster, cache=cache, progress=progress) as session,
-        empty_levels(session.cluster) as empty,
-        _thread(core) as one,
-        _thread(tuple(core for device in cluster.devices for core in device.cores)) as every,
-    ):
+    every = tuple(core for device in cluster.devices for core in device.cores)
+    one = next(device.cores for device in cluster.devices if single.placement.counts()[device.name])
+    with Session(model, cluster, cache=cache, progress=progress) as session, empty_levels(session.cluster) as empty:
         finest = session.segmenter.plan(session.groups_of(split.placement), merge=False)
         ours: dict[str, Executor | LevelByLevel] = {
             OURS: session.executor(split.plan),
@@ -166,15 +161,18 @@ def _overhead(model: TensorProgram, cluster: Cluster, plan: Plan, cache: Cache, 
     """Report what placeit takes to launch an op."""
     noted, times = noting(model)
     with Session(noted, cluster, cache=cache, progress=progress) as session:
-        after, waits = gaps(session, plan, runs=10, ops=times)
-    report.row(
-        graph=model.name,
-        groups=sum(not segment.free for segment in plan.segments),
-        overhead_us=microseconds(after, 50),
-        overhead_p95_us=microseconds(after, 95),
-        woken_by_other_device_us=microseconds(waits, 50),
-    )
-    report.claim(f"{model.name}: host overhead per op launched, median", microseconds(after, 50), "us", at_most=15)
+        for what, ops in (("between segments", None), ("from kernel to kernel", times)):
+            after, waits = gaps(session, plan, runs=20, ops=ops)
+            median_us = microseconds(after, 50)
+            report.row(
+                graph=model.name,
+                overhead=what,
+                launches=len(after),
+                overhead_us=median_us,
+                overhead_p95_us=microseconds(after, 95),
+                woken_by_other_device_us=microseconds(waits, 50),
+            )
+            report.claim(f"{model.name}: host overhead per op launched, {what}, median", median_us, "us", at_most=15)
 
 
 def noting(model: TensorProgram) -> tuple[TensorProgram, Mapping[str, tuple[float, float]]]:
@@ -194,21 +192,25 @@ def noting(model: TensorProgram) -> tuple[TensorProgram, Mapping[str, tuple[floa
     return replace(model, program=replace(program, ops=tuple(noted(op) for op in program.ops))), times
 
 
-def _thread(cores: tuple[int, ...]) -> ThreadPoolExecutor:
-    """A thread that is bound to cores, on which PyTorch computes with as many threads, bound to them as well."""
+def _on(cores: tuple[int, ...], program: Program, model: TensorProgram) -> Callable[[], float]:
+    """Time a program op after op on some cores, with as many threads, by the main thread.
 
-    def bind() -> None:
-        os.sched_setaffinity(0, cores)
-        use_threads(len(cores))
-
-    return ThreadPoolExecutor(1, initializer=bind)
-
-
-def _on(thread: ThreadPoolExecutor, program: Program, model: TensorProgram) -> Callable[[], float]:
-    """Time a program op after op, by a clock on the thread that runs it."""
+    That thread can keep tensors of any size that it frees, which is more than others can; see :mod:`placeit.memory`.
+    """
     leave = [block.tensor for whole in program.outputs.values() for block in whole.blocks]
     once = timed(torch.inference_mode()(ProgramSegment(program.ops, (), leave, program.split(model.values)).forward))
-    return lambda: thread.submit(once).result()
+
+    def run() -> float:
+        allowed, threads = os.sched_getaffinity(0), torch.get_num_threads()
+        os.sched_setaffinity(0, cores)
+        use_threads(len(cores))
+        try:
+            return once()
+        finally:
+            use_threads(threads)
+            os.sched_setaffinity(0, allowed)
+
+    return run
 
 
 class _Settled:

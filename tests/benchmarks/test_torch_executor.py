@@ -42,7 +42,8 @@ def test_the_torch_backend_is_raced_against_one_device_plain_pytorch_and_levels(
         error = claims[f"ffnn, {where}: the same, simulated: error"]
         assert error["target"] == "<= 10"
         assert error["value"] == pytest.approx(abs(margin["simulated_margin"] / margin["levels_over_placeit"] - 1) * 100)
-    assert claims["ffnn: host overhead per op launched, median"]["target"] == "<= 15"
+    overheads = [claim for name, claim in claims.items() if "host overhead per op launched" in name]
+    assert [claim["target"] for claim in overheads] == ["<= 15", "<= 15"]
 
 
 def test_gaps_are_between_segments_or_between_the_kernels_of_their_ops():
