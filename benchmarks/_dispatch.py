@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 import numpy as np
 
+from placeit.profiler.trace import Span
 from placeit.runtime.segments import Plan
 from placeit.session import Session
 
@@ -15,13 +19,17 @@ def microseconds(samples: list[float], percentile: float) -> float | None:
     return float(np.percentile(samples, percentile)) * 1e6 if samples else None
 
 
-def gaps(session: Session, plan: Plan, runs: int = 20) -> tuple[list[float], list[float]]:
+def gaps(
+    session: Session, plan: Plan, runs: int = 20, ops: Mapping[str, tuple[float, float]] | None = None
+) -> tuple[list[float], list[float]]:
     """Seconds from the end of a segment to the start of the next on its device, if that was ready; else from when it was.
 
     Args:
         session: open, with the model of the plan.
         plan: what to run.
         runs: how many times.
+        ops: when each op began and ended in the last run, if ops write that down: a segment then starts with its first op and
+            ends with its last one, and what it does before and after them counts as well.
 
     Returns:
         Gaps after which a segment started that was ready, and those of segments that made their device wait.
@@ -36,7 +44,7 @@ def gaps(session: Session, plan: Plan, runs: int = 20) -> tuple[list[float], lis
         executor.time()
         if turn < 2:
             continue
-        spans = executor.spans()
+        spans = executor.spans() if ops is None else [_narrowed(span, ops) for span in executor.spans()]
         begin = spans[0].start
         ends = {number[span.args["ops"][0]]: span.finish for span in spans if span.category == "compute"}
         for s in range(len(plan.segments)):  # in topological order: one that runs nothing ends when it is ready
@@ -53,3 +61,10 @@ def gaps(session: Session, plan: Plan, runs: int = 20) -> tuple[list[float], lis
             elif ready > begin:
                 waits.append(span.start - max(ready, before))
     return after, waits
+
+
+def _narrowed(span: Span, ops: Mapping[str, tuple[float, float]]) -> Span:
+    if span.category != "compute":
+        return span
+    times = [ops[name] for name in span.args["ops"] if name in ops]
+    return replace(span, start=min(times)[0], finish=max(times)[1])

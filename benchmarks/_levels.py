@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from queue import SimpleQueue
 from time import perf_counter
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from placeit.backends.coarsen import Grouping
+from placeit.backends.tensor_program import of_program
+from placeit.cluster import Cluster
 from placeit.runtime.devices.base import Buffer, Instance
 from placeit.runtime.runtime import Runtime
-from placeit.runtime.segments import Plan
+from placeit.runtime.segments import Costs, Plan, Segmenter
+from placeit.workloads.tensors import shard
+from placeit.workloads.tensors.expression import elementwise, tensor
 
-__all__ = ["LevelByLevel", "levels", "simulated"]
+__all__ = ["EMPTY_LEVELS", "LevelByLevel", "empty_levels", "levels", "simulated"]
+
+EMPTY_LEVELS = 12
+"""Number of levels in :func:`empty_levels`."""
+
+_ELEMENTS = 256
 
 
 def levels(plan: Plan) -> list[list[int]]:
@@ -29,8 +42,39 @@ def levels(plan: Plan) -> list[list[int]]:
     return [numbers for numbers in found if numbers]
 
 
-def simulated(plan: Plan) -> float:
-    """Seconds that a plan takes level by level: of each level, what its busiest link takes and then its busiest device."""
+@contextmanager
+def empty_levels(cluster: Cluster) -> Iterator[LevelByLevel]:
+    """Make levels whose ops, one on every device, compute next to nothing, to measure what a level takes.
+
+    In each the host wakes every device, each runs one segment, and the last one wakes the host.
+
+    Args:
+        cluster: devices that PyTorch drives, in one memory.
+    """
+    value, devices = tensor("x", len(cluster), _ELEMENTS), range(len(cluster))
+    for level in range(EMPTY_LEVELS):
+        value = elementwise(f"relu{level}", "ij->ij", torch.relu, value)
+    program = shard([value], 1, {f"relu{level}": {"i": len(devices)} for level in range(EMPTY_LEVELS)})
+    model = of_program(program, shard([value], 1), name="empty levels")
+    grouping = Grouping.singletons(model.graph)
+    placement = [*devices] * (EMPTY_LEVELS + 1)  # outputs come last
+    plan = Segmenter(grouping, Costs.free(len(model.graph), cluster)).plan(placement, merge=False)
+    with Runtime(model, grouping, cluster) as runtime:
+        yield LevelByLevel(runtime, plan)
+
+
+def simulated(plan: Plan, dispatch: float, level: float) -> float:
+    """Seconds that a plan takes level by level, by the costs that the simulator has of it.
+
+    Each level takes what its busiest link takes, then what its busiest device takes, and what the host adds: a level that
+    computes nothing takes ``level``, of which the segments that the simulator knows have ``dispatch`` each. Links have no
+    latency here: between devices that share memory it is the time to wake one, which ``level`` has already.
+
+    Args:
+        plan: what runs.
+        dispatch: seconds to start a segment, as in the costs of the plan.
+        level: seconds, of :func:`empty_levels`.
+    """
     problem, total = plan.problem, 0.0
     for numbers in levels(plan):
         moved, busy = np.zeros((problem.devices, problem.devices)), np.zeros(problem.devices)
@@ -42,8 +86,8 @@ def simulated(plan: Plan) -> float:
                 src, what = plan.segments[problem.edges[e, 0]].device, (int(problem.edge_tensor[e]), at)
                 if src != at and what not in arrived:
                     arrived.add(what)
-                    moved[src, at] += problem.latency[src, at] + problem.edge_bytes[e] / problem.bandwidth[src, at]
-        total += float(moved.max() + busy.max())
+                    moved[src, at] += problem.edge_bytes[e] / problem.bandwidth[src, at]
+        total += float(moved.max() + busy.max()) + max(0.0, level - dispatch)
     return total
 
 
@@ -79,6 +123,11 @@ class LevelByLevel:
             [(plan.segments[s].device, ready) for s in numbers if (ready := instances[s]) is not None]
             for numbers in levels(plan)
         ]
+
+    @property
+    def devices_by_level(self) -> list[list[int]]:
+        """Device numbers of the segments of each level, in the order in which they are started."""
+        return [[device for device, _ in level] for level in self._levels]
 
     def time(self) -> float:
         """Run once and return the seconds it took. Raises whatever a device reports."""

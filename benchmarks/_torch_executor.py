@@ -1,40 +1,59 @@
 """Latency of tensor graphs on two one-core devices that PyTorch drives, for ``python -m benchmarks.executor --backend torch``.
 
 All candidates of a graph run in one race, interleaved, and every ratio is paired by round. The graph is cut into shards for all
-but plain PyTorch, which runs the uncut program. Level by level is what bulk-synchronous systems do: the same placement and the
-same segments, one for each group of ops, but no device starts a level of the graph before all have ended the one before. What
-placeit gains over that is also what the simulator says of both, from the same measured costs.
+but plain PyTorch, which runs the uncut program; plain PyTorch with the same shards tells what cutting costs from what placeit
+does. All run in one process, which keeps the memory that they free: otherwise most of the time of FFNN would be page faults,
+more or fewer of them by chance. How many are left is in the rows. Plain PyTorch on one core gets the core of the one device.
+
+Level by level is what bulk-synchronous systems do: the same placement and the same segments, one for each group of ops, but no
+device starts a level of the graph before all have ended the one before. What placeit gains over that is also what the simulator
+says of both, from the same measured costs and what a level without work was measured to take. Equal devices that share every
+level evenly gain little, so the same race is run with the second device slowed to half its speed, where levels can leave one of
+them idle. The placement is in both cases the one that ``placeit.optimize`` finds.
 
 The host overhead of an op is the time between two ops on a device where the second was ready when the first ended, with each
-group of ops launched by itself.
+group of ops launched by itself: between segments, which is what the executor adds, and from the last kernel of the one to the
+first of the other, by clocks beside the kernels, which is all that the host does.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import tempfile
+import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from types import MappingProxyType
 from typing import Any
 
+import torch
+
 from benchmarks._dispatch import gaps, microseconds
 from benchmarks._harness import Args, Report
-from benchmarks._levels import LevelByLevel, simulated
+from benchmarks._levels import EMPTY_LEVELS, LevelByLevel, empty_levels, simulated
 from benchmarks._models import fastest_split, progress, settled_race, two_cores
 from placeit.backends.tensor_program import TensorProgram, load
+from placeit.cluster import Cluster
+from placeit.devices import discover
 from placeit.errors import UsageError
+from placeit.memory import keep_freed_memory
 from placeit.optimize import optimize
 from placeit.profiler.cache import Cache
 from placeit.runtime.devices.torch_cpu import use_threads
-from placeit.runtime.executor import Executor
-from placeit.runtime.measure import Measurement, faster, timed
+from placeit.runtime.executor import PlanExecutor
+from placeit.runtime.measure import faster, timed
+from placeit.runtime.segments import Plan
 from placeit.session import OutputError, Session
 from placeit.workloads.tensor_graphs import TENSOR_GRAPHS
+from placeit.workloads.tensors import Program, ProgramOp, ProgramSegment
 
 ONE, OURS, FINE, LEVELS = "placeit, one device", "placeit", "placeit, each group a segment", "level by level, the same segments"
-ONE_CORE, BOTH_CORES = "PyTorch, one core", "PyTorch, both cores"
+ONE_CORE, BOTH_CORES, SHARDS = "PyTorch, one core", "PyTorch, both cores", "PyTorch, the same shards, one core"
+_EMPTY = "levels that compute nothing"
+EQUAL, UNEQUAL = "two cores", "two cores, one at half speed"
 
 QUICK: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
@@ -47,6 +66,7 @@ QUICK: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 """Sizes for ``--quick``; otherwise the graphs' own."""
 
 _SHARDS = 4
+_SLOWDOWN = 2.0
 
 
 def run(args: Args, report: Report) -> None:
@@ -54,89 +74,151 @@ def run(args: Args, report: Report) -> None:
     strangers = [name for name in args.models if name not in TENSOR_GRAPHS]
     if strangers:
         raise UsageError(f"'{strangers[0]}' is no tensor graph; --backend torch runs {', '.join(TENSOR_GRAPHS)}.")
+    keep_freed_memory()
     cores = two_cores()
+    equal = discover([f"CPU@{core}" for core in cores])
+    first, second = equal.devices
+    unequal = replace(equal, devices=(first, replace(second, slowdown=_SLOWDOWN)))
     for name in args.models or ("chain-mm", "ffnn"):
-        _graph(load(name, shards=_SHARDS, seed=args.seed, **(QUICK[name] if args.quick else {})), cores, args, report)
+        model = load(name, shards=_SHARDS, seed=args.seed, **(QUICK[name] if args.quick else {}))
+        with tempfile.TemporaryDirectory() as folder:
+            cache = Cache(Path(folder))
+            plan = _compare(model, equal, EQUAL, cache, args, report)
+            _overhead(model, equal, plan, cache, report)
+            _compare(model, unequal, UNEQUAL, cache, args, report)
 
 
-def _graph(model: TensorProgram, cores: tuple[int, int], args: Args, report: Report) -> None:
-    name, devices = model.name, [f"CPU@{core}" for core in cores]
-    with tempfile.TemporaryDirectory() as folder:
-        cache = Cache(Path(folder))
-        found = optimize(model, devices, budget=20 if args.quick else 60, seed=args.seed, cache=cache, progress=progress)
-        report.note(f"  {name}: {found.chosen.name}; {found.reason}")
-        split = fastest_split(found) or found.chosen
-        single = found.best_single
-        assert single is not None  # PyTorch's CPU devices run every op
-        with (
-            Session(model, devices, cache=cache, progress=progress) as session,
-            _thread(cores[:1]) as first,
-            _thread(cores) as every,
-        ):
-            finest = session.segmenter.plan(session.groups_of(split.placement), merge=False)
-            ours: dict[str, Executor | LevelByLevel] = {
-                OURS: session.executor(split.plan),
-                FINE: session.executor(finest),
-                ONE: session.executor(single.plan),
-                LEVELS: LevelByLevel(session.runtime, finest),
-            }
-            timers = {who: executor.time for who, executor in ours.items()}
-            timers |= {ONE_CORE: _on(first, model), BOTH_CORES: _on(every, model)}
-            results = settled_race(timers, rounds=10 if args.quick else 24, seed=args.seed)
-            reference = session.reference({})
-            errors = {who: OutputError.between(executor.outputs(), reference).max_rel for who, executor in ours.items()}
-            after, waits = gaps(session, finest, runs=10)
-    predicted = {OURS: split.simulated_s, FINE: finest.schedule.makespan, ONE: single.simulated_s, LEVELS: simulated(finest)}
-    _rows(name, results, errors, predicted, report)
-    report.row(
-        graph=name,
-        groups=sum(not segment.free for segment in finest.segments),
-        segments=sum(not segment.free for segment in split.plan.segments),
-        overhead_us=microseconds(after, 50),
-        overhead_p95_us=microseconds(after, 95),
-        woken_by_other_device_us=microseconds(waits, 50),
-    )
-    report.claim(f"{name}: host overhead per op launched, median", microseconds(after, 50), "us", at_most=15)
-
-
-def _rows(
-    name: str,
-    results: Mapping[str, Measurement],
-    errors: Mapping[str, float],
-    predicted: Mapping[str, float],
-    report: Report,
-) -> None:
+def _compare(model: TensorProgram, cluster: Cluster, where: str, cache: Cache, args: Args, report: Report) -> Plan:
+    """Race placeit's placement of a graph against others, and return the plan of it that has each group as a segment."""
+    what = f"{model.name}, {where}"
+    found = optimize(model, cluster, budget=20 if args.quick else 60, seed=args.seed, cache=cache, progress=progress)
+    report.note(f"  {what}: {found.chosen.name}; {found.reason}")
+    split = fastest_split(found) or found.chosen
+    single = found.best_single
+    assert single is not None  # PyTorch's CPU devices run every op
+    every = tuple(core for device in cluster.devices for core in device.cores)
+    one = next(device.cores for device in cluster.devices if single.placement.counts()[device.name])
+    with Session(model, cluster, cache=cache, progress=progress) as session, empty_levels(session.cluster) as empty:
+        finest = session.segmenter.plan(session.groups_of(split.placement), merge=False)
+        ours: dict[str, PlanExecutor | LevelByLevel] = {
+            OURS: session.executor(split.plan),
+            FINE: session.executor(finest),
+            ONE: session.executor(single.plan),
+            LEVELS: LevelByLevel(session.runtime, finest),
+        }
+        timers = {who: executor.time for who, executor in ours.items()} | {_EMPTY: empty.time}
+        timers |= {ONE_CORE: _on(one, model.whole, model), SHARDS: _on(one, model.program, model)}
+        if where == EQUAL:  # nothing slows PyTorch's threads down
+            timers |= {BOTH_CORES: _on(every, model.whole, model)}
+        candidates = {who: _Counted(timer) for who, timer in timers.items()}
+        results = settled_race(candidates, rounds=10 if args.quick else 24, seed=args.seed)
+        reference = session.reference({})
+        errors = {who: OutputError.between(executor.outputs(), reference).max_rel for who, executor in ours.items()}
+        dispatch = float(session.costs.dispatch.max())
+    level = results.pop(_EMPTY).median / EMPTY_LEVELS
+    predicted = {
+        OURS: split.simulated_s,
+        FINE: finest.schedule.makespan,
+        ONE: single.simulated_s,
+        LEVELS: simulated(finest, dispatch, level),
+    }
     for who, measured in results.items():
         ratio = faster(measured, results[ONE])
         report.row(
-            graph=name,
+            graph=model.name,
+            devices=where,
             candidate=who,
             median_ms=measured.median * 1e3,
-            ci_low_ms=measured.ci_low * 1e3,
-            ci_high_ms=measured.ci_high * 1e3,
             ratio_to_one_device=ratio.ratio,
             ratio_low=ratio.ci_low,
             ratio_high=ratio.ci_high,
             simulated_ms=predicted[who] * 1e3 if who in predicted else None,
+            page_faults=median(candidates[who].faults),
             output_error=errors.get(who),
         )
-    for other in (ONE, ONE_CORE, BOTH_CORES):
-        report.claim(f"{name}: placeit on two devices over {other}", faster(results[OURS], results[other]).ratio, "")
-    report.claim(f"{name}: {LEVELS}, over placeit: measured", faster(results[LEVELS], results[FINE]).ratio, "")
-    report.claim(f"{name}: {LEVELS}, over placeit: simulated", predicted[LEVELS] / predicted[FINE], "")
+    for other in (who for who in (ONE, ONE_CORE, BOTH_CORES) if who in results):
+        report.claim(f"{what}: placeit over {other}", faster(results[OURS], results[other]).ratio, "")
+    margin, expected = faster(results[LEVELS], results[FINE]), predicted[LEVELS] / predicted[FINE]
+    report.row(
+        graph=model.name,
+        devices=where,
+        levels_over_placeit=margin.ratio,
+        margin_low=margin.ci_low,
+        margin_high=margin.ci_high,
+        simulated_margin=expected,
+        empty_level_us=level * 1e6,
+        dispatch_us=dispatch * 1e6,
+    )
+    report.claim(f"{what}: {LEVELS}, over placeit", margin.ratio, "")
+    report.claim(f"{what}: the same, simulated: error", abs(expected / margin.ratio - 1) * 100, "%", at_most=10)
+    return finest
 
 
-def _thread(cores: tuple[int, ...]) -> ThreadPoolExecutor:
-    """A thread that is bound to cores, on which PyTorch computes with as many threads, bound to them as well."""
+def _overhead(model: TensorProgram, cluster: Cluster, plan: Plan, cache: Cache, report: Report) -> None:
+    """Report what placeit takes to launch an op."""
+    noted, times = noting(model)
+    with Session(noted, cluster, cache=cache, progress=progress) as session:
+        for what, ops in (("between segments", None), ("from kernel to kernel", times)):
+            after, waits = gaps(session, plan, runs=20, ops=ops)
+            median_us = microseconds(after, 50)
+            report.row(
+                graph=model.name,
+                overhead=what,
+                launches=len(after),
+                overhead_us=median_us,
+                overhead_p95_us=microseconds(after, 95),
+                woken_by_other_device_us=microseconds(waits, 50),
+            )
+            report.claim(f"{model.name}: host overhead per op launched, {what}, median", median_us, "us", at_most=15)
 
-    def bind() -> None:
+
+def noting(model: TensorProgram) -> tuple[TensorProgram, Mapping[str, tuple[float, float]]]:
+    """Return the same model with ops that write down when they begin and end, and where they do so, by name."""
+    times: dict[str, tuple[float, float]] = {}
+
+    def noted(op: ProgramOp) -> ProgramOp:
+        def run(*blocks: torch.Tensor) -> torch.Tensor:
+            begin = time.perf_counter()
+            result = op.run(*blocks)
+            times[op.name] = begin, time.perf_counter()
+            return result
+
+        return replace(op, run=run)
+
+    program = model.program
+    return replace(model, program=replace(program, ops=tuple(noted(op) for op in program.ops))), times
+
+
+def _on(cores: tuple[int, ...], program: Program, model: TensorProgram) -> Callable[[], float]:
+    """Time a program op after op on some cores, with as many threads, by the main thread.
+
+    That thread can keep tensors of any size that it frees, which is more than others can; see :mod:`placeit.memory`.
+    """
+    leave = [block.tensor for whole in program.outputs.values() for block in whole.blocks]
+    once = timed(torch.inference_mode()(ProgramSegment(program.ops, (), leave, program.split(model.values)).forward))
+
+    def run() -> float:
+        allowed, threads = os.sched_getaffinity(0), torch.get_num_threads()
         os.sched_setaffinity(0, cores)
         use_threads(len(cores))
+        try:
+            return once()
+        finally:
+            use_threads(threads)
+            os.sched_setaffinity(0, allowed)
 
-    return ThreadPoolExecutor(1, initializer=bind)
+    return run
 
 
-def _on(thread: ThreadPoolExecutor, model: TensorProgram) -> Callable[[], float]:
-    """Time the uncut program, by a clock on the thread that runs it."""
-    once = timed(lambda: model.whole.run(model.values))
-    return lambda: thread.submit(once).result()
+class _Counted:
+    """A candidate that counts its page faults."""
+
+    def __init__(self, candidate: Callable[[], float]) -> None:
+        self._candidate = candidate
+        self.faults: list[int] = []
+
+    def __call__(self) -> float:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        seconds = self._candidate()
+        self.faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+        return seconds

@@ -26,7 +26,7 @@ from placeit.cluster import Cluster, Link
 from placeit.devices import discover
 from placeit.profiler.calibration import calibrated
 from placeit.profiler.statistics import mape, pearson, spearman
-from placeit.runtime.executor import Executor
+from placeit.runtime.executor import PlanExecutor
 from placeit.runtime.measure import Measurement, race
 from placeit.runtime.segments import Costs, Plan, Segmenter
 from placeit.session import Session
@@ -138,7 +138,7 @@ def _measure(
 
 
 def _block(session: Session, plans: dict[str, Plan], rounds: int) -> dict[str, Measurement]:
-    executors: dict[str, Executor] = {name: session.executor(plan) for name, plan in plans.items()}
+    executors: dict[str, PlanExecutor] = {name: session.executor(plan) for name, plan in plans.items()}
     return race({name: executor.time for name, executor in executors.items()}, rounds=rounds, drop_losers=False)
 
 

@@ -31,7 +31,7 @@ from placeit.backends.openvino import Model, load
 from placeit.optimize import Candidate, optimize
 from placeit.problem import Placement
 from placeit.profiler.cache import Cache
-from placeit.runtime.executor import Executor
+from placeit.runtime.executor import PlanExecutor
 from placeit.runtime.measure import Measurement, faster
 from placeit.session import OutputError, Session
 
@@ -57,7 +57,7 @@ def _model(name: str, clusters: Mapping[str, tuple[str, str]], cache: Cache, arg
     path = model_file(name)
     model = load(path)
     with ExitStack() as stack:
-        ours: dict[str, Executor] = {}
+        ours: dict[str, PlanExecutor] = {}
         where: dict[str, str] = {}
         for runtime, devices in clusters.items():
             placed = _placed(model, runtime, devices, cache, args, report)

@@ -129,7 +129,7 @@ def _read(path: object) -> Outcome:
 def _prepare() -> None:
     import torch
 
-    from placeit.placers.learned.memory import keep_freed_memory
+    from placeit.memory import keep_freed_memory
 
     torch.set_num_threads(1)
     keep_freed_memory()

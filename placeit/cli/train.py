@@ -91,8 +91,8 @@ def train(
     if folder is None and (resume or tensorboard):
         raise UsageError(f"{'--resume' if resume else '--tensorboard'} needs --folder, where the training is kept.")
     # imported only now, because it takes a second
+    from placeit.memory import keep_freed_memory
     from placeit.placers.learned.checkpoint import save_agent
-    from placeit.placers.learned.memory import keep_freed_memory
     from placeit.placers.learned.registry import parse_agent
     from placeit.placers.learned.sources import find_source, read_folder
     from placeit.placers.learned.stages import default_stages, parse_stage, scale_updates

@@ -1,3 +1,6 @@
+import re
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +12,7 @@ from placeit.backends.coarsen import Grouping, coarsen
 from placeit.backends.tensor_program import load, of_program
 from placeit.cluster import Cluster, Device
 from placeit.devices.host import allowed_cores
-from placeit.errors import DeviceError, ModelError
+from placeit.errors import DeviceError, ExecutionError, ModelError
 from placeit.runtime.executor import Executor
 from placeit.runtime.runtime import Runtime
 from placeit.runtime.segments import Costs, Segmenter
@@ -80,6 +83,20 @@ def test_statistics_count_blocks_of_inputs_as_constants():
     assert statistics["parameters"] == 5 * 64
     assert statistics["parameter_bytes"] == 5 * 64 * 4
     assert statistics["flops"] == 3 * 2 * 8**3 + 64
+
+
+def test_an_op_that_fails_in_a_run_is_named_with_its_device():
+    model = load("chain-mm", shards=2, size=8)
+    broken = model.program.ops[3]
+
+    def fail(*_blocks):
+        return torch.empty(1 << 60)
+
+    ops = tuple(replace(op, run=fail) if op is broken else op for op in model.program.ops)
+    model = replace(model, program=replace(model.program, ops=ops))
+    groups = Grouping.singletons(model.graph)
+    with pytest.raises(ExecutionError, match=rf"failed on a in op '{re.escape(broken.name)}': .*memory"):
+        outputs_of(model, [0] * len(groups.groups), merge=True, grouping=groups)
 
 
 def test_segments_share_the_memory_of_the_inputs():

@@ -247,6 +247,15 @@ def test_a_segment_that_lacks_a_tensor_is_an_error_that_names_the_op() -> None:
         ProgramSegment(program.ops[-1:], (), (program.ops[-1].output,), {})
 
 
+def test_an_op_that_fails_in_a_segment_is_named_in_a_note() -> None:
+    program = chain_mm(size=4)
+    given = program.split(program.random_inputs())
+    module = ProgramSegment(program.ops, (), (), given | dict.fromkeys(given, torch.ones(2, 3)))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as raised:
+        module()
+    assert raised.value.__notes__ == [f"op: {program.ops[0].name}"]
+
+
 # --- meta-ops
 
 

@@ -117,9 +117,8 @@ class TorchInstance:
         return self._outputs[index]
 
     def run(self) -> None:
-        """Compute the outputs."""
-        with torch.inference_mode():
-            made = self._forward(*[buffer.tensor for buffer in self._inputs])
+        """Compute the outputs, on a thread in inference mode."""
+        made = self._forward(*[buffer.tensor for buffer in self._inputs])
         for buffer, tensor in zip(self._outputs, made, strict=True):
             buffer.tensor = tensor
 
@@ -147,7 +146,7 @@ class TorchDevice:
                 "convert the module before it is loaded, for example with module.bfloat16()."
             )
         self.name = device.name
-        self._worker = Worker(f"placeit {device.name}", device.cores)
+        self._worker = Worker(f"placeit {device.name}", device.cores, torch.inference_mode)
         self._worker.submit(functools.partial(use_threads, max(1, len(device.cores))))
 
     def compile(self, segment: SegmentSource) -> TorchProgram:
@@ -186,7 +185,13 @@ class TorchDevice:
 
 
 def failing_op(error: BaseException) -> str | None:
-    """Return the node of a segment's module at which an error was raised; None if it was elsewhere."""
+    """Return the op of a segment at which an error was raised; None if it was elsewhere.
+
+    It is the node of a module that torch.fx made, and what a note ``op: NAME`` of the error says of any other module.
+    """
+    for note in getattr(error, "__notes__", ()):
+        if note.startswith("op: "):
+            return str(note.removeprefix("op: "))
     trace, name = error.__traceback__, None
     while trace is not None:
         code = trace.tb_frame.f_code

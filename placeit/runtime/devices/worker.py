@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from queue import SimpleQueue
 from time import perf_counter
 
@@ -41,16 +42,19 @@ class Worker:
     Args:
         name: thread name.
         cores: CPU cores to run on; empty for wherever the process may run.
+        around: a context that its thread enters before the first job and leaves after the last one.
 
     Raises:
         DeviceError: the process may not run on any of the cores.
     """
 
-    def __init__(self, name: str, cores: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, name: str, cores: tuple[int, ...] = (), around: Callable[[], AbstractContextManager[object]] = nullcontext
+    ) -> None:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self.submit: Callable[[Callable[[], None]], object] = self._jobs.put
         bound: Future[None] = Future()
-        self._thread = threading.Thread(target=self._run, args=(cores, bound), name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(cores, bound, around), name=name, daemon=True)
         self._thread.start()
         try:
             bound.result()
@@ -61,7 +65,7 @@ class Worker:
                 "exist, or this process may not use them; see `placeit devices`."
             ) from error
 
-    def _run(self, cores: tuple[int, ...], bound: Future[None]) -> None:
+    def _run(self, cores: tuple[int, ...], bound: Future[None], around: Callable[[], AbstractContextManager[object]]) -> None:
         try:
             if cores:
                 os.sched_setaffinity(0, cores)
@@ -70,8 +74,9 @@ class Worker:
             return
         bound.set_result(None)
         get = self._jobs.get
-        while (job := get()) is not None:
-            job()
+        with around():
+            while (job := get()) is not None:
+                job()
 
     def _refuse(self, job: Callable[[], None]) -> None:  # noqa: ARG002
         raise ExecutionError(f"{self._thread.name} is closed, and nothing more can run there: open a new session or runtime.")

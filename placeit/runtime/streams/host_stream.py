@@ -55,7 +55,7 @@ class HostStream:
     """
 
     def __init__(self, device: Device) -> None:
-        self._worker = Worker(f"placeit {device.name}", device.cores)
+        self._worker = Worker(f"placeit {device.name}", device.cores, torch.inference_mode)
         self._worker.submit(functools.partial(use_threads, max(1, len(device.cores))))
         self._failure: BaseException | None = None
         self.launch: Callable[[Callable[[], None]], object] = self._worker.submit
@@ -68,8 +68,7 @@ class HostStream:
     def _run(self, job: Callable[[], None]) -> None:
         if self._failure is None:
             try:
-                with torch.inference_mode():
-                    job()
+                job()
             except Exception as error:  # noqa: BLE001 (whatever it is, the thread that waits has to be told)
                 self._failure = error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ class ProgramSegment(torch.nn.Module):
     """Runs some ops of a program, one after the other, from tensors to a tuple of tensors.
 
     Blocks of the program's inputs are its buffers, so they move with it to a device. What it makes on the way is freed after
-    its last reader.
+    its last reader. An error that an op raises has a note that names it: ``op: NAME``.
 
     Args:
         ops: of the program, in its order.
@@ -34,7 +35,7 @@ class ProgramSegment(torch.nn.Module):
     ) -> None:
         super().__init__()
         self._ops, self._enter, self._leave = tuple(ops), tuple(enter), tuple(leave)
-        self._blocks: list[int] = []
+        self._blocks: dict[int, str] = {}
         known = set(enter)
         for op in self._ops:
             for tensor in op.inputs:
@@ -42,8 +43,8 @@ class ProgramSegment(torch.nn.Module):
                     continue
                 if tensor not in blocks:
                     raise UsageError(f"Op '{op.name}' of a segment reads tensor {tensor}, which nothing there makes or gives.")
-                self.register_buffer(f"block{tensor}", blocks[tensor])
-                self._blocks.append(tensor)
+                self._blocks[tensor] = f"block{tensor}"
+                self.register_buffer(self._blocks[tensor], blocks[tensor])
                 known.add(tensor)
             known.add(op.output)
         last = {tensor: v for v, op in enumerate(self._ops) for tensor in op.inputs}
@@ -51,13 +52,18 @@ class ProgramSegment(torch.nn.Module):
         for tensor in last.keys() - set(leave):
             self._dead[last[tensor]].append(tensor)
 
-    @torch.no_grad()
     def forward(self, *arguments: Tensor) -> tuple[Tensor, ...]:
         """Run the ops."""
-        values = dict(zip(self._enter, arguments, strict=True))
-        values |= {tensor: self.get_buffer(f"block{tensor}") for tensor in self._blocks}
+        # a device calls this once for every op that is a segment of its own: what it takes is overhead
+        values: dict[int, Any] = dict(zip(self._enter, arguments, strict=True))
+        for tensor, name in self._blocks.items():
+            values[tensor] = self._buffers[name]
         for op, dead in zip(self._ops, self._dead, strict=True):
-            values[op.output] = op.run(*[values[tensor] for tensor in op.inputs])
+            try:
+                values[op.output] = op.run(*[values[tensor] for tensor in op.inputs])
+            except (RuntimeError, ValueError, TypeError, LookupError, MemoryError) as error:  # what PyTorch raises
+                error.add_note(f"op: {op.name}")
+                raise
             for tensor in dead:
                 del values[tensor]
-        return tuple(values[tensor] for tensor in self._leave)
+        return tuple([values[tensor] for tensor in self._leave])
