@@ -35,11 +35,12 @@ from placeit.optimize import Candidate, optimize
 from placeit.profiler.cache import Cache
 from placeit.profiler.nvml import GpuSampler, gpu_use
 from placeit.runtime.devices.base import TensorSpec
+from placeit.runtime.executor import Order
 from placeit.runtime.measure import Measurement, faster, race, timed
 from placeit.runtime.runtime import Runtime
 from placeit.runtime.segments import Costs, Segmenter
 from placeit.runtime.streams.accelerator import HOST, Memory
-from placeit.runtime.streams.executor import Order, StreamExecutor
+from placeit.runtime.streams.executor import StreamExecutor
 from placeit.runtime.streams.torch_accelerator import TorchAccelerator, torch_streams
 from placeit.runtime.streams.work import Work
 from placeit.session import Session

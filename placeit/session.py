@@ -23,7 +23,7 @@ from placeit.profiler.cache import Cache
 from placeit.profiler.costs import Progress, profile
 from placeit.profiler.nvml import GpuSampler, GpuUse, gpu_use
 from placeit.profiler.trace import Span, utilization
-from placeit.runtime.executor import PlanExecutor
+from placeit.runtime.executor import Order, PlanExecutor
 from placeit.runtime.measure import Measurement, race
 from placeit.runtime.runtime import Runtime
 from placeit.runtime.segments import Costs, Plan, Segmenter
@@ -217,9 +217,12 @@ class Session:
         devices = np.asarray(groups, np.int32)[self.grouping.group_of]
         return Placement(self.model.graph.names, devices, self.cluster.names, self.model.graph.hash)
 
-    def executor(self, plan: Plan, *, requests: int = 1) -> PlanExecutor:
-        """Compile a plan and put inputs in place. Close it when it is not needed any more."""
-        executor = self.runtime.executor(plan, requests=requests)
+    def executor(self, plan: Plan, *, requests: int = 1, order: Order = "dynamic") -> PlanExecutor:
+        """Compile a plan and put inputs in place; see :meth:`placeit.runtime.runtime.Runtime.executor`.
+
+        Close it when it is not needed any more.
+        """
+        executor = self.runtime.executor(plan, requests=requests, order=order)
         inputs = self.model.random_inputs()
         for request in range(requests):
             executor.set_inputs(inputs, request=request)

@@ -119,6 +119,23 @@ def test_tensor_programs_run_there_as_well(eager, cache, name):
     assert report.output_error.max_rel < 1e-4
 
 
+def test_everything_can_be_launched_ahead_on_accelerators_alone(eager, cache):
+    model = conv_net()
+    inputs = model.random_inputs(1)
+    with Session(model, Cluster(tuple(devices("cpu", "cpu:0"))), cache=cache, max_groups=6) as session:
+        plan = session.segmenter.plan(np.arange(len(session.grouping.groups)) % 2)
+        with session.executor(plan, order="static") as executor:
+            assert OutputError.between(executor.run(inputs), session.reference(inputs)).max_rel < 1e-5
+            assert executor.spans()
+        with pytest.raises(DeviceError, match="PyTorch cannot capture graphs on 'cpu' devices"):
+            session.executor(plan, order="graph")
+    with (
+        Session(model, f"CPU@{CORES[0]}", cache=None) as session,
+        pytest.raises(DeviceError, match=rf"CPU@{CORES[0]} are not driven through streams"),
+    ):
+        session.executor(session.segmenter.plan([0] * len(session.grouping.groups)), order="static")
+
+
 def test_an_op_that_fails_on_a_core_set_is_named_and_leaves_the_device_as_good_as_before(eager, cache):
     class Cut(torch.nn.Module):
         def forward(self, table, at):

@@ -96,7 +96,7 @@ def profile(
         progress("probing links", 0.0)
     links = probe(cluster, chain=model.chain, precision=runtime.precision, cache=cache)
     for d, device in enumerate(cluster.devices):
-        key = _key(grouping, device, runtime.precision)
+        key = _key(grouping, device, runtime)
         kept = cache.get(key, functools.partial(_valid, can=can[:, d])) if cache is not None else None
         if kept is None:
             share = budget / len(cluster)
@@ -175,11 +175,11 @@ def _valid(kept: Any, can: NDArray[np.bool_]) -> bool:
     )
 
 
-def _key(grouping: Grouping, device: Device, precision: str) -> dict[str, Any]:
+def _key(grouping: Grouping, device: Device, runtime: Runtime) -> dict[str, Any]:
     return {
-        "what": "group costs",
+        "what": "group costs" if runtime.streams is None else "group costs on streams",  # which copy what segments make
         "graph": grouping.graph.hash,
         "groups": grouping.group_of.tolist(),
         "device": device_key(device),
-        "precision": precision,
+        "precision": runtime.precision,
     }

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from time import perf_counter
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self, cast
+from typing import TYPE_CHECKING, Literal, Protocol, Self, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,10 @@ from placeit.runtime.segments import Plan
 if TYPE_CHECKING:
     from placeit.runtime.runtime import Runtime
 
-__all__ = ["Executor", "PlanExecutor"]
+__all__ = ["Executor", "Order", "PlanExecutor"]
+
+Order: TypeAlias = Literal["dynamic", "static", "graph"]
+"""Who decides what runs when: the scheduler as things end, or the simulated schedule ahead of time, launched or replayed."""
 
 _KEPT_SAMPLES = 1000  # times of a segment
 

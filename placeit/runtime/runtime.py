@@ -19,7 +19,7 @@ from placeit.errors import DeviceError, GraphError
 from placeit.runtime.devices.base import Buffer, Program, RuntimeDevice, SegmentSource, TensorSpec, Transport
 from placeit.runtime.devices.emulated import EmulatedLink, SlowedDevice
 from placeit.runtime.devices.kinds import device_kind
-from placeit.runtime.executor import Executor, PlanExecutor
+from placeit.runtime.executor import Executor, Order, PlanExecutor
 from placeit.runtime.segments import Plan, Segment
 from placeit.runtime.streams.accelerator import StreamProgram, Streams
 
@@ -96,23 +96,32 @@ class Runtime:
         if self.streams is not None:
             self.streams.accelerator.close()
 
-    def executor(self, plan: Plan, *, requests: int = 1) -> PlanExecutor:
+    def executor(self, plan: Plan, *, requests: int = 1, order: Order = "dynamic") -> PlanExecutor:
         """Make a plan ready to run, with the executor that drives these devices.
 
         Args:
             plan: what to run.
             requests: how many requests may be in flight at once.
+            order: who decides what runs when; accelerators can be given everything ahead
+                (:class:`placeit.runtime.streams.executor.StreamExecutor`).
 
         Raises:
-            DeviceError: a segment cannot be compiled for its device, or there is no room for its weights or buffers.
-            UsageError: no request at all.
+            DeviceError: a segment cannot be compiled for its device, there is no room for its weights or buffers, or the order
+                is not available.
+            UsageError: no request at all, or no such order.
         """
         if self.streams is None:
+            if order != "dynamic":
+                raise DeviceError(
+                    f"{', '.join(self.cluster.names)} are not driven through streams, which order='{order}' is about: leave it "
+                    "out."
+                )
             return Executor(self, plan, requests=requests)
         from placeit.runtime.streams.executor import StreamExecutor
         from placeit.runtime.streams.work import Work
 
-        return StreamExecutor(Work.of(self, plan), self.streams.accelerator, requests=requests, timed=True)
+        accelerator, timed = self.streams.accelerator, order != "graph"
+        return StreamExecutor(Work.of(self, plan), accelerator, requests=requests, order=order, timed=timed)
 
     def compile(self, segments: Sequence[Segment]) -> list[Program | StreamProgram]:
         """Compile segments for their devices, or take the programs that equal devices have compiled. Raises DeviceError."""

@@ -8,13 +8,14 @@ import traceback
 from collections.abc import Mapping
 from time import perf_counter
 from types import TracebackType
-from typing import Literal, Self, TypeAlias, get_args
+from typing import Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placeit.errors import DeviceError, ExecutionError, UsageError
 from placeit.profiler.trace import Span
+from placeit.runtime.executor import Order
 from placeit.runtime.segments import Plan
 from placeit.runtime.streams.accelerator import HOST, Accelerator, View
 from placeit.runtime.streams.launcher import Launcher
@@ -25,8 +26,6 @@ from placeit.runtime.streams.work import Work
 from placeit.units import format_quantity
 
 __all__ = ["Order", "StreamExecutor"]
-
-Order: TypeAlias = Literal["dynamic", "static", "graph"]
 
 _AHEAD = 2
 
