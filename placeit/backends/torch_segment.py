@@ -9,7 +9,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from placeit.backends.torch_graph import Layout
-from placeit.backends.torch_program import Value, value_of
+from placeit.backends.torch_program import Value, made, value_of
 
 __all__ = ["extract"]
 
@@ -49,7 +49,8 @@ class _Cut:
 
     def module(self, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> GraphModule:
         for tensor in enter:
-            self.made[self.layout.values[tensor]] = self.graph.placeholder(f"tensor_{tensor}")
+            value = self.layout.values[tensor]
+            self.made[value] = self._argument(f"tensor_{tensor}", made(value))
         ends = [self.layout.values[tensor] for tensor in leave]
         calls: list[Node] = []
         for v in ops:
@@ -57,13 +58,18 @@ class _Cut:
             if node is None:
                 ends.append(self.layout.results[v])
             elif node.op == "placeholder":
-                self.made[node, ()] = self.graph.placeholder(node.name)
+                self.made[node, ()] = self._argument(node.name, node.meta["val"])
             else:
                 calls.append(node)
         for node in calls:
             self.made[node, ()] = self.graph.node_copy(node, lambda read: self._at(value_of(read)))
         self.graph.output(tuple(map(self._at, ends)))
         return GraphModule(self.root, self.graph, "Segment")
+
+    def _argument(self, name: str, like: torch.Tensor) -> Node:
+        argument = self.graph.placeholder(name)
+        argument.meta["val"] = like
+        return argument
 
     def _at(self, value: Value) -> Node:
         """Return what stands for a value: an argument, an op, an item of what an op returns, or a weight."""
