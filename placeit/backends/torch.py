@@ -210,7 +210,12 @@ def _describe(program: ExportedProgram, path: Path) -> Model:
     graph, layout = build_graph(lowered)
     drawing = [name for name, node in zip(graph.names, layout.nodes, strict=True) if node is not None and is_random(node)]
     if drawing:
-        _log.warning("%s draws random numbers (op '%s'), so that outputs differ from run to run.", path, drawing[0])
+        _log.warning(
+            "%s draws random numbers (op '%s'), so that outputs differ from run to run. If that is dropout, the program was "
+            "exported in training mode: call module.eval() before.",
+            path,
+            drawing[0],
+        )
     number = {node: v for v, node in enumerate(layout.nodes) if node is not None}
     inputs = tuple(
         _spec(name, graph.names[number[node]], node.meta["val"], f"{path}: input") for name, node in lowered.inputs.items()

@@ -411,7 +411,7 @@ def _output_names(program: ExportedProgram, count: int) -> list[str]:
         keys = [getattr(key, "key", getattr(key, "name", getattr(key, "idx", None))) for key in path]
         if not keys or not isinstance(keys[0], str):
             keys.insert(0, "output")
-        name = ".".join(map(str, keys))
+        name = ".".join(map(str, keys)) or "output"
         while name in names:  # a key may have a dot of its own
             name += "_"
         names.append(name)

@@ -13,6 +13,9 @@ from placeit.backends.torch_program import Value, made, value_of
 
 __all__ = ["extract"]
 
+_VIEWS = {torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default}
+"""What fails if a tensor that has come from another segment lies in another order than where the program was traced."""
+
 
 def extract(
     layout: Layout,
@@ -62,7 +65,10 @@ class _Cut:
             else:
                 calls.append(node)
         for node in calls:
-            self.made[node, ()] = self.graph.node_copy(node, lambda read: self._at(value_of(read)))
+            call = self.graph.node_copy(node, lambda read: self._at(value_of(read)))
+            if node.target in _VIEWS:
+                call.target = torch.ops.aten.reshape.default
+            self.made[node, ()] = call
         self.graph.output(tuple(map(self._at, ends)))
         return GraphModule(self.root, self.graph, "Segment")
 
