@@ -66,6 +66,10 @@ class _Cut:
                 calls.append(node)
         for node in calls:
             call = self.graph.node_copy(node, lambda read: self._at(value_of(read)))
+            if (
+                call.all_input_nodes
+            ):  # what it makes belongs where the tensors that it reads are, not on the CPU, where it was traced
+                call.kwargs = {name: value for name, value in call.kwargs.items() if name != "device"}
             if node.target in _VIEWS:
                 call.target = torch.ops.aten.reshape.default
             self.made[node, ()] = call

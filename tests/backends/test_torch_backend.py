@@ -318,6 +318,12 @@ def test_the_op_that_cannot_be_lowered_is_named() -> None:
         calling(lambda _, x: torch.func.grad(lambda y: (y * y).sum())(x))
 
 
+def test_a_segment_computes_where_its_inputs_are() -> None:
+    model = calling(lambda _, x: x.to("cpu", torch.float64) + torch.zeros_like(x, device="cpu"))
+    segment = model.torch_segment(range(len(model.graph)), [], [])
+    assert segment(X.to("meta"))[0].device.type == "meta"
+
+
 def test_a_segment_takes_its_inputs_in_any_order_of_memory() -> None:
     model = calling(lambda _, x: x.t().exp().t().view(-1) + 1)
     graph = model.graph
