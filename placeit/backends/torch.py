@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import pickle
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,10 +22,13 @@ from torch.utils import _pytree as pytree
 from placeit.backends import base
 from placeit.backends.base import Arrays, TensorSpec, numpy_can_hold
 from placeit.backends.torch_graph import Layout, build_graph, dtype_name
-from placeit.backends.torch_program import Lowered, Value, explaining, export, fixed, lower, reads
+from placeit.backends.torch_kernels import without_kernel
+from placeit.backends.torch_program import FAILURES, Lowered, explaining, export, fixed, is_random, lower, made, reads
 from placeit.backends.torch_segment import extract
 from placeit.cluster import Cluster, Device
 from placeit.errors import DeviceError, FileError, ModelError
+
+_log = logging.getLogger("placeit")
 
 __all__ = ["Model", "driven_by_pytorch", "load", "relu_chain"]
 
@@ -83,12 +87,8 @@ class Model(base.Model):
 
     def with_kernel(self, dispatch_key: str) -> set[str]:
         """Name the ops that PyTorch has a kernel for; see :meth:`placeit.backends.base.TorchSegments.with_kernel`."""
-        has = torch._C._dispatch_has_computed_kernel_for_dispatch_key
-        return {
-            name
-            for name, node in zip(self.graph.names, self.layout.nodes, strict=True)
-            if node is None or not isinstance(node.target, torch._ops.OpOverload) or has(_qualified(node.target), dispatch_key)
-        }
+        missing = without_kernel(self.lowered.ops, dispatch_key)
+        return {name for name, node in zip(self.graph.names, self.layout.nodes, strict=True) if node not in missing}
 
     def driven(self, cluster: Cluster) -> Cluster:
         """Return the cluster with its devices driven by PyTorch. Raises DeviceError for what OpenVINO alone drives."""
@@ -104,7 +104,11 @@ class Model(base.Model):
         def run(inputs: Arrays) -> dict[str, NDArray[np.generic]]:
             args, kwargs = self.arguments({name: torch.from_numpy(np.array(inputs[name])) for name in names})
             with torch.inference_mode():
-                leaves = pytree.tree_leaves(module(*args, **kwargs))
+                try:
+                    leaves = pytree.tree_leaves(module(*args, **kwargs))
+                except RuntimeError as error:
+                    reason = str(error).strip().partition("\n")[0] or type(error).__name__
+                    raise DeviceError(f"PyTorch cannot run {self.path} uncut on the CPU: {reason}") from error
                 tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
                 made = {spec.name: tensor.numpy(force=True).copy() for spec, tensor in zip(self.outputs, tensors, strict=True)}
                 for tensor, initial in state.values():
@@ -211,12 +215,20 @@ def load(
 def _describe(program: ExportedProgram, path: Path) -> Model:
     lowered = lower(program, str(path))
     graph, layout = build_graph(lowered)
+    drawing = [name for name, node in zip(graph.names, layout.nodes, strict=True) if node is not None and is_random(node)]
+    if drawing:
+        _log.warning(
+            "%s draws random numbers (op '%s'), so that outputs differ from run to run. If that is dropout, the program was "
+            "exported in training mode: call module.eval() before.",
+            path,
+            drawing[0],
+        )
     number = {node: v for v, node in enumerate(layout.nodes) if node is not None}
     inputs = tuple(
         _spec(name, graph.names[number[node]], node.meta["val"], f"{path}: input") for name, node in lowered.inputs.items()
     )
     outputs = tuple(
-        _spec(name, graph.names[v], _made(value), f"{path}: output")
+        _spec(name, graph.names[v], made(value), f"{path}: output")
         for (name, value), v in zip(lowered.outputs.items(), layout.results, strict=True)
     )
     return Model(
@@ -232,26 +244,14 @@ def _describe(program: ExportedProgram, path: Path) -> Model:
     )
 
 
-def _qualified(op: torch._ops.OpOverload[..., Any]) -> str:
-    return ".".join(filter(None, (op._schema.name, op._schema.overload_name)))
-
-
 def _spec(name: str, op: str, tensor: torch.Tensor, what: str) -> TensorSpec:
     dtype = dtype_name(tensor.dtype)
     if not numpy_can_hold(dtype):
         raise ModelError(
-            f"{what} '{name}' has type {dtype}, which NumPy arrays cannot hold: convert it to another type inside the model."
+            f"{what} '{name}' has type {dtype}, which is none of NumPy's real numbers or truth values: let another type cross "
+            "the model's border, and convert it inside (x.bfloat16(), x.float(), torch.view_as_complex, torch.view_as_real)."
         )
     return TensorSpec(name, op, tuple(map(int, tensor.shape)), dtype)
-
-
-def _made(value: Value) -> torch.Tensor:
-    """Return what a value looks like: a tensor without data."""
-    node, place = value
-    made = node.meta["val"]
-    for index in place:
-        made = made[index]
-    return cast("torch.Tensor", made)
 
 
 def _examples(program: ExportedProgram, inputs: Sequence[TensorSpec]) -> Arrays:
@@ -272,9 +272,19 @@ def _read(path: Path) -> ExportedProgram:
     with explaining(f"Cannot read a program from {path}"), _only_weights():
         try:
             return torch.export.load(path)
-        except (RuntimeError, pickle.UnpicklingError, zipfile.BadZipFile, EOFError) as error:
-            known = "it is no program that torch.export.save has written, or one of a release that this one does not read"
-            raise ValueError(f"{known} (PyTorch {torch.__version__}).") from error
+        except (*FAILURES, pickle.UnpicklingError, zipfile.BadZipFile, EOFError) as error:
+            reason = " ".join(str(error).split("\n\n", maxsplit=1)[0].split()) or type(error).__name__
+            if "CUDA" in reason:
+                raise ValueError(
+                    "it was exported on a GPU, and this PyTorch has none. Which device works is what a placement decides: "
+                    f"export the module again on the CPU (module.cpu()). PyTorch says: {reason}"
+                ) from error
+            raise ValueError(
+                "it is damaged, or no program that torch.export.save has written (weights and TorchScript, as torch.save and "
+                "torch.jit.save write them, are none), or one of a release that this one does not read (PyTorch "
+                f"{torch.__version__}): write it with torch.export.save(torch.export.export(module, inputs), '{path.name}'). "
+                f"PyTorch says: {reason}"
+            ) from error
 
 
 @contextlib.contextmanager

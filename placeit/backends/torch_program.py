@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import operator
+import re
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
@@ -22,12 +23,37 @@ from torch.utils import _pytree as pytree
 import placeit
 from placeit.errors import ModelError
 
-__all__ = ["Lowered", "Value", "explaining", "export", "fixed", "lower", "op_name", "quiet", "reads", "value_of"]
+__all__ = [
+    "FAILURES",
+    "Lowered",
+    "Value",
+    "explaining",
+    "export",
+    "fixed",
+    "is_random",
+    "lower",
+    "made",
+    "op_name",
+    "quiet",
+    "reads",
+    "value_of",
+]
 
 Value = tuple[Node, tuple[int, ...]]
 """A tensor: the node that makes it, and which of its outputs it is."""
 
-_FAILURES = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError)
+FAILURES = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    NameError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 """What tracing raises: errors of PyTorch, and whatever the code of a module may raise on the way."""
 
 _NOT_THE_USERS = (*torch.__path__, *placeit.__path__, contextlib.__file__)
@@ -35,6 +61,13 @@ _NOT_THE_USERS = (*torch.__path__, *placeit.__path__, contextlib.__file__)
 
 _STATE = {kind for kind in OutputKind if kind.name in ("BUFFER_MUTATION", "PARAMETER_MUTATION")}
 _COPIES = {torch.ops.aten.clone.default, torch.ops.aten.alias.default, torch.ops.aten.detach.default}
+_INSTEAD = {
+    "cond": "compute both sides and choose with torch.where",
+    "while_loop": "write out a fixed number of steps",
+    "scan": "write out the steps in a Python loop",
+    "flex_attention": "use torch.nn.functional.scaled_dot_product_attention with a mask",
+}
+"""What to write in place of an op that calls other programs."""
 _FACTS = {torch.ops.aten._assert_tensor_metadata.default}  # assertions about what is fixed here
 
 
@@ -87,21 +120,26 @@ def explaining(what: str) -> Iterator[None]:
     try:
         with quiet():
             yield
-    except _FAILURES as error:
+    except FAILURES as error:
         message = " ".join(str(error).split("\n\n", maxsplit=1)[0].split()) or type(error).__name__
+        where = _where(error)
         if "data-dependent" in message or "Dynamic control flow" in message:
             message = (
-                f"its control flow depends on data ({_user_line(error)}), and a placement is for one fixed program: choose by "
-                f"torch.where or a mask, or export the parts apart. PyTorch says: {message}"
+                f"its control flow depends on data{where}, and a placement is for one fixed program: choose by torch.where or "
+                f"a mask, or export the parts apart. PyTorch says: {message}"
             )
-        raise ModelError(f"{what}: {message}") from error
+            where = ""
+        raise ModelError(f"{what}{where}: {message}") from error
 
 
-def _user_line(error: BaseException) -> str:
-    """Say where in the module's own code an error came from."""
+def _where(error: BaseException) -> str:
+    """Say in which line of the module's own code, or else in which op, an error was raised, as far as it is known."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS)]
-    return f"{own[-1].filename}, line {own[-1].lineno}" if own else "the line is not known"
+    own = [frame for frame in frames if not frame.filename.startswith(("<", *_NOT_THE_USERS))]
+    if own:
+        return f" ({own[-1].filename}, line {own[-1].lineno})"
+    op = re.search(r"While executing %(\w+) :.*?target=([\w.]+)", str(error))
+    return f" (op '{op[1]}', {op[2]})" if op else ""
 
 
 def export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> ExportedProgram:
@@ -154,6 +192,13 @@ def lower(program: ExportedProgram, name: str) -> Lowered:
         ModelError: control flow or sizes that depend on data, an input changed in place, or what cannot be moved between
             devices; names the op.
     """
+    sources = dict(zip(program.graph.find_nodes(op="placeholder"), program.graph_signature.input_specs, strict=True))
+    for node in program.graph.nodes:
+        spec = sources.get(node)
+        what = f"what op '{op_name(node)}' ({node.target}) makes"
+        if spec is not None:
+            what = f"the input '{node.name}'" if spec.kind is InputKind.USER_INPUT else f"the weight '{spec.target}'"
+        _check_device(f"{name}: {what}", node.meta.get("val"))
     with explaining(f"Cannot lower {name} to ATen ops"), torch.no_grad():
         lowered = program.run_decompositions({})
         _drop_copies(lowered)
@@ -192,8 +237,7 @@ class _Lowering:
             if node not in needed:
                 continue
             makers = [maker for maker, _ in reads(node)]
-            random = torch.Tag.nondeterministic_seeded in node.target.tags
-            if not random and all(maker in self.values and maker not in state for maker in makers):
+            if not is_random(node) and all(maker in self.values and maker not in state for maker in makers):
                 self.values[node] = node.target(*map_arg(node.args, self._known), **map_arg(node.kwargs, self._known))
             else:
                 ops.append(node)
@@ -222,15 +266,18 @@ class _Lowering:
                 continue  # a number or a truth value that the program was exported for, and is part of it
             if not isinstance(spec.arg, TensorArgument):
                 raise ModelError(f"{self.name}: the input '{node.name}' is no tensor, and cannot be moved between devices.")
+            if node.meta["val"].layout is not torch.strided:
+                raise ModelError(
+                    f"{self.name}: '{spec.target or node.name}' has the layout {node.meta['val'].layout}, which cannot be "
+                    "moved between devices: make it dense (to_dense())."
+                )
             if spec.kind is InputKind.USER_INPUT:
                 self.inputs[node.name] = node
                 continue
             tensor = self._constant(spec)
-            if tensor.device.type != "cpu":
-                raise ModelError(
-                    f"{self.name}: the weight '{spec.target}' is on {tensor.device}. Which device works with it is what a "
-                    "placement decides: load the model on the CPU (module.cpu())."
-                )
+            _check_device(
+                f"{self.name}: the weight '{spec.target}'", tensor
+            )  # the module may have been moved since it was exported
             if spec.target in changed:
                 self.buffers[spec.target], tensor = node, tensor.clone()
             self.values[node] = tensor
@@ -260,6 +307,8 @@ class _Lowering:
                 )
             else:
                 raise ModelError(f"{self.name} has an output of kind {spec.kind.name}, and a placement is for inference only.")
+        if not any(returned):
+            raise ModelError(f"{self.name} returns no tensor, so that there is nothing to compute: return what it is to make.")
         names = _output_names(self.program, len(returned))
         return {name: value_of(node) for name, node in zip(names, returned, strict=True) if node is not None}, written
 
@@ -267,10 +316,14 @@ class _Lowering:
         """Refuse an op that has no place in a fixed program of tensors."""
         op = f"{self.name}: op '{op_name(node)}' ({node.target})"
         if not isinstance(node.target, torch._ops.OpOverload):
+            custom = next((arg for arg in node.args if isinstance(arg, torch._ops.OpOverload)), None)
+            if custom is not None:
+                raise ModelError(_changes_in_place(f"{self.name}: op '{op_name(node)}' ({custom})"))
             kind = getattr(node.target, "__name__", str(node.target))
+            instead = _INSTEAD.get(kind, "write it with ordinary ops of tensors")
             raise ModelError(
-                f"{op} calls other programs ({kind}): control flow that depends on data, or a mode of its own. A placement is "
-                "for one fixed program: compute both sides and choose with torch.where, or export the parts apart."
+                f"{op} calls other programs: control flow that depends on data, or a mode of its own. A placement is for one "
+                f"fixed program: {instead}, or export the parts apart."
             )
         for leaf in pytree.tree_leaves(node.meta.get("val")):
             if isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool):
@@ -284,9 +337,11 @@ class _Lowering:
                     "fixed sizes: use a mask, torch.where or torch.topk in its place, or cut the model there."
                 )
             if isinstance(leaf, torch.Tensor) and leaf.layout is not torch.strided:
-                raise ModelError(f"{op} makes a tensor of layout {leaf.layout}, which cannot be moved between devices.")
+                raise ModelError(
+                    f"{op} makes a tensor of layout {leaf.layout}, which cannot be moved between devices: keep it dense."
+                )
         if node.target._schema.is_mutable:
-            raise ModelError(f"{op} changes a tensor in place, and has no other form: write one that returns a new one.")
+            raise ModelError(_changes_in_place(op))
         if node.target.overloadpacket is torch.ops.aten.as_strided:
             raise ModelError(
                 f"{op} reads memory by strides, which a tensor does not keep when it moves to another device: write it with "
@@ -301,6 +356,34 @@ def value_of(node: Node) -> Value:
         node, index = cast("tuple[Node, int]", node.args)
         place = (index, *place)
     return node, place
+
+
+def _changes_in_place(op: str) -> str:
+    return f"{op} changes a tensor in place, and has no other form: write one that returns a new tensor."
+
+
+def _check_device(what: str, value: Any) -> None:
+    """Refuse what is not on the CPU. Raises ModelError."""
+    for leaf in pytree.tree_leaves(value):
+        if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
+            raise ModelError(
+                f"{what} is on {leaf.device}. Which device works with it is what a placement decides: have everything on the "
+                "CPU (module.cpu()) when the module is exported or loaded."
+            )
+
+
+def made(value: Value) -> torch.Tensor:
+    """Return what a value looks like: a tensor without data."""
+    node, place = value
+    tensor = node.meta["val"]
+    for index in place:
+        tensor = tensor[index]
+    return cast("torch.Tensor", tensor)
+
+
+def is_random(node: Node) -> bool:
+    """Whether a node is a call of an op that draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def reads(node: Node) -> list[Value]:
@@ -328,7 +411,7 @@ def _output_names(program: ExportedProgram, count: int) -> list[str]:
         keys = [getattr(key, "key", getattr(key, "name", getattr(key, "idx", None))) for key in path]
         if not keys or not isinstance(keys[0], str):
             keys.insert(0, "output")
-        name = ".".join(map(str, keys))
+        name = ".".join(map(str, keys)) or "output"
         while name in names:  # a key may have a dot of its own
             name += "_"
         names.append(name)

@@ -9,12 +9,12 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from placeit.backends.torch_graph import Layout
-from placeit.backends.torch_program import Value, value_of
+from placeit.backends.torch_program import Value, made, value_of
 
 __all__ = ["extract"]
 
-_VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
-"""Ops that fail on tensors with other strides than those of the export, which a tensor has after it was copied elsewhere."""
+_VIEWS = {torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default}
+"""What fails if a tensor that has come from another segment lies in another order than where the program was traced."""
 
 
 def extract(
@@ -52,7 +52,8 @@ class _Cut:
 
     def module(self, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> GraphModule:
         for tensor in enter:
-            self.made[self.layout.values[tensor]] = self.graph.placeholder(f"tensor_{tensor}")
+            value = self.layout.values[tensor]
+            self.made[value] = self._argument(f"tensor_{tensor}", made(value))
         ends = [self.layout.values[tensor] for tensor in leave]
         calls: list[Node] = []
         for v in ops:
@@ -60,16 +61,23 @@ class _Cut:
             if node is None:
                 ends.append(self.layout.results[v])
             elif node.op == "placeholder":
-                self.made[node, ()] = self.graph.placeholder(node.name)
+                self.made[node, ()] = self._argument(node.name, node.meta["val"])
             else:
                 calls.append(node)
         for node in calls:
             call = self.graph.node_copy(node, lambda read: self._at(value_of(read)))
-            if call.target in _VIEWS:
+            if call.all_input_nodes:  # it makes tensors where those are that it reads, and not on the CPU, where it was traced
+                call.kwargs = {name: value for name, value in call.kwargs.items() if name != "device"}
+            if node.target in _VIEWS:
                 call.target = torch.ops.aten.reshape.default
             self.made[node, ()] = call
         self.graph.output(tuple(map(self._at, ends)))
         return GraphModule(self.root, self.graph, "Segment")
+
+    def _argument(self, name: str, like: torch.Tensor) -> Node:
+        argument = self.graph.placeholder(name)
+        argument.meta["val"] = like
+        return argument
 
     def _at(self, value: Value) -> Node:
         """Return what stands for a value: an argument, an op, an item of what an op returns, or a weight."""

@@ -258,9 +258,17 @@ def test_state_is_kept_together_and_every_run_starts_from_the_initial_one() -> N
         (lambda _, x: x.add_(1), r"changes its input 'x' in place.*x\.clone\(\)"),
         (lambda _, x: x.as_strided((2, 2), (1, 1)), r"op 'as_strided' .*reads memory by strides.*slices"),
         (lambda _, x: x.to_sparse(), r"op '\w*sparse\w*'"),
-        (lambda _, x: x.bfloat16(), r"output 'output' has type bfloat16, which NumPy arrays cannot hold"),
-        (lambda _, x: x @ x, r"Cannot export small"),
-        (lambda _, x: x.no_such_thing(), r"Cannot export small: .*no_such_thing"),
+        (lambda _, x: x.bfloat16(), r"output 'output' has type bfloat16, which is none of NumPy's.*convert it inside"),
+        (lambda _, x: torch.complex(x, x), r"output 'output' has type complex64.*torch\.view_as_real"),
+        (lambda _, x: torch.while_loop(lambda y: y.sum() < 9, lambda y: (y + 1,), (x,)), r"op 'while_loop' .*number of steps"),
+        (lambda _, x: None, r"small returns no tensor"),
+        (lambda _, x: x.to("meta"), r"what op '\w+' \(aten\S+\) makes is on meta.*module\.cpu\(\)"),
+        (
+            lambda _, x: Path("/none/such").read_text(),
+            r"Cannot export small \(.*, line \d+\): .*/none/such",
+        ),
+        (lambda _, x: x @ x, r"Cannot export small \(.*test_torch_backend\.py, line \d+\)"),
+        (lambda _, x: x.no_such_thing(), r"Cannot export small .*no_such_thing"),
     ],
 )
 def test_what_cannot_be_placed_is_refused_with_the_op_and_what_to_do(function: Callable[..., Any], says: str) -> None:
@@ -278,6 +286,65 @@ def test_weights_elsewhere_than_in_memory_are_refused() -> None:
         load(nn.Linear(3, 2, device="meta"), (X.to("meta"),))
 
 
+def test_example_inputs_elsewhere_than_in_memory_are_refused() -> None:
+    with pytest.raises(ModelError, match=r"the input 'input' is on meta.*module\.cpu\(\)"):
+        load(nn.ReLU(), (X.to("meta"),))
+
+
+@pytest.mark.parametrize(("x", "buffers"), [(X.to_sparse(), {}), (X, {"w": torch.eye(3).to_sparse()})])
+def test_sparse_inputs_and_weights_are_refused(x: torch.Tensor, buffers: dict[str, torch.Tensor]) -> None:
+    module = Calling(lambda m, x: torch.sparse.mm(m.w if buffers else x, torch.eye(3)), **buffers)
+    with pytest.raises(ModelError, match=r"'[xw]' has the layout torch\.sparse_coo.*to_dense"):
+        load(module, (x,), name="small")
+
+
+def test_a_custom_op_that_changes_its_argument_is_named() -> None:
+    @torch.library.custom_op("placeit_tests::bump", mutates_args=("x",))
+    def bump(x: torch.Tensor) -> None:
+        x.add_(1)
+
+    def bumped(_: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        y = x.clone()
+        bump(y)
+        return y
+
+    with pytest.raises(ModelError, match=r"\(placeit_tests\.bump\.default\) changes a tensor in place"):
+        calling(bumped)
+
+
+@pytest.mark.filterwarnings("ignore:A model attribute `lifted_tensor_0` requires gradient")
+def test_the_op_that_cannot_be_lowered_is_named() -> None:
+    with pytest.raises(ModelError, match=r"\(op '\w+', torch\.ops\.higher_order\.\w+\)"):
+        calling(lambda _, x: torch.func.grad(lambda y: (y * y).sum())(x))
+
+
+def test_a_segment_computes_where_its_inputs_are() -> None:
+    model = calling(lambda _, x: x.to("cpu", torch.float64) + torch.zeros_like(x, device="cpu"))
+    segment = model.torch_segment(range(len(model.graph)), [], [])
+    assert segment(X.to("meta"))[0].device.type == "meta"
+
+
+def test_a_segment_takes_its_inputs_in_any_order_of_memory() -> None:
+    model = calling(lambda _, x: x.t().exp().t().view(-1) + 1)
+    graph = model.graph
+    ops = [graph.index[name] for name in ("view", "add")]
+    enter = [t for (_, v), t in zip(graph.edges.tolist(), graph.edge_tensor.tolist(), strict=True) if v == ops[0]]
+    segment = model.torch_segment(ops, enter, [int(np.flatnonzero(graph.tensor_op == ops[1])[0])])
+    for value in (X, X.t().contiguous().t()):
+        assert segment(value)[0].tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_random_numbers_are_announced(caplog: pytest.LogCaptureFixture) -> None:
+    calling(lambda _, x: x + torch.rand(3))
+    assert "small draws random numbers (op 'rand')" in caplog.text
+
+
+def test_what_fails_uncut_is_a_device_error() -> None:
+    model = calling(lambda _, x: torch.complex(x, x).relu().abs())  # PyTorch has no such kernel
+    with pytest.raises(DeviceError, match=r"PyTorch cannot run small uncut on the CPU: .*complex"):
+        model.uncut(None, "f32")({"x": X.numpy()})
+
+
 def test_shapes_cannot_be_changed_by_option() -> None:
     for option in ({"batch": 2}, {"input_shapes": {"x": (2, 3)}}):
         with pytest.raises(ModelError, match="sizes of a PyTorch program are those of its example inputs"):
@@ -291,8 +358,33 @@ def test_a_file_that_holds_no_program_is_a_model_error(tmp_path: Path, content: 
         torch.save(nn.Linear(2, 2).state_dict(), path)
     else:
         path.write_bytes(content)
-    with pytest.raises(ModelError, match=r"bad\.pt2: it is no program that torch\.export\.save has written"):
+    with pytest.raises(ModelError, match=r"bad\.pt2: it is damaged, or no program that.*torch\.export\.save\("):
         load(path)
+
+
+def rewritten(path: Path, old: bytes, new: bytes, where: str) -> Path:
+    """Write a program whose files of some name are changed."""
+    torch.export.save(torch.export.export(nn.Linear(3, 4), (X,)), path)
+    with zipfile.ZipFile(path) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data.replace(old, new) if where in name else data)
+    return path
+
+
+def test_a_program_of_a_gpu_is_to_be_exported_on_the_cpu(tmp_path: Path) -> None:
+    path = rewritten(tmp_path / "gpu.pt2", b'"type": "cpu"', b'"type": "cuda"', "weights_config")
+    if torch.cuda.is_available():
+        pytest.skip("needs a machine without an NVIDIA GPU")
+    with pytest.raises(ModelError, match=r"gpu\.pt2: it was exported on a GPU.*module\.cpu\(\)"):
+        load(path)
+
+
+def test_a_damaged_program_is_a_model_error(tmp_path: Path) -> None:
+    for where in ("weights_config", "model.json", "weight_0"):
+        with pytest.raises(ModelError, match=r"bad\.pt2: it is damaged"):
+            load(rewritten(tmp_path / "bad.pt2", b"", b"\xff", where))
 
 
 def test_a_missing_file_is_a_file_error(tmp_path: Path) -> None:
@@ -338,7 +430,22 @@ def test_ops_without_a_kernel_are_not_supported() -> None:
     model = conv_net()[1]
     assert model.with_kernel("CPU") == set(model.graph.names)
     assert "stem/conv2d" in model.graph.names
-    assert "relu" not in model.with_kernel("MPS")
+    if not torch.backends.mps.is_built():  # in other builds composite ops have no kernel either
+        assert {model.graph.kinds[model.graph.index[name]] for name in model.with_kernel("MPS")} == {"Parameter", "Result"}
+
+
+@pytest.mark.parametrize(
+    ("function", "lacks"),
+    [
+        (lambda _, x: torch.complex(x, x).relu().abs(), {"relu"}),
+        (lambda _, x: torch.special.bessel_j0(x.bfloat16()).float() + torch.special.bessel_j0(x), {"special_bessel_j0"}),
+        (lambda _, x: (x.bfloat16() @ x.bfloat16().t()).relu().float(), set()),
+        (lambda _, x: torch.ones(3)[x.long().clamp(0, 2)] / x.gather(1, x.long()), set()),
+    ],
+)
+def test_an_op_without_a_kernel_for_its_type_is_not_supported(function: Callable[..., Any], lacks: set[str]) -> None:
+    model = calling(function)
+    assert set(model.graph.names) - model.with_kernel("CPU") == lacks
 
 
 @pytest.mark.parametrize("net", [conv_net, transformer])
@@ -358,6 +465,41 @@ def test_a_model_that_is_written_in_another_format_computes_the_same(
     ours, theirs = model.uncut(None, "f32")(inputs), written.uncut(None, "f32")(inputs)
     for name, value in ours.items():
         np.testing.assert_allclose(theirs[name], value, rtol=1e-4, atol=1e-4)
+
+
+def write_into(_: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    value = x * 2
+    value[:, 0] = 7.0
+    value[0].mul_(3)
+    value[:, ::2] = x[:, ::2]
+    return value
+
+
+def nothing_but_structure(_: nn.Module, x: torch.Tensor, pair: Any, unread: torch.Tensor, word: str) -> dict[str, Any]:
+    return {"a": [x + pair[0], (pair[1]["k"],)], "b": 2, "": x.to(torch.int32) if word else unread}
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".xml"])
+@pytest.mark.parametrize(
+    ("function", "others"), [(write_into, ()), (nothing_but_structure, ((X + 1, {"k": X + 2}), X + 3, "word"))]
+)
+def test_assignments_and_nested_arguments_survive_another_format(
+    tmp_path: Path, function: Callable[..., Any], others: tuple[Any, ...], suffix: str
+) -> None:
+    model = calling(function, *others)
+    convert(model, tmp_path / f"model{suffix}")
+    written = placeit.backends.load(tmp_path / f"model{suffix}")
+    inputs = model.random_inputs(seed=2)
+    ours = model.uncut(None, "f32")(inputs)
+    theirs = written.uncut(None, "f32")({spec.name: inputs[spec.name] for spec in written.inputs})
+    for name, value in ours.items():
+        np.testing.assert_allclose(theirs[name], value, rtol=1e-5)
+
+
+def test_nothing_is_printed_when_another_format_lacks_an_op(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ModelError, match=r"fft_rfft.*not supported.*another way"):
+        convert(calling(lambda _, x: torch.fft.rfft(x).abs()), tmp_path / "model.onnx")
+    assert capfd.readouterr() == ("", "")
 
 
 def test_an_op_that_another_format_does_not_have_is_named(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch_models import ConvNet
+from torch_models import Calling, ConvNet
 
 import placeit.backends
 from placeit.backends import torch as torch_backend
@@ -79,3 +79,32 @@ def test_an_onnx_file_is_exported_as_ir_and_not_as_onnx(cli: Any, tiny: Path, tm
     assert placeit.backends.load(tmp_path / "tiny.xml").inputs == placeit.backends.load(tiny).inputs
     assert cli("export", tiny, "-o", tmp_path / "tiny2.onnx").exit_code == 1
     assert cli("export", tiny, "-o", tmp_path / "tiny.pt2").exit_code == 2
+
+
+def test_a_program_that_draws_random_numbers_is_announced(cli: Any, tmp_path: Path) -> None:
+    path = tmp_path / "train.pt2"
+    torch.export.save(torch.export.export(torch.nn.Dropout(0.5).train(), (torch.ones(2, 3),)), path)
+    result = cli("inspect", path)
+    assert result.exit_code == 0
+    assert "draws random numbers (op 'native_dropout')" in result.stderr
+    assert "module.eval()" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["inspect", "profile", "optimize", "compare"])
+def test_what_is_no_program_is_one_paragraph(cli: Any, tmp_path: Path, command: str) -> None:
+    path = tmp_path / "weights.pt2"
+    torch.save({"weight": torch.ones(2)}, path)
+    result = cli(command, path)
+    assert result.exit_code == 1
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert "torch.export.save(" in result.stderr
+
+
+def test_an_op_without_a_kernel_for_its_type_is_named(cli: Any, cores: Sequence[str], tmp_path: Path) -> None:
+    path = tmp_path / "complex.pt2"
+    model = torch_backend.load(Calling(lambda _, x: torch.complex(x, x).relu().abs()), (torch.ones(2, 3),))
+    torch.export.save(model.program, path)
+    result = cli("optimize", path, "--devices", cores[0])
+    assert result.exit_code == 1
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert "supports op 'relu' (relu)" in result.stderr

@@ -1,0 +1,74 @@
+"""Which ops PyTorch can run on a kind of device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
+
+__all__ = ["without_kernel"]
+
+_ANYWHERE = (torch.float32, torch.float64)
+"""Types that whatever has a kernel on a device computes in."""
+
+
+def without_kernel(nodes: Iterable[Node], dispatch_key: str) -> set[Node]:
+    """Return the calls of ops that PyTorch cannot run on a kind of device.
+
+    The dispatcher knows which ops have a kernel there. It does not know for which types, so each op that works with another
+    type than float32 and float64 is called there once on zeros of its shapes.
+
+    Args:
+        nodes: calls of ops, with fake tensors in ``meta["val"]``.
+        dispatch_key: PyTorch's name of the kind, ``CPU`` or ``CUDA``. In a build without it no op has a kernel: for ops that
+            are made of others the dispatcher would say that they have one.
+    """
+    if not _registered("aten::empty.memory_format", dispatch_key):
+        return set(nodes)
+    missing: set[Node] = set()
+    known: dict[str, bool] = {}
+    for node in nodes:
+        target: Any = node.target
+        call = str((target, *map_arg((node.args, node.kwargs), _looks)))
+        if call not in known:
+            known[call] = _registered(target.name(), dispatch_key) and (
+                _types(node).issubset(_ANYWHERE) or _runs(node, dispatch_key.lower())
+            )
+        if not known[call]:
+            missing.add(node)
+    return missing
+
+
+def _registered(op: str, dispatch_key: str) -> bool:
+    return torch._C._dispatch_has_computed_kernel_for_dispatch_key(op, dispatch_key)
+
+
+def _looks(read: Node) -> Any:
+    return pytree.tree_map(lambda tensor: (tensor.dtype, tuple(tensor.shape)), read.meta["val"])
+
+
+def _types(node: Node) -> set[torch.dtype]:
+    return {leaf.dtype for used in (node, *node.all_input_nodes) for leaf in pytree.tree_leaves(used.meta["val"])}
+
+
+def _runs(node: Node, device: str) -> bool:
+    """Try one call. Any error but a missing kernel is one of the zeros, or of the machine, and none of the op."""
+
+    def zeros(read: Node) -> Any:
+        return pytree.tree_map(
+            lambda tensor: torch.zeros((), dtype=tensor.dtype, device=device).expand(tensor.shape), read.meta["val"]
+        )
+
+    target: Any = node.target
+    try:
+        with torch.inference_mode():
+            target(*map_arg(node.args, zeros), **map_arg(node.kwargs, zeros))
+    except NotImplementedError:
+        return False
+    except (RuntimeError, ValueError, TypeError, LookupError):
+        return True
+    return True
