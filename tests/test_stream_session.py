@@ -187,7 +187,7 @@ def test_nothing_is_slowed_down_on_purpose_beside_an_accelerator(eager):
 
 def test_precision_is_that_of_the_module(eager):
     model = conv_net()
-    with pytest.raises(DeviceError, match=r"the precision bf16 is for OpenVINO: .*module\.bfloat16"):
+    with pytest.raises(DeviceError, match=r"the precision bf16 is for OpenVINO: .*x\.bfloat16"):
         Runtime(model, Grouping.singletons(model.graph), MIXED, precision="bf16")
 
 

@@ -19,6 +19,7 @@ _BUILT_IN = (
     EntryPoint("xml", "placeit.backends.openvino:load", _GROUP),
     EntryPoint("pt2", "placeit.backends.torch:load", _GROUP),
 )
+_WEIGHTS = (".pt", ".pth", ".ckpt", ".safetensors", ".bin")
 
 
 def suffixes() -> dict[str, EntryPoint]:
@@ -55,8 +56,13 @@ def load(path: str | Path, **options: Any) -> Model:
     known = suffixes()
     loader = known.get(Path(path).suffix.lower())
     if loader is None:
-        raise ModelError(
-            f"{path}: no backend reads '{Path(path).suffix}' files; the known ones are {', '.join(sorted(known))}."
-        )
+        suffix = Path(path).suffix
+        hint = ""
+        if suffix.lower() in _WEIGHTS:
+            hint = (
+                " Such files hold weights and no program: load them into their module and write that with "
+                "torch.export.save(torch.export.export(module, inputs), 'model.pt2')."
+            )
+        raise ModelError(f"{path}: no backend reads '{suffix}' files; the known ones are {', '.join(sorted(known))}.{hint}")
     model: Model = loader.load()(path, **options)
     return model

@@ -47,8 +47,8 @@ def supported(model: Model, grouping: Grouping, cluster: Cluster) -> NDArray[np.
     if len(nowhere):
         v = int(nowhere[0])
         raise InfeasibleError(
-            f"None of the devices {', '.join(cluster.names)} supports op '{graph.names[v]}' ({graph.kinds[v]}): add a device "
-            "that does, such as CPU."
+            f"None of the devices {', '.join(cluster.names)} supports op '{graph.names[v]}' ({graph.kinds[v]}): "
+            f"{_advice(cluster)}."
         )
     groups = np.ones((len(grouping.groups), len(cluster)), bool)
     np.logical_and.at(groups, grouping.group_of, can)
@@ -57,9 +57,15 @@ def supported(model: Model, grouping: Grouping, cluster: Cluster) -> NDArray[np.
         members = grouping.members(int(nowhere[0]))
         raise InfeasibleError(
             f"None of the devices {', '.join(cluster.names)} supports all of the ops '{members[0]}' to '{members[-1]}', which "
-            "are placed together: allow more groups, or add a device that supports them all, such as CPU."
+            f"are placed together: allow more groups, or {_advice(cluster)}."
         )
     return groups
+
+
+def _advice(cluster: Cluster) -> str:
+    if any(device.cores and device.kind != "ort" for device in cluster.devices):
+        return "compute it in another way, or in another type, or add a device that supports it"
+    return "add a device that supports it, such as CPU"
 
 
 def profile(

@@ -26,6 +26,11 @@ def test_a_file_that_no_backend_reads_is_refused_with_a_list_of_suffixes():
         load("model.h5")
 
 
+def test_files_of_weights_are_told_from_programs(tmp_path):
+    with pytest.raises(ModelError, match=r"model\.pth: no backend reads .* Such files hold weights .*torch\.export\.save"):
+        load(tmp_path / "model.pth")
+
+
 def test_an_installed_plug_in_reads_its_files(monkeypatch):
     plug_in(monkeypatch, ("toy", f"{__name__}:read_toy"))
     monkeypatch.setitem(__import__("sys").modules, __name__, __import__("sys").modules[__name__])

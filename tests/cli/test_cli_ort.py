@@ -75,4 +75,4 @@ def test_an_op_that_onnx_runtime_has_no_kernel_for_is_named(cli: Any, devices: S
     graph = helper.make_graph(nodes, "graph", ends[:1], ends[1:])
     path = tmp_path / "int16.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    paragraph(cli("profile", path, "-d", devices[0]), devices[0], "op 'y' (Relu)", "add a device that does")
+    paragraph(cli("profile", path, "-d", devices[0]), devices[0], "op 'y' (Relu)", "add a device that supports it")

@@ -65,7 +65,7 @@ class Program:
 
     def __init__(self, runtime, segment, weight_bytes=0, workspace_bytes=0):
         graph, op_tensor = runtime.grouping.graph, runtime.grouping.op_tensor
-        self.bytes, self.workspace_bytes, self.loaded = weight_bytes, workspace_bytes, weakref.WeakSet()
+        self.bytes, self.workspace, self.loaded = weight_bytes, workspace_bytes, weakref.WeakSet()
         self.graph, self.ops = graph, runtime.ops(segment)
         at = {graph.names[v]: int(t) for t, v in enumerate(graph.tensor_op.tolist())}
         model_inputs = {spec.name: at[spec.op] for spec in runtime.model.inputs}
@@ -73,6 +73,9 @@ class Program:
         model_outputs = {spec.name: into[graph.index[spec.op]] for spec in runtime.model.outputs}
         self.reads = [int(op_tensor[t]) for t in segment.inputs] + [model_inputs[n] for n in runtime.inputs_of(segment)]
         self.writes = [int(op_tensor[t]) for t in segment.outputs] + [model_outputs[n] for n in runtime.outputs_of(segment)]
+
+    def workspace_bytes(self, enough):
+        return self.workspace
 
     def weight_bytes(self, place):
         return self.bytes

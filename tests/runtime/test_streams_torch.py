@@ -90,6 +90,14 @@ def test_weights_are_on_a_device_once_and_for_as_long_as_a_program_there_uses_th
     assert one.weight_bytes(there) == 400
 
 
+def test_what_a_segment_makes_on_the_way_counts_as_it_is_alive_where_that_matters(exported):
+    _, model = exported
+    program = ModuleProgram(model.torch_segment(range(len(model.graph)), [], []))
+    assert program.workspace_bytes(1e9) >= program.workspace_bytes(0) >= 3 * 6 * 4 + 3 * 4  # at least its two outputs
+    assert program.workspace_bytes(0) < program.workspace_bytes(1e9)
+    assert ModuleProgram(Step(2.0)).workspace_bytes(0) == 0
+
+
 def test_on_the_cpu_weights_are_used_where_they_are():
     program = ModuleProgram(Step(2.0))
     assert program.weight_bytes(torch.device("cpu")) == 0

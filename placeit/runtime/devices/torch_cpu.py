@@ -143,7 +143,7 @@ class TorchDevice:
         if precision != "f32":
             raise DeviceError(
                 f"{device.name}: PyTorch computes in the types of the model, and the precision {precision} is for OpenVINO: "
-                "convert the module before it is loaded, for example with module.bfloat16()."
+                "change the types inside the module before it is loaded, for example with torch.autocast or x.bfloat16()."
             )
         self.name = device.name
         self._worker = Worker(f"placeit {device.name}", device.cores, torch.inference_mode)

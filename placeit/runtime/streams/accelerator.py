@@ -61,9 +61,12 @@ class LoadedProgram(Protocol):
 class StreamProgram(Protocol):
     """A segment that can be launched on streams. Places are given as :meth:`Accelerator.place` spells them."""
 
-    @property
-    def workspace_bytes(self) -> int:
-        """Bytes of device memory that a launch takes for the time that it runs, beside its inputs and outputs."""
+    def workspace_bytes(self, enough: float) -> int:
+        """Bytes of device memory that a launch takes for the time that it runs, beside its inputs and outputs.
+
+        Args:
+            enough: an upper bound will do if it is no more than this.
+        """
         ...
 
     def weight_bytes(self, place: object) -> int:

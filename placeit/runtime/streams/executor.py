@@ -222,9 +222,9 @@ class StreamExecutor:
             programs = [task.program for task in self.work.tasks if task.device == device and task.program is not None]
             weights = sum(program.weight_bytes(place) for program in programs)
             buffers = requests * self.layout.bytes_on(device)
-            workspace = max((program.workspace_bytes for program in programs), default=0)
-            free, need = self._accelerator.free_bytes(device), weights + buffers + workspace
-            if need > free:
+            free = self._accelerator.free_bytes(device)
+            workspace = max((program.workspace_bytes(free - weights - buffers) for program in programs), default=0)
+            if weights + buffers + workspace > free:
                 raise DeviceError(
                     f"The plan does not fit on {name}: it needs {_bytes(weights)} for weights, {_bytes(buffers)} for "
                     f"the tensors of {requests} request(s) in flight and {_bytes(workspace)} to work in, and "

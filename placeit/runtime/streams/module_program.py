@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Sequence
 from itertools import chain
 from typing import TypeAlias
@@ -11,7 +12,9 @@ from weakref import WeakValueDictionary
 import torch
 from torch.fx import GraphModule
 from torch.fx.node import map_aggregate
+from torch.utils import _pytree as pytree
 
+from placeit.backends.torch_memory import peak_bytes
 from placeit.errors import DeviceError
 
 __all__ = ["ModuleProgram"]
@@ -28,13 +31,34 @@ class ModuleProgram:
     Args:
         module: stays where it is; a device gets its own copy of the weights, one for all programs that are loaded there. On the
             CPU the weights are used where they are.
-        workspace_bytes: what a launch needs for what it makes meanwhile, outputs included; an estimate will do, as memory that
-            runs out is an error that is survived.
     """
 
-    def __init__(self, module: torch.nn.Module, *, workspace_bytes: int = 0) -> None:
-        self._module, self.workspace_bytes = module, workspace_bytes
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
         self._tensors = {id(tensor): tensor for tensor in chain(module.parameters(), module.buffers())}
+
+    def workspace_bytes(self, enough: float) -> int:
+        """Bytes of what a launch makes meanwhile, its own outputs included, which are copied; a plain module does not tell.
+
+        What kernels allocate for themselves comes on top: memory that runs out is an error that is survived.
+        """
+        if not isinstance(self._module, GraphModule):
+            return 0
+        if self._all_made <= enough:
+            return self._all_made
+        return self._peak
+
+    @functools.cached_property
+    def _all_made(self) -> int:
+        """Bytes of everything that is made, as if nothing were freed and every view a copy."""
+        assert isinstance(self._module, GraphModule)  # noqa: S101
+        made = (node.meta.get("val") for node in self._module.graph.nodes if node.op == "call_function")
+        return sum(leaf.nbytes for value in made for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
+
+    @functools.cached_property
+    def _peak(self) -> int:
+        assert isinstance(self._module, GraphModule)  # noqa: S101
+        return peak_bytes(self._module)
 
     def weight_bytes(self, place: object) -> int:
         """Bytes of parameters and buffers that are not there yet."""

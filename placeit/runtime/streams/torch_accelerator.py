@@ -37,8 +37,8 @@ def open_streams(devices: Sequence[Device], precision: str) -> Streams | None:
         return None
     if precision != "f32":
         raise DeviceError(
-            f"PyTorch computes in the types of the model, and the precision {precision} is for OpenVINO: convert the module "
-            "before it is loaded, for example with module.bfloat16()."
+            f"PyTorch computes in the types of the model, and the precision {precision} is for OpenVINO: change the types "
+            "inside the module before it is loaded, for example with torch.autocast or x.bfloat16()."
         )
     return torch_streams(TorchAccelerator(devices))
 
