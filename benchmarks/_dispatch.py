@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from placeit.profiler.trace import Span
 from placeit.runtime.segments import Plan
 from placeit.session import Session
 
-__all__ = ["gaps", "microseconds"]
+__all__ = ["gaps", "microseconds", "slower_after"]
 
 
 def microseconds(samples: list[float], percentile: float) -> float | None:
@@ -61,6 +62,30 @@ def gaps(
             elif ready > begin:
                 waits.append(span.start - max(ready, before))
     return after, waits
+
+
+def slower_after(seconds: float, repeats: int = 31) -> float:
+    """How many times as long some ordinary Python takes with a busy wait of ``seconds`` before it, over the same at once again.
+
+    Nothing of this is an executor's: it is what the machine makes of any code that has not run for a while, because caches
+    have gone to others meanwhile. On a machine of its own it is little more than one.
+    """
+    table = {number: str(number) for number in range(200)}
+
+    def ordinary() -> float:
+        begin = time.perf_counter()
+        for number in range(0, 200, 8):
+            sorted((table[number], table[199 - number]))
+        return time.perf_counter() - begin
+
+    later, at_once = [], []
+    for _ in range(repeats):
+        until = time.perf_counter() + seconds
+        while time.perf_counter() < until:
+            pass
+        later.append(ordinary())
+        at_once.append(ordinary())
+    return float(np.median(later) / np.median(at_once))
 
 
 def _narrowed(span: Span, ops: Mapping[str, tuple[float, float]]) -> Span:

@@ -7,7 +7,7 @@ What "dispatch per segment" means: of each segment that was ready when its devic
 the two ``infer()`` calls, which is all that the engine adds: the scheduler, its lock, starting what else can start. The claim
 is about the median in the plan as it runs, or, if that is a single segment, with every group as a segment of its own. Beside
 it: how long a device that waited takes to start what another device made ready, and what a segment that computes nothing
-takes from end to end, the engine's part included.
+takes from end to end, the engine's part included; and how many times as long any Python takes after as much work as a segment.
 
 HETERO runs its sub-graphs one after the other, and does not hand a limit on threads to its devices (2026.4: with two CPU
 plugins set to one thread each it takes twice its wall-clock time in CPU time). So it runs in a process of its own that is bound
@@ -31,7 +31,7 @@ import numpy as np
 import openvino
 from numpy.typing import NDArray
 
-from benchmarks._dispatch import gaps, microseconds
+from benchmarks._dispatch import gaps, microseconds, slower_after
 from benchmarks._harness import Args, Report, main
 from benchmarks._models import MODELS, fastest_split, model_file, progress, settled_race, two_cores
 from benchmarks._plain import Infer, Plain, bound_thread, by_name, onnxruntime_alone, openvino_alone, openvino_options
@@ -203,6 +203,7 @@ def _dispatch(name: str, session: Session, split: Candidate, report: Report) -> 
             dispatch_p95_us=microseconds(gaps_s, 95),
             woken_by_other_device_us=microseconds(waits_s, 50),
             tiny_segment_us=float(session.costs.dispatch[0]) * 1e6,
+            any_python_slower=slower_after(plan.schedule.makespan / max(1, sum(not segment.free for segment in plan.segments))),
         )
         claimed = microseconds(gaps_s, 50) if claimed is None else claimed
     report.claim(f"{name}: dispatch per segment, median", claimed, "us", at_most=30)
