@@ -21,7 +21,8 @@ class Times:
     """Times of launches, in seconds of ``time.perf_counter``.
 
     A device knows how much time passed between two of its own events. So one event is recorded on each device when a run
-    begins, while nothing runs, and the host's clock is read: devices are aligned to within what that takes, some microseconds.
+    begins, while nothing runs, and the host's clock is read: devices are aligned to within what that takes, some microseconds,
+    and some tens where a thread of a core set has to wake up.
 
     Args:
         launcher: whose launches are recorded.
