@@ -38,6 +38,7 @@ from benchmarks._dispatch import gaps, microseconds, slower_after
 from benchmarks._harness import Args, Report
 from benchmarks._levels import EMPTY_LEVELS, LevelByLevel, empty_levels, simulated
 from benchmarks._models import fastest_split, progress, settled_race, two_cores
+from placeit.backends.coarsen import Grouping
 from placeit.backends.tensor_program import TensorProgram, load
 from placeit.cluster import Cluster
 from placeit.devices import discover
@@ -48,7 +49,8 @@ from placeit.profiler.cache import Cache
 from placeit.runtime.devices.torch_cpu import use_threads
 from placeit.runtime.executor import PlanExecutor
 from placeit.runtime.measure import faster, timed
-from placeit.runtime.segments import Plan
+from placeit.runtime.runtime import Runtime
+from placeit.runtime.segments import Costs, Plan, Segmenter
 from placeit.session import OutputError, Session
 from placeit.workloads.tensor_graphs import TENSOR_GRAPHS
 from placeit.workloads.tensors import Program, ProgramOp, ProgramSegment
@@ -70,6 +72,7 @@ QUICK: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 _SHARDS = 4
 _SLOWDOWN = 2.0
+_HOPS, _REPEATS = 256, 41
 
 
 def run(args: Args, report: Report) -> None:
@@ -161,7 +164,7 @@ def _overhead(model: TensorProgram, cluster: Cluster, plan: Plan, cache: Cache, 
     """Report what placeit takes to launch an op."""
     noted, times = noting(model)
     with Session(noted, cluster, cache=cache, progress=progress) as session:
-        tiny = float(session.costs.dispatch.max()) * 1e6
+        tiny = _launching(model, cluster) * 1e6
         report.row(graph=model.name, overhead="ops that compute nothing", overhead_us=tiny)
         report.claim(f"{model.name}: host overhead per op launched, ops that compute nothing", tiny, "us", at_most=15)
         work_s = plan.problem.compute[np.arange(len(plan.problem)), plan.placement]
@@ -179,6 +182,17 @@ def _overhead(model: TensorProgram, cluster: Cluster, plan: Plan, cache: Cache, 
                 any_python_slower=slower,
             )
             report.claim(f"{model.name}: host overhead per op launched, {what}, median", median_us, "us")
+
+
+def _launching(model: TensorProgram, cluster: Cluster) -> float:
+    """Seconds that an op takes in a chain of ops that compute next to nothing, each a segment, on the first device."""
+    chain, one = model.chain(1, _HOPS), Cluster(cluster.devices[:1])
+    grouping = Grouping.singletons(chain.graph)
+    groups = len(grouping.groups)
+    with Runtime(chain, grouping, chain.driven(one)) as runtime:
+        plan = Segmenter(grouping, Costs.free(groups, runtime.cluster)).plan([0] * groups, merge=False)
+        with runtime.executor(plan) as executor:
+            return median([executor.time() for _ in range(_REPEATS)][1:]) / _HOPS
 
 
 def noting(model: TensorProgram) -> tuple[TensorProgram, Mapping[str, tuple[float, float]]]:
