@@ -2,6 +2,8 @@
 
 import time
 
+import torch
+
 from placeit.cluster import Device
 
 
@@ -43,6 +45,12 @@ class Recorded:
 
     def synchronize(self):
         assert self.recorded
+
+
+def run_at_once(monkeypatch):
+    """Give PyTorch's device ``cpu`` streams and events, as accelerators have them."""
+    monkeypatch.setattr(torch, "Stream", Eager)
+    monkeypatch.setattr(torch, "Event", Recorded)
 
 
 def devices(*names):

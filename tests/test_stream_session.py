@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from eager_streams import Eager, Recorded, devices
+from eager_streams import devices, run_at_once
 from torch_models import ConvNet, Transformer
 
 from placeit.backends import tensor_program
@@ -32,8 +32,7 @@ CORES = allowed_cores()[:2]
 @pytest.fixture
 def eager(monkeypatch):
     """Have PyTorch's device ``cpu`` pass for an accelerator."""
-    monkeypatch.setattr(torch, "Stream", Eager)
-    monkeypatch.setattr(torch, "Event", Recorded)
+    run_at_once(monkeypatch)
 
 
 def core_set(core, name=None):

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from eager_streams import Eager, Recorded, devices
+from eager_streams import devices, run_at_once
 
 from benchmarks import gpu
 from benchmarks._harness import Args, Report, main
@@ -23,8 +23,7 @@ SMALL = {
 @pytest.fixture
 def cpus(monkeypatch):
     """Two devices that are the CPU: the code of the benchmark, with no figure that means anything."""
-    monkeypatch.setattr(torch, "Stream", Eager)
-    monkeypatch.setattr(torch, "Event", Recorded)
+    run_at_once(monkeypatch)
     monkeypatch.setattr(TorchAccelerator, "free_bytes", lambda self, device: 1e9)
     monkeypatch.setattr(gpu, "LARGE", SMALL)
     monkeypatch.setattr(gpu, "COPY_BYTES", (16, 1 << 16))

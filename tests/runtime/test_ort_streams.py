@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from eager_streams import Eager, Recorded, devices
+from eager_streams import devices, run_at_once
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_ort import OTHER, grouped, model  # noqa: F401 (a fixture)
@@ -22,8 +22,7 @@ from placeit.session import OutputError
 
 @pytest.fixture
 def accelerator(monkeypatch):
-    monkeypatch.setattr(torch, "Stream", Eager)
-    monkeypatch.setattr(torch, "Event", Recorded)
+    run_at_once(monkeypatch)
     opened = TorchAccelerator(devices("cpu", "cpu:0"))
     yield opened
     opened.close()

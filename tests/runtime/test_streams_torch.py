@@ -5,7 +5,7 @@ from queue import SimpleQueue
 import numpy as np
 import pytest
 import torch
-from eager_streams import Eager, Recorded, devices
+from eager_streams import Eager, Recorded, devices, run_at_once
 from stream_cases import random_case
 from test_streams import chain
 
@@ -60,8 +60,7 @@ def expected(value, steps):
 
 @pytest.fixture
 def cpu(monkeypatch):
-    monkeypatch.setattr(torch, "Stream", Eager)
-    monkeypatch.setattr(torch, "Event", Recorded)
+    run_at_once(monkeypatch)
     accelerator = TorchAccelerator(devices("cpu", "cpu"))
     yield accelerator
     accelerator.close()
