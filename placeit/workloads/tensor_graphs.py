@@ -55,7 +55,7 @@ def chain_mm(*, size: int = 2048, shards: int = 2, partition: Partition | None =
 
 
 def ffnn(
-    *, batch: int = 8192, features: int = 32, hidden: int = 8192, shards: int = 2, partition: Partition | None = None
+    *, batch: int = 4096, features: int = 32, hidden: int = 8192, shards: int = 2, partition: Partition | None = None
 ) -> Program:
     """FFNN (C.2): ``softmax(relu(X W1 + b1) W2 + b2)``, with as many results as features.
 
