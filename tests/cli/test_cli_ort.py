@@ -1,6 +1,7 @@
 """ONNX Runtime on the command line: models on it alone and beside OpenVINO, and what cannot be."""
 
 import json
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,7 @@ def test_what_cannot_be_is_one_paragraph(cli: Any, tiny: Path, devices: Sequence
 
 def test_an_nvidia_gpu_that_is_not_there_is_one_paragraph(cli: Any, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("placeit.devices.discovery.gpus", list)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
     paragraph(cli("optimize", tiny, "-d", "ort:cuda:0"), "no NVIDIA GPU 'cuda:0'", "placeit[cuda]")
 
 
