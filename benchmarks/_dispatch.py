@@ -67,8 +67,8 @@ def gaps(
 def slower_after(seconds: float, repeats: int = 31) -> float:
     """How many times as long some ordinary Python takes with a busy wait of ``seconds`` before it, over the same at once again.
 
-    Nothing of this is an executor's: it is what the machine makes of any code that has not run for a while, because caches
-    have gone to others meanwhile. On a machine of its own it is little more than one.
+    Nothing of this is an executor's: it is what the machine makes of any code that has not run for a while. That others use
+    the caches meanwhile would explain it, and has not been shown.
     """
     table = {number: str(number) for number in range(200)}
 
