@@ -92,6 +92,21 @@ def test_core_sets_run_side_by_side_and_wait_for_each_other(order):
     accelerator.close()
 
 
+@pytest.mark.timeout(60)
+def test_after_its_session_is_closed_an_executor_is_an_error_and_not_a_wait_for_ever():
+    model = load(torch.nn.ReLU(), (torch.randn(4),))
+    cluster = Cluster((core_set(CORES[0]),))
+    accelerator = TorchAccelerator(cluster.devices)
+    grouping, plan = plan_of(model, cluster, 0)
+    executor = Runtime(model, grouping, cluster, streams=torch_streams(accelerator)).executor(plan)
+    executor.time()
+    accelerator.close()
+    with pytest.raises(ExecutionError, match="is closed, and nothing more can run there"):
+        executor.time()
+    with pytest.raises(ExecutionError, match="make a new one"):
+        executor.time()
+
+
 def test_a_core_set_beside_an_accelerator_has_copies_on_streams_of_the_accelerator(eager):
     model = load(Transformer(), (torch.randint(20, (2, 8)),))
     run = model.uncut(None, "f32")

@@ -249,7 +249,7 @@ class StreamExecutor:
         while cause is not None:  # frames hold intermediate results of the segment that ran out of memory, for example
             traceback.clear_frames(cause.__traceback__)
             cause = cause.__cause__ or cause.__context__
-        with contextlib.suppress(DeviceError):  # the first error tells the story
+        with contextlib.suppress(DeviceError, ExecutionError):  # the first error tells the story
             self._launcher.finish()
         self.close()
 

@@ -58,8 +58,10 @@ class HostStream:
         self._worker = Worker(f"placeit {device.name}", device.cores, torch.inference_mode)
         self._worker.submit(functools.partial(use_threads, max(1, len(device.cores))))
         self._failure: BaseException | None = None
-        self.launch: Callable[[Callable[[], None]], object] = self._worker.submit
-        """Queue a job that does not raise."""
+
+    def launch(self, job: Callable[[], None]) -> None:
+        """Queue a job that does not raise. Raises ExecutionError after the stream has been closed."""
+        self._worker.submit(job)
 
     def run(self, job: Callable[[], None]) -> None:
         """Queue a job."""
