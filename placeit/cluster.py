@@ -63,6 +63,11 @@ class Device:
         return self.kind == "described"
 
     @property
+    def core_set(self) -> bool:
+        """Whether the device is a set of CPU cores, or all of them, whichever runtime drives it."""
+        return self.runs_on.removeprefix("ort:").partition("@")[0] == "CPU"
+
+    @property
     def emulated(self) -> bool:
         """Whether the device is a real one slowed on purpose."""
         return self.slowdown != 1.0

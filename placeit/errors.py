@@ -57,3 +57,9 @@ class TrainingError(PlaceitError):
 
 class FileError(PlaceitError):
     """A file cannot be read or written: missing, read-only, no room."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return what an error of another library says first, or its class if it says nothing."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

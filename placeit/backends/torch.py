@@ -23,10 +23,21 @@ from placeit.backends import base
 from placeit.backends.base import Arrays, TensorSpec, numpy_can_hold
 from placeit.backends.torch_graph import Layout, build_graph, dtype_name
 from placeit.backends.torch_kernels import without_kernel
-from placeit.backends.torch_program import FAILURES, Lowered, explaining, export, fixed, is_random, lower, made, reads
+from placeit.backends.torch_program import (
+    FAILURES,
+    Lowered,
+    explaining,
+    export,
+    first_paragraph,
+    fixed,
+    is_random,
+    lower,
+    made,
+    reads,
+)
 from placeit.backends.torch_segment import extract
 from placeit.cluster import Cluster, Device
-from placeit.errors import DeviceError, FileError, ModelError
+from placeit.errors import DeviceError, FileError, ModelError, first_line
 
 _log = logging.getLogger("placeit")
 
@@ -107,8 +118,7 @@ class Model(base.Model):
                 try:
                     leaves = pytree.tree_leaves(module(*args, **kwargs))
                 except RuntimeError as error:
-                    reason = str(error).strip().partition("\n")[0] or type(error).__name__
-                    raise DeviceError(f"PyTorch cannot run {self.path} uncut on the CPU: {reason}") from error
+                    raise DeviceError(f"PyTorch cannot run {self.path} uncut on the CPU: {first_line(error)}") from error
                 tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
                 made = {spec.name: tensor.numpy(force=True).copy() for spec, tensor in zip(self.outputs, tensors, strict=True)}
                 for tensor, initial in state.values():
@@ -150,7 +160,7 @@ def driven_by_pytorch(cluster: Cluster, path: Path) -> Cluster:
             return replace(device, kind="torch", driver=f"PyTorch {torch.__version__}, {device.driver}")
         if device.kind != "openvino":
             return device
-        if device.runs_on.partition("@")[0] != "CPU":
+        if not device.core_set:
             raise DeviceError(
                 f"OpenVINO drives {device.name}, and {path} is a PyTorch model, which runs on CPU core sets and NVIDIA GPUs: "
                 "choose those, or convert the model with `placeit export` to ONNX or OpenVINO IR, which runs on any of them."
@@ -273,7 +283,7 @@ def _read(path: Path) -> ExportedProgram:
         try:
             return torch.export.load(path)
         except (*FAILURES, pickle.UnpicklingError, zipfile.BadZipFile, EOFError) as error:
-            reason = " ".join(str(error).split("\n\n", maxsplit=1)[0].split()) or type(error).__name__
+            reason = first_paragraph(error)
             if "CUDA" in reason:
                 raise ValueError(
                     "it was exported on a GPU, and this PyTorch has none. Which device works is what a placement decides: "

@@ -29,6 +29,7 @@ __all__ = [
     "Value",
     "explaining",
     "export",
+    "first_paragraph",
     "fixed",
     "is_random",
     "lower",
@@ -121,7 +122,7 @@ def explaining(what: str) -> Iterator[None]:
         with quiet():
             yield
     except FAILURES as error:
-        message = " ".join(str(error).split("\n\n", maxsplit=1)[0].split()) or type(error).__name__
+        message = first_paragraph(error)
         where = _where(error)
         if "data-dependent" in message or "Dynamic control flow" in message:
             message = (
@@ -130,6 +131,11 @@ def explaining(what: str) -> Iterator[None]:
             )
             where = ""
         raise ModelError(f"{what}{where}: {message}") from error
+
+
+def first_paragraph(error: BaseException) -> str:
+    """Return what an error of PyTorch says before any empty line, on one line, or its class if it says nothing."""
+    return " ".join(str(error).split("\n\n", maxsplit=1)[0].split()) or type(error).__name__
 
 
 def _where(error: BaseException) -> str:

@@ -96,7 +96,7 @@ def _any_chain(cluster: Cluster) -> tuple[Cluster, Callable[[int, int], Model]]:
 
         return cluster, relu_chain
     model: Model
-    if "ort" in kinds or any(d.kind == "openvino" and d.runs_on.partition("@")[0] != "CPU" for d in cluster.devices):
+    if "ort" in kinds or any(d.kind == "openvino" and not d.core_set for d in cluster.devices):
         from placeit.backends.onnx_segments import relu_chain as onnx_chain
 
         model = onnx_chain(1, 1)

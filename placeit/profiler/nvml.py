@@ -170,31 +170,32 @@ class GpuSampler:
 
 def why_not(name: str) -> str:
     """Say why a GPU is not among :func:`gpus`: what is not installed, does not answer, or is not listed."""
-    try:
-        nvml: Any = importlib.import_module("pynvml")
-    except ImportError:
-        return "the package nvidia-ml-py, through which GPUs are found, is not installed: `pip install 'placeit[cuda]'`"
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError as error:
-        return f"the NVIDIA driver does not answer ({error}): check it with `nvidia-smi`"
+    nvml, reason = _connect()
+    if nvml is None:
+        return reason
     nvml.nvmlShutdown()
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     why = "" if hidden is None else f"; CUDA_VISIBLE_DEVICES is '{hidden}'"
     return f"the NVIDIA driver lists {', '.join(gpu.name for gpu in gpus()) or 'no GPU'} and not {name}{why}"
 
 
+def _connect() -> tuple[Any, str]:
+    """Import ``pynvml`` and open the driver; None and why, if either cannot be."""
+    try:
+        nvml: Any = importlib.import_module("pynvml")
+    except ImportError:
+        return None, "the package nvidia-ml-py, through which GPUs are found, is not installed: `pip install 'placeit[cuda]'`"
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:  # no driver, one that does not match its library, or no permission
+        return None, f"the NVIDIA driver does not answer ({error}): check it with `nvidia-smi`"
+    return nvml, ""
+
+
 @contextlib.contextmanager
 def _driver() -> Iterator[Any]:
     """The module ``pynvml``, with the driver open; None without either."""
-    nvml: Any = None
-    with contextlib.suppress(ImportError):
-        nvml = importlib.import_module("pynvml")
-    if nvml is not None:
-        try:
-            nvml.nvmlInit()
-        except nvml.NVMLError:  # no driver, one that does not match its library, or no permission
-            nvml = None
+    nvml, _ = _connect()
     if nvml is None:
         yield None
         return

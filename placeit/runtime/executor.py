@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Protocol, Self, TypeAlias, cast
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from placeit.errors import DeviceError, ExecutionError, PlaceitError, UsageError
 from placeit.profiler.trace import Span
-from placeit.runtime.devices.base import Buffer, Done, Instance, Program
+from placeit.runtime.devices.base import Buffer, Done, Instance, Program, TensorSpec
 from placeit.runtime.devices.openvino import HostBuffer
 from placeit.runtime.scheduler import Instruction, Scheduler, Start, Transfer
 from placeit.runtime.segments import Plan
@@ -23,12 +23,36 @@ from placeit.runtime.segments import Plan
 if TYPE_CHECKING:
     from placeit.runtime.runtime import Runtime
 
-__all__ = ["Executor", "Order", "PlanExecutor"]
+__all__ = ["Executor", "Order", "PlanExecutor", "checked_input", "empty_samples", "seconds_of"]
 
 Order: TypeAlias = Literal["dynamic", "static", "graph"]
 """Who decides what runs when: the scheduler as things end, or the simulated schedule ahead of time, launched or replayed."""
 
 _KEPT_SAMPLES = 1000  # times of a segment
+
+
+def checked_input(name: str, given: NDArray[np.generic], spec: TensorSpec) -> NDArray[np.generic]:
+    """Return an input of a model, which has to have its shape, and a type that it can be cast from. Raises UsageError."""
+    value = np.asarray(given)
+    if value.shape != spec.shape or not np.can_cast(value.dtype, spec.dtype, "same_kind"):
+        raise UsageError(
+            f"The input '{name}' is {value.dtype} {list(value.shape)}; the model wants {spec.dtype} {list(spec.shape)}."
+        )
+    return value
+
+
+def empty_samples(segments: int) -> list[deque[float]]:
+    """Make room for the times of each segment in its last runs."""
+    return [deque(maxlen=_KEPT_SAMPLES) for _ in range(segments)]
+
+
+def seconds_of(samples: Sequence[deque[float]], *, last: bool) -> NDArray[np.float64]:
+    """``float64[S]``, median seconds of each segment, or of the last run; zero if there are none."""
+    seconds = np.zeros(len(samples))
+    for s, times in enumerate(samples):
+        if times:
+            seconds[s] = times[-1] if last else np.median(times)
+    return seconds
 
 
 class PlanExecutor(Protocol):
@@ -161,7 +185,7 @@ class Executor:
         compiled = iter(cast("list[Program]", runtime.compile([segment for segment in plan.segments if not segment.free])))
         self.programs = [None if segment.free else next(compiled) for segment in plan.segments]
         self._scheduler = Scheduler(plan.problem, plan.placement, links="channel", queue="priority")
-        self._samples: list[deque[float]] = [deque(maxlen=_KEPT_SAMPLES) for _ in plan.segments]
+        self._samples = empty_samples(len(plan.segments))
         self._turn = threading.RLock()  # of the threads that call
         self._lock = threading.Lock()  # of what the scheduler knows
         self._waiting = 0
@@ -194,13 +218,7 @@ class Executor:
         for name, buffer in slot.inputs.items():
             if name not in inputs:
                 raise UsageError(f"The input '{name}' is missing; the model's inputs are {', '.join(slot.inputs)}.")
-            value, target = np.asarray(inputs[name]), buffer.array()
-            if value.shape != target.shape or not np.can_cast(value.dtype, target.dtype, "same_kind"):
-                raise UsageError(
-                    f"The input '{name}' is {value.dtype} {list(value.shape)}; the model wants {target.dtype} "
-                    f"{list(target.shape)}."
-                )
-            np.copyto(target, value, casting="same_kind")
+            np.copyto(buffer.array(), checked_input(name, inputs[name], buffer.spec), casting="same_kind")
 
     def outputs(self, *, request: int = 0) -> dict[str, NDArray[np.generic]]:
         """Return copies of the outputs of the last run, by name."""
@@ -277,11 +295,7 @@ class Executor:
 
     def segment_seconds(self, *, last: bool = False) -> NDArray[np.float64]:
         """``float64[S]``, median seconds of each segment over many runs, or of the last one; zero if it runs nothing."""
-        seconds = np.zeros(len(self.plan.segments))
-        for s, samples in enumerate(self._samples):
-            if samples:
-                seconds[s] = samples[-1] if last else np.median(samples)
-        return seconds
+        return seconds_of(self._samples, last=last)
 
     def op_done(self, request: int, op: int, start: float, finish: float, error: BaseException | None) -> None:
         """Take a device's report that a segment ended."""

@@ -75,7 +75,10 @@ class Runtime:
         self._programs: OrderedDict[tuple[str, tuple[int, ...]], Program | StreamProgram] = OrderedDict()
         self._kept_bytes = 0.0
         self.wait = wait
-        self.streams = _open_streams(cluster, precision) if devices is None and streams is None else streams
+        self.streams = streams
+        if devices is None and streams is None:
+            _check_real(cluster)
+            self.streams = _open_streams(cluster, precision)
         if devices is None:
             devices = () if self.streams is not None else _open_devices(cluster, precision)
         self.devices = tuple(devices)
@@ -202,10 +205,13 @@ def _check_together(model: Model, grouping: Grouping) -> None:
                 )
 
 
-def _open_streams(cluster: Cluster, precision: str) -> Streams | None:
+def _check_real(cluster: Cluster) -> None:
     for device in cluster.devices:
         if device.described:
             raise DeviceError(f"{device.name} is a described device: it exists in simulation only and cannot run anything.")
+
+
+def _open_streams(cluster: Cluster, precision: str) -> Streams | None:
     for device in cluster.devices:
         streams = device_kind(device).streams(cluster.devices, precision)
         if streams is not None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from placeit.backends.base import OnnxSegments
 from placeit.cluster import Device
-from placeit.errors import DeviceError
+from placeit.errors import DeviceError, first_line
 from placeit.runtime.devices.base import Buffer, Done, Instance, Program, SegmentSource, TensorSpec
 from placeit.runtime.devices.kinds import DeviceKind
 from placeit.runtime.devices.openvino import HostBuffer
@@ -71,10 +71,7 @@ def explaining(what: str) -> Iterator[None]:
 
 def _reason(error: BaseException) -> str:
     """Return the first line of what ONNX Runtime says, without its error codes and places in its source."""
-    lines = str(error).strip().splitlines()
-    if not lines:
-        return type(error).__name__
-    line = lines[0].removeprefix("[ONNXRuntimeError] : ")
+    line = first_line(error).removeprefix("[ONNXRuntimeError] : ")
     return re.sub(r"^(\d+ : \w+ : )?(Exception during initialization: )?(/\S+:\d+ .*?\) )?", "", line) or line
 
 

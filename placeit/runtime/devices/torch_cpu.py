@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from placeit.backends.base import TorchSegments
 from placeit.cluster import Device
-from placeit.errors import DeviceError
+from placeit.errors import DeviceError, first_line
 from placeit.runtime.devices.base import Buffer, Done, Instance, Program, SegmentSource, TensorSpec
 from placeit.runtime.devices.kinds import DeviceKind
 from placeit.runtime.devices.worker import Worker, perform
@@ -27,7 +27,19 @@ if TYPE_CHECKING:
     from placeit.backends.coarsen import Grouping
     from placeit.runtime.streams.accelerator import Streams
 
-__all__ = ["KIND", "TorchBuffer", "TorchDevice", "explaining", "failing_op", "use_threads"]
+__all__ = [
+    "FAILURES",
+    "KIND",
+    "TorchBuffer",
+    "TorchDevice",
+    "check_precision",
+    "explaining",
+    "failing_op",
+    "use_threads",
+]
+
+FAILURES = (RuntimeError, ValueError, TypeError, LookupError, MemoryError)
+"""What PyTorch raises when it runs ops."""
 
 _default_threads = threading.Lock()
 
@@ -123,6 +135,15 @@ class TorchInstance:
             buffer.tensor = tensor
 
 
+def check_precision(device: Device, precision: str) -> None:
+    """Refuse every precision but ``f32``. Raises DeviceError."""
+    if precision != "f32":
+        raise DeviceError(
+            f"{device.name}: PyTorch computes in the types of the model, and the precision {precision} is for OpenVINO: "
+            "change the types inside the module before it is loaded, for example with torch.autocast or x.bfloat16()."
+        )
+
+
 class TorchDevice:
     """A CPU core set with one PyTorch segment running at a time, on a thread of its own that is bound to the cores.
 
@@ -140,11 +161,7 @@ class TorchDevice:
     program_key = "torch cpu"
 
     def __init__(self, device: Device, *, precision: str = "f32") -> None:
-        if precision != "f32":
-            raise DeviceError(
-                f"{device.name}: PyTorch computes in the types of the model, and the precision {precision} is for OpenVINO: "
-                "change the types inside the module before it is loaded, for example with torch.autocast or x.bfloat16()."
-            )
+        check_precision(device, precision)
         self.name = device.name
         self._worker = Worker(f"placeit {device.name}", device.cores, torch.inference_mode)
         self._worker.submit(functools.partial(use_threads, max(1, len(device.cores))))
@@ -177,7 +194,7 @@ class TorchDevice:
 
     def _explain(self, error: Exception) -> str:
         op = failing_op(error)
-        return f"Inference failed on {self.name}{f' in op {op!r}' if op else ''}: {_reason(error)}"
+        return f"Inference failed on {self.name}{f' in op {op!r}' if op else ''}: {first_line(error)}"
 
     def close(self) -> None:
         """Stop the worker thread."""
@@ -206,14 +223,9 @@ def explaining(what: str) -> Iterator[None]:
     """Turn what PyTorch raises into a DeviceError that says ``what`` went wrong, and in which op."""
     try:
         yield
-    except (RuntimeError, ValueError, TypeError, LookupError, MemoryError) as error:
+    except FAILURES as error:
         op = failing_op(error)
-        raise DeviceError(f"{what}{f' (op {op!r})' if op else ''}: {_reason(error)}") from error
-
-
-def _reason(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+        raise DeviceError(f"{what}{f' (op {op!r})' if op else ''}: {first_line(error)}") from error
 
 
 def _supported(model: Model, device: Device) -> Collection[str]:

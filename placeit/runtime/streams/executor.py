@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from placeit.errors import DeviceError, ExecutionError, UsageError
 from placeit.profiler.trace import Span
-from placeit.runtime.executor import Order
+from placeit.runtime.executor import Order, checked_input
 from placeit.runtime.segments import Plan
 from placeit.runtime.streams.accelerator import HOST, Accelerator, View
 from placeit.runtime.streams.launcher import Launcher
@@ -25,7 +25,7 @@ from placeit.runtime.streams.times import Times
 from placeit.runtime.streams.work import Work
 from placeit.units import format_quantity
 
-__all__ = ["Order", "StreamExecutor"]
+__all__ = ["StreamExecutor"]
 
 _AHEAD = 2
 
@@ -125,11 +125,7 @@ class StreamExecutor:
             what = "is missing" if wrong in wanted else "is not one of the model's"
             raise UsageError(f"The input '{wrong}' {what}; the model's inputs are {', '.join(wanted)}.")
         for name, given in inputs.items():
-            value, spec = np.asarray(given), self.work.values[wanted[name]]
-            if value.shape != spec.shape or not np.can_cast(value.dtype, spec.dtype, "same_kind"):
-                raise UsageError(
-                    f"The input '{name}' is {value.dtype} {list(value.shape)}; the model wants {spec.dtype} {list(spec.shape)}."
-                )
+            value = checked_input(name, given, self.work.values[wanted[name]])
             self._accelerator.write(self._host(wanted[name], request), value)
 
     def outputs(self, *, request: int = 0) -> dict[str, NDArray[np.generic]]:

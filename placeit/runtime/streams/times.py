@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections import deque
 from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placeit.profiler.trace import Span
+from placeit.runtime.executor import empty_samples, seconds_of
 from placeit.runtime.streams.accelerator import HOST, Event
 from placeit.runtime.streams.launcher import Launcher, Slot
 
 __all__ = ["Times"]
-
-_KEPT_SAMPLES = 1000  # times of a segment
 
 
 class Times:
@@ -32,7 +30,7 @@ class Times:
         self._launcher = launcher
         self._origins: dict[int, tuple[Event, float]] = {}
         self._last: list[list[tuple[float, float]]] = []
-        self._samples: dict[int, deque[float]] = {n: deque(maxlen=_KEPT_SAMPLES) for n in launcher.layout.runs if n is not None}
+        self._samples = empty_samples(len(launcher.layout.runs))
 
     def begin(self) -> None:
         """Take the time on every device. Nothing may be running."""
@@ -52,8 +50,9 @@ class Times:
             start = at + accelerator.elapsed(origin, begin)
             times.append((start, start + accelerator.elapsed(begin, end)))
         self._last.append(times)
-        for n, samples in self._samples.items():
-            samples.append(times[n][1] - times[n][0])
+        for n, samples in zip(layout.runs, self._samples, strict=True):
+            if n is not None:
+                samples.append(times[n][1] - times[n][0])
 
     def spans(self) -> list[Span]:
         """What ran when in the last run, from the first to start on."""
@@ -71,8 +70,4 @@ class Times:
 
     def segment_seconds(self, *, last: bool) -> NDArray[np.float64]:
         """``float64[S]``, median seconds of each segment over many runs, or of the last one; zero if it runs nothing."""
-        seconds = np.zeros(len(self._launcher.layout.runs))
-        for s, n in enumerate(self._launcher.layout.runs):
-            if n is not None and self._samples[n]:
-                seconds[s] = self._samples[n][-1] if last else np.median(self._samples[n])
-        return seconds
+        return seconds_of(self._samples, last=last)

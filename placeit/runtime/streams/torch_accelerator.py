@@ -18,9 +18,9 @@ import torch
 from numpy.typing import NDArray
 
 from placeit.cluster import Device
-from placeit.errors import DeviceError
+from placeit.errors import DeviceError, first_line
 from placeit.runtime.devices.base import TensorSpec
-from placeit.runtime.devices.torch_cpu import failing_op
+from placeit.runtime.devices.torch_cpu import FAILURES, check_precision, failing_op
 from placeit.runtime.streams.accelerator import HOST, Inbox, LoadedProgram, Replay, Streams, Token
 from placeit.runtime.streams.host_stream import HostEvent, HostStream
 from placeit.runtime.streams.module_program import ModuleProgram
@@ -33,13 +33,10 @@ _LOOK_S = 1.0  # how often a host that waits looks whether the devices are alive
 
 def open_streams(devices: Sequence[Device], precision: str) -> Streams | None:
     """Open what drives PyTorch's devices, if one of them is an accelerator. Raises DeviceError."""
-    if all(map(_is_core_set, devices)):
+    accelerators = [device for device in devices if not device.core_set]
+    if not accelerators:
         return None
-    if precision != "f32":
-        raise DeviceError(
-            f"PyTorch computes in the types of the model, and the precision {precision} is for OpenVINO: change the types "
-            "inside the module before it is loaded, for example with torch.autocast or x.bfloat16()."
-        )
+    check_precision(accelerators[0], precision)
     return torch_streams(TorchAccelerator(devices))
 
 
@@ -66,8 +63,8 @@ class TorchAccelerator:
 
     def __init__(self, devices: Sequence[Device], reports: Reports | None = None) -> None:
         self.names = tuple(device.name for device in devices)
-        self._sets = {number: device for number, device in enumerate(devices) if _is_core_set(device)}
-        self._devices = [torch.device("cpu" if _is_core_set(device) else device.runs_on) for device in devices]
+        self._sets = {number: device for number, device in enumerate(devices) if device.core_set}
+        self._devices = [torch.device("cpu" if device.core_set else device.runs_on) for device in devices]
         own = [device for number, device in enumerate(self._devices) if number not in self._sets]
         self.type = own[0].type if own else "cpu"
         self._module = _module(self.type)
@@ -257,10 +254,6 @@ class TorchAccelerator:
         return replay
 
 
-def _is_core_set(device: Device) -> bool:
-    return device.runs_on.partition("@")[0] == "CPU"
-
-
 def _look(streams: Iterable[_Queue]) -> None:
     for stream in streams:
         with stream.errors:
@@ -306,10 +299,9 @@ class _Errors:
                 "memory that other processes use."
             ) from error
         # torch.AcceleratorError, NotImplementedError for a missing kernel, CuPy's errors; an index that is out of range
-        if isinstance(error, (RuntimeError, ValueError, TypeError, LookupError, MemoryError)):
-            lines, op = str(error).strip().splitlines(), failing_op(error)
-            what = f"{self._device} refused{f' op {op!r}' if op else ''}"
-            raise DeviceError(f"{what}: {lines[0] if lines else type(error).__name__}") from error
+        if isinstance(error, FAILURES):
+            op = failing_op(error)
+            raise DeviceError(f"{self._device} refused{f' op {op!r}' if op else ''}: {first_line(error)}") from error
 
 
 class _Queue(NamedTuple):
