@@ -5,6 +5,7 @@ A part that fails loses no other part's results: its error is told, and the exit
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shlex
@@ -28,12 +29,20 @@ def main(arguments: list[str] | None = None) -> int:
 
     options = parser("python -m benchmarks.giph", __doc__)
     options.add_argument(
-        "--parts", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=f"of {', '.join(PARTS)}"
+        "--parts", nargs="+", choices=PARTS, default=(), metavar="PART", help=f"all, or some of {', '.join(PARTS)}"
     )
     options.add_argument(
         "--work", type=Path, metavar="DIR", help="keep trained policies and outcomes there, and go on from them"
     )
-    options.add_argument("--results", type=Path, metavar="DIR", help="write report.md, report.json and figures there")
+    options.add_argument(
+        "--results",
+        type=Path,
+        metavar="DIR",
+        help="write report.md, report.json and figures there; of parts that are not run, what is there stays",
+    )
+    options.add_argument(
+        "--note", default="", metavar="TEXT", help="say this beside the results, such as what else was running"
+    )
     options.add_argument("--workers", type=int, default=WORKERS, help=f"processes; 0 for none (default {WORKERS})")
     chosen = options.parse_args(arguments)
     sizes = QUICK if chosen.quick else FULL
@@ -41,16 +50,27 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as temporary, quiet_output():
         root = chosen.work or Path(temporary)
         setup = Setup(sizes, chosen.seed, root / f"{crc32(repr(sizes).encode()):08x}-{chosen.seed}")
-        figures, failed = run(setup, report, chosen.parts, workers=chosen.workers, figures_in=chosen.results)
+        figures, failed = run(setup, report, chosen.parts or list(PARTS), workers=chosen.workers, figures_in=chosen.results)
     result = output("giph", report)
     if chosen.results:
-        command = shlex.join(["python", "-m", "benchmarks.giph", *(sys.argv[1:] if arguments is None else arguments)])
-        write_results(chosen.results, command, setup, result, figures)
+        write_results(chosen.results, _command(chosen), setup, result, figures, chosen.note)
     if chosen.json:
         print(json.dumps(result, allow_nan=False))
     else:
         show(result)
     return 1 if failed else 0
+
+
+def _command(chosen: argparse.Namespace) -> str:
+    """Return what to type for the same figures, without where outcomes were kept meanwhile and by how many processes."""
+    words = ["python", "-m", "benchmarks.giph"]
+    if chosen.quick:
+        words.append("--quick")
+    if chosen.seed:
+        words += ["--seed", str(chosen.seed)]
+    if chosen.parts:
+        words += ["--parts", *chosen.parts]
+    return shlex.join([*words, "--results", str(chosen.results)])
 
 
 if __name__ == "__main__":

@@ -11,10 +11,12 @@ from benchmarks.giph.figures import Figures
 from benchmarks.giph.jobs import Setup
 from benchmarks.giph.lab import Lab, attempt
 from benchmarks.giph.parts import (
+    budgets,
     churn,
     convergence,
     depth,
     fusion,
+    hdp,
     objectives,
     pairwise,
     recurrent,
@@ -28,6 +30,7 @@ __all__ = ["PARTS", "run"]
 
 PARTS: dict[str, ModuleType] = {
     "search": search,
+    "hdp": hdp,
     "depth": depth,
     "churn": churn,
     "recurrent": recurrent,
@@ -38,6 +41,7 @@ PARTS: dict[str, ModuleType] = {
     "speed": speed,
     "convergence": convergence,
     "shipped": shipped,
+    "budgets": budgets,
 }
 """In the order in which they are told."""
 
@@ -54,7 +58,13 @@ def run(
     figures = Figures(figures_in)
     if figures.missing:
         report.note("matplotlib is not installed, so figures are left out; install it with: pip install 'placeit[plot]'")
-    failed = [part for part in parts if not attempt(f"The part '{part}'", PARTS[part].tell, lab, report, figures)]
+    failed = []
+    for part in parts:
+        claimed = len(report.claims)
+        if not attempt(f"The part '{part}'", PARTS[part].tell, lab, report, figures):
+            failed.append(part)
+        for claim in report.claims[claimed:]:
+            claim["part"] = part
     for part in failed:
         report.note(f"The part '{part}' failed; its error is above.")
     return figures, failed

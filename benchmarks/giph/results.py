@@ -1,4 +1,4 @@
-"""The results of a run as files that people read: tables, figures, and how to make them again."""
+"""The results of runs as files that people read: tables, figures, and how to make them again."""
 
 from __future__ import annotations
 
@@ -9,46 +9,68 @@ from typing import Any
 from benchmarks.giph.bench import PARTS
 from benchmarks.giph.figures import Figures
 from benchmarks.giph.jobs import Setup
+from placeit.files import write_text
 
 __all__ = ["write_results"]
 
 
-def write_results(folder: Path, command: str, setup: Setup, result: dict[str, Any], figures: Figures) -> None:
-    """Write ``report.md`` and ``report.json`` beside the figures."""
+def write_results(folder: Path, command: str, setup: Setup, result: dict[str, Any], figures: Figures, note: str = "") -> None:
+    """Write ``report.md`` and ``report.json`` beside the figures; parts that were not run stay as the folder has them."""
+    path = folder / "report.json"
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"parts": {}, "claims": [], "rows": []}
     seeds = list(range(setup.seed, setup.seed + setup.sizes.seeds))
-    text = json.dumps({"command": command, "seeds": seeds, **result}, indent=1, allow_nan=False)
-    (folder / "report.json").write_text(text + "\n", encoding="utf-8")
-    machine = result["machine"]
-    where = (
-        f"Commit {result['commit']}; seeds {', '.join(map(str, seeds))}; {machine['cpu']}, {machine['cores']} cores, Python "
-        f"{machine['python']}, torch {machine['libraries'].get('torch')}. The same figures, and the versions of all libraries, "
-        "are in [report.json](report.json)."
-    )
+    origin = {"command": command, "commit": result["commit"], "seeds": seeds, "machine": result["machine"], "note": note}
+    told = {row["part"] for row in result["rows"]}
+    parts = {
+        part: origin | {"figures": figures.drawn.get(part, [])} if part in told else before["parts"].get(part) for part in PARTS
+    }
+    both = {
+        kind: [entry for part in PARTS for entry in (result if part in told else before)[kind] if entry["part"] == part]
+        for kind in ("claims", "rows")
+    }
+    merged = {"benchmark": result["benchmark"], "parts": {part: of for part, of in parts.items() if of}, **both}
+    write_text(path, json.dumps(merged, indent=1, allow_nan=False) + "\n")
+    write_text(folder / "report.md", _text_of(merged))
+
+
+def _text_of(merged: dict[str, Any]) -> str:
     lines = [
         "# GiPH's experiments",
         "",
-        f"    {command}",
+        "An SLR (schedule length ratio) is a makespan over the least that the critical path can take; less is better. The same",
+        "figures, and the versions of all libraries, are in [report.json](report.json).",
         "",
-        where,
-        "",
-        "An SLR (schedule length ratio) is a makespan over the least that the critical path can take; less is better.",
-        "",
+        *_origins(merged["parts"]),
         "## Claims",
         "",
-        *_table([{name: claim[name] for name in ("name", "value", "unit", "target", "holds")} for claim in result["claims"]]),
+        *_table(
+            [{name: claim[name] for name in ("part", "name", "value", "unit", "target", "holds")} for claim in merged["claims"]]
+        ),
     ]
-    for part, module in PARTS.items():
-        rows = [{k: v for k, v in row.items() if k != "part"} for row in result["rows"] if row["part"] == part]
-        if not rows:
-            continue
-        title, _, text = str(module.__doc__).strip().partition("\n\n")
+    for part, origin in merged["parts"].items():
+        rows = [{k: v for k, v in row.items() if k != "part"} for row in merged["rows"] if row["part"] == part]
+        title, _, text = str(PARTS[part].__doc__).strip().partition("\n\n")
         lines += [f"## {title.rstrip('.')}", "", text.strip(), ""]
         while rows:
             same = next((i for i, row in enumerate(rows) if list(row) != list(rows[0])), len(rows))
             lines += _table(rows[:same])
             rows = rows[same:]
-        lines += [line for name in figures.drawn.get(part, ()) for line in (f"![{name}]({name}.svg)", "")]
-    (folder / "report.md").write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
+        lines += [line for name in origin["figures"] for line in (f"![{name}]({name}.svg)", "")]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _origins(parts: dict[str, Any]) -> list[str]:
+    """Say how each part was made; parts of one run together."""
+    runs: dict[str, list[str]] = {}
+    for part, origin in parts.items():
+        machine = origin["machine"]
+        where = (
+            f"Commit {origin['commit']}; seeds {', '.join(map(str, origin['seeds']))}; {machine['cpu']}, "
+            f"{machine['cores']} cores, Python {machine['python']}, torch {machine['libraries'].get('torch')}."
+        )
+        text = f"    {origin['command']}\n\n{where} {origin['note']}".rstrip()
+        runs.setdefault(text, []).append(part)
+    return [line for text, names in runs.items() for line in (f"{', '.join(names)}:", "", text, "")]
 
 
 def _table(rows: list[dict[str, Any]]) -> list[str]:

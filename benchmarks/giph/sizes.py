@@ -23,8 +23,9 @@ class Sizes:
         tests: test problems of random graphs.
         recurrent_tests: test problems of deep-learning graphs.
         fusion_tests: test problems of the case study.
+        budget_tests: test problems of each kind on which searches get equal evaluations or equal seconds.
         hdp_cases: test problems that HDP is trained on, one after the other.
-        hdp_updates: most updates of such a training.
+        hdp_updates: most updates of such a training, which ends earlier if 100 bring no better placement.
         churn_graphs: task graphs on the changing network.
         churn_changes: changes of the network.
         hdp_churn_graphs: of those, how many HDP is trained on for each network.
@@ -45,11 +46,12 @@ class Sizes:
     tests: int = 100
     recurrent_tests: int = 40
     fusion_tests: int = 80
-    hdp_cases: int = 6
-    hdp_updates: int = 200
+    budget_tests: int = 40
+    hdp_cases: int = 30
+    hdp_updates: int = 1000
     churn_graphs: int = 20
     churn_changes: int = 10
-    hdp_churn_graphs: int = 1
+    hdp_churn_graphs: int = 4
     relocations: int = 30
     timed: int = 2
     timed_tasks: int = 40
@@ -70,6 +72,7 @@ QUICK = Sizes(
     tests=40,
     recurrent_tests=16,
     fusion_tests=16,
+    budget_tests=8,
     hdp_cases=2,
     hdp_updates=60,
     churn_graphs=5,

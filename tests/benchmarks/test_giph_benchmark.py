@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, replace
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,9 +13,9 @@ from benchmarks._harness import Report, output
 from benchmarks.giph import sizes
 from benchmarks.giph.__main__ import main
 from benchmarks.giph.bench import PARTS, run
+from benchmarks.giph.compare import better_equal_worse, over_heft, ratio_interval
 from benchmarks.giph.jobs import POINTS, Evaluation, Job, Setup, Training, load_policy, starts
 from benchmarks.giph.lab import JobError, Lab
-from benchmarks.giph.parts.pairwise import compare
 from benchmarks.giph.policies import UNTRAINED, VARIANTS, search
 from benchmarks.giph.problems import NoisyCost, changing, depth, heft_slr, instance
 from benchmarks.giph.results import write_results
@@ -22,6 +23,8 @@ from benchmarks.giph.sizes import FULL, QUICK, Sizes
 from placeit.placers.learned.registry import make_agent
 from placeit.runtime.simulator import simulate
 from placeit.testing.problems import random_problem
+from placeit.workloads.datasets import cases
+from placeit.workloads.mixture import draw_any_problem
 
 TINY = Sizes(
     seeds=2,
@@ -35,6 +38,7 @@ TINY = Sizes(
     tests=4,
     recurrent_tests=2,
     fusion_tests=2,
+    budget_tests=1,
     hdp_cases=1,
     hdp_updates=2,
     churn_graphs=2,
@@ -66,6 +70,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     return Done(report, folder / "results", failed, setup)
 
 
+@pytest.mark.slow
 def test_every_part_fills_a_table_draws_a_figure_and_states_what_it_claims(done):
     assert done.failed == []
     assert {row["part"] for row in done.report.rows} == set(PARTS)
@@ -85,21 +90,138 @@ def test_every_part_fills_a_table_draws_a_figure_and_states_what_it_claims(done)
         "a placement sample in training",
         "shipped policy, multi",
         "shipped policy, sensor-fusion",
+        "SLR of the shipped GiPH over that of annealing, equal seconds",
+        "SLR of the shipped GiPH over that of guided, equal evaluations",
     ):
         assert any(words in claim for claim in claims), words
     assert all(claim["value"] is not None and claim["target"] for claim in done.report.claims)
 
 
+@pytest.mark.slow
 def test_results_say_how_to_make_them_again(done):
     text = (done.folder / "report.md").read_text()
     for words in ("python -m benchmarks.giph", "Commit ", "seeds 0, 1", "## Adaptivity (Fig. 6)", "![churn](churn.svg)"):
         assert words in text
     found = json.loads((done.folder / "report.json").read_text())
-    assert found["seeds"] == [0, 1]
-    assert found["command"] == "python -m benchmarks.giph"
+    assert set(found["parts"]) == set(PARTS)
+    for origin in found["parts"].values():
+        assert origin["seeds"] == [0, 1]
+        assert origin["command"] == "python -m benchmarks.giph"
+        assert origin["figures"]
     assert len(found["rows"]) == len(done.report.rows)
+    assert len(found["claims"]) == len(done.report.claims)
 
 
+@pytest.mark.slow
+def test_every_mean_over_heft_is_also_told_over_its_plans(done):
+    over = [row for row in done.report.rows if "over_heft" in row and row["part"] != "objectives"]
+    assert {row["part"] for row in over} == {"search", "hdp", "recurrent", "fusion", "convergence", "shipped", "budgets"}
+    assert all(row["over_heft_planned"] is not None for row in over)
+    for part in ("churn", "depth"):
+        assert all("heft_planned" in row for row in done.report.rows if row["part"] == part and "heft" in row)
+    claims = {claim["name"]: claim["value"] for claim in done.report.claims}
+    assert {name for name in claims if name.endswith("as planned")} > {
+        "single, seed 0: SLR of GiPH over HEFT's, as planned",
+        "sensor fusion: SLR of GiPH over HEFT, as planned",
+        "after changes: SLR of giph, not trained again, over HEFT, as planned",
+        "shipped policy, single: SLR over HEFT, as planned",
+        "multi, all seeds: share of problems on which GiPH is better than HEFT, as planned",
+    }
+    run_slr, planned = heft_slr(done.setup.dataset("sensor-fusion", 0).test)
+    ratio = claims["sensor fusion: SLR of GiPH over HEFT, as planned"] / claims["sensor fusion: SLR of GiPH over HEFT"]
+    assert ratio == pytest.approx(run_slr.mean() / planned.mean())
+
+
+@pytest.mark.slow
+def test_scenes_that_a_policy_saw_and_did_not_see_are_told_apart(done):
+    scenes = [row for row in done.report.rows if row["part"] == "fusion" and "scene_of_seed" in row]
+    assert [(row["scene_of_seed"], row["seen_in_training"]) for row in scenes] == [(0, True), (1, False)]
+    shipped = [row["of"] for row in done.report.rows if row["part"] == "shipped" and row["problems"] == "sensor-fusion"]
+    assert shipped == ["seed 0", "seed 1"]
+    names = {claim["name"] for claim in done.report.claims if claim["part"] == "shipped"}
+    assert {name for name in names if "sensor-fusion" in name} == {
+        f"shipped policy, sensor-fusion{scene}: SLR over HEFT{how}"
+        for scene in ("", ", the scene trained on")
+        for how in ("", ", as planned")
+    }
+
+
+def test_the_policy_that_ships_was_trained_on_the_scene_of_seed_0_and_on_no_other():
+    def edge_links(problems):
+        """Bandwidths between edge devices, which are what a scene draws, by their names."""
+        names = [[name for name in problem.device_names if name.startswith("edge")] for problem in problems]
+        numbers = [dict(zip(problem.device_names, range(problem.devices), strict=True)) for problem in problems]
+        return {
+            (a, b): problem.bandwidth[number[a], number[b]]
+            for problem, number, edges in zip(problems, numbers, names, strict=True)
+            for a, b in pairwise(edges)
+        }
+
+    rng = np.random.default_rng(0)
+    trained_on = edge_links([draw_any_problem(rng, 10) for _ in range(120)])
+    for seed, same in ((0, True), (1, False)):
+        tested = edge_links([case.problem for case in islice(cases("sensor-fusion", "test", seed), 40)])
+        both = trained_on.keys() & tested.keys()
+        assert both
+        assert {bool(trained_on[pair] == tested[pair]) for pair in both} == {same}
+
+
+@pytest.mark.slow
+def test_searches_get_as_many_evaluations_as_giph_or_as_many_seconds(done):
+    rows = [row for row in done.report.rows if row["part"] == "budgets" and row["problems"] == "multi"]
+    by_name = {row["search"]: row for row in rows}
+    names = [f"{placer}, equal {what}" for placer in ("annealing", "guided") for what in ("evaluations", "seconds")]
+    assert set(by_name) == {"giph", *names}
+    ops = len(done.setup.dataset("multi", 0).test[0])
+    assert {by_name[name]["evaluations"] for name in ("giph", names[0], names[2])} == {2 * ops + 1}
+    assert by_name[names[1]]["evaluations"] > 2 * ops + 1  # what annealing values costs it far less than a step costs GiPH
+    for name in names:
+        assert by_name[name]["over_heft"] <= 1 + 1e-9  # they begin there
+
+
+@pytest.mark.slow
+def test_hdp_is_told_at_both_learning_rates_with_an_interval(done):
+    rows = {row["policy"]: row for row in done.report.rows if row["part"] == "hdp"}
+    assert set(rows) == {"giph", "hdp", "hdp, learning rate 0.01", "heft", "heft, planned"}
+    assert all(row["cases"] == TINY.hdp_cases for row in rows.values())
+    assert rows["giph"]["interval"] == "1.000 to 1.000"
+    assert len([row for row in done.report.rows if row["part"] == "churn" and "graph" in row]) == TINY.hdp_churn_graphs
+
+
+def test_an_interval_of_a_ratio_covers_it_as_often_as_it_says():
+    rng = np.random.default_rng(3)
+    covered = 0
+    for _ in range(100):
+        shared = rng.lognormal(0.0, 0.5, 40)
+        low, high = ratio_interval(shared * rng.lognormal(0.1, 0.1, 40), shared * rng.lognormal(0.0, 0.1, 40))
+        covered += low <= np.exp(0.1) <= high
+    assert covered >= 88
+    a = rng.random(20) + 1
+    assert ratio_interval(a, 2 * a) == pytest.approx((0.5, 0.5))
+    assert over_heft(3.0, 2.0, 4.0) == {"over_heft": 1.5, "over_heft_planned": 0.75}
+
+
+def test_parts_that_are_not_run_again_keep_their_results_and_their_origin(tmp_path):
+    setup = Setup(replace(TINY, seeds=1), 0, tmp_path / "work")
+
+    def write(command: str, parts: list[str]) -> dict:
+        report = Report(commit=command)
+        figures, failed = run(setup, report, parts, workers=0, figures_in=tmp_path)
+        assert failed == []
+        write_results(tmp_path, command, setup, output("giph", report), figures)
+        return json.loads((tmp_path / "report.json").read_text())
+
+    first = write("first", ["shipped", "depth"])
+    second = write("second", ["depth"])
+    assert {part: origin["commit"] for part, origin in second["parts"].items()} == {"depth": "second", "shipped": "first"}
+    assert second["rows"] == first["rows"]
+    assert second["claims"] == first["claims"]
+    text = (tmp_path / "report.md").read_text()
+    for words in ("    first", "    second", "![shipped](shipped.svg)", "![depth-mean-slr](depth-mean-slr.svg)"):
+        assert words in text
+
+
+@pytest.mark.slow
 def test_the_best_so_far_never_gets_worse_and_all_policies_start_alike(done):
     trained = Training("giph", "multi")
     lab = Lab(done.setup, workers=0)
@@ -112,6 +234,7 @@ def test_the_best_so_far_never_gets_worse_and_all_policies_start_alike(done):
         assert (curve[:, 0] == curves[0][:, 0]).all()
 
 
+@pytest.mark.slow
 def test_under_noise_the_placement_shown_is_one_that_was_visited(done):
     lab = Lab(done.setup, workers=0)
     job = Evaluation("random-task-eft", "multi", noise=0.2)
@@ -201,6 +324,7 @@ def test_noise_is_drawn_anew_at_every_evaluation_and_from_the_seed():
     assert (np.abs(values / exact - 1) <= 0.2).all()
 
 
+@pytest.mark.slow
 def test_no_placement_costs_less_than_the_unit_of_its_objective(done):
     for problem in done.setup.dataset("multi", 0).test:
         path = search("random", [problem], starts([problem], 0), np.random.default_rng(0))[0]
@@ -229,16 +353,18 @@ def test_depth_is_the_number_of_tasks_on_the_longest_path():
 
 
 def test_equal_values_are_neither_better_nor_worse():
-    better, equal, worse = compare(np.array([1.0, 2.0, 3.0, 3.0]), np.array([2.0, 2.0 + 1e-12, 1.0, 2.0]))
+    better, equal, worse = better_equal_worse(np.array([1.0, 2.0, 3.0, 3.0]), np.array([2.0, 2.0 + 1e-12, 1.0, 2.0]))
     assert (better, equal, worse) == (0.25, 0.25, 0.5)
 
 
+@pytest.mark.slow
 def test_heft_run_first_in_first_out_may_differ_from_its_plan_but_both_are_above_one(done):
     run_slr, planned = heft_slr(done.setup.dataset("single", 0).test)
     assert (run_slr >= 1).all()
     assert (planned >= 1).all()
 
 
+@pytest.mark.slow
 def test_a_trained_policy_is_kept_with_what_it_was_trained_for(done):
     agent = load_policy(Training("giph-3", "multi"), done.setup)
     assert agent.config["variant"] == "giph-3"
@@ -249,8 +375,12 @@ def test_the_command_prints_its_result_alone_and_fails_if_a_part_does(tmp_path, 
         raise JobError("on purpose")
 
     monkeypatch.setattr(sizes, "QUICK", TINY)
+    results = tmp_path / "results"
     command = ["--quick", "--json", "--workers", "0", "--work", str(tmp_path), "--parts", "shipped"]
-    assert main(command) == 0
+    assert main([*command, "--results", str(results), "--note", "Nothing else was running."]) == 0
+    text = (results / "report.md").read_text()
+    assert f"    python -m benchmarks.giph --quick --parts shipped --results {results}\n" in text
+    assert "Nothing else was running." in text
     result = json.loads(capfd.readouterr().out)
     assert result["benchmark"] == "giph"
     assert {row["part"] for row in result["rows"]} == {"shipped"}

@@ -30,7 +30,7 @@ def jobs(setup: Setup) -> Sequence[Job]:  # noqa: ARG001
 def tell(lab: Lab, report: Report, figures: Figures) -> None:
     problems = lab.setup.dataset("multi", 0).test
     slr = {name: lab[Evaluation(policy, "multi")]["curve"][:, -1] for name, policy in policies("multi").items()}
-    slr["heft"], _ = heft_slr(problems)
+    slr["heft"], slr["heft, planned"] = heft_slr(problems)
     by_depth(report, figures, "depth", "mean SLR", problems, slr)
 
 

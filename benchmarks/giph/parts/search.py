@@ -5,8 +5,7 @@ and other networks than those trained on. With noise 0.2 every evaluation in a s
 from [0.8, 1.2]: placements are chosen by noisy values, and what is shown is their SLR without noise. The policies are the same
 as without; differs from the paper, which also trains under noise: a simulator knows the expected times.
 All policies start from the same random placements; ``random`` draws a new placement at every step. HEFT's placement is run
-first in, first out (``heft``), or as planned. HDP is trained for each test problem, so on few of them only. Further seeds
-have device networks, graphs and weights of their own.
+first in, first out (``heft``), or as planned. Further seeds have device networks, graphs and weights of their own.
 """
 
 from __future__ import annotations
@@ -16,8 +15,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from benchmarks._harness import Report
+from benchmarks.giph.compare import over_heft
 from benchmarks.giph.figures import Figures
-from benchmarks.giph.jobs import POINTS, Evaluation, HdpCase, Job, Policy, Setup, Training
+from benchmarks.giph.jobs import POINTS, Evaluation, Job, Policy, Setup, Training
 from benchmarks.giph.lab import Lab, column
 from benchmarks.giph.policies import STEPS_PER_OP, UNTRAINED
 from benchmarks.giph.problems import heft_slr
@@ -52,7 +52,7 @@ def jobs(setup: Setup) -> Sequence[Job]:
             wanted += [Evaluation(policy, data, noise=noise) for policy in policies(data).values()]
         for number in range(1, setup.sizes.seeds):
             wanted += [Evaluation(policy, data, number) for policy in _of_seed(data, number).values()]
-    return [*wanted, *(HdpCase("multi", case) for case in range(setup.sizes.hdp_cases))]
+    return wanted
 
 
 def tell(lab: Lab, report: Report, figures: Figures) -> None:
@@ -70,18 +70,14 @@ def tell(lab: Lab, report: Report, figures: Figures) -> None:
             }
             seed = lab.setup.seed + number
             columns = {column(name): slr for name, slr in final.items()}
-            report.row(part="search", problems=data, seed=seed, **columns, heft=run, heft_planned=planned)
-            claim = f"{data}, seed {seed}: SLR of GiPH over HEFT's, run first in, first out"
-            report.claim(claim, final["giph"] / run, "", at_most=1.0)
+            over = {f"giph_{name}": ratio for name, ratio in over_heft(final["giph"], run, planned).items()}
+            report.row(part="search", problems=data, seed=seed, **columns, heft=run, heft_planned=planned, **over)
+            for how, slr in (("run first in, first out", run), ("as planned", planned)):
+                report.claim(f"{data}, seed {seed}: SLR of GiPH over HEFT's, {how}", final["giph"] / slr, "", at_most=1.0)
             for name, ratio in ratios.items():
                 ratio.append(final["giph"] / final[name])
     for name, ratio in ratios.items():
         report.claim(f"SLR of GiPH over {name}, worst of all seeds and both cases", max(ratio), "", at_most=1.0)
-    cases = range(lab.setup.sizes.hdp_cases)
-    hdp = float(np.mean([lab[HdpCase("multi", case)]["slr"] for case in cases]))
-    giph = float(lab[Evaluation(_training("giph", "multi", 0), "multi")]["curve"][: len(cases), -1].mean())
-    report.row(part="search", problems=f"multi, the first {len(cases)} test problems", giph=giph, hdp=hdp)
-    report.claim("multi: SLR of GiPH over HDP, trained for each problem", giph / hdp, "", at_most=1.0)
 
 
 def curve_rows(
@@ -97,10 +93,10 @@ def curve_rows(
         mean = lab[evaluation]["curve"].mean(axis=0)
         curves[name] = (steps, mean)
         at = {f"slr_at_{share:g}_V": mean[round(share / STEPS_PER_OP * (POINTS - 1))] for share in (0, 0.5, 1, 2)}
-        report.row(part=part, problems=title, cases=len(problems), policy=name, **at, over_heft=mean[-1] / run)
+        report.row(part=part, problems=title, cases=len(problems), policy=name, **at, **over_heft(mean[-1], run, planned))
     for name, slr in (("heft", run), ("heft, planned", planned)):
         at = {f"slr_at_{share:g}_V": slr for share in (0, 0.5, 1, 2)}
-        report.row(part=part, problems=title, cases=len(problems), policy=name, **at, over_heft=slr / run)
+        report.row(part=part, problems=title, cases=len(problems), policy=name, **at, **over_heft(slr, run, planned))
     levels = {"heft": run, "heft, planned": planned}
     file = f"{part}-{title}".replace(", noise 0.2", "-noise").replace(", noise 0", "").replace(" ", "-")
     figures.lines(part, file, title, ("search steps / |V|", "mean SLR of the best so far"), curves, levels=levels, log=log)
