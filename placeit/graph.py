@@ -6,13 +6,17 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placeit.errors import GraphError
 
-__all__ = ["Csr", "OpGraph", "csr", "topological_order"]
+__all__ = ["Csr", "OpGraph", "csr", "topological_order", "unique_rows"]
+
+
+_Row = TypeVar("_Row", bound=np.generic)
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +37,27 @@ def csr(keys: NDArray[np.int32], rows: int) -> Csr:
     ptr = np.zeros(rows + 1, np.int32)
     np.cumsum(np.bincount(keys, minlength=rows), out=ptr[1:])
     return Csr(ptr, np.argsort(keys, kind="stable").astype(np.int32))
+
+
+def unique_rows(rows: NDArray[_Row]) -> tuple[NDArray[_Row], NDArray[np.int64]]:
+    """Return the distinct rows of a table in lexicographic order, and the number of each row among them.
+
+    That is ``np.unique(rows, axis=0, return_inverse=True)``, which compares rows in Python: an interrupt that arrives there
+    becomes a TypeError of NumPy's.
+
+    Args:
+        rows: ``[N, K]``, of numbers or truth values, without NaN.
+
+    Returns:
+        The rows ``[U, K]``, and ``int64[N]``.
+    """
+    order = np.lexsort(rows.T[::-1]) if rows.shape[1] else np.zeros(len(rows), np.int64)
+    ascending = rows[order]
+    first = np.ones(len(rows), bool)
+    first[1:] = (ascending[1:] != ascending[:-1]).any(axis=1)
+    number = np.empty(len(rows), np.int64)
+    number[order] = np.cumsum(first) - 1
+    return ascending[first], number
 
 
 def topological_order(edges: NDArray[np.int32], nodes: int) -> NDArray[np.int32] | None:
@@ -75,6 +100,7 @@ class OpGraph:
         tensor_dtypes: element type of each tensor, NumPy spelling (``float32``, ``int64``).
         edges: ``int32[E, 2]``, producer and consumer op; always ``producer < consumer``.
         edge_tensor: ``int32[E]``, the tensor that moves along each edge.
+        content: digest of what the ops compute (:mod:`placeit.backends.digest`); empty if nothing but the kinds is known.
     """
 
     names: tuple[str, ...]
@@ -88,6 +114,7 @@ class OpGraph:
     tensor_dtypes: tuple[str, ...]
     edges: NDArray[np.int32]
     edge_tensor: NDArray[np.int32]
+    content: str = ""
 
     def __post_init__(self) -> None:
         for value in vars(self).values():
@@ -114,7 +141,7 @@ class OpGraph:
 
     @cached_property
     def hash(self) -> str:
-        """Identity of the structure: names, kinds, shapes and edges (weight values do not count)."""
+        """Identity of the graph: names, kinds, shapes, edges and what the ops compute (values of weights do not count)."""
         digest = hashlib.sha256()
         for part in (
             self.names,
@@ -126,6 +153,7 @@ class OpGraph:
             self.edges.tolist(),
             self.edge_tensor.tolist(),
             self.param_bytes.tolist(),
+            self.content,
         ):
             digest.update(repr(part).encode())
         return digest.hexdigest()[:16]

@@ -11,7 +11,7 @@ from placeit.errors import ModelError, UsageError
 if TYPE_CHECKING:
     from placeit.backends.base import Model
 
-__all__ = ["load", "suffixes"]
+__all__ = ["files_of", "load", "suffixes"]
 
 _GROUP = "placeit.backends"
 _BUILT_IN = (
@@ -66,3 +66,20 @@ def load(path: str | Path, **options: Any) -> Model:
         raise ModelError(f"{path}: no backend reads '{suffix}' files; the known ones are {', '.join(sorted(known))}.{hint}")
     model: Model = loader.load()(path, **options)
     return model
+
+
+def files_of(path: str | Path) -> list[Path]:
+    """Return the files that a model is read from: the one that is named, and its weights beside it, whether they are there.
+
+    Of a plug-in's format that is the named one alone. A damaged file names no others; :func:`load` says what is wrong with it.
+    """
+    path = Path(path)
+    match path.suffix.lower():
+        case ".xml":
+            return [path, path.with_suffix(".bin")]
+        case ".onnx":
+            from placeit.backends.onnxfile import external_files
+
+            return [path, *external_files(path)]
+        case _:
+            return [path]

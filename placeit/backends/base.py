@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placeit.cluster import Cluster, Device
+from placeit.errors import UsageError
 from placeit.graph import OpGraph
 
 if TYPE_CHECKING:
@@ -19,7 +21,17 @@ if TYPE_CHECKING:
     import openvino
     import torch
 
-__all__ = ["Arrays", "Model", "OnnxSegments", "OpenVinoSegments", "TensorSpec", "TorchSegments", "numpy_can_hold"]
+__all__ = [
+    "Arrays",
+    "Model",
+    "OnnxSegments",
+    "OpenVinoSegments",
+    "TensorSpec",
+    "TorchSegments",
+    "check_inputs",
+    "checked_inputs",
+    "numpy_can_hold",
+]
 
 Arrays: TypeAlias = Mapping[str, NDArray[np.generic]]
 """Values of inputs or outputs, by name."""
@@ -60,6 +72,7 @@ class Model(ABC):
         outputs: in the model's order.
         bounded: ops whose output sizes depend on the data; the graph has their upper bounds.
         together: sets of ops that need one device, because they share state or a tensor whose size depends on the data.
+        given: what to run it on, by name; None for random inputs.
     """
 
     path: Path
@@ -68,11 +81,17 @@ class Model(ABC):
     outputs: tuple[TensorSpec, ...]
     bounded: tuple[str, ...] = ()
     together: tuple[tuple[str, ...], ...] = ()
+    given: Arrays | None = None
 
     @property
     def name(self) -> str:
         """The file's name without its suffix."""
         return self.path.stem
+
+    @property
+    def identity(self) -> str:
+        """Digest of all that decides how long parts of the model take: its graph's, and more where parts are more than that."""
+        return self.graph.hash
 
     @property
     def channels_last(self) -> frozenset[int]:
@@ -91,6 +110,33 @@ class Model(ABC):
     @abstractmethod
     def random_inputs(self, seed: int = 0) -> dict[str, NDArray[np.generic]]:
         """Draw inputs that the model can make sense of, by input name."""
+
+    def with_inputs(self, inputs: Arrays) -> Self:
+        """Return the model with inputs to run it on wherever it is measured or checked, in place of random ones.
+
+        Args:
+            inputs: an array for each input, by name; they are copied.
+
+        Raises:
+            UsageError: an input is missing, unknown, or has another shape or type than the model wants.
+        """
+        checked = checked_inputs(inputs, {spec.name: spec for spec in self.inputs})
+        return replace(self, given={name: np.array(value, order="C") for name, value in checked.items()})
+
+    def sample_inputs(self, seed: int = 0) -> Arrays:
+        """Return the inputs that were given, or else random ones, by input name."""
+        return self.random_inputs(seed) if self.given is None else self.given
+
+    @property
+    def given_digest(self) -> str | None:
+        """SHA-256 of the inputs that were given, their names, types and shapes; None if there are none."""
+        if self.given is None:
+            return None
+        digest = hashlib.sha256()
+        for name, value in sorted(self.given.items()):
+            digest.update(f"{name!r} {value.dtype} {value.shape} ".encode())
+            digest.update(np.ascontiguousarray(value).tobytes())
+        return digest.hexdigest()
 
     @abstractmethod
     def driven(self, cluster: Cluster) -> Cluster:
@@ -180,6 +226,58 @@ class TorchSegments(Protocol):
             dispatch_key: PyTorch's name of the kind, ``CPU`` or ``CUDA``. A build without CUDA has no kernels for it.
         """
         ...
+
+
+class _Shaped(Protocol):
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+
+def checked_inputs(inputs: Arrays, wanted: Mapping[str, _Shaped]) -> dict[str, NDArray[np.generic]]:
+    """Return a model's inputs in its own order, and in the types that it wants; copies where those are others.
+
+    Args:
+        inputs: arrays by name.
+        wanted: what they have to look like, by name; a type has to be one that theirs can be cast to without becoming another
+            kind of number.
+
+    Raises:
+        UsageError: an input is missing, unknown, or has another shape or type.
+    """
+    values: dict[str, NDArray[np.generic]] = {}
+    for name, given in inputs.items():
+        try:
+            values[name] = np.asarray(given)
+        except ValueError as error:  # lists of different lengths
+            raise UsageError(f"The input '{name}' is no array.") from error
+    check_inputs({name: (value.shape, value.dtype) for name, value in values.items()}, wanted)
+    return {name: values[name].astype(spec.dtype, copy=False) for name, spec in wanted.items()}
+
+
+def check_inputs(found: Mapping[str, tuple[tuple[int, ...], np.dtype[Any] | None]], wanted: Mapping[str, _Shaped]) -> None:
+    """Check shapes and types of a model's inputs, before there is any array.
+
+    Args:
+        found: shape and type by name; without a type, the shape is the number of bytes, which is no type's for the right shape.
+        wanted: as for :func:`checked_inputs`.
+
+    Raises:
+        UsageError: an input is missing, unknown, or has another shape or type.
+    """
+    names = ", ".join(wanted) or "none at all"
+    for name in found:
+        if name not in wanted:
+            raise UsageError(f"The model has no input '{name}'; its inputs are {names}.")
+    for name, spec in wanted.items():
+        if name not in found:
+            raise UsageError(f"The input '{name}' is missing; the model's inputs are {names}.")
+        shape, dtype = found[name]
+        if dtype is None or shape != spec.shape or not np.can_cast(dtype, spec.dtype, "same_kind"):
+            what = f"{shape[0]} bytes" if dtype is None else f"{dtype} {list(shape)}"
+            raise UsageError(f"The input '{name}' is {what}; the model wants {spec.dtype} {list(spec.shape)}.")
 
 
 def numpy_can_hold(dtype: str) -> bool:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import openvino
-
 from placeit.backends.base import Model
-from placeit.errors import FileError, ModelError, UsageError
-from placeit.files import replacing
+from placeit.backends.ir import write_ir
+from placeit.errors import ModelError, UsageError
 
 __all__ = ["convert"]
 
@@ -37,9 +35,4 @@ def convert(model: Model, path: Path) -> None:
         return
     if path.suffix == ".onnx":
         raise ModelError(f"OpenVINO has read {model.path}, and it writes no ONNX files: write an IR (.xml).")
-    weights = path.with_suffix(".bin")
-    with replacing(weights) as temporary_weights, replacing(path) as temporary:
-        try:
-            openvino.serialize(model.ov_model, str(temporary), str(temporary_weights))
-        except RuntimeError as error:
-            raise FileError(f"Cannot write {path}: {str(error).strip().splitlines()[-1]}.") from error
+    write_ir(model.ov_model, path)

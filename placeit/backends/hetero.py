@@ -9,10 +9,11 @@ from typing import Any
 
 import openvino
 
+from placeit.backends.ir import write_ir
 from placeit.backends.openvino import Model
 from placeit.backends.opgraph import constant_nodes
+from placeit.devices.openvino_core import openvino_core
 from placeit.errors import FileError, PlacementError
-from placeit.files import replacing
 
 __all__ = ["HOW_TO_RUN", "export_hetero"]
 
@@ -59,15 +60,7 @@ def export_hetero(
     names = _openvino_names(model, placement, devices or {})
     copy = model.ov_model.clone()
     expected = _set_affinities(copy, {op: names[device] for op, device in placement.items()})
-    weights = path.with_suffix(".bin")
-    with replacing(weights) as temporary_weights, replacing(path) as temporary:
-        try:
-            openvino.serialize(copy, str(temporary), str(temporary_weights))
-        except RuntimeError as error:
-            raise FileError(
-                f"Cannot write {path}: {str(error).strip().splitlines()[-1]}. Is the disk full? Nothing was written there."
-            ) from error
-        _verify(temporary, temporary_weights, expected, path)
+    write_ir(copy, path, lambda xml, weights: _verify(xml, weights, expected, path))
     return "HETERO:" + ",".join(dict.fromkeys(names[placement[op]] for op in model.graph.names))
 
 
@@ -114,7 +107,7 @@ def _set_affinities(model: Any, affinity: Mapping[str, str]) -> dict[str, str]:
 
 
 def _verify(xml: Path, weights: Path, expected: Mapping[str, str], path: Path) -> None:
-    written = openvino.Core().read_model(str(xml), str(weights))
+    written = openvino_core().read_model(str(xml), str(weights))
     found = {node.get_friendly_name(): node.get_rt_info() for node in written.get_ordered_ops()}
     for name, device in expected.items():
         if name not in found or _KEY not in found[name] or found[name][_KEY].astype(str) != device:

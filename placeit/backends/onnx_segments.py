@@ -12,6 +12,7 @@ import openvino
 from onnx import helper, numpy_helper
 
 from placeit.backends.base import numpy_can_hold
+from placeit.backends.digest import onnx_digest
 from placeit.backends.openvino import Model, describe
 from placeit.errors import DeviceError
 from placeit.graph import OpGraph
@@ -28,6 +29,11 @@ class OnnxModel(Model):
     """
 
     parts: OnnxParts
+
+    @property
+    def identity(self) -> str:
+        """Digest of the graph, and of the ONNX model: nodes that differ there may be the same after conversion."""
+        return f"{self.graph.hash} {self.parts.content}"
 
     @property
     def channels_last(self) -> frozenset[int]:
@@ -99,9 +105,13 @@ class OnnxParts:
     Args:
         proto: the ONNX model; it is changed.
         model: the same model as OpenVINO has converted it.
+
+    Attributes:
+        content: digest of the ONNX model.
     """
 
     def __init__(self, proto: onnx.ModelProto, model: Model) -> None:
+        self.content = onnx_digest(proto)
         self._proto, self._graph = proto, model.graph
         self._outputs = {spec.op: spec for spec in model.outputs}
         self._initializers = {tensor.name: tensor for tensor in proto.graph.initializer}

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,10 @@ from openvino.tools.ovc.error import Error as ConverterError
 from placeit.backends import base
 from placeit.backends.base import Arrays, TensorSpec
 from placeit.backends.flops import bounded_shape
-from placeit.backends.inputs import resolve_shapes, rows_indexed_by
-from placeit.backends.onnxfile import node_names
+from placeit.backends.inputs import OpenSizesError, resolve_shapes, with_suggestion
+from placeit.backends.ir import weights_end
+from placeit.backends.onnxfile import check_external_files, node_names
+from placeit.backends.openvino_values import allowed_values
 from placeit.backends.opgraph import (
     build_graph,
     constants,
@@ -40,7 +42,9 @@ from placeit.backends.opgraph import (
     upper_bound_ops,
 )
 from placeit.backends.segment import channels_last_tensors, extract
+from placeit.backends.values import draw
 from placeit.cluster import Cluster, Device
+from placeit.devices.openvino_core import openvino_core
 from placeit.errors import FileError, ModelError
 
 __all__ = ["FAILURES", "Model", "TensorSpec", "describe", "load", "relu_chain"]
@@ -105,17 +109,18 @@ class Model(base.Model):
     def random_inputs(self, seed: int = 0) -> dict[str, NDArray[Any]]:
         """Draw inputs that the model can make sense of, by input name.
 
-        Floating-point inputs are standard normal. An integer input that indexes a table (an embedding, a one-hot code) is
-        uniform over its rows; any other is all ones, which is right for an attention mask. Booleans are true.
+        Inputs whose values some op restricts (rows of a table, places along an axis, axes, lengths of sequences) are uniform
+        over what it allows. Other floating-point inputs are standard normal; other integers are ones, which is right for an
+        attention mask; other booleans are true.
         """
         rng = np.random.default_rng(seed)
         parameters = {node.get_friendly_name(): node for node in self.ov_model.get_parameters()}
         drawn: dict[str, NDArray[Any]] = {}
         for spec in self.inputs:
             dtype = np.dtype(spec.dtype)
-            rows = rows_indexed_by(parameters[spec.op])
-            if rows is not None:
-                drawn[spec.name] = rng.integers(0, rows, spec.shape).astype(dtype)
+            allowed = allowed_values(parameters[spec.op])
+            if allowed is not None:
+                drawn[spec.name] = draw(rng, allowed, spec.shape, spec.dtype)
             elif dtype.kind == "f":
                 drawn[spec.name] = rng.standard_normal(spec.shape).astype(dtype)
             else:
@@ -193,9 +198,12 @@ def load(path: str | Path, *, input_shapes: Mapping[str, Sequence[int]] | None =
     path = Path(path)
     _check_readable(path)
     shapes = {name: tuple(int(size) for size in shape) for name, shape in (input_shapes or {}).items()}
+    read = _read_ir if path.suffix.lower() == ".xml" else _convert_onnx
     with _explaining(path):
-        model = _read_ir(path, shapes, batch) if path.suffix.lower() == ".xml" else _convert_onnx(path, shapes, batch)
-        return describe(model, path)
+        try:
+            return describe(read(path, shapes, batch), path)
+        except OpenSizesError as error:
+            raise with_suggestion(error, lambda more: read(path, {**shapes, **more}, None)) from None
 
 
 def _check_readable(path: Path) -> None:
@@ -211,6 +219,8 @@ def _check_readable(path: Path) -> None:
         if head == b"PK\x03\x04":
             # the converter would unpickle it
             raise ModelError(f"{file} is a zip archive, as PyTorch writes them, and not a model to read: export it to ONNX.")
+    if path.suffix.lower() == ".onnx":
+        check_external_files(path)
 
 
 @contextlib.contextmanager
@@ -234,7 +244,8 @@ def _explaining(path: Path) -> Iterator[None]:
 
 _NOISE = re.compile(
     r"Exception from |Check '|FrontEnd API failed|Model wasn't fully converted|Summary:|-- .* with a message:|While validating|"
-    r"\[ONNX Frontend\] Conversion failed|(Converting|Loading) input model$|get_inputs$|Shape inference input shapes"
+    r"\[ONNX Frontend\] Conversion failed|(Converting|Loading) input model$|get_inputs$|Shape inference input shapes|"
+    r".*CALLBACK HAS THROWN: Check '"
 )
 _OP = re.compile(r"While validating ONNX node '<Node\((?P<kind>\w+)\): (?P<name>[^>]*)>'")
 
@@ -245,20 +256,17 @@ def _useful_line(message: str) -> str:
     best = next((line for line in lines if not _NOISE.match(line)), lines[-1] if lines else "OpenVINO does not say why")
     if best.startswith("Unable to read the model"):
         best = "OpenVINO does not recognise it as a model"
+    elif "codec can't decode" in best:
+        best = "a name in it is not UTF-8 text"
     op = _OP.search(message)
     where = f"op '{op['name']}' ({op['kind']}): " if op else ""
     return where + best.removeprefix("-- ").rstrip(".") + "."
 
 
-@cache
-def _core() -> Any:
-    return openvino.Core()
-
-
 def _read_ir(path: Path, shapes: Mapping[str, tuple[int, ...]], batch: int | None) -> Any:
     weights = path.with_suffix(".bin")
     _check_weights(path, weights)
-    model = _core().read_model(str(path), str(weights))
+    model = openvino_core().read_model(str(path), str(weights))
     inputs = {_tensor_name(port, port.get_node()): port for port in model.inputs}
     partial = {name: port.get_partial_shape() for name, port in inputs.items()}
     wanted = resolve_shapes(path, partial, shapes, batch)
@@ -271,9 +279,8 @@ def _read_ir(path: Path, shapes: Mapping[str, tuple[int, ...]], batch: int | Non
 
 def _check_weights(path: Path, weights: Path) -> None:
     """Compare the size of the weights with what the IR says, because a reader would take any file that is long enough."""
-    ends = [int(offset) + int(size) for offset, size in re.findall(rb'offset="(\d+)" size="(\d+)"', path.read_bytes())]
-    expected, actual = max(ends, default=0), weights.stat().st_size
-    if ends and actual != expected:
+    expected, actual = weights_end(path), weights.stat().st_size
+    if expected not in (None, actual):
         raise ModelError(
             f"{weights} has {actual} bytes where {path} expects {expected}: it is damaged or belongs to another model."
         )
@@ -281,6 +288,9 @@ def _check_weights(path: Path, weights: Path) -> None:
 
 def _convert_onnx(path: Path, shapes: Mapping[str, tuple[int, ...]], batch: int | None) -> Any:
     front_end = FrontEndManager().load_by_framework("onnx")
+    if not front_end.supported(str(path)):
+        # the converter would try other formats, and print what each of them says
+        raise ModelError(f"Cannot read a model from {path}: OpenVINO does not recognise it as an ONNX model.")
     source = front_end.load(str(path))
     partial = {place.get_names()[0]: source.get_partial_shape(place) for place in source.get_inputs()}
     wanted = resolve_shapes(path, partial, shapes, batch)
@@ -291,6 +301,7 @@ def _convert_onnx(path: Path, shapes: Mapping[str, tuple[int, ...]], batch: int 
     else:
         model = openvino.convert_model(str(path))
     _join_twins(model, wanted)
+    _rename_inputs(model, wanted)
     for port in model.inputs:
         if not port.get_names() & wanted.keys():
             name = _tensor_name(port, port.get_node())
@@ -321,6 +332,31 @@ def _join_twins(model: Any, inputs: Mapping[str, Any]) -> None:
                     reader.get_node().output(0).get_tensor().set_names({name})
             model.remove_parameter(twin.get_node())
             parameter.set_friendly_name(name)
+
+
+def _rename_inputs(model: Any, inputs: Mapping[str, Any]) -> None:
+    """Give inputs their names back where the converter has left out ops that do nothing, and given them the outputs' names.
+
+    Args:
+        model: an ``openvino.Model``; it is changed.
+        inputs: those in the file, by name, with their shapes.
+    """
+    known = {name for port in model.inputs for name in port.get_names()}
+    lost = [name for name in inputs if name not in known]
+    for port in model.inputs:
+        shape, names = port.get_partial_shape(), port.get_names()
+        if names & inputs.keys() or not names:
+            continue
+        name = next((name for name in lost if inputs[name] == shape), None)
+        if name is None:
+            continue
+        lost.remove(name)
+        for reader in port.get_target_inputs():
+            if reader.get_node().get_type_name() == "Result":
+                ours = reader.get_node().output(0).get_tensor()
+                ours.set_names(ours.get_names() or names)
+        port.get_tensor().set_names({name})
+        port.get_node().set_friendly_name(name)
 
 
 _NUMPY_DTYPE = re.compile(r"bool|float(16|32|64)|u?int(8|16|32|64)")

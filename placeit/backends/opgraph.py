@@ -11,6 +11,7 @@ import numpy as np
 import openvino
 from openvino.utils import replace_node
 
+from placeit.backends.digest import openvino_digest
 from placeit.backends.flops import bodies, bounded_shape, node_flops
 from placeit.errors import ModelError
 from placeit.graph import OpGraph
@@ -166,6 +167,7 @@ def build_graph(model: Any, path: object) -> OpGraph:
         tensor_dtypes=tuple(dtypes),
         edges=np.array(edges, np.int32).reshape(-1, 2),
         edge_tensor=np.array(edge_tensor, np.int32),
+        content=openvino_digest(model),
     ).verify()
 
 

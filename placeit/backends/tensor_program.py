@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from placeit.backends import base
-from placeit.backends.base import Arrays, TensorSpec
+from placeit.backends.base import Arrays, TensorSpec, checked_inputs
 from placeit.backends.torch import driven_by_pytorch
 from placeit.backends.torch_graph import dtype_name
 from placeit.cluster import Cluster, Device
@@ -71,6 +71,25 @@ class TensorProgram(base.Model):
     def random_inputs(self, seed: int = 0) -> dict[str, NDArray[np.generic]]:  # noqa: ARG002
         """Return nothing: the model has no inputs."""
         return {}
+
+    def with_inputs(self, inputs: Arrays) -> TensorProgram:
+        """Return the model with other values for the program's inputs.
+
+        Args:
+            inputs: whole arrays, by name.
+
+        Raises:
+            UsageError: an input is missing or unknown, or has another shape or type than the program takes.
+        """
+        wanted = {
+            name: TensorSpec(name, name, whole.shape, dtype_name(whole.dtype)) for name, whole in self.program.inputs.items()
+        }
+        given = {name: np.array(value, order="C") for name, value in checked_inputs(inputs, wanted).items()}
+        return replace(self, given=given, values={name: torch.from_numpy(value) for name, value in given.items()})
+
+    def sample_inputs(self, seed: int = 0) -> Arrays:
+        """Return nothing: the model has no inputs."""
+        return self.random_inputs(seed)
 
     def torch_segment(self, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> ProgramSegment:
         """Cut a part out; see :meth:`placeit.backends.base.TorchSegments.torch_segment`."""

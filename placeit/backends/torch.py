@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from placeit.backends import base
 from placeit.backends.base import Arrays, TensorSpec, numpy_can_hold
+from placeit.backends.torch_archive import UntrustedError, missing_operators, screen
 from placeit.backends.torch_graph import Layout, build_graph, dtype_name
 from placeit.backends.torch_kernels import without_kernel
 from placeit.backends.torch_program import (
@@ -36,6 +37,8 @@ from placeit.backends.torch_program import (
     reads,
 )
 from placeit.backends.torch_segment import extract
+from placeit.backends.torch_values import allowed_values
+from placeit.backends.values import Range, common, draw
 from placeit.cluster import Cluster, Device
 from placeit.errors import DeviceError, FileError, ModelError, first_line
 
@@ -78,7 +81,9 @@ class Model(base.Model):
         """Draw inputs that the model can make sense of, by input name.
 
         Floating-point inputs are standard normal. Whole numbers and truth values are those of the example inputs, since what
-        they may be only the model knows; without example inputs, zeros (the first row of a table) and true.
+        they may be only the model knows. With another seed than 0, those that index a table are drawn from its rows between the
+        least and the greatest of the examples. Without example inputs they are drawn from all rows; what indexes nothing is one
+        or true.
         """
         rng = np.random.default_rng(seed)
         drawn: dict[str, NDArray[np.generic]] = {}
@@ -86,10 +91,17 @@ class Model(base.Model):
             dtype = np.dtype(spec.dtype)
             if dtype.kind == "f":
                 drawn[spec.name] = rng.standard_normal(spec.shape).astype(dtype)
-            elif spec.name in self.examples:
-                drawn[spec.name] = np.array(self.examples[spec.name])
+                continue
+            example = self.examples.get(spec.name)
+            allowed = allowed_values(self.lowered.inputs[spec.name])
+            if example is not None and allowed is not None and example.size:
+                allowed = common([allowed, Range(int(example.min()), int(example.max()) + 1)])
+            if example is not None and (seed == 0 or allowed is None):
+                drawn[spec.name] = np.array(example)
+            elif allowed is not None:
+                drawn[spec.name] = draw(rng, allowed, spec.shape, spec.dtype)
             else:
-                drawn[spec.name] = np.full(spec.shape, dtype.kind == "b", dtype)
+                drawn[spec.name] = np.ones(spec.shape, dtype)
         return drawn
 
     def torch_segment(self, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> torch.fx.GraphModule:
@@ -177,6 +189,7 @@ def load(
     name: str | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     batch: int | None = None,
+    trust: bool = False,
 ) -> Model:
     """Make a model of a module, an exported program, or a file that ``torch.export.save`` has written.
 
@@ -184,12 +197,13 @@ def load(
     inputs, and every size, are fixed by the example inputs. What a module returns besides tensors is left out.
 
     Args:
-        source: a module on the CPU, a program, or the path of a ``.pt2`` file. Nothing in a file is unpickled but tensors.
+        source: a module on the CPU, a program, or the path of a ``.pt2`` file.
         example_inputs: what the module is called with: positional arguments, or keyword arguments by name. A program needs none
             unless it has open sizes and no example inputs of its own.
         name: what to call the model; the name of the file or of the module's class without it.
         input_shapes: not for PyTorch programs, whose sizes are those of the example inputs.
         batch: likewise.
+        trust: whether to load a file that could run code while it is loaded (:mod:`placeit.backends.torch_archive`).
 
     Raises:
         ModelError: the module cannot be exported, or its program depends on data or cannot be cut; names the op.
@@ -218,7 +232,7 @@ def load(
         program = fixed(source, args, kwargs, label)
     else:
         label = str(name or source)
-        program = fixed(_read(Path(source)), args, kwargs, label)
+        program = fixed(_read(Path(source), trust=trust), args, kwargs, label)
     return _describe(program, Path(label))
 
 
@@ -273,15 +287,18 @@ def _examples(program: ExportedProgram, inputs: Sequence[TensorSpec]) -> Arrays:
     return {spec.name: values[spec.name].numpy(force=True) for spec in inputs}
 
 
-def _read(path: Path) -> ExportedProgram:
+def _read(path: Path, *, trust: bool) -> ExportedProgram:
     try:
         with path.open("rb") as stream:
             stream.read(1)
     except OSError as error:
         raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
-    with explaining(f"Cannot read a program from {path}"), _only_weights():
+    with explaining(f"Cannot read a program from {path}"):
         try:
-            return torch.export.load(path)
+            if not trust:
+                _screen(path)
+            with contextlib.nullcontext() if trust else _only_weights():
+                return torch.export.load(path)
         except (*FAILURES, pickle.UnpicklingError, zipfile.BadZipFile, EOFError) as error:
             reason = first_paragraph(error)
             if "CUDA" in reason:
@@ -289,12 +306,30 @@ def _read(path: Path) -> ExportedProgram:
                     "it was exported on a GPU, and this PyTorch has none. Which device works is what a placement decides: "
                     f"export the module again on the CPU (module.cpu()). PyTorch says: {reason}"
                 ) from error
+            missing: list[str] = []
+            with contextlib.suppress(*FAILURES, zipfile.BadZipFile, EOFError):
+                missing = missing_operators(path) if trust else []
+            if missing:
+                raise ValueError(
+                    f"it calls '{missing[0]}', an operator that neither PyTorch nor any package loaded here defines: in "
+                    "Python, import the package that does, and then call placeit.optimize with trust; the command line cannot."
+                ) from error
             raise ValueError(
                 "it is damaged, or no program that torch.export.save has written (weights and TorchScript, as torch.save and "
                 "torch.jit.save write them, are none), or one of a release that this one does not read (PyTorch "
                 f"{torch.__version__}): write it with torch.export.save(torch.export.export(module, inputs), '{path.name}'). "
                 f"PyTorch says: {reason}"
             ) from error
+
+
+def _screen(path: Path) -> None:
+    try:
+        screen(path)
+    except UntrustedError as error:
+        raise ModelError(
+            f"{path} could run code while it is loaded: {error}. If you trust whoever wrote it, add "
+            "--trust (trust=True in Python)."
+        ) from error
 
 
 @contextlib.contextmanager

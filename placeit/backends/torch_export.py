@@ -16,6 +16,7 @@ import torch
 from openvino import opset13
 from torch.fx import GraphModule
 
+from placeit.backends import ir
 from placeit.backends.openvino import FAILURES
 from placeit.backends.torch import Model
 from placeit.backends.torch_program import export, quiet
@@ -60,7 +61,6 @@ def write_ir(model: Model, path: Path) -> None:
         ModelError: OpenVINO has no op for something; its message names it.
         FileError: the files cannot be written.
     """
-    weights = path.with_suffix(".bin")
     shapes = {spec.name: list(spec.shape) for spec in model.inputs}
     with _explaining(f"Cannot convert {model.path} to OpenVINO IR", ".onnx"), torch.no_grad():
         converted = openvino.convert_model(export(_whole(model), _arguments(model), {}, model.name))
@@ -73,8 +73,7 @@ def write_ir(model: Model, path: Path) -> None:
         converted.reshape(shapes)
         for spec, port in zip(model.outputs, converted.outputs, strict=True):
             port.get_tensor().set_names({spec.name})
-    with replacing(weights) as temporary_weights, replacing(path) as temporary, _explaining(f"Cannot write {path}", ".onnx"):
-        openvino.serialize(converted, str(temporary), str(temporary_weights))
+    ir.write_ir(converted, path)
 
 
 def _whole(model: Model) -> GraphModule:

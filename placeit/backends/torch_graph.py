@@ -10,8 +10,9 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 
+from placeit.backends.digest import constant_digest, digest
 from placeit.backends.torch_flops import node_flops, written_outputs
-from placeit.backends.torch_program import Lowered, Value, op_name, reads
+from placeit.backends.torch_program import Lowered, Value, op_name, reads, value_of
 from placeit.graph import OpGraph
 
 __all__ = ["Layout", "build_graph", "dtype_name"]
@@ -95,8 +96,30 @@ def build_graph(program: Lowered) -> tuple[OpGraph, Layout]:
             tensor_dtypes=tuple(dtype_name(tensor.dtype) for tensor in made),
             edges=np.array(edges, np.int32).reshape(-1, 2),
             edge_tensor=np.array(edge_tensor, np.int32),
+            content=_content(program),
         ).verify(),
         Layout(tuple(nodes), tuple(tensors), results),
+    )
+
+
+def _content(program: Lowered) -> str:
+    """Hash what the ops compute: overloads, arguments, what each reads, and constants (:mod:`placeit.backends.digest`)."""
+    place = {node: number for number, node in enumerate((*program.inputs.values(), *program.ops))}
+
+    def named(read: Node) -> str:
+        node, ports = value_of(read)
+        return f"%{place[node]}{ports}" if node in place else _constant(program.constants[node, ports])
+
+    parts: list[object] = [(str(node.target), map_arg((node.args, node.kwargs), named)) for node in program.ops]
+    parts += [
+        place[value[0]] if value[0] in place else _constant(program.constants[value]) for value in program.outputs.values()
+    ]
+    return digest(parts)
+
+
+def _constant(tensor: torch.Tensor) -> str:
+    return constant_digest(
+        dtype_name(tensor.dtype), tuple(tensor.shape), lambda: bytes(tensor.reshape(-1).view(torch.uint8).numpy())
     )
 
 

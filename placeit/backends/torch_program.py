@@ -130,7 +130,7 @@ def explaining(what: str) -> Iterator[None]:
                 f"a mask, or export the parts apart. PyTorch says: {message}"
             )
             where = ""
-        raise ModelError(f"{what}{where}: {message}") from error
+        raise ModelError(f"{what}{where}: {message.rstrip('.')}.") from error
 
 
 def first_paragraph(error: BaseException) -> str:

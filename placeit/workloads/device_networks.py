@@ -68,13 +68,13 @@ class DeviceNetworkParameters:
     feasible_devices: float | None = None
 
     def __post_init__(self) -> None:
-        check_range(self, "devices", 1)
+        check_range(self, "devices", 1, 2000)
         check_range(self, "mean_speed", 0, above=True)
         check_range(self, "mean_bandwidth", 0, above=True)
         check_range(self, "mean_delay", 0)
         check_range(self, "speed_heterogeneity", 0, 1, below=True)
         check_range(self, "bandwidth_heterogeneity", 0, 1, below=True)
-        check_range(self, "hardware_types", 1)
+        check_range(self, "hardware_types", 1, 10_000)
         check_range(self, "support", 0, 1)
         if self.feasible_devices is not None:
             check_range(self, "feasible_devices", 1, self.devices)

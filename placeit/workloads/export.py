@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from placeit.errors import FileError
-from placeit.files import write_text
+from placeit.errors import FileError, UsageError
+from placeit.files import replacing
 from placeit.workloads.datasets import Case
 
 __all__ = ["INDEX", "export_cases"]
@@ -17,21 +19,35 @@ INDEX = "index.json"
 """Name of the file that lists the others."""
 
 
-def export_cases(cases: Iterable[Case], folder: Path, name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+def export_cases(
+    cases: Iterable[Case],
+    folder: Path,
+    name: str,
+    facts: Mapping[str, Any],
+    *,
+    count: int | None = None,
+    told: Callable[[dict[str, Any]], object] | None = None,
+) -> None:
     """Write each problem as a file of its own (:meth:`placeit.problem.Problem.to_json`), and an index of them.
 
+    Problems are written as they come, and none is kept. The index holds ``facts``, and for each problem its file, its size and
+    what was drawn for it. Ctrl-C leaves the files that are whole, with an index of them; after any other error nothing is left.
+
     Args:
-        cases: what to write; it must end.
+        cases: what to write; without ``count`` it must end.
         folder: where; made if it is not there, and else empty.
         name: files are called ``name-000.json`` and so on.
         facts: what to say in the index about all of them, such as kind and seed.
-
-    Returns:
-        The index: ``facts``, and for each problem its file, its size and what was drawn for it.
+        count: how many to write; None for all.
+        told: called with the file and the size of each problem that was written.
 
     Raises:
         FileError: the folder holds something, or cannot be written to.
+        UsageError: there are fewer than ``count``.
     """
+    some = islice(cases, count)
+    first = next(some, None)  # parameters that are wrong are found before there is anything to clean up
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         taken = any(folder.iterdir())
@@ -39,12 +55,40 @@ def export_cases(cases: Iterable[Case], folder: Path, name: str, facts: Mapping[
         raise FileError(f"Cannot write to the folder {folder}: {error.strerror or error}. Choose another place.") from error
     if taken:
         raise FileError(f"The folder {folder} is not empty; name a new one, so that old and new problems do not mix.")
-    problems = []
-    for number, case in enumerate(cases):
-        problem, file = case.problem, f"{name}-{number:03d}.json"
-        problem.to_json(folder / file)
-        size = {"ops": len(problem), "edges": len(problem.edges), "devices": problem.devices}
-        problems.append({"file": file, **size, "parameters": case.parameters})
-    index = {"format": "placeit-problems", "version": 1, **facts, "problems": problems}
-    write_text(folder / INDEX, json.dumps(index, indent=1, allow_nan=False) + "\n")
-    return index
+    written = 0
+    try:
+        with contextlib.ExitStack() as stack:
+            index = stack.enter_context(stack.enter_context(replacing(folder / INDEX)).open("w", encoding="utf-8"))
+            head = json.dumps({"format": "placeit-problems", "version": 1, **facts}, indent=1, allow_nan=False)
+            index.write(f'{head[:-2]},\n "problems": [')
+            interrupt = None
+            try:
+                for case in chain([] if first is None else [first], some):
+                    problem, file = case.problem, _file(name, written)
+                    problem.to_json(folder / file, sync=False)  # one of many, and the index comes last
+                    entry = {"file": file, "ops": len(problem), "edges": len(problem.edges), "devices": problem.devices}
+                    line = json.dumps({**entry, "parameters": case.parameters}, allow_nan=False)
+                    index.write(f"{',' if written else ''}\n  {line}")
+                    written += 1
+                    if told is not None:
+                        told(entry)
+                if count is not None and written < count:
+                    raise UsageError(f"There are only {written} problems of kind '{name}' for one seed; lower --count.")
+            except KeyboardInterrupt as error:
+                interrupt = error
+            index.write("\n ]\n}\n")
+        if interrupt is not None:
+            raise interrupt
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        with contextlib.suppress(OSError):
+            for number in range(written + 1):
+                (folder / _file(name, number)).unlink(missing_ok=True)
+            for path in missing:
+                path.rmdir()
+        raise
+
+
+def _file(name: str, number: int) -> str:
+    return f"{name}-{number:03d}.json"

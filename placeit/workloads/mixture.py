@@ -36,7 +36,7 @@ def draw_any_problem(rng: np.random.Generator, max_tasks: int) -> Problem:
     """Draw a problem: half are GiPH's random ones, a quarter have few devices that run nearly everything.
 
     An eighth are recurrent-cell graphs on a random network each, an eighth moments of the first half hour of the sensor-fusion
-    case (its seed 0).
+    case (its seed 0). So the scene of seed 0 is not new to a policy that learned from these, in its second half hour either.
 
     Args:
         rng: what is drawn from.

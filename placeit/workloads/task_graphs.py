@@ -14,6 +14,10 @@ from placeit.workloads.parameters import check_range
 __all__ = ["TaskGraph", "TaskGraphParameters", "random_task_graph"]
 
 
+_MOST_TASKS = 10_000
+"""Any two of which may be linked: a matrix has room for all pairs."""
+
+
 @dataclass(frozen=True, eq=False)
 class TaskGraph:
     """What is to be computed, apart from any device: ``V`` tasks and ``E`` data links.
@@ -67,14 +71,14 @@ class TaskGraphParameters:
     level_spread: float = 0.5
 
     def __post_init__(self) -> None:
-        check_range(self, "tasks", 1)
-        check_range(self, "alpha", 0, above=True)
+        check_range(self, "tasks", 1, 100_000)
+        check_range(self, "alpha", 0.001, 1000)
         check_range(self, "connection", 0, 1)
         check_range(self, "mean_compute", 0, above=True)
         check_range(self, "mean_bytes", 0)
         check_range(self, "compute_heterogeneity", 0, 1)
         check_range(self, "bytes_heterogeneity", 0, 1)
-        check_range(self, "hardware_types", 1)
+        check_range(self, "hardware_types", 1, 10_000)
         check_range(self, "level_spread", 0, 1)
 
 
@@ -97,12 +101,17 @@ def random_task_graph(parameters: TaskGraphParameters, rng: np.random.Generator,
             graph is no larger. At least 3.
 
     Raises:
-        UsageError: ``max_tasks`` is less than 3.
+        UsageError: ``max_tasks`` is less than 3, or the graph would have more than 10,000 tasks.
     """
     sizes = _level_sizes(parameters, rng, max_tasks)
     level = np.repeat(np.arange(len(sizes)), sizes)
     first = np.concatenate([[0], np.cumsum(sizes)])
     count = len(level)
+    if count > _MOST_TASKS:
+        raise UsageError(
+            f"A random task graph with tasks={parameters.tasks} and alpha={parameters.alpha:g} has {count:,} tasks; at most "
+            f"{_MOST_TASKS:,} can be generated. Give a lower 'max_tasks' (--max-tasks), fewer tasks or an alpha closer to 1."
+        )
     linked = rng.random((count, count)) < parameters.connection
     linked &= level[:, None] < level[None, :]
     for v in range(1, count):

@@ -1,12 +1,13 @@
 import os
+from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
-from placeit.backends import load
+from placeit.backends import files_of, load
 from placeit.errors import FileError, ModelError
 
 F, I64 = TensorProto.FLOAT, TensorProto.INT64
@@ -43,6 +44,34 @@ def test_a_file_that_holds_no_model(tmp_path, suffix, content):
     path.write_bytes(content)
     path.with_suffix(".bin").write_bytes(b"")
     refused(path)
+
+
+def test_what_is_no_onnx_model_is_not_tried_as_other_formats(tmp_path, capfd):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"\x08\x03\x12\x07pytorchb\x08")  # TensorFlow would complain on standard error
+    refused(path, "does not recognise it as an ONNX model")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_name_that_is_not_utf_8(tmp_path):
+    value = helper.make_tensor_value_info("input", F, [2])
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["input"], ["y"])], "g", [value], [helper.make_tensor_value_info("y", F, [2])]
+    )
+    path = tmp_path / "model.onnx"
+    path.write_bytes(helper.make_model(graph).SerializeToString().replace(b"input", b"inpu\xff"))
+    refused(path, "not UTF-8")
+
+
+def test_a_sequence_of_tensors_that_do_not_fit_together(tmp_path):
+    nodes = [
+        helper.make_node("SequenceConstruct", ["x", "z"], ["sequence"]),
+        helper.make_node("ConcatFromSequence", ["sequence"], ["y"], axis=0),
+    ]
+    inputs = [helper.make_tensor_value_info(name, F, shape) for name, shape in (("x", [2, 3, 4]), ("z", [2, 1, 4]))]
+    graph = helper.make_graph(nodes, "g", inputs, [helper.make_tensor_value_info("y", F, None)])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "model.onnx")
+    refused(tmp_path / "model.onnx", "Argument shapes are inconsistent")
 
 
 def test_a_pytorch_archive_is_recognised_and_not_unpickled(tmp_path):
@@ -125,7 +154,7 @@ def test_weights_kept_in_a_file_that_is_gone(onnx_file, tmp_path):
     onnx.save(onnx.load(path), path, save_as_external_data=True, location="weights.data", size_threshold=0)
     assert load(path).statistics()["parameters"] == 64 * 64
     (tmp_path / "weights.data").unlink()
-    refused(path, "weights.data")
+    refused(path, "weights.data", "No such file", error=FileError)
 
 
 # options
@@ -145,9 +174,12 @@ def test_a_constant_that_is_too_large_to_compute(onnx_file):
 
 def test_an_open_shape_says_which_option_resolves_it(packaged):
     refused(
-        packaged("rapidocr_onnxruntime/models/ch_PP-OCRv4_rec_infer.onnx"), "input 'x'", "[?,3,?,?]", "--input-shape x:1,3,1,1"
+        packaged("rapidocr_onnxruntime/models/ch_PP-OCRv4_rec_infer.onnx"),
+        "input 'x'",
+        "[?,3,?,?]",
+        "--input-shape x:1,3,",
     )
-    refused(packaged("magika/models/standard_v3_3/model.onnx"), "--input-shape bytes:1,2048 or --batch 1")
+    refused(packaged("magika/models/standard_v3_3/model.onnx"), "--input-shape bytes:1,2048 (or --batch 1)")
 
 
 @pytest.mark.parametrize(
@@ -163,3 +195,52 @@ def test_an_open_shape_says_which_option_resolves_it(packaged):
 )
 def test_options_that_do_not_fit_the_model(ir_file, options, part):
     refused(ir_file(), part, **options)
+
+
+def with_data(folder: Path, location: str = "model.onnx_data") -> Path:
+    """Write a model whose weights are in a file of their own."""
+    weights = numpy_helper.from_array(np.ones((64, 64), np.float32), "w")
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 64]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "data", ends[:1], ends[1:], [weights])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    folder.mkdir(parents=True)
+    onnx.save(model, folder / "model.onnx", save_as_external_data=True, location="model.onnx_data", size_threshold=0)
+    if location != "model.onnx_data":
+        raw = onnx.load(folder / "model.onnx", load_external_data=False)
+        raw.graph.initializer[0].external_data[0].value = location
+        onnx.save(raw, folder / "model.onnx")
+    return folder / "model.onnx"
+
+
+def test_weights_in_a_file_beside_an_onnx_model(tmp_path: Path) -> None:
+    path = with_data(tmp_path / "here")
+    assert load(path).statistics()["parameters"] == 64 * 64
+    assert files_of(path) == [path, tmp_path / "here" / "model.onnx_data"]
+    path.with_name("model.onnx_data").unlink()
+    with pytest.raises(FileError, match=r"model\.onnx_data, which holds weights of .*model\.onnx: No such file or directory"):
+        load(path)
+
+
+def test_weights_in_the_cache_of_hugging_face_are_explained(tmp_path: Path) -> None:
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "rev"
+    path = with_data(blobs)
+    snapshot.mkdir(parents=True)
+    for name in ("model.onnx", "model.onnx_data"):
+        (snapshot / name).symlink_to(blobs / name)
+    with pytest.raises(
+        ModelError, match=r"model\.onnx_data, which is a link to .*blobs/model\.onnx_data, .* cp -L .*model\.onnx "
+    ):
+        load(snapshot / "model.onnx")
+    (snapshot / "model.onnx_data").unlink()
+    with pytest.raises(FileError, match=r"No such file.*It is beside the file that model\.onnx is a link to"):
+        load(snapshot / "model.onnx")
+    (snapshot / "model.onnx_data").hardlink_to(blobs / "model.onnx_data")
+    assert load(snapshot / "model.onnx").graph.hash == load(path).graph.hash
+
+
+@pytest.mark.parametrize("location", ["../secret", "/etc/hostname"])
+def test_weights_outside_of_the_folder_of_the_model_are_refused(tmp_path: Path, location: str) -> None:
+    (tmp_path / "secret").write_bytes(bytes(64 * 64 * 4))
+    path = with_data(tmp_path / "here", location)
+    with pytest.raises(ModelError, match="outside of its folder"):
+        load(path)

@@ -1,8 +1,13 @@
+import functools
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from slow_merging import Merger as SlowMerger
 
+from placeit.backends import coarsen as module
 from placeit.backends.coarsen import coarsen
 from placeit.errors import GraphError, UsageError
 from placeit.graph import OpGraph
@@ -169,3 +174,134 @@ def test_nonsense_is_refused():
         coarsen(graph, max_groups=0)
     with pytest.raises(GraphError, match="'stranger' is to be kept together"):
         coarsen(graph, keep_together=[["op0", "stranger"]])
+
+
+def as_defined(graph, **options):
+    """Coarsen by an algorithm that looks at every group at every merge."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "Merger", SlowMerger)
+        return coarsen(graph, **options)
+
+
+def same(fast, slow):
+    return fast.group_of.tolist() == slow.group_of.tolist() and fast.groups.hash == slow.groups.hash
+
+
+@given(graphs(most=40), st.integers(1, 30), st.booleans())
+def test_pairs_are_merged_in_the_order_that_the_definition_says(graph, bound, co_locate):
+    options = {"max_groups": bound, "co_locate": co_locate}
+    assert same(coarsen(graph, **options), as_defined(graph, **options))
+
+
+@given(graphs(), st.data())
+def test_what_stays_together_is_all_that_the_definition_says(graph, data):
+    together = data.draw(st.lists(st.lists(st.sampled_from(graph.names), max_size=4), max_size=3))
+    options = {"keep_together": together, "co_locate": data.draw(st.booleans())}
+    assert same(coarsen(graph, **options), as_defined(graph, **options))
+
+
+def drawn(rng, ops, fan_in, reach, most_work):
+    """A random graph: each op reads from some of the ``reach`` ops before it."""
+    edges = {(int(u), v) for v in range(1, ops) for u in rng.integers(max(0, v - reach), v, rng.integers(0, fan_in + 1))}
+    return graph_of(sorted(edges), rng.integers(0, most_work + 1, ops).tolist())
+
+
+@pytest.mark.parametrize("most_work", [0, 3, 10**6])
+def test_larger_random_graphs_come_out_as_the_definition_says(most_work):
+    rng = np.random.default_rng(most_work)
+    for _ in range(12):
+        ops = int(rng.integers(60, 240))
+        graph = drawn(rng, ops, int(rng.integers(1, 5)), int(rng.choice([3, 20, ops])), most_work)
+        for options in ({"max_groups": int(rng.integers(1, 40))}, {"max_groups": 1, "co_locate": False}):
+            assert same(coarsen(graph, **options), as_defined(graph, **options))
+
+
+def chain(ops):
+    return [(v, v + 1) for v in range(ops - 1)]
+
+
+def wide(ops):
+    return [edge for v in range(1, ops - 1) for edge in ((0, v), (v, ops - 1))]
+
+
+def fan(ops):
+    return [(0, v) for v in range(1, ops)]
+
+
+def diamonds(ops):
+    return [edge for v in range(0, ops - 3, 3) for edge in ((v, v + 1), (v, v + 2), (v + 1, v + 3), (v + 2, v + 3))]
+
+
+def skips(ops):
+    """A chain in which every op is read again further down, as in a residual network."""
+    return sorted({*chain(ops), *((v, v + 7) for v in range(0, ops - 7, 3))})
+
+
+def branches(ops):
+    """Long chains side by side, between a first and a last op."""
+    rows = np.array_split(np.arange(1, ops - 1), 16)
+    return sorted({(u, v) for row in rows for u, v in zip([0, *row.tolist()], [*row.tolist(), ops - 1], strict=True)})
+
+
+def grid(ops):
+    side = int(ops**0.5)
+    return [
+        edge
+        for v in range(side * side)
+        for edge in ((v, v + 1), (v, v + side))
+        if (edge[1] == v + side or edge[1] % side) and edge[1] < side * side
+    ]
+
+
+def near(ops):
+    rng = np.random.default_rng(0)
+    return sorted({(int(u), v) for v in range(1, ops) for u in rng.integers(max(0, v - 40), v, 2)})
+
+
+def far(ops):
+    rng = np.random.default_rng(0)
+    return sorted({(int(u), v) for v in range(1, ops) for u in rng.integers(0, v, 2)})
+
+
+SHAPES = [chain, wide, fan, diamonds, skips, branches, grid, near, far]
+
+
+def worked(edges, ops, work):
+    flops = {"none": np.zeros(ops), "equal": np.ones(ops), "drawn": np.random.default_rng(1).integers(1, 1000, ops)}[work]
+    return graph_of(edges, flops.tolist())
+
+
+def lines(function):
+    """Run a function and count the lines of placeit that it executes."""
+    count = 0
+
+    def trace(frame, event, _):
+        nonlocal count
+        if "placeit" not in frame.f_code.co_filename:
+            return None
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("work", ["none", "equal", "drawn"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_four_times_the_ops_are_not_much_more_than_four_times_the_steps(shape, work):
+    few, many = (lines(functools.partial(coarsen, worked(shape(ops), ops, work), max_groups=16)) for ops in (400, 1600))
+    assert many < 6.5 * few
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape is not far])  # that one takes minutes
+def test_a_hundred_thousand_ops_are_grouped(shape):
+    grouping = coarsen(worked(shape(100_000), 100_000, "drawn"), max_groups=96)
+    assert 0 < len(grouping.groups) <= 96
+    assert np.bincount(grouping.group_of, minlength=len(grouping.groups)).min() > 0
+    grouping.groups.verify()

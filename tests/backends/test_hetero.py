@@ -5,6 +5,7 @@ import pytest
 from placeit.backends import load
 from placeit.backends.coarsen import coarsen
 from placeit.backends.hetero import HOW_TO_RUN, export_hetero
+from placeit.devices.openvino_core import openvino_core
 from placeit.errors import FileError, PlacementError
 
 
@@ -51,7 +52,7 @@ def test_every_node_of_the_file_carries_its_device_by_name(ir_file, tmp_path):
     model = load(ir_file())
     placement = scattered(model, 3, ("GPU.0", "NPU", "CPU"))
     export_hetero(model, placement, tmp_path / "placed.xml")
-    written = openvino.Core().read_model(tmp_path / "placed.xml")
+    written = openvino_core().read_model(tmp_path / "placed.xml")
     found = {
         node.get_friendly_name(): node.get_rt_info()["user_dataaffinity"].astype(str) for node in written.get_ordered_ops()
     }

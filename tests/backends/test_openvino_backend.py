@@ -9,6 +9,7 @@ from onnx import TensorProto, helper
 from openvino import opset13 as op
 
 from placeit.backends import load
+from placeit.devices.openvino_core import openvino_core
 
 F, I64 = TensorProto.FLOAT, TensorProto.INT64
 LIGHT = ["bvlc_alexnet", "densenet121", "inception_v1", "inception_v2", "shufflenet", "squeezenet", "zfnet512"]
@@ -54,7 +55,7 @@ def test_open_shapes_are_resolved_by_options_and_random_inputs_run(name, options
     model = load(packaged(name), **options)
     assert model.outputs[0].shape == output
     assert "ShapeOf" not in model.graph.kinds
-    compiled = openvino.Core().compile_model(model.ov_model, "CPU")
+    compiled = openvino_core().compile_model(model.ov_model, "CPU")
     result = compiled(model.random_inputs(3))
     assert [tuple(value.shape) for value in result.values()] == [spec.shape for spec in model.outputs]
     assert all(np.isfinite(value).all() for value in result.values())
@@ -90,8 +91,19 @@ def test_an_input_can_be_an_output_as_well(onnx_file, shape, options, kinds):
     assert [spec.name for spec in model.inputs] == ["z", "x"]
     assert [spec.name for spec in model.outputs] == ["y"] * len(kinds) + ["x"]
     given = model.random_inputs()
-    answer = openvino.Core().compile_model(model.ov_model, "CPU")([given["z"], given["x"]])
+    answer = openvino_core().compile_model(model.ov_model, "CPU")([given["z"], given["x"]])
     np.testing.assert_array_equal(answer[len(kinds)], given["x"])
+
+
+@pytest.mark.parametrize("outputs", [["y"], ["y", "mask"]])
+def test_an_op_that_does_nothing_leaves_inputs_and_outputs_their_names(onnx_file, outputs):
+    nodes = [helper.make_node("Dropout", ["x"], outputs)]
+    kinds = {"y": F, "mask": TensorProto.BOOL}
+    model = load(onnx_file(nodes, [("x", F, [2, 3])], [(name, kinds[name], [2, 3]) for name in outputs]))
+    assert [spec.name for spec in model.inputs] == ["x"]
+    assert [spec.name for spec in model.outputs] == outputs
+    given = model.random_inputs()
+    np.testing.assert_array_equal(model.uncut(None, "f32")(given)["y"], given["x"])
 
 
 def test_loading_prints_nothing_sends_nothing_and_leaves_logging_alone(packaged, capfd, tmp_path):

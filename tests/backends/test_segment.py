@@ -15,6 +15,7 @@ from small_models import inception_like
 from placeit.backends.coarsen import coarsen
 from placeit.backends.openvino import Model, describe
 from placeit.backends.segment import channels_last_tensors, extract
+from placeit.devices.openvino_core import openvino_core
 from placeit.graph import OpGraph
 
 ops = ov.opset13
@@ -30,7 +31,7 @@ def crossing(graph: OpGraph, part_of: NDArray[np.int32], part: int) -> tuple[lis
 
 def run_in_parts(model: Model, part_of: NDArray[np.int32], channels_last: frozenset[int]) -> dict[str, NDArray[np.float32]]:
     """Compile and run parts in order; tensors between them stay as the parts made them."""
-    graph, core = model.graph, ov.Core()
+    graph, core = model.graph, openvino_core()
     inputs = model.random_inputs()
     held: dict[int, NDArray[np.float32]] = {}
     answers: dict[str, NDArray[np.float32]] = {}
@@ -51,7 +52,7 @@ def run_in_parts(model: Model, part_of: NDArray[np.int32], channels_last: frozen
 
 def whole(model: Model) -> dict[str, NDArray[np.float32]]:
     inputs = model.random_inputs()
-    values = ov.Core().compile_model(model.ov_model, "CPU", F32)([inputs[spec.name] for spec in model.inputs])
+    values = openvino_core().compile_model(model.ov_model, "CPU", F32)([inputs[spec.name] for spec in model.inputs])
     return {spec.name: np.array(values[i]) for i, spec in enumerate(model.outputs)}
 
 

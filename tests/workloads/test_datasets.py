@@ -2,6 +2,7 @@ import hashlib
 import json
 import subprocess
 import sys
+import weakref
 from itertools import islice
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from placeit.errors import FileError, UsageError
 from placeit.problem import Problem
 from placeit.workloads.datasets import (
+    GRAPH_CHOICES,
     Case,
     cases,
     churn_cases,
@@ -152,8 +154,9 @@ def test_what_does_not_exist_is_refused():
 
 def test_exported_problems_are_read_back_with_what_they_were_generated_from(tmp_path):
     found = list(islice(cases("sensor-fusion", "train"), 2)) + list(islice(random_cases(1), 1))
-    index = export_cases(found, tmp_path / "a" / "b", "mixed", {"seed": 1})
-    assert index == json.loads((tmp_path / "a" / "b" / "index.json").read_text())
+    export_cases(found, tmp_path / "a" / "b", "mixed", {"seed": 1})
+    index = json.loads((tmp_path / "a" / "b" / "index.json").read_text())
+    assert (index["format"], index["version"], index["seed"]) == ("placeit-problems", 1, 1)
     assert [problem["file"] for problem in index["problems"]] == [f"mixed-00{i}.json" for i in range(3)]
     for case, entry in zip(found, index["problems"], strict=True):
         again = Problem.from_json(tmp_path / "a" / "b" / entry["file"])
@@ -170,6 +173,47 @@ def test_problems_are_not_written_among_other_files(tmp_path):
     with pytest.raises(FileError, match="Cannot write to the folder"):
         export_cases([], tmp_path / "mine.txt" / "x", "x", {})
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_problems_are_written_one_by_one_and_none_is_kept(tmp_path):
+    alive = weakref.WeakSet()
+    most = 0
+
+    def watched():
+        nonlocal most
+        for case in random_cases(0, graphs={**GRAPH_CHOICES, "tasks": (5,)}):
+            alive.add(case.problem)
+            most = max(most, len(alive))
+            yield case
+
+    export_cases(watched(), tmp_path / "out", "x", {}, count=40)
+    assert len(list((tmp_path / "out").glob("x-*.json"))) == 40
+    assert most <= 4
+
+
+def test_ctrl_c_leaves_whole_files_and_an_index_of_them(tmp_path):
+    def interrupted():
+        yield from islice(random_cases(0), 3)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        export_cases(interrupted(), tmp_path / "out", "x", {"seed": 0}, count=10)
+    index = json.loads((tmp_path / "out" / "index.json").read_text())
+    listed = [problem["file"] for problem in index["problems"]]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(["index.json", *listed])
+    assert len(listed) == 3
+    for file in listed:
+        Problem.from_json(tmp_path / "out" / file)
+
+
+def test_an_error_after_some_problems_leaves_nothing(tmp_path):
+    def failing():
+        yield from islice(random_cases(0), 3)
+        raise FileError("the disk is full")
+
+    with pytest.raises(FileError, match="the disk is full"):
+        export_cases(failing(), tmp_path / "a" / "out", "x", {}, count=10)
+    assert not (tmp_path / "a").exists()
 
 
 def test_generating_imports_nothing_heavy():

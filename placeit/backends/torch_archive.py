@@ -1,0 +1,217 @@
+"""Screens ``.pt2`` files before PyTorch loads them, since loading one can run code that is in it.
+
+``torch.export.load`` unpickles constants, has SymPy evaluate sizes, looks functions up by any name and writes the names that it
+finds into Python source. What an exported program of tensors needs is much less, and only that is let through: tensors,
+operators of PyTorch's own libraries, sizes that are arithmetic, and names that are names.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = ["UntrustedError", "missing_operators", "screen"]
+
+_MEMBERS = re.compile(
+    r"archive_format|archive_version|byteorder|version|\.data/(version|serialization_id)|models/model\.json"
+    r"|data/(weights/(model_weights_config\.json|weight_\d+)|constants/(model_constants_config\.json|tensor_\d+)"
+    r"|sample_inputs/model\.pt)|extra/[\w.-]+"
+)
+_NAME = re.compile(r"[\w.$:/+-]*")
+"""Of tensors, ops and weights: PyTorch writes them into the source of a module, inside quotes or as they are."""
+_OPERATOR = re.compile(
+    r"torch\.ops\.(aten|prim|prims|quantized|quantized_decomposed|torchvision|higher_order)\.\w+(\.\w+)?"
+    r"|torch\.(sym_\w+|_sym_sqrt)"
+    r"|_operator\.(add|sub|mul|truediv|floordiv|mod|pow|neg|pos|abs|eq|ne|lt|le|gt|ge|and_|or_|xor|not_|lshift|rshift|getitem)"
+    r"|math\.(ceil|floor|trunc|sqrt)"
+)
+_UNSAFE_HIGHER_ORDER = re.compile(r"torch\.ops\.higher_order\.(call_torchbind|with_effects|.*triton.*|.*custom.*|.*python.*)")
+_BITWISE = re.compile(r"__i?(and|or|xor|lshift|rshift)__")
+"""Operators of aten; what else is written so belongs to Python's objects."""
+_CONTAINERS = {None, "builtins.tuple", "builtins.list", "builtins.dict", "collections.OrderedDict", "collections.deque"}
+_FREE_TEXT = {"metadata", "as_string", "as_strings", "torch_version"}
+"""Fields that are kept as text, or written into source with ``repr``."""
+_FUNCTIONS = {
+    *("Symbol", "Integer", "Float", "Rational", "Add", "Mul", "Pow", "Mod", "Max", "Min", "Abs", "floor", "ceiling"),
+    *("Equality", "Unequality", "LessThan", "GreaterThan", "StrictLessThan", "StrictGreaterThan"),
+    *("Eq", "Ne", "Lt", "Le", "Gt", "Ge", "And", "Or", "Not", "Piecewise", "FloorDiv", "ModularIndexing", "Where", "PythonMod"),
+    *("CleanDiv", "CeilToInt", "FloorToInt", "CeilDiv", "LShift", "RShift", "PowByNatural", "FloatPow", "FloatTrueDiv"),
+    *("IntTrueDiv", "TruncToFloat", "TruncToInt", "RoundToInt", "RoundDecimal", "ToFloat", "Identity"),
+    "IsNonOverlappingAndDenseIndicator",
+}
+_CONSTANTS = {"True", "False", "oo", "int_oo", "zoo", "nan", "positive", "integer", "real", "nonnegative"}
+_SYMBOL = re.compile(r"[a-z]+_?\d+")
+_ARITHMETIC = (
+    *(ast.Expression, ast.BinOp, ast.UnaryOp, ast.Compare, ast.BoolOp, ast.Call, ast.Constant, ast.Name, ast.Load, ast.keyword),
+    *(ast.operator, ast.unaryop, ast.cmpop, ast.boolop),
+)
+_LARGEST_JSON = 1 << 28
+_LONGEST_EXPRESSION = 10_000
+_LARGEST_EXPONENT = 64
+
+
+class UntrustedError(Exception):
+    """A file could run code."""
+
+
+def screen(path: Path) -> None:
+    """Look for anything in a ``.pt2`` file that could run code while it is loaded or described.
+
+    Raises:
+        UntrustedError: there is something that an exported program of tensors does not need; says what.
+        ValueError, OSError, zipfile.BadZipFile, RuntimeError: the file cannot be read.
+    """
+    with zipfile.ZipFile(path) as archive:
+        reader = torch._C.PyTorchFileReader(str(path))
+        # two readers have to agree, as a file could show one of them something else than the one that loads it
+        folders = {name.partition("/")[0] for name in archive.namelist()}
+        names = sorted(name.partition("/")[2] for name in archive.namelist())
+        if not any(name.endswith(("models/model.json", "serialized_exported_program.json")) for name in archive.namelist()):
+            raise ValueError("it holds no program")
+        if len(folders) != 1 or names != sorted(reader.get_all_records()) or len(set(names)) != len(names):
+            raise UntrustedError("it is no archive of PyTorch 2.8 or later, or one that is read in several ways")
+        for name in names:
+            if not _MEMBERS.fullmatch(name):
+                raise UntrustedError(f"it holds '{name[:80]}', which is no part of a program of tensors alone")
+        folder = folders.pop()
+        for name in names:
+            if name.endswith(".json"):
+                if archive.getinfo(f"{folder}/{name}").file_size > _LARGEST_JSON:
+                    raise UntrustedError(f"its '{name}' is larger than {_LARGEST_JSON >> 20} MiB")
+                text = archive.read(f"{folder}/{name}")
+                if text != reader.get_record(name):
+                    raise UntrustedError(f"its '{name}' is read in several ways")
+                for field, value in _strings(json.loads(text), ""):
+                    _check(field, value)
+
+
+def missing_operators(path: Path) -> list[str]:
+    """Name the operators that a ``.pt2`` file calls and that nothing here defines; for files that are trusted.
+
+    Raises:
+        ValueError, OSError, zipfile.BadZipFile, RuntimeError: the file cannot be read.
+    """
+    with zipfile.ZipFile(path) as archive:
+        models = [name for name in archive.namelist() if name.endswith("models/model.json")]
+        called = {
+            value for name in models for field, value in _strings(json.loads(archive.read(name)), "") if field == "target"
+        }
+    return sorted(name for name in called if name.startswith("torch.ops.") and not _is_defined(name))
+
+
+def _is_defined(operator: str) -> bool:
+    found: Any = torch
+    for part in operator.split(".")[1:]:
+        found = getattr(found, part, None)
+    return found is not None
+
+
+def _strings(value: Any, field: str) -> Iterator[tuple[str, str]]:
+    """Every string in JSON data, keys included, with the field that it is in."""
+    stack = [(value, field)]
+    while stack:
+        value, field = stack.pop()
+        if isinstance(value, str):
+            yield field, value
+        elif isinstance(value, list):
+            stack += [(each, field) for each in value]
+        elif isinstance(value, dict):
+            for key, each in value.items():
+                yield ("expr_str" if field == "range_constraints" else "key"), key
+                if key not in _FREE_TEXT:
+                    stack.append((each, key))
+
+
+def _check(field: str, value: str) -> None:
+    if field in ("target", "as_operator"):
+        if not _is_operator(value):
+            raise UntrustedError(f"it calls '{value[:80]}', which is none of PyTorch's own operators on tensors")
+    elif field in ("expr_str", "guards_code"):
+        _check_expression(value, guard=field == "guards_code")
+    elif field in ("in_spec", "out_spec"):
+        _check_containers(value)
+    elif field == "path_name":
+        if not re.fullmatch(r"(weight|tensor)_\d+", value):
+            raise UntrustedError(f"it unpickles '{value[:80]}'")
+    elif not _NAME.fullmatch(value):
+        raise UntrustedError(f"it has the name {value[:80]!r}, with characters that are in no name")
+
+
+def _is_operator(name: str) -> bool:
+    """Whether a name is that of an operator on tensors, with its overload if it is written as Python's own."""
+    *parts, last = name.split(".")
+    return (
+        _OPERATOR.fullmatch(name) is not None
+        and not _UNSAFE_HIGHER_ORDER.fullmatch(name)
+        and "__" not in last
+        and all(_BITWISE.fullmatch(part) for part in parts if "__" in part)
+    )
+
+
+def _check_expression(text: str, *, guard: bool) -> None:
+    what = f"the expression {text[:80]!r}"
+    if len(text) > _LONGEST_EXPRESSION:
+        raise UntrustedError(f"{what}... is {len(text)} characters long")
+    try:
+        tree = ast.parse(text, mode="eval")
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        raise UntrustedError(f"{what} is none") from error
+    allowed = (*_ARITHMETIC, ast.Subscript, ast.Attribute) if guard else _ARITHMETIC
+    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    quoted = {
+        id(node.args[0])
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Symbol" and node.args
+    }
+    if guard:  # L['x'].size()[0] <= 64
+        quoted |= {id(node.slice) for node in ast.walk(tree) if isinstance(node, ast.Subscript)}
+    for node in ast.walk(tree):
+        ok = isinstance(node, allowed)
+        if isinstance(node, ast.Name):
+            known = _FUNCTIONS if id(node) in called else _CONSTANTS | ({"L"} if guard else set())
+            ok = node.id in known or (id(node) not in called and _SYMBOL.fullmatch(node.id) is not None)
+        elif isinstance(node, ast.Attribute):
+            ok = guard and node.attr in ("size", "stride", "storage_offset", "ndim", "shape", "dtype")
+        elif isinstance(node, ast.Call):
+            ok = isinstance(node.func, ast.Name) or (guard and isinstance(node.func, ast.Attribute))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            ok = id(node) in quoted and node.value.isidentifier() and "__" not in node.value
+        elif isinstance(node, ast.Constant):
+            ok = isinstance(node.value, int | float | bool) and abs(node.value) < 2**64
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow | ast.LShift):
+            ok = isinstance(node.right, ast.Constant) and node.right.value in range(_LARGEST_EXPONENT)
+        if not ok:
+            raise UntrustedError(f"{what} is more than arithmetic with names and numbers")
+
+
+def _check_containers(text: str) -> None:
+    """Check how inputs and outputs are nested: some containers are made by importing what the file names."""
+    if not text:
+        return
+    for field, value in _typed(json.loads(text)):
+        if field == "type":
+            if value not in _CONTAINERS:
+                raise UntrustedError(f"its inputs or outputs are in a '{str(value)[:80]}', which is no plain container")
+        elif value is not None and not all(_NAME.fullmatch(name) for _, name in _strings(json.loads(value), "")):
+            raise UntrustedError(f"its inputs or outputs have the names {value[:80]}, with characters that are in no name")
+
+
+def _typed(value: Any) -> Iterator[tuple[str, Any]]:
+    stack = [value]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, list):
+            stack += value
+        elif isinstance(value, dict):
+            if value.keys() != {"type", "context", "children_spec"}:
+                raise UntrustedError("its inputs or outputs are nested in a way that is not known")
+            yield "type", value["type"]
+            yield "context", value["context"]
+            stack.append(value["children_spec"])

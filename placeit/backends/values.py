@@ -1,0 +1,48 @@
+"""Ranges of whole numbers that ops allow, and numbers drawn from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Range", "common", "draw"]
+
+
+@dataclass(frozen=True)
+class Range:
+    """Whole numbers that some op allows.
+
+    Attributes:
+        low: the least one.
+        end: one more than the greatest one.
+        apart: axis along which no two should be equal, since what a scatter does then depends on the order; None if they may.
+    """
+
+    low: int
+    end: int
+    apart: int | None = None
+
+
+def common(ranges: Iterable[Range]) -> Range | None:
+    """Return what all of some ranges allow; None if there are none. A range that leaves nothing of those before is ignored."""
+    found: Range | None = None
+    for one in ranges:
+        if found is None:
+            found = one
+            continue
+        low, end = max(found.low, one.low), min(found.end, one.end)
+        if low < end:
+            found = Range(low, end, one.apart if found.apart is None else found.apart)
+    return found
+
+
+def draw(rng: np.random.Generator, allowed: Range, shape: tuple[int, ...], dtype: str) -> NDArray[np.generic]:
+    """Draw uniformly, without equal ones where they should be apart and the range has that many."""
+    axis, count = allowed.apart, allowed.end - allowed.low
+    if axis is not None and axis < len(shape) and shape[axis] <= count:
+        wide = np.broadcast_to(np.arange(allowed.low, allowed.end), (*shape[:axis], *shape[axis + 1 :], count))
+        return np.moveaxis(rng.permuted(wide, axis=-1)[..., : shape[axis]], -1, axis).astype(dtype)
+    return rng.integers(allowed.low, allowed.end, shape).astype(dtype)
