@@ -1,12 +1,16 @@
-"""How the process keeps memory that is freed; a setting for applications, not for libraries, to make."""
+"""What the process takes, and how it keeps memory that is freed; the latter is a setting for applications to make."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+from dataclasses import dataclass
+from pathlib import Path
 
-__all__ = ["keep_freed_memory"]
+__all__ = ["Use", "freed_memory_is_kept", "give_back_freed_memory", "keep_freed_memory", "own_use"]
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
+_kept: list[bool] = []
 
 
 def keep_freed_memory() -> None:
@@ -24,3 +28,40 @@ def keep_freed_memory() -> None:
         # never trim, never map a tensor by itself, never drop an empty heap, start no further ones
         for parameter, value in ((_M_TRIM_THRESHOLD, -1), (_M_MMAP_MAX, 0), (_M_TOP_PAD, 2**26), (_M_ARENA_MAX, 1)):
             library.mallopt(parameter, value)
+        _kept.append(True)
+
+
+def freed_memory_is_kept() -> bool:
+    """Whether :func:`keep_freed_memory` has been called, on which the time of large tensors depends."""
+    return bool(_kept)
+
+
+def give_back_freed_memory() -> None:
+    """Give what is free back to the system, once, even where freed memory is kept otherwise."""
+    library = ctypes.CDLL(None)
+    if hasattr(library, "malloc_trim"):
+        library.malloc_trim(0)
+
+
+@dataclass(frozen=True)
+class Use:
+    """What a process takes, or may take.
+
+    Attributes:
+        bytes: of memory that it has to itself, without files that are mapped.
+        threads: that it runs.
+    """
+
+    bytes: float
+    threads: float
+
+
+def own_use() -> Use:
+    """Measure what this process takes; zero if the system does not say."""
+    found = {"RssAnon": 0, "Threads": 0}
+    with contextlib.suppress(OSError), Path("/proc/self/status").open(encoding="ascii", errors="replace") as status:
+        for line in status:
+            name, _, value = line.partition(":")
+            if name in found:
+                found[name] = int(value.split()[0])
+    return Use(1024.0 * found["RssAnon"], found["Threads"])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from placeit.cluster import Device
 from placeit.devices import DeviceName, available, catalog, discover, parse_device, parse_devices, roofline_seconds
 from placeit.devices.described import ROOFLINE_EFFICIENCY
-from placeit.devices.host import memory_bytes, one_per_physical_core
+from placeit.devices.host import free_bytes, memory_bytes, one_per_physical_core
 from placeit.errors import ClusterError, DeviceError, PlaceitError, UsageError
 
 
@@ -51,7 +51,7 @@ class FakeCore:
 
 @pytest.fixture
 def many_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("openvino.Core", FakeCore)
+    monkeypatch.setattr("placeit.devices.discovery.openvino_core", FakeCore)
 
 
 @pytest.fixture
@@ -77,6 +77,9 @@ class CpuCore(FakeCore):
         ("CPU@2", DeviceName("CPU", (2,)), "openvino", "CPU@2"),
         ("CPU@0-3", DeviceName("CPU", (0, 1, 2, 3)), "openvino", "CPU@0-3"),
         ("CPU@4+1+0", DeviceName("CPU", (0, 1, 4)), "openvino", "CPU@0-1+4"),
+        ("ort:CPU@2", DeviceName("CPU", (2,), runtime="ort"), "ort", "ort:CPU@2"),
+        ("torch:CPU@2", DeviceName("CPU", (2,), runtime="torch"), "torch", "torch:CPU@2"),
+        ("torch:cuda:00", DeviceName("cuda:0", runtime="torch"), "torch", "torch:cuda:0"),
         ("edge1/CPU@0", DeviceName("CPU", (0,), "edge1"), "ray", "edge1/CPU@0"),
         ("auto", DeviceName("auto"), "openvino", "auto"),
     ],
@@ -103,6 +106,8 @@ def test_names_are_taken_apart_and_spelled_canonically(text: str, name: DeviceNa
         ("cuda", "'cuda' is not a device"),
         ("HETERO:CPU", "virtual"),
         ("AUTO", "virtual"),
+        ("torch:GPU", "PyTorch runs on the CPU and on NVIDIA GPUs (torch:CPU@0, torch:cuda:0), not on 'GPU'"),
+        ("tf:CPU", "'tf:CPU' is not a device"),
         ("a/b/CPU", "'a/b' is not the name of a node"),
         ("/CPU", "'' is not the name of a node"),
     ],
@@ -139,6 +144,7 @@ def test_any_text_is_a_list_of_devices_or_a_clear_error(text: str) -> None:
         ("CPU@0,", UsageError, "''"),
         ("CPU,CPU@1", DeviceError, "plain CPU is all of them"),
         ("CPU@0-2,CPU@3,CPU@2-3", DeviceError, "share core 2"),
+        ("torch:CPU@1,ort:CPU@1", DeviceError, "share core 1"),
         ("GPU,GPU.0", DeviceError, "share the device"),
     ],
 )
@@ -191,7 +197,7 @@ def test_auto_is_everything_that_openvino_finds(many_devices: None) -> None:
 def test_auto_on_a_machine_with_only_a_cpu_splits_its_cores(
     monkeypatch: pytest.MonkeyPatch, cores: set[int], names: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr("openvino.Core", CpuCore)
+    monkeypatch.setattr("placeit.devices.discovery.openvino_core", CpuCore)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: cores)
     monkeypatch.setattr("placeit.devices.discovery.one_per_physical_core", lambda cores: cores)
     assert discover("auto").names == names
@@ -304,6 +310,16 @@ def _write(root: Path, files: dict[str, str]) -> None:
 def test_memory_is_the_machines_or_the_control_groups_limit(tmp_path: Path, files: dict[str, str], expected: float) -> None:
     _write(tmp_path, files)
     assert memory_bytes(tmp_path) == expected
+
+
+def test_free_memory_is_what_the_machine_has_left_or_what_the_limit_leaves(tmp_path: Path) -> None:
+    assert free_bytes(tmp_path) == np.inf
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 1000 kB\nMemAvailable: 400 kB\n")
+    assert free_bytes(tmp_path) == 400 * 1024
+    (tmp_path / "proc/self/status").write_text("Name: x\nVmRSS:\t 700 kB\n")
+    assert free_bytes(tmp_path) == 300 * 1024
+    assert 0 < free_bytes() < memory_bytes()
 
 
 def test_of_two_threads_of_one_core_only_the_first_counts(tmp_path: Path) -> None:

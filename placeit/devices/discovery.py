@@ -5,15 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 from placeit.cluster import Cluster, Device
 from placeit.devices.host import allowed_cores, memory_bytes, one_per_physical_core
 from placeit.devices.names import DeviceName, format_cores, parse_devices
+from placeit.devices.openvino_core import openvino_core
 from placeit.errors import DeviceError
 from placeit.profiler.nvml import gpus, why_not
 
-__all__ = ["available", "discover", "resolve"]
+__all__ = ["available", "discover", "other_names", "resolve"]
+
+_PACKAGES = {"ort": "onnxruntime", "torch": "torch"}
+"""What has to be installed for each runtime that is asked for by name."""
 
 
 def discover(spec: str | Sequence[str] | None = None) -> Cluster:
@@ -32,7 +37,7 @@ def discover(spec: str | Sequence[str] | None = None) -> Cluster:
         DeviceError: a device is not there, its cores are not allowed, or two devices use the same cores.
     """
     names = parse_devices("auto" if spec is None else spec)
-    core = _openvino_core()
+    core = openvino_core()
     if names[0].base == "auto":
         names = _auto(core)
     return Cluster(tuple(_resolve(core, name) for name in names))
@@ -40,7 +45,7 @@ def discover(spec: str | Sequence[str] | None = None) -> Cluster:
 
 def resolve(names: Sequence[DeviceName]) -> list[Device]:
     """Find the devices of parsed names on this machine. Raises DeviceError; see :func:`discover`."""
-    core = _openvino_core()
+    core = openvino_core()
     return [_resolve(core, name) for name in names]
 
 
@@ -49,17 +54,18 @@ def available() -> list[Device]:
 
     NVIDIA GPUs (kind ``cuda``) are listed if the package nvidia-ml-py is installed and the driver answers.
     """
-    core = _openvino_core()
+    core = openvino_core()
     devices = [_resolve(core, DeviceName(name)) for name in core.available_devices]
     if "CPU" in core.available_devices:
         devices += [_resolve(core, DeviceName("CPU", (number,))) for number in allowed_cores()]
     return devices + _nvidia_gpus()
 
 
-def _openvino_core() -> Any:
-    import openvino  # slow to import, so not before somebody asks for devices
-
-    return openvino.Core()
+def other_names(device: Device) -> list[str]:
+    """Names by which an available device can be given as well, to ask for a runtime that is installed: ``ort:CPU@0``."""
+    if device.kind not in ("openvino", "cuda") or not (device.core_set or device.kind == "cuda"):
+        return []
+    return [f"{runtime}:{device.name}" for runtime, package in _PACKAGES.items() if find_spec(package) is not None]
 
 
 def _auto(core: Any) -> list[DeviceName]:
@@ -97,19 +103,26 @@ def _resolve(core: Any, name: DeviceName) -> Device:
                 f"cpuset)."
             )
     device = _describe(core, name, cores)
-    # what OpenVINO says that it can do there says nothing about ONNX Runtime
-    return replace(device, kind="ort", driver=_ort_driver(), tags=frozenset()) if name.ort else device
+    if not name.runtime:
+        return device
+    # what OpenVINO says that it can do there says nothing about other runtimes
+    return replace(device, kind=name.runtime, driver=_driver(name.runtime), tags=frozenset())
 
 
 def _nvidia_gpu(name: DeviceName, listing: str) -> Device:
     for gpu in _nvidia_gpus():
         if gpu.name == name.base:
-            driver = f"{_ort_driver()}, {gpu.driver}" if name.ort else gpu.driver
+            driver = f"{_driver(name.runtime)}, {gpu.driver}" if name.runtime else gpu.driver
             return replace(gpu, name=str(name), runs_on=str(name), kind=name.kind, driver=driver)
     raise DeviceError(f"placeit finds no NVIDIA GPU '{name.base}' on this machine: {why_not(name.base)}. {listing}.")
 
 
-def _ort_driver() -> str:
+def _driver(runtime: str) -> str:
+    """Name a runtime that was asked for, and its version. Raises DeviceError if it is not installed."""
+    if runtime == "torch":
+        import torch
+
+        return f"PyTorch {torch.__version__}"
     from placeit.runtime.devices.ort import onnxruntime
 
     return f"ONNX Runtime {onnxruntime().__version__}"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["allowed_cores", "memory_bytes", "one_per_physical_core"]
+__all__ = ["allowed_cores", "cpu_name", "free_bytes", "memory_bytes", "one_per_physical_core"]
 
 _ROOT = Path("/")
+_IN_KIB = ("MemAvailable:", "VmRSS:")
 
 
 def allowed_cores() -> tuple[int, ...]:
@@ -31,6 +32,12 @@ def one_per_physical_core(cores: tuple[int, ...], root: Path = _ROOT) -> tuple[i
     return tuple(core for _, core in sorted(first.items()))
 
 
+def cpu_name(root: Path = _ROOT) -> str:
+    """What the CPU calls itself; empty if the system does not say."""
+    named = (line.partition(":") for line in _lines(root / "proc/cpuinfo"))
+    return next((name.strip() for what, _, name in named if what.strip() in ("model name", "CPU part")), "")
+
+
 def memory_bytes(root: Path = _ROOT) -> float:
     """Memory that this process may take: the machine's, or its control group's limit if that is less; ``inf`` if unknown."""
     meminfo = (line.split() for line in _lines(root / "proc/meminfo"))
@@ -48,6 +55,14 @@ def memory_bytes(root: Path = _ROOT) -> float:
             if limit is not None:
                 limits.append(float(limit))
     return min(limits)
+
+
+def free_bytes(root: Path = _ROOT) -> float:
+    """Memory that this process may still take, by what the machine has left and by its own limit; ``inf`` if unknown."""
+    figures = [(path, line.split()) for path in ("proc/meminfo", "proc/self/status") for line in _lines(root / path)]
+    figure = {(path, words[0]): 1024.0 * int(words[1]) for path, words in figures if words and words[0] in _IN_KIB}
+    free = figure.get(("proc/meminfo", "MemAvailable:"), float("inf"))
+    return max(0.0, min(free, memory_bytes(root) - figure.get(("proc/self/status", "VmRSS:"), 0.0)))
 
 
 def _lines(path: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""The grammar of device names: ``CPU``, ``GPU.0``, ``CPU@0-3``, ``cuda:0``, ``ort:CPU@0``, ``edge1/CPU``, ``auto``."""
+"""The grammar of device names: ``CPU``, ``GPU.0``, ``CPU@0-3``, ``cuda:0``, ``ort:CPU@0``, ``torch:CPU@0``, ``auto``."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _CUDA = re.compile(r"cuda:\d{1,4}", re.ASCII)
 _VIRTUAL = ("AUTO", "HETERO", "MULTI", "BATCH")
 _MOST_CORES = 8192  # the most that Linux can be built for; keeps 'CPU@0-999999999' from eating the memory
 
-_FORMS = "CPU, GPU.0, NPU, CPU@0-3, cuda:0, ort:CPU@0, NODE/CPU or auto"
-_ORT = "ort:"
+_FORMS = "CPU, GPU.0, NPU, CPU@0-3, cuda:0, ort:CPU@0, torch:CPU@0, NODE/CPU or auto"
+_RUNTIMES = {"ort": "ONNX Runtime", "torch": "PyTorch"}
 
 
 @dataclass(frozen=True)
@@ -28,26 +28,26 @@ class DeviceName:
         base: ``CPU``, ``GPU.0``, ``NPU``, ``cuda:0``, or ``auto``.
         cores: cores of a CPU core set, in ascending order; empty for anything else.
         node: the Ray node that has the device; empty for this machine.
-        ort: whether ONNX Runtime is asked for by name (``ort:CPU@0``).
+        runtime: one that is asked for by name: ``ort`` (``ort:CPU@0``) or ``torch``; empty if none is.
     """
 
     base: str
     cores: tuple[int, ...] = ()
     node: str = ""
-    ort: bool = False
+    runtime: str = ""
 
     @property
     def kind(self) -> str:
-        """Runtime that drives it: ``openvino``, ``ort``, ``cuda`` or ``ray``."""
+        """Runtime that drives it: ``openvino``, ``ort``, ``torch``, ``cuda`` or ``ray``."""
         if self.node:
             return "ray"
-        if self.ort:
-            return "ort"
+        if self.runtime:
+            return self.runtime
         return "cuda" if self.base.startswith("cuda:") else "openvino"
 
     def __str__(self) -> str:
         cores = f"@{format_cores(self.cores)}" if self.cores else ""
-        device = f"{_ORT if self.ort else ''}{self.base}{cores}"
+        device = f"{self.runtime}:{self.base}{cores}" if self.runtime else f"{self.base}{cores}"
         return f"{self.node}/{device}" if self.node else device
 
 
@@ -70,8 +70,10 @@ def parse_device(text: str) -> DeviceName:
     node, slash, rest = whole.rpartition("/")
     if slash and not _NODE.fullmatch(node):
         raise _error(whole, f"'{node}' is not the name of a node (letters, digits, '_', '.' and '-')")
-    ort = rest.startswith(_ORT)
-    base, at, cores = rest.removeprefix(_ORT).partition("@")
+    runtime, colon, device = rest.partition(":")
+    if not colon or runtime not in _RUNTIMES:
+        runtime, device = "", rest
+    base, at, cores = device.partition("@")
     if _CUDA.fullmatch(base):
         base = f"cuda:{int(base[5:])}"
     elif base == "auto":
@@ -85,11 +87,12 @@ def parse_device(text: str) -> DeviceName:
         raise _error(whole, f"'{base}' is not a device ({hint})")
     elif base.startswith("CPU."):
         raise _error(whole, "OpenVINO has one CPU device, without a number; parts of it are core sets, such as CPU@0-3")
-    if ort and base != "CPU" and not base.startswith("cuda:"):
-        raise _error(whole, f"ONNX Runtime runs on the CPU and on NVIDIA GPUs (ort:CPU@0, ort:cuda:0), not on '{base}'")
+    if runtime and base != "CPU" and not base.startswith("cuda:"):
+        where = f"{runtime}:CPU@0, {runtime}:cuda:0"
+        raise _error(whole, f"{_RUNTIMES[runtime]} runs on the CPU and on NVIDIA GPUs ({where}), not on '{base}'")
     if at and base != "CPU":
         raise _error(whole, f"only the CPU has core sets, not '{base}'")
-    return DeviceName(base, _cores(whole, cores) if at else (), node, ort)
+    return DeviceName(base, _cores(whole, cores) if at else (), node, runtime)
 
 
 def parse_devices(spec: str | Sequence[str]) -> list[DeviceName]:

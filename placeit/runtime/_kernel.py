@@ -10,6 +10,10 @@ references to it, so the loop takes them as arguments and small helpers are inli
 negative: no index needs to be wrapped around. And without contention an op gets one event when its last input arrives,
 instead of one for each transfer; it has the place among simultaneous events that the last transfer's would have.
 
+What Python calls returns numbers at most, and writes arrays where it is told to. To return an array or a named tuple numba
+calls a Python function of its own for their class and does not expect it to raise, as it does when a signal handler raises
+there (Ctrl-C while the kernel ran, for instance): the process ends, or another error takes the place of the interrupt.
+
 Everything is in this one file because numba's disk cache notices changes to the file of a function only.
 """
 
@@ -121,14 +125,25 @@ class Workspace(NamedTuple):
     device: Records  # [D]
 
 
+def new_workspace(tables: Tables) -> Workspace:
+    """Allocate what :func:`makespan_kernel` needs for one problem."""
+    (ops, devices), edge = tables.compute.shape, tables.edge
+    shared, tensors = int(edge["shared"].max(initial=-1)) + 1, int(edge["tensor"].max(initial=0)) + 1
+    return _workspace(ops, devices, len(edge), shared, tensors)
+
+
 @jit
 def make_workspace(tables: Tables) -> Workspace:
-    """Allocate what :func:`makespan_kernel` needs for one problem."""
+    """The same for compiled functions."""
     ops, devices = tables.compute.shape
     edges, shared, tensors = len(tables.edge), 0, 0
     for p in range(edges):
         shared = max(shared, tables.edge[p].shared + 1)
         tensors = max(tensors, tables.edge[p].tensor + 1)
+    return _workspace_inside(ops, devices, edges, shared, tensors)
+
+
+def _workspace(ops: int, devices: int, edges: int, shared: int, tensors: int) -> Workspace:
     return Workspace(
         np.empty(ops + edges, _NODE),
         np.empty(ops, _STATE),
@@ -139,6 +154,9 @@ def make_workspace(tables: Tables) -> Workspace:
         np.empty((tensors, devices), np.int32),
         np.empty(devices, _DEVICE),
     )
+
+
+_workspace_inside = jit(_workspace)
 
 
 @jit
@@ -379,7 +397,7 @@ def makespan_kernel(
         noise: half width of the factor on every duration; 0 for none.
         stream: which random factors (see :func:`stream_of`); unused without noise.
         memory: ``WEIGHTS_ONLY``, ``TRACK`` or ``LIMIT``.
-        ws: from :func:`make_workspace`, of the same problem; overwritten.
+        ws: from :func:`new_workspace`, of the same problem; overwritten.
 
     Returns:
         Makespan in seconds; ``inf`` if an op cannot run where it is placed or memory is too small; NaN if a planned order

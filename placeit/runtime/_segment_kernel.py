@@ -20,6 +20,8 @@ class Groups(NamedTuple):
     core: NDArray[np.float64]  # [G, D] seconds
     cut_per_byte: NDArray[np.float64]  # [G, D] seconds per byte that crosses the group's border
     dispatch: NDArray[np.float64]  # [D] seconds
+    load: NDArray[np.float64]  # [G, D] seconds more while all other devices work
+    read: NDArray[np.float64]  # [D] seconds per byte that another device wrote
     bandwidth: NDArray[np.float64]  # [D, D]
     latency: NDArray[np.float64]  # [D, D]
     free: NDArray[np.bool_]  # [G] whether a group runs nothing
@@ -70,18 +72,56 @@ def crossings(groups: Groups, of: NDArray[np.int32]) -> tuple[NDArray[np.int32],
 
 @jit
 def seconds_of_segments(
-    groups: Groups, of: NDArray[np.int32], count: int, devices: NDArray[np.int32], cut_bytes: NDArray[np.float64]
+    groups: Groups,
+    of: NDArray[np.int32],
+    count: int,
+    devices: NDArray[np.int32],
+    moves: NDArray[np.int32],
+    cut_bytes: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Return ``float64[S]``, what segments take by the sum of their parts; zero for those that run nothing."""
-    seconds = np.zeros(count)
+    """Return ``float64[S]``, what segments take by the sum of their parts; zero for those that run nothing.
+
+    What a group takes more while other devices work counts by the share of the segment's time in which they do, in the
+    schedule that there would be without it; of several others, by the mean of their shares.
+
+    Args:
+        groups: groups and costs.
+        of: segment of each group, in topological order.
+        count: segments.
+        devices: device of each group.
+        moves: from :func:`ordered`.
+        cut_bytes: likewise.
+    """
+    seconds, load = np.zeros(count), np.zeros(count)
+    place = np.empty(count, np.int32)
     runs = np.zeros(count, np.bool_)
     for g in range(len(of)):
         d = devices[g]
+        place[of[g]] = d
         seconds[of[g]] += groups.core[g, d] + groups.cut_per_byte[g, d] * cut_bytes[g]
+        load[of[g]] += groups.load[g, d]
         if not groups.free[g] and not runs[of[g]]:
             runs[of[g]] = True
             seconds[of[g]] += groups.dispatch[d]
-    return np.where(runs, seconds, 0.0)
+    for m in range(len(moves)):
+        if place[moves[m, 0]] != place[moves[m, 1]]:
+            seconds[moves[m, 1]] += groups.read[place[moves[m, 1]]] * groups.tensor_bytes[moves[m, 2]]
+    seconds = np.where(runs, seconds, 0.0)
+    others = len(groups.dispatch) - 1
+    if others > 0 and (place != place[0]).any() and load.any():
+        start = _simulate(groups, moves, place, seconds)[1]
+        end = start + seconds
+        for s in range(count):
+            beside = 0.0
+            for o in range(count):
+                if place[o] != place[s]:
+                    beside += max(0.0, min(end[s], end[o]) - max(start[s], start[o]))
+            if runs[s] and seconds[s] > 0:
+                load[s] *= beside / (others * seconds[s])
+        for s in range(count):
+            if runs[s] and seconds[s] > 0:
+                seconds[s] = max(0.0, seconds[s] + load[s])
+    return seconds
 
 
 @jit
@@ -138,15 +178,24 @@ def simulate_segments(
         Makespan, NaN if segments would wait in a circle; ``float64[G]``, when the segment of each group starts.
     """
     of, moves, cut_bytes, sorted_ = ordered(groups, of, count)
-    start = np.zeros(count)
     if not sorted_:
-        return np.nan, start[of]
-    total, width = len(moves), len(groups.dispatch)
-    seconds = seconds_of_segments(groups, of, count, devices, cut_bytes)
-    first = np.searchsorted(moves[:, 0], np.arange(count + 1))  # moves first[s] to first[s + 1] leave s
+        return np.nan, np.zeros(len(of))
+    seconds = seconds_of_segments(groups, of, count, devices, moves, cut_bytes)
     place = np.empty(count, np.int32)
     for g in range(len(of)):
         place[of[g]] = devices[g]
+    makespan, start = _simulate(groups, moves, place, seconds)
+    return makespan, start[of]
+
+
+@jit
+def _simulate(
+    groups: Groups, moves: NDArray[np.int32], place: NDArray[np.int32], seconds: NDArray[np.float64]
+) -> tuple[float, NDArray[np.float64]]:
+    """Simulate segments that are numbered in topological order; return the makespan, and when each starts."""
+    count, total, width = len(place), len(moves), len(groups.dispatch)
+    start = np.zeros(count)
+    first = np.searchsorted(moves[:, 0], np.arange(count + 1))  # moves first[s] to first[s + 1] leave s
     pending = np.zeros(count, np.int32)
     serves = np.full(total, -1, np.int32)  # the move whose transfer brings the tensor; -1 on the same device
     hop = np.zeros(total)
@@ -213,7 +262,7 @@ def simulate_segments(
             if v >= 0:
                 busy[d], until[d], began[d], ready[v], start[v] = v, now + seconds[v], begun, False, now
                 begun += 1
-    return now, start[of]
+    return now, start
 
 
 @jit
@@ -274,25 +323,66 @@ def merge_groups(groups: Groups, devices: NDArray[np.int32]) -> tuple[NDArray[np
 
 
 @jit
-def search(
+def merge_into(of: NDArray[np.int32], groups: Groups, devices: NDArray[np.int32]) -> float:
+    """Write the first that :func:`merge_groups` returns and return the second."""
+    merged, makespan = merge_groups(groups, devices)
+    of[:] = merged
+    return makespan
+
+
+@jit
+def partition(
+    of: NDArray[np.int32],
+    moves: NDArray[np.int32],
+    seconds: NDArray[np.float64],
     groups: Groups,
     devices: NDArray[np.int32],
+) -> int:
+    """Number segments in topological order, and say what crosses between them and what they take.
+
+    Args:
+        of: ``int32[G]``, the segment of each group; renumbered.
+        moves: ``int32[E, 3]``, whose first rows become those of :func:`ordered`.
+        seconds: ``float64[S]``, becomes that of :func:`seconds_of_segments`.
+        groups: groups and costs.
+        devices: device of each group.
+
+    Returns:
+        How many moves there are.
+    """
+    numbers, found, cut_bytes, _ = ordered(groups, of, len(seconds))
+    of[:], moves[: len(found)] = numbers, found
+    seconds[:] = seconds_of_segments(groups, of, len(seconds), devices, found, cut_bytes)
+    return len(found)
+
+
+@jit
+def search(
+    best: NDArray[np.int32],
+    current: NDArray[np.int32],
+    seconds: NDArray[np.float64],
+    groups: Groups,
     feasible: NDArray[np.bool_],
     param_bytes: NDArray[np.float64],
     memory: NDArray[np.float64],
+    first: int,
+    last: int,
     steps: int,
     heat: float,
     rng: np.random.Generator,
-) -> NDArray[np.int32]:
-    """Anneal a placement by the makespan of its plan; see ``Segmenter.search``."""
+) -> None:
+    """Anneal a placement by the makespan of its plan; see ``Segmenter.search``.
+
+    Does steps ``first`` to ``last`` of ``steps``; updates the current and the best placement, and their seconds.
+    """
     width = len(groups.dispatch)
-    current = devices.copy()
-    now = merge_groups(groups, current)[1]
-    best, best_at = current.copy(), now
+    if first == 0:
+        seconds[:] = merge_groups(groups, current)[1]
+    now, best_at = seconds[0], seconds[1]
     used = np.zeros(width)
     for g in range(len(current)):
         used[current[g]] += param_bytes[g]
-    for step in range(steps):
+    for step in range(first, last):
         g = int(rng.random() * len(current))
         # half of the moves take a group to where a neighbour is, the others anywhere
         to = int(rng.random() * width)
@@ -311,7 +401,7 @@ def search(
             used[old] -= param_bytes[g]
             used[to] += param_bytes[g]
             if now < best_at:
-                best, best_at = current.copy(), now
+                best[:], best_at = current, now
         else:
             current[g] = old
-    return best
+    seconds[0], seconds[1] = now, best_at

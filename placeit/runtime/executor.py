@@ -3,42 +3,37 @@
 from __future__ import annotations
 
 import functools
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Protocol, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.backends.base import checked_inputs
 from placeit.errors import DeviceError, ExecutionError, PlaceitError, UsageError
 from placeit.profiler.trace import Span
-from placeit.runtime.devices.base import Buffer, Done, Instance, Program, TensorSpec
+from placeit.runtime.blank import is_blank
+from placeit.runtime.devices.base import Buffer, Done, Instance, Program
 from placeit.runtime.devices.openvino import HostBuffer
+from placeit.runtime.devices.worker import Gate, Worker
 from placeit.runtime.scheduler import Instruction, Scheduler, Start, Transfer
 from placeit.runtime.segments import Plan
 
 if TYPE_CHECKING:
     from placeit.runtime.runtime import Runtime
 
-__all__ = ["Executor", "Order", "PlanExecutor", "checked_input", "empty_samples", "seconds_of"]
+__all__ = ["Executor", "Order", "PlanExecutor", "check_timeout", "empty_samples", "seconds_of"]
 
 Order: TypeAlias = Literal["dynamic", "static", "graph"]
 """Who decides what runs when: the scheduler as things end, or the simulated schedule ahead of time, launched or replayed."""
 
 _KEPT_SAMPLES = 1000  # times of a segment
-
-
-def checked_input(name: str, given: NDArray[np.generic], spec: TensorSpec) -> NDArray[np.generic]:
-    """Return an input of a model, which has to have its shape, and a type that it can be cast from. Raises UsageError."""
-    value = np.asarray(given)
-    if value.shape != spec.shape or not np.can_cast(value.dtype, spec.dtype, "same_kind"):
-        raise UsageError(
-            f"The input '{name}' is {value.dtype} {list(value.shape)}; the model wants {spec.dtype} {list(spec.shape)}."
-        )
-    return value
+_LOOK_S = 0.5  # between two looks at whether the threads that a run needs are still there
 
 
 def empty_samples(segments: int) -> list[deque[float]]:
@@ -83,29 +78,47 @@ class PlanExecutor(Protocol):
         """Return copies of the outputs of the last run, by name."""
         ...
 
-    def run(self, inputs: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
-        """Run once and return the outputs by name. Raises UsageError or ExecutionError."""
+    def run(self, inputs: Mapping[str, NDArray[np.generic]], *, timeout: float | None = None) -> dict[str, NDArray[np.generic]]:
+        """Run once and return the outputs by name; see :meth:`times`. Raises UsageError or ExecutionError."""
         ...
 
-    def time(self) -> float:
-        """Run once on the inputs in place and return the seconds it took. Raises ExecutionError."""
+    def time(self, *, timeout: float | None = None) -> float:
+        """Run once on the inputs in place and return the seconds it took; see :meth:`times`. Raises ExecutionError."""
         ...
 
-    def times(self, count: int) -> float:
+    def times(self, count: int, *, timeout: float | None = None) -> float:
         """Run ``count`` requests, as many in flight as the executor was made for, and return the seconds they took.
 
+        Args:
+            count: how many requests.
+            timeout: seconds until an ExecutionError says what still runs; None to wait for as long as it takes.
+
         Raises:
-            ExecutionError: a device failed, or has been closed.
+            ExecutionError: a device failed, has been closed, or takes longer than ``timeout``.
             UsageError: no request at all.
         """
         ...
 
     def spans(self) -> list[Span]:
-        """What ran when in the last run: one span per segment and transfer, on a track per device and per link."""
+        """What ran when in the last call: one span per segment and transfer, on a track per device and per link."""
         ...
 
     def segment_seconds(self, *, last: bool = False) -> NDArray[np.float64]:
         """``float64[S]``, median seconds of each segment over many runs, or of the last one; zero if it runs nothing."""
+        ...
+
+    def blank(self, sentinel: int) -> str | None:
+        """Fill all that a run writes, outputs and what segments hand each other, with NaN; types without it with a sentinel.
+
+        What the next run does not write, or writes too late, then shows (:mod:`placeit.runtime.check`).
+
+        Args:
+            sentinel: 0 or 1.
+
+        Returns:
+            Who has written where nothing should have been written, as far as that can be told; None if nobody has. After a
+            first call that is anybody at all, if nothing has run since, and else whoever had reported the end before.
+        """
         ...
 
 
@@ -119,11 +132,12 @@ class _Slot:
         self.outputs: dict[str, Buffer] = {}
         self.starts: list[tuple[Instance, Done] | None] = []
         self.copies: dict[tuple[int, int], tuple[int, Buffer, Buffer, Done]] = {}
-        self.finished = threading.Event()
-        self.finished.set()
-        self.end = 0.0
         self.ran: list[tuple[int, float, float]] = []
         self.moved: list[tuple[int, int, int, float, float]] = []
+        # what each segment (s,) and each transfer (tensor, destination) writes; what it had written when it was reported
+        self.writes: dict[tuple[int, ...], list[Buffer]] = {}
+        self.written: dict[tuple[int, ...], list[NDArray[np.generic]]] | None = None
+        self.blanked: int | None = None
         held: dict[tuple[int, int], Buffer] = {}
         compact = {t: i for i, t in enumerate(plan.tensors)}
         readers: dict[int, set[int]] = {t: set() for t in plan.tensors}
@@ -140,7 +154,7 @@ class _Slot:
                 instance = runtime.devices[d].instance(program)
                 for i, buffer in enumerate([*entering.values(), *(self.inputs[name] for name in runtime.inputs_of(segment))]):
                     instance.bind(i, buffer)
-                made = [instance.output(i) for i in range(len(program.outputs))]
+                made = self.writes[s,] = [instance.output(i) for i in range(len(program.outputs))]
                 self.starts.append((instance, functools.partial(executor.op_done, number, s)))
             self.outputs |= zip(runtime.outputs_of(segment), made[len(segment.outputs) :], strict=True)
             for t, buffer in zip(segment.outputs, made, strict=False):
@@ -155,9 +169,70 @@ class _Slot:
                                 "runtime a transport from one to the other."
                             )
                         held[t, far] = runtime.devices[far].allocate(runtime.spec(t))
+                        self.writes[compact[t], far] = [held[t, far]]
                     if (d, far) in runtime.transports:
                         done = functools.partial(executor.transfer_done, number, compact[t], d, far)
                         self.copies[compact[t], far] = (d, buffer, held[t, far], done)
+
+    def reported(self, what: tuple[int, ...]) -> None:
+        """Keep what a segment or a transfer has written, in a run that is checked."""
+        if self.written is not None and what in self.writes:
+            self.written[what] = [np.array(buffer.array()) for buffer in self.writes[what]]
+
+    def blank(self, sentinel: int) -> tuple[int, ...] | None:
+        """Blank what segments and transfers write; return one that has written what it should not have."""
+        found = None
+        for what, buffers in self.writes.items():
+            # looked at just before they are filled, so that nothing is missed between; together, as some may share their memory
+            values = [buffer.array() for buffer in buffers]
+            undisturbed = True
+            if self.blanked is not None:
+                undisturbed = all(is_blank(value, self.blanked) for value in values)
+            elif self.written is not None and what in self.written:
+                pairs = zip(values, self.written[what], strict=True)
+                undisturbed = all(np.array(now).tobytes() == then.tobytes() for now, then in pairs)
+            for buffer in buffers:
+                buffer.blank(sentinel)
+            if not undisturbed:
+                found = what
+        self.blanked, self.written = sentinel, None
+        return found
+
+    def clear(self) -> None:
+        """Forget what ran when."""
+        self.ran.clear()
+        self.moved.clear()
+
+
+class _Run:
+    """A call of ``times``, until nothing of it runs any more.
+
+    Attributes:
+        slots: its requests in flight.
+        waiting: how many requests have not begun.
+        left: how many of the slots have not ended.
+        begun: whether the scheduler knows of it.
+        stopped: whether nothing more of it may start: something failed, or nobody waits any more. Whoever says so need not
+            hold a lock, so that an interrupt takes no more than that.
+        dropped: whether the scheduler knows that.
+        error: what failed first.
+        end: when all of it had ended.
+        over: open from then on.
+        caller: the thread that waits, if runs begin there, as no device has a worker; None if no decision is made there.
+    """
+
+    def __init__(self, slots: list[_Slot], waiting: int, caller: int | None) -> None:
+        self.slots, self.waiting, self.caller = slots, waiting, caller
+        self.left = len(slots)
+        self.begun = self.stopped = self.dropped = False
+        self.error: PlaceitError | None = None
+        self.end = 0.0
+        self.over = Gate()
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing of it runs; of one that has been stopped, for good if seen while nobody decides anything."""
+        return self.over.is_open or (self.stopped and not self.begun)
 
 
 class Executor:
@@ -167,6 +242,10 @@ class Executor:
     to the scheduler, and what it answers is started at once, on the thread that reported the completion.
 
     Every request starts from the model's initial state, if it has any. Threads that share an executor take turns.
+
+    Whatever is raised in the thread that waits, by a device or by a signal handler, nothing more of the run is started, and the
+    executor stays usable: what still runs ends by itself, and the next run, and new inputs, wait for that. All decisions are
+    made on the threads of devices, where no signal handler can interrupt them.
 
     Args:
         runtime: devices, links and compiled segments.
@@ -188,10 +267,15 @@ class Executor:
         self._samples = empty_samples(len(plan.segments))
         self._turn = threading.RLock()  # of the threads that call
         self._lock = threading.Lock()  # of what the scheduler knows
-        self._waiting = 0
-        self._error: PlaceitError | None = None
+        self._run: _Run | None = None  # the last one
+        self._closed = False
         self._lost = False  # whether nobody knows what still runs
         self._slots = [_Slot(self, number) for number in range(requests)]
+        used = dict.fromkeys([s.device for s in plan.segments if not s.free] or [s.device for s in plan.segments])
+        of_devices = [worker for d in used if (worker := _worker_of(runtime.devices[d])) is not None]
+        of_links = [_worker_of(link) for pair, link in runtime.transports.items() if used.keys() >= set(pair)]
+        self._first = of_devices[0] if of_devices else None  # where runs begin: segments are in topological order
+        self._workers = [*of_devices, *(worker for worker in of_links if worker is not None)]
 
     def __enter__(self) -> Self:
         return self
@@ -201,7 +285,18 @@ class Executor:
 
     def close(self) -> None:
         """Let go of buffers and programs. Closing twice does nothing more."""
+        if self.runtime.elsewhere:
+            return
         with self._turn:
+            self._closed = True
+            if self._run is not None:
+                self._run.stopped = True
+            with self._lock:
+                if self._run is None or self._run.quiet:
+                    self._let_go()
+
+    def _let_go(self) -> None:
+        if not self._lost:  # what still runs uses the buffers, and they go when it has ended
             self._slots.clear()
             self.programs.clear()
 
@@ -212,75 +307,138 @@ class Executor:
             UsageError: an input is missing, unknown, or has another shape or type than the model wants.
         """
         slot = self._slot(request)
-        for name in inputs:
-            if name not in slot.inputs:
-                raise UsageError(f"The model has no input '{name}'; its inputs are {', '.join(slot.inputs)}.")
-        for name, buffer in slot.inputs.items():
-            if name not in inputs:
-                raise UsageError(f"The input '{name}' is missing; the model's inputs are {', '.join(slot.inputs)}.")
-            np.copyto(buffer.array(), checked_input(name, inputs[name], buffer.spec), casting="same_kind")
+        self._settle()
+        for name, value in checked_inputs(inputs, self.runtime.inputs).items():
+            np.copyto(slot.inputs[name].array(), value)
 
     def outputs(self, *, request: int = 0) -> dict[str, NDArray[np.generic]]:
         """Return copies of the outputs of the last run, by name."""
         return {name: np.array(buffer.array(), order="C") for name, buffer in self._slot(request).outputs.items()}
 
-    def run(self, inputs: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
-        """Run once and return the outputs by name. Raises UsageError or ExecutionError."""
+    def run(self, inputs: Mapping[str, NDArray[np.generic]], *, timeout: float | None = None) -> dict[str, NDArray[np.generic]]:
+        """Run once and return the outputs by name; see :meth:`times`. Raises UsageError or ExecutionError."""
+        deadline = self._deadline(timeout)
         with self._turn:
+            self._settle(deadline)
             self.set_inputs(inputs)
-            self.time()
+            self._times(1, deadline)
             return self.outputs()
 
-    def time(self) -> float:
-        """Run once on the inputs in place and return the seconds it took. Raises ExecutionError."""
-        return self.times(1)
+    def time(self, *, timeout: float | None = None) -> float:
+        """Run once on the inputs in place and return the seconds it took; see :meth:`times`. Raises ExecutionError."""
+        return self.times(1, timeout=timeout)
 
-    def times(self, count: int) -> float:
+    def times(self, count: int, *, timeout: float | None = None) -> float:
         """Run ``count`` requests, as many in flight as the executor was made for, and return the seconds they took.
 
+        Args:
+            count: how many requests.
+            timeout: seconds until an ExecutionError says what still runs, also if that is of an earlier run or of another
+                thread's; None to wait for as long as it takes.
+
         Raises:
-            ExecutionError: a device failed, or has been closed. What had not started does not start any more.
-            UsageError: no request at all.
+            ExecutionError: a device failed, has been closed, or takes longer than ``timeout``. What had not started does not
+                start any more, and the next run waits for what had.
+            UsageError: no request at all, or no time.
         """
         if count < 1:
             raise UsageError(f"There must be at least one request to run; got {count}.")
+        deadline = self._deadline(timeout)
         with self._turn:
-            if self._lost:
-                raise ExecutionError("After an earlier error this executor does not know what still runs: make a new one.")
-            self._slot(0)
-            slots = self._slots[:count]
-            for slot in slots:
-                slot.ran.clear()
-                slot.moved.clear()
-            self._waiting, self._error = count - len(slots), None
-            begin = perf_counter()
-            try:
-                for slot in slots:
-                    slot.finished.clear()
-                    self._advance(self._scheduler.begin, slot.number)
-                self._wait()
-            except KeyboardInterrupt:
-                with self._lock:
-                    self._waiting = 0
-                for slot in slots:
-                    self._advance(self._scheduler.abort, slot.number)
-                self._wait()
-                raise
-            if self._error is not None:
-                raise self._error
-            return max(slot.end for slot in slots) - begin
+            return self._times(count, deadline)
+
+    def _times(self, count: int, deadline: float) -> float:
+        """Run requests; for the thread whose turn it is."""
+        if self._lost:
+            raise ExecutionError("After an earlier error this executor does not know what still runs: make a new one.")
+        self._slot(0)
+        if self._run is not None and not self._run.quiet and not self._run.stopped:
+            raise ExecutionError("A run was asked for inside another one of the same executor, by a signal handler perhaps.")
+        self._settle(deadline)
+        for slot in self._slots:
+            slot.clear()
+        slots = self._slots[:count]
+        for slot in slots:
+            slot.written = None if slot.blanked is None else {}  # the run after it was blanked is the one that is checked
+            slot.blanked = None
+        run = _Run(slots, count - len(slots), threading.get_ident() if self._first is None else None)
+        begin = perf_counter()
+        self._run = run
+        try:
+            if self._first is None:
+                self._advance(self._begin, run)
+            else:
+                self._first.submit(functools.partial(self._advance, self._begin, run))
+            self._wait(run, deadline)
+        except BaseException:
+            run.stopped = True
+            raise
+        if run.error is not None:
+            raise run.error
+        return run.end - begin
+
+    def _deadline(self, timeout: float | None) -> float:
+        """When to stop waiting. Until then, wait for the run of another thread, which may never end."""
+        self.runtime.check_process()
+        check_timeout(timeout)
+        if timeout is None:
+            return math.inf
+        deadline = perf_counter() + timeout
+        if self._run is not None:
+            self._wait(self._run, deadline)
+        return deadline
 
     def _slot(self, request: int) -> _Slot:
-        if not self._slots:
+        self.runtime.check_process()
+        if self._closed:
             raise ExecutionError("This executor is closed: make a new one.")
         return self._slots[request]
 
-    def _wait(self) -> None:
-        for slot in self._slots:
-            self.runtime.wait(slot.finished)
+    def _settle(self, deadline: float = math.inf) -> None:
+        """Wait for what still runs of a run that nobody waits for any more."""
+        run = self._run
+        if run is not None and run.stopped:
+            with self._lock:
+                quiet = run.quiet
+            if not quiet:
+                self._wait(run, deadline)
+
+    def _wait(self, run: _Run, deadline: float) -> None:
+        """Wait for a run to end. Raises ExecutionError if it does not in time, or if it never will."""
+        if self.runtime.wait is not None and not run.quiet:
+            self.runtime.wait(run.over)
+            if not run.quiet:
+                raise ExecutionError(f"Nothing is left to happen, and the run has not ended: {self._running(run)}.")
+        while not run.quiet:
+            if run.over.wait(max(0.0, min(_LOOK_S, deadline - perf_counter()))):
+                return
+            if perf_counter() >= deadline:
+                raise ExecutionError(
+                    f"The time-out is over, and the run is not: {self._running(run)}. The executor can be used again when "
+                    "that has ended; if a device hangs, open a new session."
+                )
+            for worker in self._workers:
+                if not run.quiet:
+                    worker.check()
+
+    def _running(self, run: _Run) -> str:
+        """Say what of a run is on devices and links."""
+        names, what = self.runtime.cluster.names, []
+        with self._lock:
+            steps = self._scheduler.running() if run.begun else []
+        for step in steps:
+            if isinstance(step, Start):
+                what.append(self._segment(step.op))
+            else:
+                name = self.runtime.tensor_name(self.plan.tensors[step.tensor])
+                what.append(f"'{name}' from {names[step.src]} to {names[step.dst]}")
+        return f"still running: {', '.join(what)}" if what else "none of it has started, as its device is busy"
 
     def spans(self) -> list[Span]:
-        """What ran when in the last run: one span per segment and transfer, on a track per device and per link."""
+        """What ran when in the last call: one span per segment and transfer, on a track per device and per link.
+
+        Of a call of more requests than can be in flight at once, the last ones.
+        """
         plan, runtime = self.plan, self.runtime
         names = runtime.cluster.names
         spans = []
@@ -297,70 +455,144 @@ class Executor:
         """``float64[S]``, median seconds of each segment over many runs, or of the last one; zero if it runs nothing."""
         return seconds_of(self._samples, last=last)
 
+    def blank(self, sentinel: int) -> str | None:
+        """Fill all that a run writes with NaN, or with the sentinel; see :class:`PlanExecutor`."""
+        with self._turn:
+            self._slot(0)
+            self._settle()
+            found = [what for slot in self._slots if (what := slot.blank(sentinel)) is not None]
+        if not found:
+            return None
+        runtime, what = self.runtime, found[0]
+        if len(what) == 1:
+            who = self._segment(what[0])
+        else:
+            who = f"the transfer of '{runtime.tensor_name(self.plan.tensors[what[0]])}' to {runtime.cluster.names[what[1]]}"
+        return f"{who} still wrote after it had been reported to have ended"
+
+    def _segment(self, s: int) -> str:
+        segment, runtime = self.plan.segments[s], self.runtime
+        return f"the segment that starts with '{runtime.op_names(segment)[0]}' on {runtime.cluster.names[segment.device]}"
+
     def op_done(self, request: int, op: int, start: float, finish: float, error: BaseException | None) -> None:
         """Take a device's report that a segment ended."""
+        failure = None if error is None else self._segment_failed("failed on", op, error)
+        self._advance(self._op_ended, request, op, start, finish, error=failure)
+
+    def _op_ended(self, request: int, op: int, start: float, finish: float) -> list[Instruction]:
         self._slots[request].ran.append((op, start, finish))
         self._samples[op].append(finish - start)
-        if error is not None and not isinstance(error, PlaceitError):
-            segment = self.plan.segments[op]
-            first, device = self.runtime.op_names(segment)[0], self.runtime.devices[segment.device]
-            error = _failure(f"The segment that starts with '{first}' failed on {device.name}", error)
-        self._advance(self._scheduler.op_finished, request, op, error=error)
+        self._slots[request].reported((op,))
+        return self._scheduler.op_finished(request, op)
 
     def transfer_done(
         self, request: int, tensor: int, src: int, dst: int, start: float, finish: float, error: BaseException | None
     ) -> None:
         """Take a link's report that a transfer ended."""
-        self._slots[request].moved.append((tensor, src, dst, start, finish))
-        if error is not None and not isinstance(error, PlaceitError):
-            name, names = self.runtime.tensor_name(self.plan.tensors[tensor]), self.runtime.cluster.names
-            error = _failure(f"Moving '{name}' from {names[src]} to {names[dst]} failed", error)
-        self._advance(self._scheduler.transfer_finished, request, tensor, dst, error=error)
+        failure = None if error is None else self._transfer_failed(tensor, src, dst, error)
+        self._advance(self._transfer_ended, request, tensor, src, dst, start, finish, error=failure)
 
-    def _advance(self, event: Callable[..., list[Instruction]], *args: int, error: PlaceitError | None = None) -> None:
+    def _transfer_ended(self, request: int, tensor: int, src: int, dst: int, start: float, finish: float) -> list[Instruction]:
+        self._slots[request].moved.append((tensor, src, dst, start, finish))
+        self._slots[request].reported((tensor, dst))
+        return self._scheduler.transfer_finished(request, tensor, dst)
+
+    def _segment_failed(self, how: str, op: int, error: BaseException) -> PlaceitError:
+        segment = self.plan.segments[op]
+        first, device = self.runtime.op_names(segment)[0], self.runtime.devices[segment.device]
+        return _failure(f"The segment that starts with '{first}' {how} {device.name}", error)
+
+    def _transfer_failed(self, tensor: int, src: int, dst: int, error: BaseException) -> PlaceitError:
+        name, names = self.runtime.tensor_name(self.plan.tensors[tensor]), self.runtime.cluster.names
+        return _failure(f"Moving '{name}' from {names[src]} to {names[dst]} failed", error)
+
+    def _begin(self, run: _Run) -> list[Instruction]:
+        if run.stopped:  # an interrupt came first, and nobody waits for it
+            return []
+        run.begun = True
+        return [step for slot in run.slots for step in self._scheduler.begin(slot.number)]
+
+    def _advance(self, event: Callable[..., list[Instruction]], *args: Any, error: PlaceitError | None = None) -> None:
         """Tell the scheduler of an event and start what it asks for."""
         with self._lock:
+            run = self._run
+            if run is None:
+                return
             try:
-                self._follow(event, args, error)
-            except Exception as failure:  # noqa: BLE001 (whatever it is, somebody waits for this thread to tell)
-                self._lost = True
-                self._error = failure if isinstance(failure, PlaceitError) else _failure("The run cannot go on", failure)
-                for slot in self._slots:
-                    slot.finished.set()
+                self._follow(run, event, args, error)
+            except BaseException as failure:
+                self._lost = run.stopped = True
+                run.error = run.error or _failure("The run cannot go on", failure)
+                run.over.open()
+                if run.caller == threading.get_ident():
+                    raise
+            if run.over.is_open and self._closed:
+                self._let_go()
 
-    def _follow(self, event: Callable[..., list[Instruction]], args: tuple[int, ...], error: PlaceitError | None) -> None:
+    def _follow(
+        self, run: _Run, event: Callable[..., list[Instruction]], args: tuple[Any, ...], error: PlaceitError | None
+    ) -> None:
         scheduler = self._scheduler
         todo: deque[Instruction] = deque()
-        if error is not None:
-            self._error = self._error or error
-            self._waiting = 0
-            todo.extend(scheduler.abort(args[0]))  # before the event, or what reads from a failed segment would start
+        if error is not None or run.stopped:  # before the event, or what reads from a failed segment would start
+            todo.extend(self._stop(run, error))
         todo.extend(event(*args))
         while todo:
             step = todo.popleft()
             slot = self._slots[step.request]
             if type(step) is Start:
-                run = slot.starts[step.op]
-                if run is None:
-                    todo.extend(scheduler.op_finished(step.request, step.op))
-                else:
-                    self.runtime.devices[step.device].start(*run)
+                start = slot.starts[step.op]
+                try:
+                    if start is not None:
+                        self.runtime.devices[step.device].start(*start)
+                        continue
+                except BaseException as refusal:  # noqa: BLE001
+                    todo.extend(self._stop(run, self._segment_failed("could not be started on", step.op, refusal)))
+                todo.extend(scheduler.op_finished(step.request, step.op))
             elif type(step) is Transfer:
                 copy = slot.copies.get((step.tensor, step.dst))
-                if copy is None:
-                    todo.extend(scheduler.transfer_finished(step.request, step.tensor, step.dst))
-                else:
-                    src, source, destination, done = copy
-                    self.runtime.transports[src, step.dst].start(source, destination, done)
-            elif self._waiting:
-                self._waiting -= 1
+                try:
+                    if copy is not None:
+                        src, source, destination, done = copy
+                        self.runtime.transports[src, step.dst].start(source, destination, done)
+                        continue
+                except BaseException as refusal:  # noqa: BLE001
+                    todo.extend(self._stop(run, self._transfer_failed(step.tensor, step.src, step.dst, refusal)))
+                todo.extend(scheduler.transfer_finished(step.request, step.tensor, step.dst))
+            elif run.waiting:
+                run.waiting -= 1
+                slot.clear()
                 todo.extend(scheduler.begin(step.request))
             else:
-                slot.end = perf_counter()
-                slot.finished.set()
+                run.left -= 1
+                if run.left == 0:
+                    run.end = perf_counter()
+                    run.over.open()
+
+    def _stop(self, run: _Run, error: PlaceitError | None) -> list[Instruction]:
+        """Drop what has not started."""
+        if error is not None and run.caller == threading.get_ident() and not isinstance(error.__cause__, Exception | None):
+            raise error.__cause__  # an interrupt, and not what a device says
+        run.error, run.stopped = run.error or error, True
+        if run.dropped or not run.begun:
+            return []
+        run.dropped, run.waiting = True, 0
+        return [step for slot in run.slots for step in self._scheduler.abort(slot.number)]
 
 
-def _failure(what: str, error: BaseException) -> ExecutionError:
+def check_timeout(timeout: float | None) -> None:
+    """Raise UsageError unless it is a positive number of seconds, or None for no limit."""
+    if timeout is not None and not timeout > 0:
+        raise UsageError(f"'timeout' must be a positive number of seconds; got {timeout}.")
+
+
+def _failure(what: str, error: BaseException) -> PlaceitError:
+    if isinstance(error, PlaceitError):
+        return error
     failure = ExecutionError(f"{what}: {type(error).__name__}: {error}")
     failure.__cause__ = error
     return failure
+
+
+def _worker_of(driver: object) -> Worker | None:
+    return getattr(driver, "worker", None)

@@ -1,17 +1,18 @@
 """The measuring protocol: what runs when, when to stop, and what the numbers allow one to say.
 
 Every command and every benchmark measures through this module. Candidates are interleaved, never timed one after the
-other, so that a machine that slows down slows all of them down; medians come with a bootstrap confidence interval; one
-candidate is faster than another only if the interval of their ratio, paired by round, says so. ``docs/measuring.md``
-has the reasons.
+other, so that a machine that slows down slows all of them down; medians come with a confidence interval; one candidate is
+faster than another only if the interval of their ratio, paired by round, says so. ``docs/measuring.md`` has the reasons.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import TypeAlias
 
 import numpy as np
@@ -19,7 +20,23 @@ from numpy.typing import ArrayLike, NDArray
 
 from placeit.errors import ExecutionError, PlaceitError, UsageError
 
-__all__ = ["Candidate", "Measurement", "Progress", "Race", "Ratio", "faster", "median_interval", "race", "timed"]
+__all__ = [
+    "FAILURES",
+    "FEWEST",
+    "WARMUP",
+    "Candidate",
+    "Leave",
+    "Measurement",
+    "Progress",
+    "Race",
+    "Ratio",
+    "check_length",
+    "faster",
+    "median_interval",
+    "race",
+    "summed_up",
+    "timed",
+]
 
 Candidate: TypeAlias = Callable[[], float]
 """Runs once and returns the seconds that the run took, by its own clock. :func:`timed` makes one of any callable."""
@@ -27,12 +44,23 @@ Candidate: TypeAlias = Callable[[], float]
 Progress: TypeAlias = Callable[[int, float], None]
 """Told after each round: rounds done, and the share of the work done, in [0, 1]."""
 
-CONFIDENCE = 0.95
-RESAMPLES = 10_000
+Leave: TypeAlias = Callable[[str, ExecutionError | None], object]
+"""Told of a candidate that leaves a race before its end: with the error if a run of it failed, None if it lost."""
+
+FAILURES = (PlaceitError, RuntimeError, OSError, MemoryError, ArithmeticError, ValueError)
+"""What a candidate fails with, of its own or of the libraries that run it; anything else is a bug, and is not kept quiet."""
+
+MEDIAN_TAIL, RATIO_TAIL = 0.025, 0.0175
+"""Most often that the truth lies on one given side of a 95 % interval. Ratios, which decisions are made by, have some room."""
 DROP_MARGIN = 1.05
 """A candidate leaves a race when the low end of its interval is above the high end of the leader's times this."""
+WARMUP = 2
+"""Runs of each candidate before those that count."""
 FEWEST = 6
 """Fewest samples that have an interval: of five, all are on one side of the true median in 6 % of all cases."""
+_EXACT = 64  # most samples whose interval is looked up in the exact distribution; of more, in a normal one
+_BLOCKS = 1000  # most values of which all pairs are averaged
+_LEAST = 2  # candidates that stay in a race
 _LOOK_EVERY = 4  # rounds between two looks at who can be dropped: each look is a chance to be wrong
 
 
@@ -83,9 +111,13 @@ class Race:
         candidates: what to measure, by name. Compiled, with inputs in place: nothing but the run belongs in it.
         seed: decides the order within each round.
         warmup: runs of each candidate before the first round, not counted.
+        leave: told of each candidate that leaves before the end. With it the others go on when a run fails; without it that
+            ends the race.
     """
 
-    def __init__(self, candidates: Mapping[str, Candidate], *, seed: int = 0, warmup: int = 2) -> None:
+    def __init__(
+        self, candidates: Mapping[str, Candidate], *, seed: int = 0, warmup: int = WARMUP, leave: Leave | None = None
+    ) -> None:
         if not candidates:
             raise UsageError("There is nothing to measure: the race has no candidates.")
         self._candidates = dict(candidates)
@@ -93,11 +125,12 @@ class Race:
         self._running = list(candidates)
         self._random = np.random.default_rng(seed)
         self._warmup = warmup
+        self._leave = leave
         self._round = 0
 
     @property
     def running(self) -> tuple[str, ...]:
-        """Candidates that have not been dropped."""
+        """Candidates that have not left."""
         return tuple(self._running)
 
     def run(
@@ -125,7 +158,8 @@ class Race:
             progress: called after each round.
 
         Raises:
-            ExecutionError: a run failed, or gave no sensible time; names the candidate, with the cause.
+            ExecutionError: a run failed, or gave no sensible time, and nobody is told who leaves; names the candidate, with
+                the cause.
             UsageError: neither ``rounds`` nor ``budget_s`` is given.
         """
         if rounds is None and budget_s is None:
@@ -133,18 +167,19 @@ class Race:
         most = math.inf if rounds is None else rounds
         budget = math.inf if budget_s is None else budget_s
         begin = time.perf_counter()
-        self._warm_up()
+        self.warm_up()
         done, last = 0, 0.0
-        while done < most:
+        while done < most and self._running:
             elapsed = time.perf_counter() - begin
             if done >= min_rounds and elapsed + last > budget:
                 break
-            for number in self._random.permutation(len(self._running)):
-                name = self._running[number]
-                self._samples[name].append((self._round, self._once(name)))
+            for name in [self._running[number] for number in self._random.permutation(len(self._running))]:
+                seconds = self._tried(name)
+                if seconds is not None:
+                    self._samples[name].append((self._round, seconds))
             self._round += 1
             done += 1
-            if drop_losers and done >= min_rounds and (done - min_rounds) % _LOOK_EVERY == 0:
+            if drop_losers and len(self._running) > _LEAST and done >= min_rounds and (done - min_rounds) % _LOOK_EVERY == 0:
                 self._drop()
             spent = time.perf_counter() - begin
             last = spent - elapsed
@@ -154,18 +189,33 @@ class Race:
 
     def results(self) -> dict[str, Measurement]:
         """What has been measured so far, dropped candidates included; a candidate that never finished a run is left out."""
-        return {name: _measurement(name, samples) for name, samples in self._samples.items() if samples}
+        return {
+            name: summed_up(name, [seconds for _, seconds in samples], [number for number, _ in samples])
+            for name, samples in self._samples.items()
+            if samples
+        }
 
-    def _warm_up(self) -> None:
+    def warm_up(self) -> None:
+        """Do the runs that are not counted, unless they are done; :meth:`run` does it, as a part of its budget."""
         while self._warmup > 0:
-            for name in self._running:
-                self._once(name)
+            for name in self.running:
+                self._tried(name)
             self._warmup -= 1
+
+    def _tried(self, name: str) -> float | None:
+        try:
+            return self._once(name)
+        except ExecutionError as error:
+            if self._leave is None:
+                raise
+            self._running.remove(name)
+            self._leave(name, error)
+            return None
 
     def _once(self, name: str) -> float:
         try:
             seconds = self._candidates[name]()
-        except (PlaceitError, RuntimeError, OSError, MemoryError, ArithmeticError, ValueError) as error:
+        except FAILURES as error:
             raise ExecutionError(f"A run of '{name}' failed: {error}") from error
         if not (0 < seconds < math.inf):
             raise ExecutionError(f"A run of '{name}' reports that it took {seconds} s, which is no time a run can take.")
@@ -175,8 +225,11 @@ class Race:
         results = self.results()
         standing = sorted(self._running, key=lambda name: results[name].median)
         limit = results[standing[0]].ci_high * DROP_MARGIN
-        losers = {name for name in standing[2:] if results[name].ci_low > limit}
+        losers = [name for name in standing[_LEAST:] if results[name].ci_low > limit]
         self._running = [name for name in self._running if name not in losers]
+        for name in losers:
+            if self._leave is not None:
+                self._leave(name, None)
 
 
 def race(
@@ -186,7 +239,7 @@ def race(
     budget_s: float | None = None,
     min_rounds: int = 6,
     seed: int = 0,
-    warmup: int = 2,
+    warmup: int = WARMUP,
     drop_losers: bool = True,
     progress: Progress | None = None,
 ) -> dict[str, Measurement]:
@@ -207,12 +260,17 @@ def timed(run: Callable[[], object]) -> Candidate:
     return once
 
 
-def faster(a: Measurement, b: Measurement, *, seed: int = 0) -> Ratio:
-    """Compare two candidates of one race: median over rounds of time of ``a`` / time of ``b``, and its interval.
+def faster(a: Measurement, b: Measurement) -> Ratio:
+    """Compare two candidates of one race: time of ``a`` / time of ``b`` in the same round, its middle and its interval.
 
-    Pairing by round cancels what both suffered in it: a busy neighbour, a clock that was lowered. ``a`` is faster beyond
-    the interval if the whole interval is below 1. From fewer than :data:`FEWEST` common rounds nothing follows, and the
-    interval is (0, inf).
+    Pairing by round cancels what both suffered in it: a busy neighbour, a clock that was lowered. The middle is the
+    Hodges-Lehmann estimate of the logarithms, the median of the means of all pairs of them, and the interval is that of
+    Wilcoxon's signed-rank test. It supposes only that a round favours either candidate equally often and equally strongly
+    beside their true ratio, which the random order of a race sees to, however the noise of the machine is distributed and
+    correlated. ``a`` is faster beyond the interval if the whole interval is below 1. From fewer than :data:`FEWEST` common
+    rounds nothing follows, and the interval is (0, inf).
+
+    Source: M. Hollander, D. A. Wolfe, E. Chicken, "Nonparametric Statistical Methods", 3rd edition, 2014, sections 3.1 to 3.3.
 
     Raises:
         ExecutionError: they have no round in common.
@@ -220,49 +278,88 @@ def faster(a: Measurement, b: Measurement, *, seed: int = 0) -> Ratio:
     common, of_a, of_b = np.intersect1d(a.rounds, b.rounds, return_indices=True)
     if len(common) == 0:
         raise ExecutionError(f"'{a.name}' and '{b.name}' were never measured in the same round, so they cannot be compared.")
-    ratios = a.samples[of_a] / b.samples[of_b]
-    low, high = median_interval(ratios, seed=seed)
-    return Ratio(float(np.median(ratios)), low, high)
+    with np.errstate(divide="ignore"):  # objectives other than time can be zero
+        logs = np.log(a.samples[of_a]) - np.log(b.samples[of_b])
+    if len(logs) > _BLOCKS:
+        logs = np.array([block.mean() for block in np.array_split(logs, _BLOCKS)])
+    n = len(logs)
+    first, second = np.triu_indices(n)
+    means = np.sort((logs[first] + logs[second]) / 2)
+    ratio = float(np.exp(np.median(means)))
+    if n < FEWEST:
+        return Ratio(ratio, 0.0, math.inf)
+    low, high = _ends(means, range(1, n + 1), RATIO_TAIL)
+    return Ratio(ratio, math.exp(low), math.exp(high))
 
 
-def median_interval(samples: ArrayLike, *, seed: int = 0) -> tuple[float, float]:
-    """95 % confidence interval of the median of positive samples, by the percentile bootstrap.
-
-    Source: B. Efron, "Bootstrap methods: another look at the jackknife", Annals of Statistics 7(1), 1979, section 3. The
-    resamples are not drawn in full: the median of a resample of ``n`` values is the sorted sample at position
-    ``floor(n * U)``, where ``U`` is the middle order statistic of ``n`` uniform numbers, which has a Beta distribution. That
-    gives the same distribution in time that does not depend on ``n``.
+def median_interval(samples: ArrayLike) -> tuple[float, float]:
+    """95 % confidence interval of the median of positive samples, whatever their distribution: two of them, by the sign test.
 
     Args:
         samples: ``float[N]``, N >= 1.
-        seed: of the random numbers.
 
     Returns:
         Low and high end; (0, inf) for fewer than :data:`FEWEST` samples, of which nothing follows.
     """
     values = np.sort(np.asarray(samples, np.float64))
     n = len(values)
-    if n < FEWEST:
-        return 0.0, math.inf
-    random = np.random.default_rng(seed)
-    k = (n + 1) // 2
-    middle = random.beta(k, n + 1 - k, RESAMPLES)
-    medians = values[_position(middle, n)]
-    if n % 2 == 0:
-        # the next order statistic is the smallest of the n - k uniform numbers above this one
-        above = 1 - (1 - middle) * random.random(RESAMPLES) ** (1 / (n - k))
-        medians = (medians + values[_position(above, n)]) / 2
-    tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(medians, [tail, 1 - tail])
-    return float(low), float(high)
+    return (0.0, math.inf) if n < FEWEST else _ends(values, (1,) * n, MEDIAN_TAIL)
 
 
-def _position(uniform: NDArray[np.float64], n: int) -> NDArray[np.int64]:
-    return np.minimum((uniform * n).astype(np.int64), n - 1)
+def _ends(values: NDArray[np.float64], weights: Sequence[int], tail: float) -> tuple[float, float]:
+    """Ends of the interval of a test by signs (all weights 1) or signed ranks (the ranks), of ascending values.
+
+    There are as many values as all weights together, and each end is passed by the truth with a probability of ``tail``
+    at most.
+    """
+    k = _position(weights, tail)
+    return float(values[k - 1]), float(values[-k])
 
 
-def _measurement(name: str, samples: list[tuple[int, float]]) -> Measurement:
-    rounds = np.array([number for number, _ in samples], np.int64)
-    seconds = np.array([value for _, value in samples])
+@functools.cache
+def _position(weights: Sequence[int], tail: float) -> int:
+    """Position of the ends among the values, from below and from above: 1 is the outermost.
+
+    It is the number of sums that are reached, by the weights on which a coin falls heads, with a probability of ``tail`` at
+    most: the sum itself or a lower one.
+    """
+    n, total = len(weights), sum(weights)
+    if n > _EXACT:
+        deviation = math.sqrt(sum(weight * weight for weight in weights)) / 2
+        return math.floor(total / 2 + 0.5 + NormalDist().inv_cdf(tail) * deviation)
+    ways = np.zeros(total + 1)
+    ways[0] = 1
+    for weight in weights:
+        ways[weight:] += ways[:-weight].copy()
+    return int(np.searchsorted(np.cumsum(ways), tail * 2.0**n, side="right"))
+
+
+def check_length(runs: int, duration: float | None, warmup: int) -> None:
+    """Check how long something is to be measured: so many runs, or seconds in their place, after some that do not count.
+
+    Raises:
+        UsageError: no runs, no seconds, or fewer than no runs for warming up.
+    """
+    if runs < 1:
+        raise UsageError(f"{runs} runs measure nothing; there must be at least one.")
+    if duration is not None and not 0 < duration < math.inf:
+        raise UsageError(f"The duration is {duration} seconds; it must be positive, and end.")
+    if warmup < 0:
+        raise UsageError(f"{warmup} runs for warming up is no number of runs; 0 is for none.")
+
+
+def summed_up(name: str, samples: ArrayLike, rounds: ArrayLike) -> Measurement:
+    """Sum up the samples of one candidate, ``float[N]``, that were taken in some rounds, ``int[N]``, N >= 1."""
+    seconds = np.array(samples, np.float64)
+    ascending = np.sort(seconds)
     low, high = median_interval(seconds)
-    return Measurement(name, seconds, rounds, float(np.median(seconds)), low, high, float(np.percentile(seconds, 95)))
+    return Measurement(
+        name, seconds, np.array(rounds, np.int64), _quantile(ascending, 0.5), low, high, _quantile(ascending, 0.95)
+    )
+
+
+def _quantile(ascending: NDArray[np.float64], share: float) -> float:
+    """Interpolate as NumPy does, which takes ten times as long for as few values as these."""
+    whole, part = divmod(share * (len(ascending) - 1), 1)
+    below = float(ascending[int(whole)])
+    return below if part == 0 else below + part * (float(ascending[int(whole) + 1]) - below)

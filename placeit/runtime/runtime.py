@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
-import threading
-from collections import OrderedDict
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,18 +15,24 @@ from typing import Self
 from placeit.backends.base import Model, OnnxSegments, OpenVinoSegments, TorchSegments
 from placeit.backends.coarsen import Grouping
 from placeit.cluster import Cluster
-from placeit.errors import DeviceError, GraphError
+from placeit.devices.host import memory_bytes
+from placeit.errors import DeviceError, ExecutionError, GraphError
+from placeit.memory import Use
 from placeit.runtime.devices.base import Buffer, Program, RuntimeDevice, SegmentSource, TensorSpec, Transport
 from placeit.runtime.devices.emulated import EmulatedLink, SlowedDevice
 from placeit.runtime.devices.kinds import device_kind
+from placeit.runtime.devices.worker import Gate, apart
 from placeit.runtime.executor import Executor, Order, PlanExecutor
+from placeit.runtime.programs import Programs
 from placeit.runtime.segments import Plan, Segment
 from placeit.runtime.streams.accelerator import StreamProgram, Streams
 
 __all__ = ["Runtime"]
 
-_KEPT_MODELS, _KEPT_BYTES = 3, 1e9
-"""Programs that no executor uses are kept up to so many times the model's weights, and so many bytes more."""
+_KEPT_MODELS, _KEPT_BYTES, _KEPT_SHARE = 3, 1e9, 0.5
+"""Programs that no executor uses are kept while the process grows by no more than so many times the model's weights and so many
+bytes more, or this share of the memory that it may take, if that is less."""
+_KEPT_PROGRAMS, _KEPT_THREADS = 512, 256
 
 
 class Runtime:
@@ -42,7 +48,7 @@ class Runtime:
         devices: what to run on in place of the cluster's real devices, one for each of them, such as null devices.
         transports: links to go with them, by (source, destination).
         streams: what drives all of them through streams instead.
-        wait: how to wait for a request to finish; a virtual clock has to be run.
+        wait: what else to do to have a run end, such as letting time pass on a virtual clock.
 
     Raises:
         DeviceError: a device exists in simulation only, or is of a kind that this version cannot run.
@@ -59,9 +65,10 @@ class Runtime:
         devices: Sequence[RuntimeDevice] | None = None,
         transports: Mapping[tuple[int, int], Transport] | None = None,
         streams: Streams | None = None,
-        wait: Callable[[threading.Event], object] = threading.Event.wait,
+        wait: Callable[[Gate], object] | None = None,
     ) -> None:
         self.model, self.grouping, self.cluster = model, grouping, cluster
+        self.compiling_s = 0.0  # seconds that were spent compiling
         _check_together(model, grouping)
         self.members: list[list[int]] = [[] for _ in range(len(grouping.groups))]
         for v, group in enumerate(grouping.group_of.tolist()):
@@ -72,9 +79,12 @@ class Runtime:
         self._output_of = {spec.op: spec.name for spec in model.outputs}
         self.inputs = {spec.name: TensorSpec(spec.shape, spec.dtype) for spec in model.inputs}
         self.model_outputs = {spec.name: TensorSpec(spec.shape, spec.dtype) for spec in model.outputs}
-        self._programs: OrderedDict[tuple[str, tuple[int, ...]], Program | StreamProgram] = OrderedDict()
-        self._kept_bytes = 0.0
+        room = _KEPT_MODELS * float(grouping.groups.param_bytes.sum()) + _KEPT_BYTES
+        self._programs: Programs[tuple[str, tuple[int, ...]], Program | StreamProgram] = Programs(
+            Use(min(room, _KEPT_SHARE * memory_bytes()), _KEPT_THREADS), most=(_KEPT_PROGRAMS, room), weights=self._weights
+        )
         self.wait = wait
+        self._process = os.getpid()
         self.streams = streams
         if devices is None and streams is None:
             _check_real(cluster)
@@ -91,13 +101,28 @@ class Runtime:
         self.close()
 
     def close(self) -> None:
-        """Stop every thread."""
-        for device in self.devices:
-            device.close()
-        for transport in self.transports.values():
-            transport.close()
-        if self.streams is not None:
-            self.streams.accelerator.close()
+        """Stop every thread, whatever one of them raises, and give back the memory of programs that no executor uses."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._programs.clear)
+            if self.streams is not None:
+                stack.callback(self.streams.accelerator.close)
+            for transport in self.transports.values():
+                stack.callback(transport.close)
+            for device in self.devices:
+                stack.callback(device.close)
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether this is another process than the one that opened the devices."""
+        return os.getpid() != self._process
+
+    def check_process(self) -> None:
+        """Raise ExecutionError in a process forked from the one that opened the devices: it has none of their threads."""
+        if self.elsewhere:
+            raise ExecutionError(
+                "This process was forked from the one that opened the session, and the threads that run it stayed there: open "
+                "a session in this process."
+            )
 
     def executor(self, plan: Plan, *, requests: int = 1, order: Order = "dynamic") -> PlanExecutor:
         """Make a plan ready to run, with the executor that drives these devices.
@@ -111,8 +136,10 @@ class Runtime:
         Raises:
             DeviceError: a segment cannot be compiled for its device, there is no room for its weights or buffers, or the order
                 is not available.
+            ExecutionError: this process was forked from the one that opened the devices.
             UsageError: no request at all, or no such order.
         """
+        self.check_process()
         if self.streams is None:
             if order != "dynamic":
                 raise DeviceError(
@@ -128,23 +155,27 @@ class Runtime:
 
     def compile(self, segments: Sequence[Segment]) -> list[Program | StreamProgram]:
         """Compile segments for their devices, or take the programs that equal devices have compiled. Raises DeviceError."""
-        keys = [("" if self.streams is not None else self.devices[s.device].program_key, s.groups) for s in segments]
-        missing = {key: segment for key, segment in zip(keys, segments, strict=True) if key not in self._programs}
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "placeit compile") as pool:
-            compiled = pool.map(self._compile, missing.values())
-            for key, program in zip(missing, compiled, strict=True):
-                self._programs[key] = program
-                self._kept_bytes += self._weights(key[1])
-        for key in keys:
-            self._programs.move_to_end(key)
-        programs = [self._programs[key] for key in keys]
-        # a program has a copy of its weights, in the order that the device likes: without a bound a search would fill memory
-        while self._kept_bytes > _KEPT_MODELS * self.grouping.groups.param_bytes.sum() + _KEPT_BYTES:
-            (_, groups), _ = self._programs.popitem(last=False)
-            self._kept_bytes -= self._weights(groups)
-        return programs
+        given_up, begin = Gate(), time.perf_counter()
+        try:
+            return apart(functools.partial(self._compile_all, segments, given_up))
+        except BaseException:
+            given_up.open()
+            raise
+        finally:
+            self.compiling_s += time.perf_counter() - begin
 
-    def _compile(self, segment: Segment) -> Program | StreamProgram:
+    def _compile_all(self, segments: Sequence[Segment], given_up: Gate) -> list[Program | StreamProgram]:
+        keys = [("" if self.streams is not None else self.devices[s.device].program_key, s.groups) for s in segments]
+
+        def make(places: Sequence[int]) -> list[Program | StreamProgram]:
+            with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "placeit compile") as pool:
+                return list(pool.map(functools.partial(self._compile, given_up), [segments[place] for place in places]))
+
+        return self._programs.get(keys, make)
+
+    def _compile(self, given_up: Gate, segment: Segment) -> Program | StreamProgram:
+        if given_up.is_open:
+            raise ExecutionError("Nobody waits for this segment to be compiled any more.")
         compile_one = self.devices[segment.device].compile if self.streams is None else self.streams.compile
         return compile_one(self.source(segment))
 
@@ -152,8 +183,8 @@ class Runtime:
         """A segment as devices see it before compilation."""
         return _Source(self, segment)
 
-    def _weights(self, groups: tuple[int, ...]) -> float:
-        return float(self.grouping.groups.param_bytes[list(groups)].sum())
+    def _weights(self, key: tuple[str, tuple[int, ...]]) -> float:
+        return float(self.grouping.groups.param_bytes[list(key[1])].sum())
 
     def ops(self, segment: Segment) -> list[int]:
         """Op numbers of a segment, ascending."""
@@ -233,7 +264,7 @@ def _open_devices(cluster: Cluster, precision: str) -> tuple[RuntimeDevice, ...]
         for device in cluster.devices:
             real = device_kind(device).open(device, precision)
             devices.append(SlowedDevice(real, device.slowdown) if device.emulated else real)
-    except DeviceError:
+    except BaseException:
         for opened in devices:
             opened.close()
         raise

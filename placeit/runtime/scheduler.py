@@ -262,6 +262,19 @@ class Scheduler:
                 self._end(state, out)
         return out
 
+    def running(self) -> list[Start | Transfer]:
+        """What has been started and not been reported as finished, of all requests in flight."""
+        ops, out = len(self._place), list[Start | Transfer]()
+        of_node = {move.node: move for move in self._move_of.values()}
+        for state in self._requests.values():
+            for node in sorted(state.running):
+                if node < ops:
+                    out.append(Start(state.number, node, self._place[node]))
+                else:
+                    move = of_node[node]
+                    out.append(Transfer(state.number, move.tensor, move.src, move.dst))
+        return out
+
     def _fire(self, state: _Request, consumers: Sequence[int]) -> None:
         pending = state.pending
         for w in consumers:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+import time
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -15,9 +17,25 @@ from placeit.problem import Problem
 from placeit.runtime import _segment_kernel as kernel
 from placeit.runtime.simulator import Schedule, schedule
 
-__all__ = ["Costs", "Plan", "Segment", "Segmenter"]
+__all__ = ["Costs", "Plan", "Profiled", "Segment", "Segmenter"]
 
 _FREE_KINDS = frozenset({"Parameter", "Result"})
+_AT_ONCE = 50  # steps of a search between two looks at the clock, for each of which it takes milliseconds
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """When costs were measured, and on how busy a machine.
+
+    Attributes:
+        at: seconds since 1970.
+        load: how many cores other processes kept busy meanwhile, on average; None if that is not known.
+        cached: whether it was done before, and the costs are from the cache.
+    """
+
+    at: float
+    load: float | None
+    cached: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,17 +46,29 @@ class Costs:
     which the group's tensors crossing the segment's border have in all bytes that the group reads and writes. A group alone
     in its segment so takes dispatch + core + cut, and the whole model as one segment takes dispatch + the sum of core.
 
+    Devices that work at the same time share memory bandwidth, and what another device has just written is not in the caches of
+    the one that reads it. So a segment takes the ``load`` of its groups more, by the share of its time in which other devices
+    work, and ``read`` for each byte that enters from another device.
+
     Attributes:
         core: ``float64[G, D]``, a group inside an uncut model; ``inf`` where it cannot run.
         cut: ``float64[G, D]``, what cutting a group off all its neighbours adds: layout conversions, lost fusion.
         dispatch: ``float64[D]``, starting a segment.
         cluster: the devices, with all links known.
+        load: ``float64[G, D]``, or what broadcasts to it: what a group takes more while all other devices work.
+        read: ``float64[D]``, or what broadcasts to it: seconds per byte that another device wrote.
+        profiled: when they were measured; None if they were not.
+        shared: whether nothing but whole models was measured, so that ``core`` says nothing of single groups.
     """
 
     core: NDArray[np.float64]
     cut: NDArray[np.float64]
     dispatch: NDArray[np.float64]
     cluster: Cluster
+    load: NDArray[np.float64] = field(default_factory=lambda: np.zeros((1, 1)))
+    read: NDArray[np.float64] = field(default_factory=lambda: np.zeros(1))
+    profiled: Profiled | None = None
+    shared: bool = False
 
     @classmethod
     def free(cls, groups: int, cluster: Cluster) -> Costs:
@@ -125,6 +155,8 @@ class Segmenter:
             costs.core,
             np.divide(costs.cut, border[:, None], out=np.zeros_like(costs.cut), where=border[:, None] > 0),
             costs.dispatch,
+            np.array(np.broadcast_to(costs.load, costs.core.shape)),
+            np.array(np.broadcast_to(costs.read, costs.dispatch.shape)),
             costs.bandwidth,
             costs.latency,
             np.array([kind <= _FREE_KINDS for kind in kinds]),
@@ -168,8 +200,20 @@ class Segmenter:
             PlacementError: wrong length, unknown device, or a group where it cannot run.
         """
         devices = self._check(placement)
-        of = kernel.merge_groups(self._groups, devices)[0] if merge else np.arange(len(devices), dtype=np.int32)
+        of = np.arange(len(devices), dtype=np.int32)
+        if merge:
+            kernel.merge_into(of, self._groups, devices)
         return self._plan(of, devices)
+
+    def merged(self, segment_of: ArrayLike, placement: ArrayLike) -> Plan:
+        """Return the plan of given segments: the segment of each group and its device, ``int32[G]`` both.
+
+        Segments are numbered from 0, so that none reads from one with a higher number, and each is on one device.
+
+        Raises:
+            PlacementError: wrong length, unknown device, or a group where it cannot run.
+        """
+        return self._plan(np.array(segment_of, np.int32), self._check(placement))
 
     def priced(self, plan: Plan) -> Plan:
         """Return the same segments at this segmenter's costs, to see what those costs say of a plan made with others."""
@@ -187,9 +231,19 @@ class Segmenter:
             PlacementError: wrong length or unknown device.
         """
         rows = [self._in_range(row) for row in np.atleast_2d(np.asarray(placements))]
-        return np.array([kernel.merge_groups(self._groups, row)[1] for row in rows])
+        of = np.empty(len(self.graph), np.int32)
+        return np.array([kernel.merge_into(of, self._groups, row) for row in rows])
 
-    def search(self, placement: ArrayLike, problem: Problem, *, steps: int, seed: int, heat: float = 0.01) -> NDArray[np.int32]:
+    def search(
+        self,
+        placement: ArrayLike,
+        problem: Problem,
+        *,
+        steps: int,
+        seed: int,
+        heat: float = 0.01,
+        deadline: float = math.inf,
+    ) -> NDArray[np.int32]:
         """Anneal a placement by the simulated makespan of its plan, which placers that see the groups only cannot know.
 
         Args:
@@ -198,20 +252,19 @@ class Segmenter:
             steps: moves of one group that are tried; each is a plan, which takes milliseconds.
             seed: the same seed gives the same answer.
             heat: first temperature, as a share of the makespan.
+            deadline: when to end with the best so far, by ``time.perf_counter()``.
 
         Raises:
             PlacementError: the placement to start from is infeasible.
         """
-        return kernel.search(
-            self._groups,
-            problem.check(placement),
-            problem.feasible,
-            problem.param_bytes,
-            problem.memory,
-            steps,
-            heat,
-            np.random.default_rng(seed),
-        )
+        current, seconds, rng = np.array(problem.check(placement)), np.full(2, np.inf), np.random.default_rng(seed)
+        best = current.copy()
+        fixed = (problem.feasible, problem.param_bytes, problem.memory)
+        for first in range(0, steps, _AT_ONCE):
+            kernel.search(best, current, seconds, self._groups, *fixed, first, min(first + _AT_ONCE, steps), steps, heat, rng)
+            if time.perf_counter() >= deadline:
+                break
+        return best
 
     def _in_range(self, placement: ArrayLike) -> NDArray[np.int32]:
         devices, names = np.asarray(placement), self.costs.cluster.names
@@ -234,8 +287,8 @@ class Segmenter:
     def _plan(self, of: NDArray[np.int32], devices: NDArray[np.int32]) -> Plan:
         """Build the plan of a partition, its segments in topological order."""
         count = int(of.max()) + 1
-        of, moves, cut_bytes, _ = kernel.ordered(self._groups, of, count)
-        seconds = kernel.seconds_of_segments(self._groups, of, count, devices, cut_bytes)
+        moves, seconds = np.empty_like(self._groups.edges), np.empty(count)
+        moves = moves[: kernel.partition(of, moves, seconds, self._groups, devices)]
         compute = np.full((count, len(self.costs.cluster)), np.inf)
         segments = []
         for s in range(count):

@@ -249,7 +249,7 @@ def schedule(
         raise ProblemError(f"'priority' has {len(cost._priority)} rows for one placement.")
     place = np.array(problem.check(placement))
     ops, out = len(problem), problem.successors.edge
-    ws = _kernel.make_workspace(cost._tables)
+    ws = _kernel.new_workspace(cost._tables)
     ws.node["start"] = np.nan
     makespan = _kernel.makespan_kernel(
         cost._tables,

@@ -8,9 +8,6 @@ Use it like this::
         def open(self):
             return MyDevice(...)
 
-        def failing(self, device):
-            return ...  # an instance that fails when it runs
-
 Importing this module needs pytest; no other module of placeit does.
 """
 
@@ -29,6 +26,7 @@ import pytest
 from numpy.typing import NDArray
 
 from placeit.errors import DeviceError, PlaceitError
+from placeit.runtime.blank import is_blank
 from placeit.runtime.devices.base import Done, Instance, RuntimeDevice, TensorSpec
 from placeit.runtime.devices.openvino import HostBuffer
 
@@ -142,12 +140,18 @@ class DeviceConformance:
 class ComputingDeviceConformance(DeviceConformance):
     """Tests for devices that compute: what is in the buffers, and what happens if that fails.
 
-    Define :meth:`open` and :meth:`failing`.
+    Define :meth:`open`, and :meth:`failing` for a device whose kernels do not check indices.
     """
 
     def failing(self, device: RuntimeDevice) -> Instance:
-        """Make an instance that fails when it runs, in whatever way the device has of failing."""
-        raise NotImplementedError
+        """Make an instance that fails when it runs, in whatever way the device has of failing: here, an index out of range."""
+        source = _Pick()
+        instance = device.instance(device.compile(source))
+        for i, (spec, value) in enumerate(zip(source.inputs, (1.0, 1000), strict=True)):
+            buffer = HostBuffer(spec)
+            buffer.array()[...] = value
+            instance.bind(i, buffer)
+        return instance
 
     def test_outputs_are_those_of_numpy(self, device: RuntimeDevice) -> None:
         """For a matrix, a scalar, whole numbers, and an image whose channels are last in memory."""
@@ -200,6 +204,32 @@ class ComputingDeviceConformance(DeviceConformance):
         _check(second, values)
         _check(third, values)
 
+    @pytest.mark.parametrize("sentinel", [0, 1])
+    def test_blank_outputs_hold_nan_until_they_are_written_again(self, device: RuntimeDevice, sentinel: int) -> None:
+        """Or the sentinel, of a type that has no NaN. Inputs, and outputs that an instance hands on, stay what they are."""
+        first, second = self._instances(device, 2)
+        for k, place in enumerate(_Source.order):
+            second.bind(place, first.output(k))
+        buffers = _buffers(0)
+        for k, buffer in enumerate(buffers):
+            first.bind(k, buffer)
+        for instance in (second, first):
+            self._run(device, first, second)
+            for k, spec in enumerate(_Source.outputs):
+                instance.output(k).blank(sentinel)
+                assert is_blank(instance.output(k).array(), sentinel)
+                assert instance.output(k).array().dtype == spec.dtype
+            for buffer, value in zip(buffers, _values(0), strict=True):
+                np.testing.assert_array_equal(buffer.array(), value)
+            if instance is second:
+                _check(first, _values(0))
+        self._run(device, first)
+        _check(first, _values(0))
+        for spec in _Source.inputs:
+            empty = device.allocate(spec)
+            empty.blank(sentinel)
+            assert is_blank(empty.array(), sentinel)
+
     def test_a_run_that_fails_is_reported_and_others_work(self, device: RuntimeDevice) -> None:
         """``start`` raises nothing; the error is one of placeit's and names the device."""
         (works,) = self._instances(device, 1, seed=5)
@@ -209,6 +239,23 @@ class ComputingDeviceConformance(DeviceConformance):
         assert device.name in str(error)
         assert after is None
         _check(works, _values(5))
+
+    def test_an_instance_that_has_failed_works_once_its_inputs_are_right(self, device: RuntimeDevice) -> None:
+        """Every failure is reported, and none leaves the outputs of the run before to be taken for those of this one."""
+        source = _Pick()
+        instance = device.instance(device.compile(source))
+        values, index = (HostBuffer(spec) for spec in source.inputs)
+        values.array()[...] = [1.0, 2.0, 3.0, 4.0]
+        instance.bind(0, values)
+        instance.bind(1, index)
+        for _ in range(10):
+            for place in range(4):
+                index.array()[...] = 1000
+                (error,) = self._run(device, instance)
+                assert isinstance(error, PlaceitError)
+                index.array()[...] = place
+                assert self._run(device, instance) == [None]
+                assert instance.output(0).array() == place + 1
 
     def test_a_segment_that_it_cannot_compile_is_a_device_error(self, device: RuntimeDevice) -> None:
         """It names the device."""
@@ -281,6 +328,31 @@ class _Source:
         squares = [graph.call_function(aten.mul.Tensor, (value, value)) for value in arguments]
         values = [graph.call_function(aten.add.Tensor, pair) for pair in zip(squares, arguments, strict=True)]
         graph.output(tuple(values[k] for k in self.order))
+        return torch.fx.GraphModule(torch.nn.Module(), graph)
+
+
+class _Pick:
+    """One of four numbers, whose kernel fails if there is no such number."""
+
+    inputs = (TensorSpec((4,), "float32"), TensorSpec((1,), "int64"))
+    outputs = (TensorSpec((1,), "float32"),)
+
+    def openvino_model(self) -> object:
+        import openvino as ov
+
+        ops = ov.opset13
+        values, index = (ops.parameter(list(spec.shape), np.dtype(spec.dtype)) for spec in self.inputs)
+        return ov.Model([ops.result(ops.gather_elements(values, index, 0))], [values, index], "pick")
+
+    def onnx_model(self) -> object:
+        return _onnx_model(self.inputs, ["y"], [("GatherElements", ["x0", "x1"], ["y"])], self.outputs)
+
+    def torch_module(self) -> object:
+        import torch
+
+        graph = torch.fx.Graph()
+        values, index = (graph.placeholder(f"x{k}") for k in range(len(self.inputs)))
+        graph.output((graph.call_function(torch.ops.aten.gather.default, (values, 0, index)),))
         return torch.fx.GraphModule(torch.nn.Module(), graph)
 
 

@@ -2,7 +2,9 @@
 
 Streams run what was launched on them in order, each at its own pace, beside the host, which sees time pass between any two
 calls. An event marks what its stream had been given when it was recorded; waiting for one that was never recorded waits for
-nothing, as in CUDA. Reports of events reach the host late, and in any order.
+nothing, as in CUDA. Reports of events reach the host late, and in any order, and are told by a host function: what runs there
+must not call the accelerator. On devices in the host's memory launches may fail when they run. Any number of threads may call
+at the same time; what one of them has learned, another knows only after it has taken its turn.
 
 Data is real: a launch makes its outputs unreadable when it starts and fills them when it ends, from what its inputs held when
 it started; if they changed meanwhile the outputs stay unreadable. So what is read too early, or overwritten too early, gives
@@ -14,23 +16,60 @@ wrong results, if time happened to pass that way; and whichever way it passed, a
 from __future__ import annotations
 
 import functools
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from typing import Any
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.errors import DeviceError
+from placeit.errors import DeviceError, ExecutionError
+from placeit.runtime.blank import blank_value, is_blank
 from placeit.runtime.devices.base import TensorSpec
 from placeit.runtime.devices.null import VirtualClock
 from placeit.runtime.streams.accelerator import HOST, Inbox, LoadedProgram, Replay, Token
-from placeit.testing.happens_before import HOST_THREAD, Access, HappensBefore
+from placeit.testing.happens_before import Access, HappensBefore
 
 __all__ = ["FakeAccelerator", "Run"]
 
 _SECONDS = (0.0, 1.0, 2.0, 10.0, 100.0)  # some things take a hundred times as long as others, and some no time at all
 _UNREADABLE = 0xFF  # NaN in every floating-point type
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _call(method: Callable[_P, _R]) -> Callable[_P, _R]:
+    """A call of the accelerator, one at a time, and none by a host function."""
+
+    @functools.wraps(method)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        accelerator: Any = args[0]
+        with accelerator._lock:
+            if accelerator._in_host_function:
+                accelerator.order.faults.append(f"a host function calls '{method.__name__}'")
+            return method(*args, **kwargs)
+
+    return call
+
+
+class _Turn:
+    """A lock that passes on what its holders have learned."""
+
+    def __init__(self, accelerator: FakeAccelerator) -> None:
+        self._accelerator, self._lock = accelerator, threading.RLock()
+        self._known: Mapping[Hashable, int] = {}
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._accelerator._begin_turn(self._known)
+
+    def __exit__(self, *error: object) -> None:
+        self._known = self._accelerator._end_turn()
+        self._lock.release()
 
 
 class _Memory:
@@ -104,10 +143,23 @@ class Run:
         outputs: what it writes.
         start: virtual seconds.
         finish: virtual seconds.
+        tell: who is told if it fails when it runs, on a device in the host's memory.
+        fails: whether it does, whatever the program.
+        hangs: whether it does not end.
     """
 
-    def __init__(self, program: LoadedProgram | None, inputs: Sequence[_View], outputs: Sequence[_View], device: int) -> None:
+    def __init__(
+        self,
+        program: LoadedProgram | None,
+        inputs: Sequence[_View],
+        outputs: Sequence[_View],
+        device: int,
+        tell: tuple[Inbox, Token] | None = None,
+        *,
+        fails: bool = False,
+    ) -> None:
         self.program, self.inputs, self.outputs = program, inputs, outputs
+        self.tell, self.fails, self.hangs = tell, fails, False
         self.src, self.dst = device, device
         if program is None:
             self.src, self.dst = inputs[0].memory.device, outputs[0].memory.device
@@ -129,6 +181,8 @@ class Run:
         """Fill the outputs, unless the inputs have changed."""
         if any(view.array.tobytes() != given.tobytes() for view, given in zip(self.inputs, self._given, strict=True)):
             return
+        if self.fails:
+            raise RuntimeError("this job fails")
         outputs = [view.array for view in self.outputs]
         if self.program is not None:
             self.program.launch(self._given, outputs)
@@ -147,7 +201,9 @@ class FakeAccelerator:
         on_host: devices that compute in the host's memory, and cannot hold up any other's streams, nor be held up by them.
         skip_wait: number of a wait, in the order of the calls, that is left out: what a forgotten wait does.
         fail_at: number of a launch of a program that raises, as when memory runs out.
-        die_at: number of a launch of a program that breaks its device, so that nothing on it is ever reported again.
+        fail_job: numbers of launches of programs on devices in the host's memory that raise when they run.
+        hang_at: number of a launch of a program that does not end.
+        die_at: number of a launch of a program that breaks its device, which then runs nothing any more. Others go on.
         patience: mean number of events that happen between two calls of the host.
         seconds: what programs and copies take, ``seconds(program, src, dst, nbytes)`` with the program None for a copy; reports
             then come at once. None for random times.
@@ -159,6 +215,7 @@ class FakeAccelerator:
         allocated: bytes in use on each device.
         names: ``fake:0`` and so on.
         trace: what has ended, in that order.
+        closed: whether it has been.
     """
 
     def __init__(
@@ -171,6 +228,8 @@ class FakeAccelerator:
         on_host: Collection[int] = (),
         skip_wait: int | None = None,
         fail_at: int | None = None,
+        fail_job: Collection[int] = (),
+        hang_at: int | None = None,
         die_at: int | None = None,
         patience: float = 1.0,
         seconds: Callable[[LoadedProgram | None, int, int, int], float] | None = None,
@@ -181,7 +240,12 @@ class FakeAccelerator:
         self.allocated = dict.fromkeys((HOST, *range(devices)), 0)
         self.trace: list[Run] = []
         self._peers, self._memory_bytes, self._seconds = peers, memory_bytes, seconds
-        self._on_host = frozenset(on_host)
+        self._on_host, self._fail_job, self._hang_at = frozenset(on_host), frozenset(fail_job), hang_at
+        self.closed = False
+        self._lock = threading.RLock()
+        self._turns: list[_Turn] = []
+        self._held: dict[int, int] = {}  # turns, by thread
+        self._in_host_function = False
         self._skip_wait, self._fail_at, self._die_at, self._patience = skip_wait, fail_at, die_at, patience
         self._rng = np.random.default_rng(seed)
         self._clock = VirtualClock()
@@ -190,9 +254,30 @@ class FakeAccelerator:
         self._broken: str | None = None
         self._delivered: dict[tuple[int, Token], Mapping[Hashable, int]] = {}
         self._captured: list[Callable[[], None]] | None = None
+        self._hanging: tuple[_Stream, Run] | None = None
+
+    @_call
+    def turn(self) -> AbstractContextManager[object]:
+        """A lock that :meth:`close` takes."""
+        if self.closed:
+            raise ExecutionError("The fake accelerator is closed.")
+        self._turns.append(_Turn(self))
+        return self._turns[-1]
 
     def close(self) -> None:
-        """Do nothing: there are no threads."""
+        """Take every turn; there are no threads to stop."""
+        self.closed = True
+        with ExitStack() as held:
+            for turn in self._turns:
+                held.enter_context(turn)
+
+    def hang_no_more(self) -> None:
+        """Let what hangs end."""
+        with self._lock:
+            if self._hanging is not None:
+                stream, run = self._hanging
+                self._hanging = None
+                self._after(functools.partial(self._end, stream, run), run)
 
     def memory(self, device: int) -> int:
         """Its own, or the host's, as was given."""
@@ -206,10 +291,12 @@ class FakeAccelerator:
         """What was given."""
         return self._peers is None or (src, dst) in self._peers
 
+    @_call
     def free_bytes(self, device: int) -> float:
         """What is not in use."""
         return self._memory_bytes - self.allocated[device]
 
+    @_call
     def allocate(self, device: int, nbytes: int) -> _Memory:
         """Unreadable memory."""
         if device != HOST and nbytes > self.free_bytes(device):
@@ -217,37 +304,57 @@ class FakeAccelerator:
         self.allocated[device] += nbytes
         return _Memory(self._number(), device, nbytes)
 
+    @_call
     def free(self, memory: _Memory) -> None:
         """Check that nothing uses the memory, and make it unreadable."""
-        self.order.free(memory)
+        self.order.free(memory, host=_host())
         memory.bytes[:] = _UNREADABLE
         self.allocated[memory.device] -= len(memory.bytes)
 
+    @_call
     def trim(self) -> None:
         """Do nothing: nothing is kept in reserve."""
 
+    @_call
     def view(self, memory: _Memory, spec: TensorSpec) -> _View:
         """An array in the memory."""
         return _View(memory, spec, self._number())
 
+    @_call
     def write(self, view: _View, value: NDArray[np.generic]) -> None:
         """Write as the host."""
-        self.order.use(HOST_THREAD, "the host", writes=[view.access])
+        self.order.use(_host(), "the host", host=_host(), writes=[view.access])
         np.copyto(view.array, value, casting="same_kind")
 
+    @_call
     def read(self, view: _View) -> NDArray[np.generic]:
         """Read as the host."""
-        self.order.use(HOST_THREAD, "the host", reads=[view.access])
+        self.order.use(_host(), "the host", host=_host(), reads=[view.access])
         return view.array.copy()
 
+    @_call
+    def blank(self, view: _View, sentinel: int) -> None:
+        """Write as the host."""
+        self.order.use(_host(), "the host", host=_host(), writes=[view.access])
+        view.array[...] = blank_value(view.array.dtype, sentinel)
+
+    @_call
+    def is_blank(self, view: _View, sentinel: int) -> bool:
+        """Read as the host."""
+        self.order.use(_host(), "the host", host=_host(), reads=[view.access])
+        return is_blank(view.array, sentinel)
+
+    @_call
     def stream(self, device: int, number: int) -> _Stream:
         """A stream, empty when it is first asked for."""
         return self._streams.setdefault((device, number), _Stream(self._number(), device))
 
+    @_call
     def event(self, device: int, *, timed: bool = False) -> _Event:  # noqa: ARG002
         """An event that marks nothing."""
         return _Event()
 
+    @_call
     def elapsed(self, first: _Event, second: _Event) -> float:
         """Virtual seconds."""
         assert first.mark is not None and second.mark is not None, "an event that was never recorded has no time"  # noqa: PT018
@@ -255,6 +362,7 @@ class FakeAccelerator:
         assert ends[0] is not None and ends[1] is not None, "an event that has not happened has no time"  # noqa: PT018
         return ends[1] - ends[0]
 
+    @_call
     def record(self, event: _Event, stream: _Stream) -> None:
         """Queue a mark."""
         if self._captured is not None:
@@ -263,6 +371,7 @@ class FakeAccelerator:
         event.mark = self._mark(stream)
         self._pass_time()
 
+    @_call
     def wait(self, stream: _Stream, event: _Event) -> None:
         """Queue a wait for what the event marks now."""
         if self._captured is not None:
@@ -275,18 +384,31 @@ class FakeAccelerator:
             self._wait(stream, event.mark)
         self._pass_time()
 
-    def launch(self, stream: _Stream, program: LoadedProgram, inputs: Sequence[_View], outputs: Sequence[_View]) -> None:
+    @_call
+    def launch(
+        self,
+        stream: _Stream,
+        program: LoadedProgram,
+        inputs: Sequence[_View],
+        outputs: Sequence[_View],
+        inbox: Inbox,
+        token: Token,
+    ) -> None:
         """Queue a program."""
         if self._captured is not None:
-            self._captured.append(functools.partial(self.launch, stream, program, inputs, outputs))
+            self._captured.append(functools.partial(self.launch, stream, program, inputs, outputs, inbox, token))
             return
-        self.launches += 1
-        if self.launches - 1 == self._fail_at:
+        number, self.launches = self.launches, self.launches + 1
+        if number == self._fail_at:
             raise DeviceError(f"{self.names[stream.device]} is out of memory.")
-        if self.launches - 1 == self._die_at:
+        if number == self._die_at:
             self._broken = self.names[stream.device]
-        self._run(stream, f"launch {self.launches - 1}", program, inputs, outputs)
+        tell = (inbox, token) if stream.device in self._on_host else None
+        run = Run(program, inputs, outputs, stream.device, tell, fails=tell is not None and number in self._fail_job)
+        run.hangs = number == self._hang_at
+        self._run(stream, f"launch {number}", run)
 
+    @_call
     def copy(self, stream: _Stream, source: _View, destination: _View) -> None:
         """Queue a copy."""
         if self._captured is not None:
@@ -296,8 +418,9 @@ class FakeAccelerator:
         owner = ends[1] if ends[0] == HOST else ends[0]
         assert stream.device == owner, "a copy belongs on a stream of its source, or of its destination if that is the host"
         assert HOST in ends or self.can_peer(*ends), f"{self.names[ends[0]]} cannot write to {self.names[ends[1]]}"
-        self._run(stream, f"the copy of {source}", None, [source], [destination])
+        self._run(stream, f"the copy of {source}", Run(None, [source], [destination], stream.device))
 
+    @_call
     def notify(self, stream: _Stream, event: _Event, inbox: Inbox, token: Token) -> None:  # noqa: ARG002
         """Report an event, some time after it has happened."""
         mark = event.mark
@@ -308,22 +431,44 @@ class FakeAccelerator:
         else:
             mark.then.append(functools.partial(self._after, deliver))
 
-    def take(self, inbox: Inbox) -> Token:
-        """Let time pass until something is reported."""
-        while inbox.empty():
-            self._let_one_thing_happen("a report")
-        token = inbox.get()
-        self.order.after(HOST_THREAD, self._delivered.pop((id(inbox), token)))
-        return token
+    def take(self, inbox: Inbox, timeout: float | None = None) -> Token | None:
+        """Let time pass until something is reported; a time-out is over when nothing is left to happen."""
+        while True:
+            with self._lock:
+                token = inbox.get(0.0)
+                if token is not None:
+                    self.order.after(_host(), self._delivered.pop((id(inbox), token)))
+                    return token
+                if self._broken is not None and self._rng.random() < 0.5:
+                    raise DeviceError(f"{self._broken} has failed.")
+                going_on = self._let_one_thing_happen("a report", patient=timeout is not None)
+            if not going_on:
+                if timeout is not None:
+                    return None
+                time.sleep(1e-4)
 
-    def finish(self, streams: Sequence[_Stream]) -> None:
-        """Let time pass until the streams are empty."""
-        marks = [self._mark(stream) for stream in streams]
-        for mark in marks:
-            while not mark.reached:
-                self._let_one_thing_happen("the end")
-            self.order.after(HOST_THREAD, mark.clock)
+    def finish(self, stream: _Stream) -> None:
+        """Let time pass until the stream is empty."""
+        with self._lock:
+            mark = self._mark(stream)
+        while True:
+            with self._lock:
+                broken = self._broken == self.names[stream.device]
+                if mark.reached or broken:
+                    self.order.after(_host(), mark.clock)
+                if broken:
+                    raise DeviceError(f"{self._broken} has failed.")
+                if mark.reached:
+                    return
+                try:
+                    going_on = self._let_one_thing_happen("the end")
+                except DeviceError:  # what waits for a broken device does not run any more either
+                    self.order.after(_host(), mark.clock)
+                    raise
+            if not going_on:
+                time.sleep(1e-4)
 
+    @_call
     def capture(self, streams: Sequence[_Stream], launches: Callable[[], None]) -> Replay:
         """Keep the calls, and make them again on every replay."""
         calls: list[Callable[[], None]] = []
@@ -349,11 +494,10 @@ class FakeAccelerator:
         self._made += 1
         return self._made
 
-    def _run(
-        self, stream: _Stream, what: str, program: LoadedProgram | None, inputs: Sequence[_View], outputs: Sequence[_View]
-    ) -> None:
-        self.order.use(stream, what, [view.access for view in inputs], [view.access for view in outputs])
-        self._queue(stream, Run(program, inputs, outputs, stream.device))
+    def _run(self, stream: _Stream, what: str, run: Run) -> None:
+        accesses = [view.access for view in run.inputs], [view.access for view in run.outputs]
+        self.order.use(stream, what, *accesses, host=_host())
+        self._queue(stream, run)
         self._pass_time()
 
     def _mark(self, stream: _Stream) -> _Mark:
@@ -373,11 +517,14 @@ class FakeAccelerator:
         """Let a stream go on as far as it can."""
         while stream.queue and not stream.busy and self._broken != self.names[stream.device]:
             item = stream.queue[0]
-            if isinstance(item, Run):
+            if isinstance(item, Run) and (item.tell is None or not item.tell[0].over):
                 stream.busy = True
                 item.begin()
                 item.start = self._clock.now
-                self._after(functools.partial(self._end, stream, item), item)
+                if item.hangs:
+                    self._hanging = stream, item
+                else:
+                    self._after(functools.partial(self._end, stream, item), item)
                 return
             if isinstance(item, _Wait) and not item.mark.reached:
                 if not item.asked:
@@ -389,7 +536,12 @@ class FakeAccelerator:
                 item.reach(self._clock.now)
 
     def _end(self, stream: _Stream, run: Run) -> None:
-        run.end()
+        try:
+            run.end()
+        except BaseException as error:
+            if run.tell is None:
+                raise
+            self._call_back(functools.partial(run.tell[0].fail, run.tell[1], error))
         run.finish = self._clock.now
         self.trace.append(run)
         stream.busy = False
@@ -398,7 +550,12 @@ class FakeAccelerator:
 
     def _deliver(self, mark: _Mark, inbox: Inbox, token: Token) -> None:
         self._delivered[id(inbox), token] = mark.clock
-        inbox.put(token)
+        self._call_back(functools.partial(inbox.put, token))
+
+    def _call_back(self, function: Callable[[], None]) -> None:
+        self._in_host_function = True
+        function()
+        self._in_host_function = False
 
     def _after(self, call: Callable[[], None], run: Run | None = None) -> None:
         """Call back when a run ends or a report arrives: at random, or as was given."""
@@ -413,8 +570,30 @@ class FakeAccelerator:
             for _ in range(int(self._rng.poisson(self._patience))):
                 self._clock.step()
 
-    def _let_one_thing_happen(self, awaited: str) -> None:
-        if not self._clock.step():
-            if self._broken is not None:
-                raise DeviceError(f"{self._broken} has failed.")
+    def _let_one_thing_happen(self, awaited: str, *, patient: bool = False) -> bool:
+        """Say whether something has happened, or may if another thread goes on."""
+        if self._clock.step():
+            return True
+        if self._broken is not None:
+            raise DeviceError(f"{self._broken} has failed.")
+        others = len(self._held.keys() - {_host()})
+        if not (patient or others or self._hanging):
             raise AssertionError(f"nothing is left to happen, and {awaited} has not come: the streams wait for each other")
+        return False
+
+    def _begin_turn(self, known: Mapping[Hashable, int]) -> None:
+        with self._lock:
+            self._held[_host()] = self._held.get(_host(), 0) + 1
+            self.order.after(_host(), known)
+
+    def _end_turn(self) -> Mapping[Hashable, int]:
+        with self._lock:
+            self._held[_host()] -= 1
+            if not self._held[_host()]:
+                del self._held[_host()]
+            return self.order.mark(_host())
+
+
+def _host() -> int:
+    """The thread that calls."""
+    return threading.get_ident()

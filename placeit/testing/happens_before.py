@@ -1,10 +1,11 @@
 """A checker of what launches on streams do to memory: every access is ordered with every other that it conflicts with.
 
 It knows nothing of plans, and shares no code with what it checks. It is told of every launch, wait and report, in the order in
-which the host makes them, and keeps vector clocks (Mattern 1989) over the host, the streams and the events. Two accesses to one
-memory of which one writes must be ordered (as in FastTrack, Flanagan and Freund 2009, without its savings); what is read must
-have been written, and written as what it is read as; what is freed must no longer be used, before or after. As only the order
-that launches, waits and reports enforce counts, and no clock on a wall, a run that was lucky in its timing fails too.
+which the host makes them, and keeps vector clocks (Mattern 1989) over the host's threads, the streams and the events. Two
+accesses to one memory of which one writes must be ordered (as in FastTrack, Flanagan and Freund 2009, without its savings);
+what is read must have been written, and written as what it is read as; what is freed must no longer be used, before or after.
+As only the order that launches, waits and reports enforce counts, and no clock on a wall, a run that was lucky in its timing
+fails too.
 """
 
 from __future__ import annotations
@@ -51,13 +52,21 @@ class HappensBefore:
 
     def __init__(self) -> None:
         self.faults: list[str] = []
-        self._clocks: dict[Hashable, _Clock] = {HOST_THREAD: {HOST_THREAD: 0}}
+        self._clocks: dict[Hashable, _Clock] = {}
         self._memory: dict[Hashable, _State] = {}
 
-    def use(self, thread: Hashable, what: str, reads: Iterable[Access] = (), writes: Iterable[Access] = ()) -> None:
-        """Something is launched on a stream by the host, or done by the host itself, and uses memory."""
+    def use(
+        self,
+        thread: Hashable,
+        what: str,
+        reads: Iterable[Access] = (),
+        writes: Iterable[Access] = (),
+        *,
+        host: Hashable = HOST_THREAD,
+    ) -> None:
+        """Something is launched on a stream by a thread of the host, or done by the host itself, and uses memory."""
         clock = self._clock(thread)
-        _join(clock, self._clocks[HOST_THREAD])  # the host launches after everything that it has learned
+        _join(clock, self._clock(host))  # the host launches after everything that it has learned
         clock[thread] = clock.get(thread, 0) + 1
         now = (thread, clock[thread], what)
         for access in reads:
@@ -74,10 +83,10 @@ class HappensBefore:
             self._overwritten(state, clock, f"{what} writes {access.view}")
             state.written, state.view, state.reads = now, access.view, []
 
-    def free(self, memory: Hashable) -> None:
-        """The host gives memory back."""
+    def free(self, memory: Hashable, *, host: Hashable = HOST_THREAD) -> None:
+        """A thread of the host gives memory back."""
         state = self._state(memory, "freeing")
-        self._overwritten(state, self._clocks[HOST_THREAD], f"the host frees {memory}")
+        self._overwritten(state, self._clock(host), f"the host frees {memory}")
         state.freed = True
 
     def mark(self, thread: Hashable) -> Mapping[Hashable, int]:

@@ -18,6 +18,7 @@ import contextlib
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -120,6 +121,16 @@ class PlacerConformance:
         with contextlib.suppress(UsageError):
             place(problem, self.placer, evaluations=40, cost=cost)
         assert cost.asked <= 40
+
+    def test_it_answers_when_its_deadline_has_passed(self) -> None:
+        """With the first placement that it comes to; it may say with a UsageError that it needs more time."""
+        for ops, devices in self.sizes:
+            problem = random_problem(ops, devices, everywhere=1.0)
+            with contextlib.suppress(UsageError):
+                made = parse_placer(self.placer)
+                problem.check(
+                    made.place(problem, SimulatedCost(problem), seed=0, evaluations=None, deadline=time.perf_counter())
+                )
 
     def test_the_same_seed_gives_the_same_placement_in_another_process(self, tmp_path: Path) -> None:
         """The answer depends on the problem, the options and the seed, and on nothing else."""

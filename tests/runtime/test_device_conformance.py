@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from cpu_conformance import Cpu
+from small_models import random_model
 
 from placeit.cluster import Device
 from placeit.devices.host import allowed_cores
@@ -16,24 +18,39 @@ from placeit.runtime.devices.emulated import EmulatedLink, SlowedDevice
 from placeit.runtime.devices.null import NullDevice, VirtualClock
 from placeit.runtime.devices.openvino import HostBuffer, OpenVinoDevice
 from placeit.runtime.devices.worker import Worker
-from placeit.testing.devices import DeviceConformance
+from placeit.testing.devices import ComputingDeviceConformance, DeviceConformance
 
 CORES = allowed_cores()
 
 
-class TestOneCore(Cpu):
+class TestOneCore(ComputingDeviceConformance):
     def open(self) -> RuntimeDevice:
         return OpenVinoDevice(Device("one", runs_on=f"CPU@{CORES[0]}", cores=CORES[:1]))
 
 
-class TestAllCores(Cpu):
+class TestAllCores(ComputingDeviceConformance):
     def open(self) -> RuntimeDevice:
         return OpenVinoDevice(Device("all", runs_on="CPU", cores=CORES))
 
 
-class TestSlowed(Cpu):
+class TestSlowed(ComputingDeviceConformance):
     def open(self) -> RuntimeDevice:
         return SlowedDevice(OpenVinoDevice(Device("slow", runs_on=f"CPU@{CORES[0]}", cores=CORES[:1])), 3.0)
+
+
+def test_programs_for_one_core_start_no_threads() -> None:
+    """OpenVINO would start two for each, and a search compiles thousands."""
+    device = TestOneCore().open()
+    try:
+        kept, counts = [], []
+        for seed in range(20):
+            model = random_model(seed, 4)
+            segment = SimpleNamespace(inputs=(), outputs=(), openvino_model=lambda model=model: model.ov_model)
+            kept.append(device.compile(segment))  # type: ignore[arg-type]
+            counts.append(len(list(Path("/proc/self/task").iterdir())))
+        assert max(counts) == counts[0]
+    finally:
+        device.close()
 
 
 class TestNull(DeviceConformance):
@@ -77,9 +94,15 @@ def test_a_worker_without_a_core_to_run_on_is_a_device_error() -> None:
 def test_a_link_moves_one_tensor_at_a_time_in_order() -> None:
     link, buffer = EmulatedLink("placeit link", bandwidth=1e6, latency=1e-3), HostBuffer(TensorSpec((1000,), "float32"))
     times: list[tuple[float, float]] = []
+    over = threading.Semaphore(0)
+
+    def done(start: float, finish: float, _: BaseException | None) -> None:
+        times.append((start, finish))
+        over.release()
+
     for _ in range(3):
-        link.start(buffer, buffer, lambda start, finish, _: times.append((start, finish)))
+        link.start(buffer, buffer, done)
+    assert all(over.acquire(timeout=30) for _ in range(3))
     link.close()
-    assert len(times) == 3
     assert all(before[1] <= after[0] for before, after in pairwise(times))
     assert all(finish - start >= 4e-3 for start, finish in times)

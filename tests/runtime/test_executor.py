@@ -20,6 +20,7 @@ from placeit.backends.openvino import Model, describe
 from placeit.cluster import Cluster, Device, Link
 from placeit.devices import discover
 from placeit.devices.host import allowed_cores
+from placeit.devices.openvino_core import openvino_core
 from placeit.errors import DeviceError, ExecutionError, UsageError
 from placeit.runtime.devices.base import Done, Instance, SegmentSource
 from placeit.runtime.devices.null import NullDevice, NullLink, VirtualClock
@@ -128,7 +129,7 @@ def one_core_names(count: int) -> list[str]:
 
 def whole_outputs(model: Model) -> dict[str, NDArray[np.generic]]:
     inputs = model.random_inputs()
-    values = ov.Core().compile_model(model.ov_model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})(
+    values = openvino_core().compile_model(model.ov_model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})(
         [inputs[spec.name] for spec in model.inputs]
     )
     return {spec.name: np.array(values[i]) for i, spec in enumerate(model.outputs)}

@@ -19,7 +19,9 @@ from placeit.backends.openvino import Model, describe
 from placeit.backends.opgraph import name_nodes
 from placeit.cluster import Cluster, Device, Link
 from placeit.devices.host import allowed_cores
+from placeit.devices.openvino_core import openvino_core
 from placeit.errors import DeviceError, ExecutionError, GraphError, ModelError, PlaceitError, UsageError
+from placeit.runtime.check import OutputCheck, other_inputs
 from placeit.runtime.devices.base import Buffer, Done, Instance, RuntimeDevice, TensorSpec, Transport
 from placeit.runtime.devices.null import NullDevice, NullLink, VirtualClock
 from placeit.runtime.devices.openvino import OpenVinoDevice, OpenVinoInstance
@@ -42,14 +44,14 @@ def model_of(values: list[ov.Output], inputs: list[ov.Node], sinks: tuple[ov.Nod
 
 
 def inputs_and_references(model: Model) -> Iterator[tuple[dict[str, NDArray[np.generic]], dict[str, NDArray[np.generic]]]]:
-    whole = ov.Core().compile_model(model.ov_model, "CPU", F32)
+    whole = openvino_core().compile_model(model.ov_model, "CPU", F32)
     for seed in range(3):
         inputs = model.random_inputs(seed)
         values = whole.create_infer_request().infer([inputs[spec.name] for spec in model.inputs])
         yield inputs, {spec.name: np.array(values[i]) for i, spec in enumerate(model.outputs)}
 
 
-def check_everywhere(model: Model, grouping: Grouping) -> None:
+def check_everywhere(model: Model, grouping: Grouping, rtol: float = 1e-3) -> None:
     """Run on one device, cut into groups, and merged; every time with several inputs in the same buffers."""
     groups = np.arange(len(grouping.groups))
     with Runtime(model, grouping, CLUSTER) as runtime:
@@ -62,7 +64,12 @@ def check_everywhere(model: Model, grouping: Grouping) -> None:
                 assert outputs.keys() == expected.keys()
                 for name, value in expected.items():
                     assert outputs[name].dtype == value.dtype
-                    np.testing.assert_allclose(outputs[name], value, rtol=1e-3, atol=1e-5)
+                    np.testing.assert_allclose(outputs[name], value, rtol=rtol, atol=1e-5)
+        check = OutputCheck(inputs, other_inputs(model, inputs, given=False), model.uncut(None, "f32"))
+        for executor in executors:
+            error = check(executor).worse(check(executor, after=True))
+            assert error.max_rel <= rtol
+            assert error.fault is None
 
 
 @pytest.mark.parametrize(
@@ -160,8 +167,10 @@ def _if() -> Model:
 )
 def test_unusual_models_give_the_outputs_of_the_uncut_model(build: Callable[[], Model]) -> None:
     model = build()
-    check_everywhere(model, Grouping.singletons(model.graph))
-    check_everywhere(model, coarsen(model.graph, keep_together=model.together))
+    # where a core computes in bf16, the uncut model need not round to it in between, and a border does
+    rtol = 2**-7 if build is _types_that_numpy_lacks else 1e-3
+    check_everywhere(model, Grouping.singletons(model.graph), rtol)
+    check_everywhere(model, coarsen(model.graph, keep_together=model.together), rtol)
 
 
 def test_an_output_of_a_type_that_numpy_lacks_is_refused_by_name() -> None:

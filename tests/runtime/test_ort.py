@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,7 +15,6 @@ import onnx
 import openvino
 import pytest
 import torch
-from cpu_conformance import Cpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
@@ -38,6 +39,7 @@ from placeit.runtime.executor import Executor
 from placeit.runtime.runtime import Runtime
 from placeit.runtime.segments import Costs, Segmenter
 from placeit.session import OutputError, Session
+from placeit.testing.devices import ComputingDeviceConformance
 
 CORES = allowed_cores()
 ONE = Device("one", "ort", f"ort:CPU@{CORES[0]}", cores=CORES[:1])
@@ -45,17 +47,17 @@ OTHER = Device("other", "openvino", f"CPU@{CORES[-1]}", cores=CORES[-1:])
 FLOAT = onnx.TensorProto.FLOAT
 
 
-class TestOneCore(Cpu):
+class TestOneCore(ComputingDeviceConformance):
     def open(self) -> RuntimeDevice:
         return OrtDevice(ONE)
 
 
-class TestAllCores(Cpu):
+class TestAllCores(ComputingDeviceConformance):
     def open(self) -> RuntimeDevice:
         return OrtDevice(Device("all", "ort", "ort:CPU", cores=CORES))
 
 
-class TestSlowed(Cpu):
+class TestSlowed(ComputingDeviceConformance):
     def open(self) -> RuntimeDevice:
         return SlowedDevice(OrtDevice(ONE), 3.0)
 
@@ -370,6 +372,21 @@ def test_a_missing_package_is_an_error_that_says_how_to_get_it(monkeypatch: pyte
         OrtDevice(ONE)
 
 
+def test_onnx_runtime_leaves_nothing_in_the_home_folder(tmp_path: Path) -> None:
+    program = (
+        "from placeit.runtime.devices.ort import onnxruntime\n"
+        "from onnx import helper\n"
+        "ends = [[helper.make_tensor_value_info(name, 1, [2])] for name in 'xy']\n"
+        "graph = helper.make_graph([helper.make_node('Relu', ['x'], ['y'])], 'g', *ends)\n"
+        "model = helper.make_model(graph, opset_imports=[helper.make_opsetid('', 17)], ir_version=9)\n"
+        "onnxruntime().InferenceSession(model.SerializeToString())\n"
+    )
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("XDG_", "ORT_"))}
+    places = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", program], env=environment | places, check=True)
+    assert list(tmp_path.rglob("*")) == []
+
+
 def test_a_build_without_cuda_is_an_error_that_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     build = SimpleNamespace(get_available_providers=lambda: ["CPUExecutionProvider"], __version__="1.0")
     monkeypatch.setitem(sys.modules, "onnxruntime", build)
@@ -433,7 +450,7 @@ def test_one_core_needs_no_threads_besides_the_worker_and_those_of_larger_sets_a
     before = affinities()
     device.compile(Negation())  # type: ignore[arg-type]
     assert affinities().keys() <= before.keys()
-    wide = OrtDevice(Device("wide", "ort", "ort:CPU", cores=(CORES[-1],) * 3))  # three threads, one core
+    wide = OrtDevice(Device("wide", "ort", f"ort:CPU@{CORES[-1]}", cores=(CORES[-1],) * 3))  # three threads, one core
     before = affinities()
     program = wide.compile(Negation())  # type: ignore[arg-type]
     deadline = time.monotonic() + 5  # a thread binds itself, a moment after it has started

@@ -123,9 +123,7 @@ def test_a_session_on_a_gpu_computes_on_the_stream_of_its_device_without_tf32(mo
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="needs an NVIDIA GPU, CuPy and onnxruntime-gpu; this machine has no GPU"
-)
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU and onnxruntime-gpu; this machine has no GPU")
 def test_segments_on_a_gpu_hand_tensors_over_there(model):  # noqa: F811
     cluster = Cluster((Device("cuda:0", "ort", "cuda:0"),))
     with Runtime(model, grouped(model), cluster) as runtime:

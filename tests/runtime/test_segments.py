@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+from types import FrameType
+
 import numpy as np
 import pytest
+from alarms import alarm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -52,7 +56,8 @@ def random_segmenter(seed: int, ops: int, devices: int, *, ties: bool, everywher
     grouping = Grouping.singletons(graph)
     assert grouping.groups.names == graph.names
     cluster = Cluster(tuple(Device(name, kind="described", memory_bytes=float(2 * ops)) for name in names), links)
-    return Segmenter(grouping, Costs(core, cut, draw(devices), cluster))
+    load, read = draw(ops, devices) * rng.integers(2), draw(devices) * rng.integers(2) / 8
+    return Segmenter(grouping, Costs(core, cut, draw(devices), cluster, load, read))
 
 
 def feasible_placement(segmenter: Segmenter, seed: int) -> np.ndarray:
@@ -101,6 +106,52 @@ def test_a_placement_on_one_device_is_one_segment_that_takes_the_sum_of_its_part
         assert plan.schedule.makespan == pytest.approx(expected)
 
 
+def two_chains(load: list[list[float]], read: list[float]) -> Segmenter:
+    """Two chains of two ops each that nothing connects; the second op of each reads 100 bytes from the first."""
+    graph = OpGraph(
+        names=("a0", "b0", "a1", "b1"),
+        kinds=("Relu",) * 4,
+        flops=np.zeros(4),
+        param_bytes=np.zeros(4),
+        tensor_op=np.arange(4, dtype=np.int32),
+        tensor_port=np.zeros(4, np.int32),
+        tensor_bytes=np.full(4, 100.0),
+        tensor_shapes=((25,),) * 4,
+        tensor_dtypes=("float32",) * 4,
+        edges=np.array([[0, 2], [1, 3]], np.int32),
+        edge_tensor=np.array([0, 1], np.int32),
+    ).verify()
+    links = {pair: Link(np.inf, 0.0, "described") for pair in (("x", "y"), ("y", "x"))}
+    cluster = Cluster((Device("x", kind="described"), Device("y", kind="described")), links)
+    core = np.array([[2.0, 2.0], [4.0, 4.0], [3.0, 3.0], [1.0, 1.0]])
+    zero = np.zeros((4, 2))
+    return Segmenter(Grouping.singletons(graph), Costs(core, zero, np.zeros(2), cluster, np.array(load), np.array(read)))
+
+
+def seconds_by_op(segmenter: Segmenter, placement: list[int]) -> list[float]:
+    plan, seconds = segmenter.plan(placement, merge=False), np.zeros(4)
+    for s, segment in enumerate(plan.segments):
+        seconds[list(segment.groups)] = plan.problem.compute[s, segment.device]
+    return seconds.tolist()
+
+
+def test_ops_take_their_load_for_the_share_of_their_time_in_which_another_device_works() -> None:
+    segmenter = two_chains([[0.5, 9], [9, 0.8], [0.6, 9], [9, 0.7]], [0.0, 0.0])
+    # x runs a0, a1 from 0 to 5, y runs b0, b1 from 0 to 5: all of the time
+    assert seconds_by_op(segmenter, [0, 1, 0, 1]) == pytest.approx([2.5, 4.8, 3.6, 1.7])
+    # x runs a0 and a1 (0 to 5), then b1 (5 to 6), y runs b0 from 0 to 4: of a1, from 2 to 5, two thirds
+    assert seconds_by_op(segmenter, [0, 1, 0, 0]) == pytest.approx([2.5, 4.8, 3 + 0.6 * 2 / 3, 1.0])
+    # on one device nothing works beside it
+    assert seconds_by_op(segmenter, [0, 0, 0, 0]) == pytest.approx([2.0, 4.0, 3.0, 1.0])
+
+
+def test_what_another_device_wrote_costs_its_reader_by_the_byte() -> None:
+    segmenter = two_chains([[0.0, 0.0]] * 4, [0.01, 0.02])
+    assert seconds_by_op(segmenter, [0, 0, 1, 0]) == pytest.approx([2.0, 4.0, 3.0 + 100 * 0.02, 1.0])
+    assert seconds_by_op(segmenter, [1, 0, 0, 0]) == pytest.approx([2.0, 4.0, 3.0 + 100 * 0.01, 1.0])
+    assert seconds_by_op(segmenter, [1, 0, 1, 0]) == pytest.approx([2.0, 4.0, 3.0, 1.0])
+
+
 @settings(max_examples=30, deadline=None)
 @given(cases, st.integers(0, 10**6))
 def test_a_search_is_never_worse_than_its_start_and_the_same_for_the_same_seed(segmenter: Segmenter, seed: int) -> None:
@@ -116,6 +167,35 @@ def test_a_search_improves_a_random_placement() -> None:
     start = feasible_placement(segmenter, 0)
     found = segmenter.search(start, segmenter.problem(), steps=400, seed=0)
     assert segmenter.makespan(found)[0] < 0.8 * segmenter.makespan(start)[0]
+
+
+class Interrupted(BaseException):
+    """No Exception, as KeyboardInterrupt, which would end the whole run of tests if it came outside of the test."""
+
+
+@pytest.mark.timeout(280, method="thread")  # the other method is the timer that is used here
+@pytest.mark.parametrize("searching", [True, False], ids=["search", "merge"])
+def test_an_interrupt_during_a_kernel_reaches_who_called(searching: bool) -> None:
+    """Not another error in its place, and no crash: numba calls Python to return arrays, where a signal handler may raise."""
+    segmenter = random_segmenter(3, 20 if searching else 400, 2, ties=False)
+    start, problem = feasible_placement(segmenter, 0), segmenter.problem()
+
+    def call(steps: int) -> object:
+        return segmenter.search(start, problem, steps=steps, seed=0) if searching else segmenter.makespan(start)
+
+    def forever() -> None:
+        while True:
+            call(20_000)
+
+    call(1)  # compiled by now
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        raise Interrupted
+
+    with alarm(handler):
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        with pytest.raises(Interrupted):
+            forever()
 
 
 def test_rows_of_placements_are_valued_one_by_one() -> None:

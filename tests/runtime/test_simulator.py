@@ -358,6 +358,20 @@ def test_malformed_placements_are_refused(placements, message):
             simulate(chain(3), placements, threads=threads)
 
 
+def test_no_kernel_calls_python_for_what_it_returns():
+    """A signal handler may raise there (Ctrl-C), which numba does not expect: the process ends, or the interrupt is lost."""
+    called = set()
+    for _ in range(2):
+        sys.setprofile(lambda frame, event, argument: called.add(frame.f_code.co_name) if event == "call" else None)
+        try:
+            schedule(chain(3), [0, 1, 0], links="channel", queue="priority")
+            simulate(chain(3), [[0, 1, 0]] * 2)
+        finally:
+            sys.setprofile(None)
+    assert "schedule" in called
+    assert "_numba_unpickle" not in called
+
+
 def test_kernels_compile_where_no_cache_can_be_written(monkeypatch):
     monkeypatch.setattr("numba.core.caching.CompileResultCacheImpl._locator_classes", [])
 

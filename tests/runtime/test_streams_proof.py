@@ -1,7 +1,11 @@
 """No launch reads what is not there yet, and nothing is overwritten or freed that may still be read: on a fake accelerator."""
 
 import contextlib
+import re
+import threading
+import time
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -9,9 +13,10 @@ from stream_cases import random_case, run_case
 
 from placeit.errors import DeviceError, ExecutionError
 from placeit.runtime.devices.base import TensorSpec
-from placeit.runtime.streams.accelerator import HOST
+from placeit.runtime.streams.accelerator import HOST, Inbox
 from placeit.runtime.streams.clocks import Clocks
 from placeit.runtime.streams.executor import StreamExecutor
+from placeit.runtime.streams.launcher import Launcher
 from placeit.runtime.streams.layout import Layout
 from placeit.testing.fake_accelerator import FakeAccelerator
 from placeit.testing.happens_before import HOST_THREAD, Access, HappensBefore
@@ -24,7 +29,7 @@ def options(seed):
     return {"requests": 1 + seed % 2, "ahead": 1 + seed % 3, "patience": PATIENCE[seed % 4]}
 
 
-@pytest.mark.parametrize(("order", "plans"), [("dynamic", 200), ("static", 100), ("graph", 40)])
+@pytest.mark.parametrize(("order", "plans"), [("dynamic", 100), ("static", 50), ("graph", 40)])
 def test_every_run_of_random_plans_is_ordered_and_right(order, plans):
     waits = shared = 0
     for seed in range(plans):  # two runs each, of one or two requests
@@ -123,7 +128,7 @@ def test_sharing_memory_too_early_is_found(order, monkeypatch):
 
 @pytest.mark.parametrize("order", ["dynamic", "static"])
 def test_memory_that_is_freed_while_launches_use_it_is_found(order, monkeypatch):
-    monkeypatch.setattr(FakeAccelerator, "finish", lambda self, streams: None)
+    monkeypatch.setattr(FakeAccelerator, "finish", lambda self, stream: None)
     found = 0
     for seed in range(30):
         case = random_case(seed, ops=8, devices=3)
@@ -132,6 +137,188 @@ def test_memory_that_is_freed_while_launches_use_it_is_found(order, monkeypatch)
             executor.run(case.inputs())
         found += bool(accelerator.order.faults)
     assert found > 5
+
+
+def failing_case(seed):
+    """A case with some devices in the host's memory, and numbers of the launches there that fail: one, two or more."""
+    case = random_case(seed, ops=10, devices=3)
+    hosts = some_on_host(seed, 3) or {0, 1, 2}
+    jobs = np.random.default_rng([seed, 4]).integers(0, 12, 1 + seed % 3).tolist()
+    return case, {"on_host": hosts, "fail_job": jobs}
+
+
+def test_jobs_that_fail_on_threads_are_told_and_waited_for():
+    failed = left = 0
+    for seed in range(150):
+        case, faults = failing_case(seed)
+        accelerator = case.accelerator(patience=PATIENCE[seed % 4], **faults)
+        with contextlib.ExitStack() as stack:
+            executor = stack.enter_context(StreamExecutor(case.work(), accelerator, requests=1 + seed % 2))
+            try:
+                for request in range(1 + seed % 2):
+                    executor.set_inputs(case.inputs(request), request=request)
+                executor.times(1 + seed % 2)
+            except ExecutionError as error:
+                failed += bool(re.search(r"starts with 'op\d+' failed on fake:\d: RuntimeError: this job fails", str(error)))
+            else:
+                for request in range(1 + seed % 2):
+                    got, want = executor.outputs(request=request), case.expected(case.inputs(request))
+                    assert all(np.array_equal(got[name], want[name]) for name in want)
+                left += 1
+        assert accelerator.order.faults == [], seed
+        assert not any(accelerator.allocated.values())
+    assert failed + left == 150
+    assert failed > 30
+    assert left > 10
+
+
+@pytest.mark.parametrize("order", ["dynamic", "static"])
+def test_whatever_breaks_while_others_run_is_waited_for(order):
+    broken = 0
+    for seed in range(120):
+        case = random_case(seed, ops=10, devices=3)
+        accelerator = case.accelerator(patience=PATIENCE[seed % 4], die_at=seed % 5)
+        with contextlib.suppress(ExecutionError), StreamExecutor(case.work(), accelerator, order=order, ahead=3) as executor:
+            executor.run(case.inputs())
+        assert accelerator.order.faults == [], seed
+        assert not any(accelerator.allocated.values())
+        broken += accelerator._broken is not None
+    assert broken > 50
+
+
+def test_waiting_that_ends_at_the_first_failure_is_found(monkeypatch):
+    def careless(self):
+        for stream in self.streams:
+            self.accelerator.finish(stream)
+
+    monkeypatch.setattr(Launcher, "finish", careless)
+    found = 0
+    for seed in range(60):
+        case = random_case(seed, ops=10, devices=3)
+        accelerator = case.accelerator(patience=0.0, die_at=seed % 5)
+        with contextlib.suppress(ExecutionError), StreamExecutor(case.work(), accelerator, ahead=3) as executor:
+            executor.run(case.inputs())
+        found += bool(accelerator.order.faults)
+    assert found > 5
+
+
+def several_callers(seed, callers=3, runs=4):
+    """Some threads, each with its own executor on one accelerator; jobs of some of them fail. How many runs were right."""
+    case, faults = failing_case(seed)
+    accelerator = case.accelerator(patience=PATIENCE[seed % 4], **faults)
+    outcomes = []
+
+    def call():
+        for number in range(runs):
+            try:
+                with StreamExecutor(case.work(), accelerator) as executor:
+                    got, want = executor.run(case.inputs(number)), case.expected(case.inputs(number))
+                    outcomes.append(all(np.array_equal(got[name], want[name]) for name in want))
+            except ExecutionError as error:
+                outcomes.append(None if "this job fails" in str(error) else error)
+
+    threads = [threading.Thread(target=call) for _ in range(callers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(outcomes) == callers * runs
+    assert accelerator.order.faults == [], seed
+    assert not any(accelerator.allocated.values())
+    assert {outcome for outcome in outcomes if outcome is not None} <= {True}
+    return outcomes.count(True), outcomes.count(None)
+
+
+def test_of_several_callers_each_has_its_own_failures_and_right_outputs():
+    right, failed = map(sum, zip(*map(several_callers, range(24)), strict=True))
+    assert right > 200
+    assert failed > 10
+
+
+@pytest.mark.slow
+def test_of_many_callers_each_has_its_own_failures_and_right_outputs():
+    right, failed = map(sum, zip(*(several_callers(seed, 6, 6) for seed in range(100, 300)), strict=True))
+    assert right > 5000
+    assert failed > 100
+
+
+@pytest.mark.parametrize("careful", [True, False])
+def test_a_run_of_another_thread_is_waited_for_before_its_memory_is_freed(careful, monkeypatch):
+    if not careful:
+        monkeypatch.setattr(FakeAccelerator, "turn", lambda self: contextlib.nullcontext())
+    found = 0
+    for seed in range(10):
+        case = random_case(seed, ops=10, devices=2)
+        accelerator = case.accelerator(patience=0.0)
+        began, go = threading.Event(), threading.Event()
+        executor = StreamExecutor(case.work(), accelerator)
+        take = accelerator.take
+
+        def late(inbox, timeout, take=take, began=began, go=go):
+            began.set()
+            assert go.wait(30)
+            return take(inbox, timeout)
+
+        accelerator.take = late
+
+        def run(executor=executor, case=case):
+            with contextlib.suppress(Exception):  # without a turn anything may happen
+                executor.run(case.inputs())
+
+        runner, closer = threading.Thread(target=run), threading.Thread(target=executor.close)
+        runner.start()
+        assert began.wait(30)
+        closer.start()
+        closer.join(0.02)
+        go.set()
+        for thread in (runner, closer):
+            thread.join(60)
+        found += bool(accelerator.order.faults)
+    assert (found == 0) if careful else (found > 5)
+
+
+def test_a_host_function_that_calls_the_accelerator_is_found(monkeypatch):
+    case = random_case(3, ops=8, devices=2)
+    accelerator = case.accelerator()
+    put = Inbox.put
+
+    def careless(self, token):
+        accelerator.event(0)
+        put(self, token)
+
+    monkeypatch.setattr(Inbox, "put", careless)
+    with StreamExecutor(case.work(), accelerator) as executor:
+        executor.run(case.inputs())
+    assert set(accelerator.order.faults) == {"a host function calls 'event'"}
+
+
+def test_what_runs_for_too_long_is_given_up_and_its_memory_kept_until_it_ends():
+    for seed in range(8):
+        case = random_case(seed, ops=8, devices=2)
+        accelerator = case.accelerator(hang_at=0)
+        with StreamExecutor(case.work(), accelerator) as executor:
+            with pytest.raises(ExecutionError, match=r"more than 0\.5 s .*has not ended: 'op\d+' on fake:\d"):
+                executor.run(case.inputs(), timeout=0.5)
+            with pytest.raises(ExecutionError, match="closed"):
+                executor.time()
+        assert any(accelerator.allocated.values())
+        accelerator.hang_no_more()
+        while any(thread.name == "placeit release" for thread in threading.enumerate()):
+            time.sleep(0.001)
+        assert not any(accelerator.allocated.values())
+        assert accelerator.order.faults == []
+
+
+def test_a_closed_fake_refuses_new_executors():
+    case = random_case(1, ops=4, devices=2)
+    accelerator = case.accelerator()
+    executor = StreamExecutor(case.work(), accelerator)
+    accelerator.close()
+    with pytest.raises(ExecutionError, match="closed"):
+        StreamExecutor(case.work(), accelerator)
+    with pytest.raises(ExecutionError, match="closed"):
+        executor.run(case.inputs())
+    assert not any(accelerator.allocated.values())
 
 
 def chain_of_marks(clocks):
@@ -220,10 +407,11 @@ def test_the_fake_gives_wrong_data_to_what_reads_too_early():
         fake.write(views[0], [1.0])
         first, second = fake.stream(0, 0), fake.stream(0, 1)
         fake.copy(first, views[0], views[1])
-        fake.launch(second, Adder(), [views[1]], [views[2]])  # no wait
-        fake.finish([first, second])
+        fake.launch(second, Adder(), [views[1]], [views[2]], Inbox(), (0, 0))  # no wait
+        for stream in (first, second, first):
+            fake.finish(stream)
         fake.copy(first, views[2], views[0])
-        fake.finish([first])
+        fake.finish(first)
         seen.add(float(fake.read(views[0])[0]))
         assert fake.order.faults == [f"launch 0 reads {views[1]}, which the copy of {views[0]} may still be writing"]
     assert len(seen) > 1

@@ -24,28 +24,17 @@ CORES = allowed_cores()
 ONE = Device("one", runs_on=f"CPU@{CORES[0]}", cores=CORES[:1])
 
 
-class TorchConformance(ComputingDeviceConformance):
-    def failing(self, device: RuntimeDevice) -> Instance:
-        (instance,) = self._instances(device, 1)
-
-        def run() -> None:
-            torch.empty(1 << 60)
-
-        instance.run = run  # type: ignore[attr-defined]
-        return instance
-
-
-class TestOneCore(TorchConformance):
+class TestOneCore(ComputingDeviceConformance):
     def open(self) -> RuntimeDevice:
         return TorchDevice(ONE)
 
 
-class TestAllCores(TorchConformance):
+class TestAllCores(ComputingDeviceConformance):
     def open(self) -> RuntimeDevice:
         return TorchDevice(Device("all", runs_on="CPU", cores=CORES))
 
 
-class TestSlowed(TorchConformance):
+class TestSlowed(ComputingDeviceConformance):
     def open(self) -> RuntimeDevice:
         return SlowedDevice(TorchDevice(ONE), 3.0)
 

@@ -57,6 +57,16 @@ class Buffer(Protocol):
         """The value in its logical shape, a view where possible, else a copy."""
         ...
 
+    def blank(self, sentinel: int) -> None:
+        """Let it hold NaN, or the sentinel if its type has no NaN, until it is written again. Nothing is running that uses it.
+
+        It changes nothing else: where runs leave results without copying them, the memory may be that of an input or a weight.
+
+        Args:
+            sentinel: 0 or 1.
+        """
+        ...
+
 
 class Program(Protocol):
     """A segment compiled for one device."""
@@ -91,7 +101,12 @@ class Instance(Protocol):
 
 
 class RuntimeDevice(Protocol):
-    """A device that compiles and runs segments."""
+    """A device that compiles and runs segments.
+
+    One that runs them on a thread of placeit's (:class:`placeit.runtime.devices.worker.Worker`) has it as ``worker``, as a
+    :class:`Transport` may: runs then begin on that thread, where no signal handler can interrupt them, and whoever waits for a
+    run notices if the thread is gone. After an interrupt at the wrong moment an executor of other devices has to be made anew.
+    """
 
     @property
     def name(self) -> str:

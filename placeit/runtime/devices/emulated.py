@@ -5,10 +5,10 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
-from time import perf_counter, sleep
+from time import perf_counter
 
 from placeit.runtime.devices.base import Buffer, Done, Instance, Program, RuntimeDevice, SegmentSource, TensorSpec
-from placeit.runtime.devices.worker import Worker
+from placeit.runtime.devices.worker import Gate, Worker
 
 __all__ = ["EmulatedLink", "SlowedDevice"]
 
@@ -16,13 +16,13 @@ _PR_SET_TIMERSLACK = 29
 _precise = threading.local()
 
 
-def _sleep(seconds: float) -> None:
-    """Sleep to within a few microseconds: Linux may otherwise round a thread's wake-up by 50 us."""
+def _sleep(seconds: float, closing: Gate) -> None:
+    """Sleep to within a few microseconds, or until it closes: Linux may otherwise round a thread's wake-up by 50 us."""
     if not getattr(_precise, "set", False):
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
         _precise.set = True
     if seconds > 0:
-        sleep(seconds)
+        closing.wait(min(seconds, threading.TIMEOUT_MAX))
 
 
 class SlowedDevice:
@@ -34,8 +34,13 @@ class SlowedDevice:
     """
 
     def __init__(self, inner: RuntimeDevice, slowdown: float) -> None:
-        self._inner, self._slowdown = inner, slowdown
+        self._inner, self._slowdown, self._closing = inner, slowdown, Gate()
         self.name, self.space, self.program_key = inner.name, inner.space, inner.program_key
+
+    @property
+    def worker(self) -> Worker | None:
+        """The thread of the real device, if it says."""
+        return getattr(self._inner, "worker", None)
 
     def compile(self, segment: SegmentSource) -> Program:
         """Compile on the real device."""
@@ -54,11 +59,12 @@ class SlowedDevice:
         self._inner.start(instance, functools.partial(self._finish, done))
 
     def _finish(self, done: Done, start: float, finish: float, error: BaseException | None) -> None:
-        _sleep(start + (finish - start) * self._slowdown - perf_counter())
+        _sleep(start + (finish - start) * self._slowdown - perf_counter(), self._closing)
         done(start, perf_counter(), error)
 
     def close(self) -> None:
-        """Close the real device."""
+        """Wake its thread and close the real device."""
+        self._closing.open()
         self._inner.close()
 
 
@@ -73,8 +79,13 @@ class EmulatedLink:
 
     def __init__(self, name: str, bandwidth: float, latency: float) -> None:
         self._bandwidth, self._latency = bandwidth, latency
-        self._free_at = 0.0
+        self._free_at, self._closing = 0.0, Gate()
         self._worker = Worker(name)
+
+    @property
+    def worker(self) -> Worker:
+        """The thread that transfers run on."""
+        return self._worker
 
     def start(self, source: Buffer, destination: Buffer, done: Done) -> None:  # noqa: ARG002
         """Start the clock of a transfer, behind those already under way."""
@@ -84,9 +95,10 @@ class EmulatedLink:
         # by the clock at which it was asked for: waking this thread is part of the time, not on top of it
         start = max(asked, self._free_at)
         self._free_at = start + self._latency + moved / self._bandwidth
-        _sleep(self._free_at - perf_counter())
-        done(start, self._free_at, None)
+        _sleep(self._free_at - perf_counter(), self._closing)
+        done(start, perf_counter() if self._closing.is_open else self._free_at, None)
 
     def close(self) -> None:
-        """Stop the link's thread."""
+        """Wake the link's thread and stop it."""
+        self._closing.open()
         self._worker.close()

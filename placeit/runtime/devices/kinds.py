@@ -41,12 +41,14 @@ class DeviceKind:
             pass over the whole model: ``float64[G]``, which sums to one. Raises DeviceError.
         streams: ``streams(devices, precision)`` drives all devices of a cluster through streams, if it has one of this kind for
             which that is the way; None if it has not. Raises DeviceError.
+        version: ``version()`` names the version of the runtime that drives the device, on which measured costs depend.
     """
 
     open: Callable[[Device, str], RuntimeDevice]
     supported: Callable[[Model, Device], Collection[str]]
     group_shares: Callable[[Model, Grouping, Device, str, int], NDArray[np.float64]]
     streams: Callable[[Sequence[Device], str], Streams | None] = lambda _devices, _precision: None
+    version: Callable[[], str] = lambda: ""
 
 
 def device_kind(device: Device) -> DeviceKind:

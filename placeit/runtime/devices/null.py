@@ -68,6 +68,9 @@ class _NullBuffer:
         """Zeros."""
         return np.zeros(self.spec.shape, self.spec.dtype)
 
+    def blank(self, sentinel: int) -> None:
+        """Do nothing: nothing is held."""
+
 
 class _NullProgram:
     def __init__(self, segment: SegmentSource, seconds: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from placeit.backends.base import OnnxSegments
 from placeit.cluster import Device
+from placeit.devices.host import one_per_physical_core
 from placeit.errors import DeviceError, first_line
 from placeit.runtime.devices.base import Buffer, Done, Instance, Program, SegmentSource, TensorSpec
 from placeit.runtime.devices.kinds import DeviceKind
@@ -39,7 +41,12 @@ __all__ = [
 
 
 def onnxruntime() -> Any:
-    """Import ONNX Runtime. Raises DeviceError, saying how to install it."""
+    """Import ONNX Runtime. Raises DeviceError, saying how to install it.
+
+    Its telemetry (1.31) writes to the user's home folder and sends to Microsoft, which nobody has asked for here: it is off
+    unless the user's environment says otherwise.
+    """
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
         import onnxruntime
     except ImportError as error:
@@ -162,7 +169,9 @@ class OrtDevice:
     def __init__(self, device: Device, *, precision: str = "f32") -> None:
         check_device(device, precision)
         self.name = device.name
-        self._cores = device.cores
+        # all of the machine is used as ONNX Runtime does by itself: one thread for each physical core
+        everything = device.runs_on == "ort:CPU"
+        self._cores = tuple(sorted(one_per_physical_core(device.cores))) if everything else device.cores
         base, number = _hardware(device)
         self._on_gpu = on_gpu(device)
         self._provider = provider(device)
@@ -175,6 +184,11 @@ class OrtDevice:
         of = number if self._on_gpu else self._cores if len(self._cores) > 1 else ""
         self.program_key = f"onnxruntime {base.partition('@')[0]} {of}"
         self._worker = Worker(f"placeit {device.name}", device.cores)
+
+    @property
+    def worker(self) -> Worker:
+        """The thread that instances run on."""
+        return self._worker
 
     def compile(self, segment: SegmentSource) -> OrtProgram:
         """Make a session of a segment. Raises DeviceError."""
@@ -193,7 +207,7 @@ class OrtDevice:
         """Queue an instance."""
         self._worker.submit(functools.partial(perform, cast("OrtInstance", instance).run, self._explain, done))
 
-    def _explain(self, error: Exception) -> str:
+    def _explain(self, error: BaseException) -> str:
         return f"Inference failed on {self.name}: {_reason(error)}"
 
     def close(self) -> None:
@@ -236,7 +250,7 @@ def on_gpu(device: Device) -> bool:
 
 def _hardware(device: Device) -> tuple[str, str]:
     """Split what a device runs on: ``cuda`` and its number, or a core set and nothing."""
-    base, _, number = device.runs_on.removeprefix("ort:").partition(":")
+    base, _, number = device.hardware.partition(":")
     return base, number
 
 
@@ -287,8 +301,8 @@ def _session(model: Any, of: tuple[str, dict[str, str]], cores: tuple[int, ...] 
         # its numbers of processors start at one, and the calling thread is none of them
         numbers = ",".join(str(core + 1) for core in cores)
         options.add_session_config_entry("session.intra_op_thread_affinities", ";".join([numbers] * (len(cores) - 1)))
-        # many sessions share the cores, and only one of them has work
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        # many sessions share the cores, and only one of them has work: its threads may spin while it runs, and no longer
+        options.add_session_config_entry("session.force_spinning_stop", "1")
     if of[0] != "CPUExecutionProvider":
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     return runtime.InferenceSession(model.SerializeToString(), options, providers=[of], enable_fallback=0)
@@ -333,4 +347,10 @@ def _streams(devices: Sequence[Device], precision: str) -> Streams | None:
     return open_streams(devices, precision)
 
 
-KIND = DeviceKind(lambda device, precision: OrtDevice(device, precision=precision), _supported, _group_shares, _streams)
+def _version() -> str:
+    return f"ONNX Runtime {onnxruntime().__version__}"
+
+
+KIND = DeviceKind(
+    lambda device, precision: OrtDevice(device, precision=precision), _supported, _group_shares, _streams, _version
+)

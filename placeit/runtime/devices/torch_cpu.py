@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from placeit.backends.base import TorchSegments
+from placeit.backends.base import TorchSegments, numpy_can_hold
 from placeit.cluster import Device
+from placeit.devices.host import one_per_physical_core
 from placeit.errors import DeviceError, first_line
 from placeit.runtime.devices.base import Buffer, Done, Instance, Program, SegmentSource, TensorSpec
 from placeit.runtime.devices.kinds import DeviceKind
@@ -92,8 +93,13 @@ class TorchBuffer:
 
     def array(self) -> NDArray[np.generic]:
         """View the value, or copy it as float32 if NumPy has no such type."""
-        tensor = self.tensor.float() if self.tensor.dtype is torch.bfloat16 else self.tensor
+        tensor = self.tensor if numpy_can_hold(self.spec.dtype) or self.tensor.is_complex() else self.tensor.float()
         return cast("NDArray[np.generic]", tensor.numpy(force=True))
+
+    def blank(self, sentinel: int) -> None:
+        """Put another tensor there: the memory of this one may be an input's or a weight's."""
+        value = float("nan") if self.tensor.is_floating_point() or self.tensor.is_complex() else sentinel
+        self.tensor = torch.full_like(self.tensor, value)
 
 
 class TorchProgram:
@@ -164,7 +170,14 @@ class TorchDevice:
         check_precision(device, precision)
         self.name = device.name
         self._worker = Worker(f"placeit {device.name}", device.cores, torch.inference_mode)
-        self._worker.submit(functools.partial(use_threads, max(1, len(device.cores))))
+        # all of the machine is used as PyTorch does by itself: one thread for each physical core
+        threads = len(one_per_physical_core(device.cores) if device.runs_on == "CPU" else device.cores)
+        self._worker.submit(functools.partial(use_threads, max(1, threads)))
+
+    @property
+    def worker(self) -> Worker:
+        """The thread that instances run on."""
+        return self._worker
 
     def compile(self, segment: SegmentSource) -> TorchProgram:
         """Take a segment as a module. Raises DeviceError."""
@@ -192,7 +205,7 @@ class TorchDevice:
         """Queue an instance."""
         self._worker.submit(functools.partial(perform, cast("TorchInstance", instance).run, self._explain, done))
 
-    def _explain(self, error: Exception) -> str:
+    def _explain(self, error: BaseException) -> str:
         op = failing_op(error)
         return f"Inference failed on {self.name}{f' in op {op!r}' if op else ''}: {first_line(error)}"
 
@@ -231,7 +244,7 @@ def explaining(what: str) -> Iterator[None]:
 def _supported(model: Model, device: Device) -> Collection[str]:
     if not isinstance(model, TorchSegments):
         raise DeviceError(f"PyTorch drives {device.name}, and {model.path} is not a PyTorch model: choose other devices.")
-    return model.with_kernel(device.runs_on.partition(":")[0].partition("@")[0].upper())
+    return model.with_kernel(device.hardware.partition(":")[0].partition("@")[0].upper())
 
 
 def _group_shares(model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> NDArray[np.float64]:
@@ -246,4 +259,10 @@ def _streams(devices: Sequence[Device], precision: str) -> Streams | None:
     return open_streams(devices, precision)
 
 
-KIND = DeviceKind(lambda device, precision: TorchDevice(device, precision=precision), _supported, _group_shares, _streams)
+def _version() -> str:
+    return f"PyTorch {torch.__version__}"
+
+
+KIND = DeviceKind(
+    lambda device, precision: TorchDevice(device, precision=precision), _supported, _group_shares, _streams, _version
+)

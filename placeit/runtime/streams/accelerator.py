@@ -1,19 +1,21 @@
 """What an accelerator is to the stream executor: in-order streams, events between them, and memory.
 
-Streams, events, memory and views are opaque here; each accelerator has its own. Nothing but :meth:`Accelerator.take` and
-:meth:`Accelerator.finish` waits.
+Streams, events, memory and views are opaque here; each accelerator has its own. Nothing but :meth:`Accelerator.take`,
+:meth:`Accelerator.finish` and what is for output checks, :meth:`Accelerator.blank` and :meth:`Accelerator.is_blank`, waits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.errors import DeviceError, PlaceitError
 from placeit.runtime.devices.base import SegmentSource, TensorSpec
 
 __all__ = [
@@ -44,10 +46,48 @@ View: TypeAlias = Any
 """Memory seen as a tensor."""
 
 Token: TypeAlias = tuple[int, int]
-Inbox: TypeAlias = SimpleQueue[Token]
-"""Where accelerators report what has happened."""
+"""A request, and one of its launches."""
 
 Replay: TypeAlias = Callable[[], None]
+
+
+class Inbox:
+    """Where accelerators tell one executor what has happened to what it has launched, from any thread.
+
+    Attributes:
+        failure: the first launch of all that failed after it had been launched, and its error.
+        over: whether nothing more is wanted: what has not started is left out where that is possible.
+    """
+
+    def __init__(self) -> None:
+        self.failure: tuple[Token, PlaceitError] | None = None
+        self.over = False
+        self._tokens: SimpleQueue[Token | None] = SimpleQueue()
+
+    def put(self, token: Token) -> None:
+        """Tell that a launch has ended."""
+        self._tokens.put(token)
+
+    def fail(self, token: Token, error: BaseException) -> None:
+        """Tell that a launch has failed: before anything that follows it is said to have ended."""
+        if not isinstance(error, PlaceitError):
+            told = DeviceError(f"{type(error).__name__}: {error}")
+            told.__cause__ = error
+            error = told
+        if self.failure is None:
+            self.failure = token, error
+        self.over = True
+        self._tokens.put(None)
+
+    def get(self, timeout: float | None) -> Token | None:
+        """Wait for the next token for so many seconds; None if there is none. Raises what a launch has failed with."""
+        try:
+            token = self._tokens.get(timeout=None if timeout is None else max(0.0, timeout))
+        except Empty:
+            token = None
+        if self.failure is not None:
+            raise self.failure[1]
+        return token
 
 
 class LoadedProgram(Protocol):
@@ -81,7 +121,7 @@ class StreamProgram(Protocol):
 class Accelerator(Protocol):
     """Devices of one kind, numbered as in the cluster of the plans that they run.
 
-    Whatever goes wrong on a device is a DeviceError that names it.
+    Whatever goes wrong on a device is a DeviceError that names it. Threads may use an accelerator at the same time.
     """
 
     @property
@@ -89,8 +129,17 @@ class Accelerator(Protocol):
         """Name of each device."""
         ...
 
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` has been called, so that nothing more may be begun."""
+        ...
+
+    def turn(self) -> AbstractContextManager[object]:
+        """Make a lock that is held by whoever runs something, as often as it likes. Raises ExecutionError if closed."""
+        ...
+
     def close(self) -> None:
-        """Stop every thread. Nothing may be running."""
+        """Wait until nobody has a turn, and stop every thread. Closing twice does nothing more."""
         ...
 
     def memory(self, device: int) -> int:
@@ -137,6 +186,14 @@ class Accelerator(Protocol):
         """Copy a tensor in host memory, to the host, in its logical shape. Nothing that writes it may be running."""
         ...
 
+    def blank(self, view: View, sentinel: int) -> None:
+        """Fill a tensor in any memory with NaN, or with the sentinel if its type has none, at once. Nothing may be running."""
+        ...
+
+    def is_blank(self, view: View, sentinel: int) -> bool:
+        """Whether a tensor in any memory holds what :meth:`blank` fills it with. Nothing may be running."""
+        ...
+
     def stream(self, device: int, number: int) -> Stream:
         """One of a device's streams; always the same for the same number, whoever asks. Segments are launched on number 0."""
         ...
@@ -157,8 +214,20 @@ class Accelerator(Protocol):
         """Let what is launched on the stream from now on start only after what the event marks now has ended."""
         ...
 
-    def launch(self, stream: Stream, program: LoadedProgram, inputs: Sequence[View], outputs: Sequence[View]) -> None:
-        """Launch a program on a stream. Raises DeviceError, as when memory runs out."""
+    def launch(
+        self,
+        stream: Stream,
+        program: LoadedProgram,
+        inputs: Sequence[View],
+        outputs: Sequence[View],
+        inbox: Inbox,
+        token: Token,
+    ) -> None:
+        """Launch a program on a stream. Raises DeviceError, as when memory runs out.
+
+        A device of the host's memory tells the inbox if the program fails later, and leaves programs of an inbox that is over
+        out. What others have launched goes on.
+        """
         ...
 
     def copy(self, stream: Stream, source: View, destination: View) -> None:
@@ -166,15 +235,23 @@ class Accelerator(Protocol):
         ...
 
     def notify(self, stream: Stream, event: Event, inbox: Inbox, token: Token) -> None:
-        """Put a token into an inbox once what the event, last recorded in the stream, marks has ended. Delays no stream."""
+        """Put a token into an inbox once what the event, last recorded in the stream, marks has ended. Delays no stream.
+
+        No Python runs where the driver calls back: a driver's thread that waits for the interpreter may hold up what the
+        interpreter waits for, and a garbage collection there could call the driver, which it must not.
+        """
         ...
 
-    def take(self, inbox: Inbox) -> Token:
-        """Wait for the next token. Raises DeviceError if a device failed, and the token may never come."""
+    def take(self, inbox: Inbox, timeout: float | None = None) -> Token | None:
+        """Wait for the next token, for so many seconds; None if there is none by then.
+
+        Raises:
+            DeviceError: a launch failed, or a device, and the token may never come.
+        """
         ...
 
-    def finish(self, streams: Sequence[Stream]) -> None:
-        """Wait for everything launched on streams. Raises DeviceError if a device failed."""
+    def finish(self, stream: Stream) -> None:
+        """Wait for everything launched on a stream. Raises DeviceError if its device failed, and runs nothing any more."""
         ...
 
     def capture(self, streams: Sequence[Stream], launches: Callable[[], None]) -> Replay:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from queue import SimpleQueue
 
 import numpy as np
 
-from placeit.errors import DeviceError
+from placeit.errors import DeviceError, ExecutionError
 from placeit.runtime.streams.accelerator import HOST, Accelerator, Event, Inbox, LoadedProgram, Memory, Stream, Token, View
 from placeit.runtime.streams.layout import Launch, Layout
 
@@ -21,7 +20,7 @@ class Slot:
         views: of each buffer.
         events: of each launch, recorded behind it.
         begins: of each launch, recorded before it; None if nobody wants to know how long it took.
-        flying: how many reports are still to come.
+        flying: launches whose reports are still to come.
         decided: whether nothing is left to launch.
     """
 
@@ -36,7 +35,7 @@ class Slot:
         owners = [layout.streams[launch.stream] for launch in layout.launches]
         self.events: list[Event] = [accelerator.event(device, timed=timed) for device in owners]
         self.begins: list[Event] | None = [accelerator.event(device, timed=True) for device in owners] if timed else None
-        self.flying = 0
+        self.flying: dict[int, None] = {}
         self.decided = True
 
 
@@ -59,7 +58,7 @@ class Launcher:
         self.slots: list[Slot] = []
         self.streams: list[Stream] = []
         self.flying = 0
-        self._inbox: Inbox = SimpleQueue()
+        self._inbox = Inbox()
         self._memory: list[Memory] = []
         self._loaded: list[LoadedProgram | None] = []
 
@@ -100,11 +99,11 @@ class Launcher:
         while self._memory:
             self.accelerator.free(self._memory.pop())
 
-    def start(self, slot: Slot, n: int, after: Iterable[int], *, record: bool = True) -> None:
+    def start(self, request: int, n: int, after: Iterable[int], *, record: bool = True) -> None:
         """Launch one thing behind others.
 
         Args:
-            slot: its request.
+            request: whose it is.
             n: its number.
             after: launches to wait for.
             record: whether anything will wait for it, or wants a report.
@@ -112,8 +111,8 @@ class Launcher:
         Raises:
             DeviceError: names the segment, or what was to be copied, and the device.
         """
-        launch, accelerator, views = self.layout.launches[n], self.accelerator, slot.views
-        stream, program = self.streams[launch.stream], self._loaded[n]
+        slot, launch, accelerator = self.slots[request], self.layout.launches[n], self.accelerator
+        stream, program, views = self.streams[launch.stream], self._loaded[n], slot.views
         inputs, outputs = [views[b] for b in launch.reads], [views[b] for b in launch.writes]
         try:
             for wait in after:
@@ -123,30 +122,66 @@ class Launcher:
             if program is None:
                 accelerator.copy(stream, inputs[0], outputs[0])
             else:
-                accelerator.launch(stream, program, inputs, outputs)
+                accelerator.launch(stream, program, inputs, outputs, self._inbox, (request, n))
             if record or slot.begins is not None:
                 accelerator.record(slot.events[n], stream)
         except DeviceError as error:
-            device = accelerator.names[self.layout.streams[launch.stream]]
-            what = "Copying what is made by" if program is None else "The segment that starts with"
-            raise DeviceError(f"{what} '{launch.name}' failed on {device}: {error}") from error
+            raise self._failed(n, error) from error
+
+    def _failed(self, n: int, error: Exception) -> DeviceError:
+        launch = self.layout.launches[n]
+        what = "Copying what is made by" if launch.program is None else "The segment that starts with"
+        return DeviceError(f"{what} {self._named(n)[0]} failed on {self._named(n)[1]}: {error}")
+
+    def _named(self, n: int) -> tuple[str, str]:
+        launch = self.layout.launches[n]
+        return f"'{launch.name}'", self.accelerator.names[self.layout.streams[launch.stream]]
 
     def expect(self, request: int, n: int, stream: Stream) -> None:
         """Ask for a report of a launch whose event was recorded in a stream."""
         slot = self.slots[request]
         self.accelerator.notify(stream, slot.events[n], self._inbox, (request, n))
-        slot.flying += 1
+        slot.flying[n] = None
         self.flying += 1
 
-    def next_report(self) -> Token:
-        """Wait for a report: a request, and which of its launches has ended. Raises DeviceError if a device failed."""
-        request, n = self.accelerator.take(self._inbox)
-        self.slots[request].flying -= 1
-        self.flying -= 1
-        return request, n
+    def next_report(self, timeout: float | None) -> Token | None:
+        """Wait for a report, for so many seconds: a request, and which of its launches has ended; None if nothing has by then.
+
+        Raises:
+            DeviceError: a launch failed, and which, or a device did.
+        """
+        try:
+            token = self.accelerator.take(self._inbox, timeout)
+        except (DeviceError, ExecutionError):
+            self._check()
+            raise
+        if token is not None:
+            request, n = token
+            del self.slots[request].flying[n]
+            self.flying -= 1
+        return token
+
+    def _check(self) -> None:
+        if self._inbox.failure is not None:
+            (_, n), error = self._inbox.failure
+            raise self._failed(n, error) from error
+
+    def awaited(self) -> list[str]:
+        """What has been launched and is not known to have ended."""
+        return [" on ".join(self._named(n)) for slot in self.slots for n in slot.flying]
+
+    def cancel(self) -> None:
+        """Leave out what has not started, where that is possible."""
+        self._inbox.over = True
 
     def finish(self) -> None:
-        """Wait for everything. Raises DeviceError if a device failed."""
-        self.flying = 0
-        self._inbox = SimpleQueue()  # what is still to be reported is of no interest any more
-        self.accelerator.finish(self.streams)
+        """Wait for everything on every stream, whatever fails. Raises DeviceError if a launch or a device failed."""
+        failure: Exception | None = None
+        for stream in self.streams:
+            try:
+                self.accelerator.finish(stream)
+            except (DeviceError, ExecutionError) as error:
+                failure = failure or error
+        self._check()
+        if failure is not None:
+            raise failure

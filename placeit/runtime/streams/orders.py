@@ -107,7 +107,7 @@ class Dynamic:
     def _launch(self, request: int, n: int) -> None:
         launcher, launch, marks = self._launcher, self._layout.launches[n], self._marks[request]
         marks[n], waits = self._clocks.launch(n, launch.stream, [marks[m] for m in launch.after])
-        launcher.start(launcher.slots[request], n, [mark.launch for mark in waits])
+        launcher.start(request, n, [mark.launch for mark in waits])
         if n in self._reported:
             self._queued[launch.stream] += 1
             launcher.expect(request, n, launcher.streams[launch.stream])
@@ -139,9 +139,8 @@ class Static:
 
     def launch(self, request: int) -> None:
         """Launch the whole request."""
-        slot = self._launcher.slots[request]
         for n, waits in enumerate(self._waits):
-            self._launcher.start(slot, n, waits, record=n in self._recorded)
+            self._launcher.start(request, n, waits, record=n in self._recorded)
 
 
 class Graph:

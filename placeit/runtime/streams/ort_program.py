@@ -23,7 +23,7 @@ def open_streams(devices: Sequence[Device], precision: str) -> Streams:
     """Open GPUs for ONNX Runtime. Raises DeviceError."""
     for device in devices:
         check_device(device, precision)
-    return ort_streams(TorchAccelerator([replace(device, runs_on=device.runs_on.removeprefix("ort:")) for device in devices]))
+    return ort_streams(TorchAccelerator([replace(device, runs_on=device.hardware) for device in devices]))
 
 
 def ort_streams(accelerator: TorchAccelerator) -> Streams:

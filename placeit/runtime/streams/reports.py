@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import importlib
+import functools
 import threading
-from importlib.metadata import distributions
-from queue import SimpleQueue
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 
-from placeit.errors import DeviceError
+from placeit.errors import ExecutionError
+from placeit.runtime.devices.worker import Worker
 from placeit.runtime.streams.accelerator import Inbox, Token
 
-__all__ = ["CupyReports", "Reports", "ThreadReports", "load_cupy", "native_handle"]
-
-_INSTALL = "install the one for this PyTorch with `pip install {wheel}`, and no other cupy package beside it"
+__all__ = ["Reports", "ThreadReports", "native_handle"]
 
 
 class Reports(Protocol):
     """A way to report events."""
 
     def report(self, stream: torch.Stream, event: torch.Event, inbox: Inbox, token: Token) -> None:
-        """Put a token into an inbox once the event, last recorded in the stream, has happened."""
+        """Put a token into an inbox once the event, last recorded in the stream, has happened, or what went wrong instead."""
         ...
 
     def close(self) -> None:
@@ -31,111 +28,69 @@ class Reports(Protocol):
         ...
 
 
-class CupyReports:
-    """Host functions that CUDA calls, launched through CuPy.
+class ThreadReports:
+    """A thread per stream that waits for its events, outside the interpreter (``synchronize`` releases it).
 
-    A host function holds up what is launched behind it in its stream. So each stream has a companion of its own for them, which
-    waits for the event. They must not call CUDA, and so do nothing but put the token into the inbox.
-
-    Raises:
-        DeviceError: CuPy is missing, or built for another CUDA than PyTorch.
+    A driver could call back instead, by a host function. But Python must not run there: the driver's thread would wait for the
+    interpreter, maybe while another thread holds it and waits for the driver.
     """
 
     def __init__(self) -> None:
-        self._cupy = load_cupy()
-        self._companions: dict[int, tuple[torch.Stream, Any]] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+        self._waiters: dict[int, tuple[Worker, torch.Stream]] = {}  # by id of the stream, which is kept, as is its id
 
     def report(self, stream: torch.Stream, event: torch.Event, inbox: Inbox, token: Token) -> None:
-        """Launch a host function on the stream's companion."""
-        found = self._companions.get(id(stream))
-        if found is None:
-            companion = torch.Stream(torch.device(stream.device))
-            external = self._cupy.cuda.ExternalStream(native_handle(companion), stream.device.index)
-            # the stream itself is kept as well, so that no other gets its id
-            found = self._companions[id(stream)] = (companion, (stream, external))
-        companion, (_, external) = found
-        companion.wait_event(event)
-        external.launch_host_func(_put, (inbox, token))
+        """Hand the event to the stream's thread. Raises ExecutionError after :meth:`close`."""
+        found = self._waiters.get(id(stream)) or self._start(stream)
+        found[0].submit(functools.partial(_report, _wait_for(stream, event), inbox, token))
+
+    def _start(self, stream: torch.Stream) -> tuple[Worker, torch.Stream]:
+        with self._lock:
+            if self._closed:
+                raise ExecutionError("Reports are closed, and nothing more can run there: open a new session or runtime.")
+            if id(stream) not in self._waiters:
+                self._waiters[id(stream)] = Worker("placeit reports"), stream
+            return self._waiters[id(stream)]
 
     def close(self) -> None:
-        """Do nothing: CUDA has the thread."""
+        """Stop the threads."""
+        with self._lock:
+            self._closed = True
+        for waiter, _ in self._waiters.values():
+            waiter.close()
 
 
-def _put(message: tuple[Inbox, Token]) -> None:
-    inbox, token = message
-    inbox.put(token)
+def _wait_for(stream: torch.Stream, event: torch.Event) -> Callable[[], object]:
+    """A call that waits for an event that was just recorded, asleep."""
+    if stream.device.type != "cuda":
+        return event.synchronize
+    # CUDA spins in waits for events, but for those that were made for sleeping, which torch.Event cannot be
+    make: Any = torch.cuda.Event
+    behind = make(blocking=True)
+    behind.record(_cuda_stream(stream))
+    wait: Callable[[], object] = behind.synchronize
+    return wait
+
+
+def _report(wait: Callable[[], object], inbox: Inbox, token: Token) -> None:
+    try:
+        wait()
+    except BaseException as error:  # noqa: BLE001 (whatever it is, the thread that waits has to be told)
+        inbox.fail(token, error)
+    else:
+        inbox.put(token)
 
 
 def native_handle(stream: torch.Stream) -> int:
     """The driver's address of a stream."""
     handle = getattr(stream, "native_handle", None)
     if handle is None:  # an older PyTorch
-        make: Any = torch.cuda.Stream
-        handle = make(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type).cuda_stream
+        handle = _cuda_stream(stream).cuda_stream
     return int(handle)
 
 
-class ThreadReports:
-    """A thread per stream that waits for its events: for accelerators without host functions."""
-
-    def __init__(self) -> None:
-        self._threads: dict[int, tuple[threading.Thread, SimpleQueue[tuple[torch.Event, Inbox, Token] | None]]] = {}
-        self._kept: list[torch.Stream] = []
-
-    def report(self, stream: torch.Stream, event: torch.Event, inbox: Inbox, token: Token) -> None:
-        """Hand the event to the stream's thread."""
-        if id(stream) not in self._threads:
-            queue: SimpleQueue[tuple[torch.Event, Inbox, Token] | None] = SimpleQueue()
-            thread = threading.Thread(target=_wait_in_turn, args=(queue,), name="placeit reports", daemon=True)
-            thread.start()
-            self._kept.append(stream)
-            self._threads[id(stream)] = thread, queue
-        self._threads[id(stream)][1].put((event, inbox, token))
-
-    def close(self) -> None:
-        """Stop the threads."""
-        for thread, queue in self._threads.values():
-            queue.put(None)
-            thread.join()
-        self._threads.clear()
-
-
-def _wait_in_turn(queue: SimpleQueue[tuple[torch.Event, Inbox, Token] | None]) -> None:
-    while (asked := queue.get()) is not None:
-        event, inbox, token = asked
-        event.synchronize()
-        inbox.put(token)
-
-
-def load_cupy() -> ModuleType:
-    """Import CuPy, built for the CUDA that PyTorch uses.
-
-    Raises:
-        DeviceError: it is missing, cannot be loaded, or is built for another CUDA; says what to install.
-    """
-    wanted = str(torch.version.cuda).split(".")[0]
-    advice = _INSTALL.format(wheel=f"cupy-cuda{wanted}x")
-    present = sorted({name for d in distributions() if (name := str(d.metadata["Name"]).lower()).startswith("cupy")})
-    try:
-        cupy = importlib.import_module("cupy")
-        built = int(cupy.cuda.runtime.runtimeGetVersion()) // 1000
-    except ModuleNotFoundError as error:
-        if error.name != "cupy":
-            raise _unusable(error, present, advice) from error
-        raise DeviceError(f"CUDA devices need the package cupy, which is not installed: {advice}.") from error
-    except (ImportError, OSError, RuntimeError) as error:  # CuPy's CUDARuntimeError is a RuntimeError
-        raise _unusable(error, present, advice) from error
-    if built != int(wanted):
-        raise DeviceError(
-            f"CuPy {cupy.__version__} ({', '.join(present) or 'built from source'}) is for CUDA {built}, and this PyTorch "
-            f"{torch.__version__} for CUDA {wanted}; the two cannot share streams: {advice}."
-        )
-    return cupy
-
-
-def _unusable(error: Exception, present: list[str], advice: str) -> DeviceError:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip(" =\n")]
-    cause = lines[-1] if lines else type(error).__name__
-    return DeviceError(
-        f"The package {' and '.join(present) or 'cupy'} is installed and does not work here ({cause}): {advice}."
-    )
+def _cuda_stream(stream: torch.Stream) -> Any:
+    """The same stream as ``torch.cuda`` has them."""
+    make: Any = torch.cuda.Stream
+    return make(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type)

@@ -1,30 +1,33 @@
 """Accelerators that PyTorch drives, through its interface for any of them: torch.Stream, torch.Event, torch.get_device_module.
 
-Everything here is device-generic but three things: reports through CuPy (CUDA only; a waiting thread elsewhere), the capture of
-graphs, and that CUDA's convolutions are kept from rounding float32 to TF32. CPU core sets can stand beside the accelerators:
-they compute in the host's memory, on threads that look like streams.
+Everything here is device-generic but three things: that waits for CUDA's events are asleep, the capture of graphs, and that
+CUDA's convolutions are kept from rounding float32 to TF32. CPU core sets can stand beside the accelerators: they compute in the
+host's memory, on threads that look like streams.
 """
 
 from __future__ import annotations
 
 import functools
-import queue
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from time import perf_counter
 from types import TracebackType
 from typing import Any, NamedTuple, cast
+from weakref import WeakSet
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from placeit.cluster import Device
-from placeit.errors import DeviceError, first_line
+from placeit.errors import DeviceError, ExecutionError, PlaceitError, first_line
 from placeit.runtime.devices.base import TensorSpec
-from placeit.runtime.devices.torch_cpu import FAILURES, check_precision, failing_op
+from placeit.runtime.devices.torch_cpu import check_precision, failing_op
 from placeit.runtime.streams.accelerator import HOST, Inbox, LoadedProgram, Replay, Streams, Token
 from placeit.runtime.streams.host_stream import HostEvent, HostStream
 from placeit.runtime.streams.module_program import ModuleProgram
-from placeit.runtime.streams.reports import CupyReports, Reports, ThreadReports, native_handle
+from placeit.runtime.streams.reports import Reports, ThreadReports, native_handle
 
 __all__ = ["TorchAccelerator", "open_streams", "torch_streams"]
 
@@ -52,10 +55,11 @@ class TorchAccelerator:
 
     Args:
         devices: as in the cluster; ``runs_on`` is a device as PyTorch spells it (``cuda:0``), or a CPU core set.
-        reports: how events of accelerators are reported; None for host functions through CuPy on CUDA, and threads elsewhere.
+        reports: how events of accelerators are reported; None for threads that wait.
 
     Raises:
-        DeviceError: PyTorch has no support for the devices, there is no driver or no such device, or CuPy does not fit.
+        DeviceError: PyTorch has no support for the devices, there is no driver or no such device, or this process may not use
+            the cores.
 
     Attributes:
         type: of the devices that are no core sets.
@@ -64,7 +68,7 @@ class TorchAccelerator:
     def __init__(self, devices: Sequence[Device], reports: Reports | None = None) -> None:
         self.names = tuple(device.name for device in devices)
         self._sets = {number: device for number, device in enumerate(devices) if device.core_set}
-        self._devices = [torch.device("cpu" if device.core_set else device.runs_on) for device in devices]
+        self._devices = [torch.device("cpu" if device.core_set else device.hardware) for device in devices]
         own = [device for number, device in enumerate(self._devices) if number not in self._sets]
         self.type = own[0].type if own else "cpu"
         self._module = _module(self.type)
@@ -75,20 +79,49 @@ class TorchAccelerator:
             if (device.index or 0) >= count:
                 there = ", ".join(f"{self.type}:{i}" for i in range(count))
                 raise DeviceError(f"There is no device {device}; PyTorch sees {there}. See `placeit devices`.")
-        self._reports: Reports = reports or (CupyReports() if self.type == "cuda" else ThreadReports())
+        self._reports: Reports = reports or ThreadReports()
         self._errors = [_Errors(name) for name in self.names]
+        self._lock = threading.Lock()
+        self._turns: WeakSet[threading.RLock] = WeakSet()
         self._streams: dict[tuple[int, int], _Queue] = {}
-        self._threads: list[_Queue] = []
-        self._rounds = torch.backends.cudnn.allow_tf32
-        torch.backends.cudnn.allow_tf32 = self._rounds and self.type != "cuda"
+        self._threads: list[HostStream] = []
+        self.closed = False
+        self._exact = self.type == "cuda"
+        try:
+            for number, core_set in self._sets.items():  # now: an interrupt in a run would lose the thread that it starts
+                self._threads.append(HostStream(core_set))
+                self._streams[number, 0] = _Queue(self._threads[-1], self._errors[number])
+        except BaseException:
+            self._exact = False
+            self.close()
+            raise
+        if self._exact:
+            _Rounding.forbid()
+
+    def turn(self) -> AbstractContextManager[object]:
+        """A lock that :meth:`close` takes."""
+        with self._lock:
+            if self.closed:
+                raise ExecutionError(f"{', '.join(self.names)} is closed, and nothing more can run there: open a new session.")
+            turn = threading.RLock()
+            self._turns.add(turn)
+            return turn
 
     def close(self) -> None:
-        """Stop every thread, and let convolutions round as they did before."""
-        self._reports.close()
-        while self._threads:
-            self._threads.pop().stream.close()
-        self._streams.clear()
-        torch.backends.cudnn.allow_tf32 = self._rounds
+        """Wait for those who have a turn, stop every thread, and let convolutions round as they did before."""
+        with self._lock:
+            self.closed = True
+            turns = list(self._turns)
+        with ExitStack() as held:
+            for turn in turns:
+                held.enter_context(turn)
+            self._reports.close()
+            for stream in self._threads:
+                stream.close()
+            with self._lock:
+                allow, self._exact = self._exact, False
+            if allow:
+                _Rounding.allow()
 
     def memory(self, device: int) -> int:
         """The host's for core sets, and its own for other devices."""
@@ -146,17 +179,30 @@ class TorchAccelerator:
         array: NDArray[np.generic] = view.clone(memory_format=torch.contiguous_format).numpy()
         return array
 
+    def blank(self, view: torch.Tensor, sentinel: int) -> None:
+        """Fill on the default stream, which no other waits for, and wait for it."""
+        with self._errors_of(view):
+            view.fill_(float("nan") if view.is_floating_point() or view.is_complex() else sentinel)
+            if view.device.type not in ("cpu", "meta"):
+                self._module.synchronize(view.device)
+
+    def is_blank(self, view: torch.Tensor, sentinel: int) -> bool:
+        """Look on the device."""
+        with self._errors_of(view):
+            if view.is_floating_point() or view.is_complex():
+                return bool((view if view.is_complex() else view.float()).isnan().all())
+            return bool((view == sentinel).all())
+
+    def _errors_of(self, view: torch.Tensor) -> _Errors:
+        return _Errors("the host" if view.device.type == "cpu" else str(view.device))
+
     def stream(self, device: int, number: int) -> _Queue:
-        """A stream of PyTorch's pool, or a thread for a core set."""
-        found = self._streams.get((device, number))
+        """A stream of PyTorch's pool, or the thread of a core set, which has one stream."""
+        found = self._streams.get((device, 0 if device in self._sets else number))
         if found is None:
-            if device in self._sets:
-                found = _Queue(HostStream(self._sets[device]), self._errors[device])
-                self._threads.append(found)
-            else:
-                with self._errors[device]:
-                    found = _Queue(torch.Stream(device=self._devices[device]), self._errors[device])
-            self._streams[device, number] = found
+            with self._lock, self._errors[device]:
+                found = _Queue(torch.Stream(device=self._devices[device]), self._errors[device])
+                found = self._streams.setdefault((device, number), found)
         return found
 
     def handle(self, device: int) -> int:
@@ -185,11 +231,17 @@ class TorchAccelerator:
             stream.stream.wait_event(event)
 
     def launch(
-        self, stream: _Queue, program: LoadedProgram, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+        self,
+        stream: _Queue,
+        program: LoadedProgram,
+        inputs: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+        inbox: Inbox,
+        token: Token,
     ) -> None:
         """Launch with the stream as the current one, on whose memory pool PyTorch then draws for what it needs meanwhile."""
         if isinstance(stream.stream, HostStream):
-            stream.stream.run(functools.partial(program.launch, inputs, outputs))
+            stream.stream.run(functools.partial(_compute, stream.errors, program, inputs, outputs), inbox, token)
             return
         with stream.errors, torch.inference_mode(), stream.stream:
             program.launch(inputs, outputs)
@@ -211,22 +263,25 @@ class TorchAccelerator:
         with stream.errors:
             self._reports.report(stream.stream, event, inbox, token)
 
-    def take(self, inbox: Inbox) -> Token:
+    def take(self, inbox: Inbox, timeout: float | None = None) -> Token | None:
         """Wait; now and then look whether the devices still live, since a broken one reports nothing."""
+        until = None if timeout is None else perf_counter() + timeout
         while True:
-            try:
-                token = inbox.get(timeout=_LOOK_S)
-            except queue.Empty:
-                _look(self._streams.values())
-            else:
-                _look(self._threads)
+            left = None if until is None else until - perf_counter()
+            token = inbox.get(_LOOK_S if left is None else min(left, _LOOK_S))
+            if token is not None or (left is not None and left <= _LOOK_S):
                 return token
+            self._look()
 
-    def finish(self, streams: Sequence[_Queue]) -> None:
-        """Synchronize each stream."""
-        for stream in streams:
-            with stream.errors:
-                stream.stream.synchronize()
+    def _look(self) -> None:
+        for stream, errors in list(self._streams.values()):
+            with errors:
+                stream.query()
+
+    def finish(self, stream: _Queue) -> None:
+        """Synchronize the stream."""
+        with stream.errors:
+            stream.stream.synchronize()
 
     def capture(self, streams: Sequence[_Queue], launches: Callable[[], None]) -> Replay:
         """Capture a graph, of one device: copies between devices wait for streams that are not captured."""
@@ -254,10 +309,9 @@ class TorchAccelerator:
         return replay
 
 
-def _look(streams: Iterable[_Queue]) -> None:
-    for stream in streams:
-        with stream.errors:
-            stream.stream.query()
+def _compute(errors: _Errors, program: LoadedProgram, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+    with errors:
+        program.launch(inputs, outputs)
 
 
 def _module(kind: str) -> Any:
@@ -282,8 +336,36 @@ def _module(kind: str) -> Any:
     raise DeviceError(f"PyTorch {version} finds no device of type '{kind}': check that its driver is installed.")
 
 
+class _Rounding:
+    """Whether CUDA's convolutions may round float32 to TF32, which is one setting for the whole process."""
+
+    _lock = threading.Lock()
+    _forbidding = 0
+    _allowed = False  # what the user wants
+
+    @classmethod
+    def forbid(cls) -> None:
+        """Forbid it until :meth:`allow` has been called as often."""
+        with cls._lock:
+            if not cls._forbidding or torch.backends.cudnn.allow_tf32:  # or allowed by the user meanwhile
+                cls._allowed = torch.backends.cudnn.allow_tf32
+            torch.backends.cudnn.allow_tf32 = False
+            cls._forbidding += 1
+
+    @classmethod
+    def allow(cls) -> None:
+        """Let convolutions do again what the user wants, if nobody else forbids it."""
+        with cls._lock:
+            cls._forbidding -= 1
+            if not cls._forbidding and cls._allowed:
+                torch.backends.cudnn.allow_tf32 = True
+
+
 class _Errors:
-    """A context in which what PyTorch says of a device becomes a DeviceError."""
+    """A context in which what goes wrong on a device becomes a DeviceError.
+
+    A time-out, which a signal may raise at any time, is not the device's.
+    """
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -298,8 +380,8 @@ class _Errors:
                 f"{self._device} is out of memory ({first}). Place fewer ops there, keep fewer requests in flight, or free "
                 "memory that other processes use."
             ) from error
-        # torch.AcceleratorError, NotImplementedError for a missing kernel, CuPy's errors; an index that is out of range
-        if isinstance(error, FAILURES):
+        # torch.AcceleratorError, NotImplementedError for a missing kernel; an index that is out of range
+        if isinstance(error, Exception) and not isinstance(error, PlaceitError | TimeoutError):
             op = failing_op(error)
             raise DeviceError(f"{self._device} refused{f' op {op!r}' if op else ''}: {first_line(error)}") from error
 

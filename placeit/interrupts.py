@@ -1,0 +1,139 @@
+"""Ctrl-C in the process of a command: heard within a second, whatever the process is doing, and never a traceback.
+
+A KeyboardInterrupt reaches a program only between two instructions of the main thread: not while that waits for a library, nor
+where a finalizer or an import takes the exception. So a thread watches: it sends again what was swallowed, and ends the process
+if the command is not over in time. Programs that use placeit as a library keep their own signal handlers.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+__all__ = ["INTERRUPTED", "come_through", "guarded", "happened"]
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 + SIGINT, as shells have it."""
+
+_LIMIT_S = 0.8  # until a command has to be over that has nothing to keep
+_LOOK_S = 0.02
+_AGAIN_S = 1.0  # after which another Ctrl-C is no repetition of the first
+_SHOW_CURSOR = b"\x1b[?25h"
+
+
+class _Guard:
+    """What is known of Ctrl-C in this process.
+
+    Attributes:
+        raises: whether a KeyboardInterrupt is what to do about Ctrl-C, or else the end.
+        at: when the first one was heard, by ``time.monotonic()``; None before.
+        swallowed: whether the exception came where it was lost.
+        safe: whether the command needs no watching any more: it has come to its results, or to its message.
+    """
+
+    def __init__(self) -> None:
+        self.raises = self.swallowed = self.safe = False
+        self.at: float | None = None
+        self._ending = threading.Lock()
+        self._reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        signal.signal(signal.SIGINT, self._heard)
+        self._hooks = sys.unraisablehook, threading.excepthook
+        sys.unraisablehook, threading.excepthook = self._unraisable, self._in_thread
+        threading.Thread(target=self._watch, name="placeit ctrl-c", daemon=True).start()
+
+    def _heard(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        now = time.monotonic()
+        first = self.at is None
+        self.at = now if self.at is None else self.at
+        if not self.raises or now - self.at > _AGAIN_S:
+            self.end()
+        if first:
+            raise KeyboardInterrupt
+
+    def _watch(self) -> None:
+        while os.read(self._reading, 1)[0] != signal.SIGINT:
+            pass
+        begin = time.monotonic()
+        while True:
+            time.sleep(_LOOK_S)
+            if self.swallowed and not self.safe:
+                self.swallowed, self.at = False, None
+                _thread.interrupt_main()
+            if not self.safe and time.monotonic() - begin > _LIMIT_S:
+                self.end()
+
+    def _unraisable(self, what: Any) -> None:
+        if issubclass(what.exc_type, KeyboardInterrupt):
+            self.swallowed = True
+        elif self.at is None:
+            self._hooks[0](what)
+
+    def _in_thread(self, what: Any) -> None:
+        if self.at is None:
+            self._hooks[1](what)
+
+    def end(self) -> None:
+        """Say that the process was interrupted, unless that was said, and end it."""
+        if self._ending.acquire(blocking=False):
+            with contextlib.suppress(OSError):
+                if os.isatty(2):
+                    os.write(2, _SHOW_CURSOR)
+                if not self.safe:
+                    os.write(2, b"interrupted\n")
+            os._exit(INTERRUPTED)
+        while True:  # the other thread is about to
+            time.sleep(_LOOK_S)
+
+
+_guard: _Guard | None = None
+
+
+def guarded(run: Callable[[], object]) -> None:
+    """Run a command that ends with SystemExit, and end the process: at once after Ctrl-C.
+
+    A process that was started to ignore Ctrl-C goes on to do so.
+    """
+    global _guard
+    if signal.getsignal(signal.SIGINT) not in (signal.SIG_DFL, signal.default_int_handler):
+        run()
+        return
+    guard = _guard = _Guard()
+    code: object = 0
+    try:
+        guard.raises = True
+        try:
+            run()
+        finally:
+            guard.raises = False
+    except SystemExit as ended:
+        code = ended.code
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    if guard.at is not None:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        guard.end()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.exit(code)  # type: ignore[arg-type]
+
+
+def happened() -> bool:
+    """Whether Ctrl-C was heard in a guarded process."""
+    return _guard is not None and _guard.at is not None
+
+
+def come_through() -> None:
+    """Say that the interrupt, if there was one, has come through, and that what is left to do is to keep and print results."""
+    if _guard is not None:
+        _guard.safe = True

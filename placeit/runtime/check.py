@@ -1,0 +1,231 @@
+"""The output check: whether an executor computes what the uncut model does, and made so that it can fail.
+
+A check that compares outputs alone passes where a segment does nothing and its output of an earlier run is still there. So
+before each checked run every buffer that the run has to write holds NaN (:mod:`placeit.runtime.blank`), the model runs on two
+inputs whose outputs differ, and what is written after its device has reported the end is noticed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.backends.base import Arrays, Model
+from placeit.errors import PlaceitError
+from placeit.runtime.executor import PlanExecutor
+
+__all__ = ["OutputCheck", "OutputError", "other_inputs"]
+
+_DISTINCT = 0.01  # of an output's largest value: by more than errors of rounding, so that one is not taken for the other
+_PAUSE_S = (0.002, 0.1)  # how long is waited for late writes: as long as the run took, within these
+_FAILURES = (PlaceitError, RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, MemoryError)
+
+
+@dataclass(frozen=True)
+class OutputError:
+    """How far the outputs of a placement are from those of the whole model on one device.
+
+    Attributes:
+        max_abs: largest absolute difference of any element of any output.
+        max_rel: for each output, the largest absolute difference over the largest absolute value of the reference; the worst
+            of all outputs.
+        fault: why they are infinite; None if they are not.
+        not_checked: why small differences prove little; None if they do. It is no verdict if the differences are large.
+        not_finite: share of an output's values that are NaN, or the same infinity, on both sides, so that no difference can be
+            taken; the worst of all outputs.
+    """
+
+    max_abs: float
+    max_rel: float
+    fault: str | None = None
+    not_checked: str | None = None
+    not_finite: float = 0.0
+
+    @classmethod
+    def between(cls, outputs: Arrays, reference: Arrays) -> OutputError:
+        """Compare outputs by name.
+
+        An element that is finite on one side only differs infinitely, and so does an output that is missing or has another
+        shape. NaN equals NaN, and infinity itself.
+        """
+        worst = cls(0.0, 0.0)
+        for name, expected in reference.items():
+            worst = worst.worse(_difference(name, outputs.get(name), expected))
+        return worst
+
+    def wrong(self, tolerance: float) -> str | None:
+        """Say why outputs are wrong, by the largest ``max_rel`` that is right; None if they are right."""
+        if self.fault is not None:
+            return f"Its outputs are wrong: {self.fault}."
+        if self.max_rel <= tolerance:
+            return None
+        return (
+            f"Its outputs are wrong: they are off by {self.max_rel:.1e} of the uncut model's largest, and the tolerance is "
+            f"{tolerance:g}."
+        )
+
+    def worse(self, other: OutputError) -> OutputError:
+        """Take the larger of two errors, each by each."""
+        return OutputError(
+            max(self.max_abs, other.max_abs),
+            max(self.max_rel, other.max_rel),
+            self.fault or other.fault,
+            self.not_checked or other.not_checked,
+            max(self.not_finite, other.not_finite),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it for JSON, where what is infinite is null; ``fault`` then says why."""
+        return {
+            "max_abs": self.max_abs if np.isfinite(self.max_abs) else None,
+            "max_rel": self.max_rel if np.isfinite(self.max_rel) else None,
+            "fault": self.fault,
+            "not_checked": self.not_checked,
+            "not_finite": self.not_finite,
+        }
+
+
+def _difference(name: str, given: NDArray[Any] | None, expected: NDArray[Any]) -> OutputError:
+    if given is None:
+        return _infinite(f"the output '{name}' is missing")
+    if given.shape != expected.shape:
+        return _infinite(
+            f"the output '{name}' has the shape {list(given.shape)}, and that of the uncut model {list(expected.shape)}"
+        )
+    kind = np.complex128 if "c" in given.dtype.kind + expected.dtype.kind else np.float64
+    ours, theirs = given.astype(kind), expected.astype(kind)
+    same = (ours == theirs) | (np.isnan(ours) & np.isnan(theirs))
+    gap = np.where(same, 0.0, np.abs(np.subtract(ours, theirs, where=~same, out=np.zeros_like(ours))))
+    wrong = ~np.isfinite(gap)
+    if wrong.any():
+        return _infinite(f"the output '{name}' has {ours[wrong][0]:g} where that of the uncut model has {theirs[wrong][0]:g}")
+    largest = float(gap.max(initial=0.0))
+    finite = np.isfinite(theirs)
+    scale = float(np.abs(theirs[finite]).max(initial=0.0))
+    not_finite = 1.0 - float(finite.mean()) if finite.size else 0.0
+    why = (
+        f"every value of the output '{name}' is {_values(theirs)}, and of the uncut model's as well"
+        if not_finite == 1
+        else None
+    )
+    return OutputError(largest, largest / scale if scale > 0 else largest, not_checked=why, not_finite=not_finite)
+
+
+def _values(values: NDArray[Any]) -> str:
+    """What values that are not finite are."""
+    return "NaN" if np.isnan(values).all() else "infinite" if not np.isnan(values).any() else "NaN or infinite"
+
+
+def _infinite(why: str) -> OutputError:
+    return OutputError(np.inf, np.inf, why)
+
+
+class OutputCheck:
+    """Checks executors of one model; the reference runs only while this is made.
+
+    Args:
+        inputs: what is left in place in every executor that is checked.
+        others: inputs to try, until some lead to other outputs.
+        reference: runs the uncut model.
+        tolerance: the ``max_rel`` up to which outputs pass: those of the two inputs have to differ by more, and by 1 %.
+
+    Raises:
+        PlaceitError: the uncut model does not run on ``inputs``.
+
+    Attributes:
+        expected: outputs of the uncut model on ``inputs``.
+        not_checked: why this check proves little; None if it does.
+    """
+
+    def __init__(
+        self, inputs: Arrays, others: Iterable[Arrays], reference: Callable[[Arrays], Arrays], tolerance: float = 0.0
+    ) -> None:
+        self.expected = reference(inputs)
+        self.not_checked = OutputError.between(self.expected, self.expected).not_checked
+        second, most = (inputs, self.expected), 0
+        for other in others:
+            try:
+                made = reference(other)
+            except _FAILURES:  # the model cannot make sense of them
+                continue
+            differ = sum(
+                OutputError.between({name: made[name]}, {name: expected}).max_rel > max(_DISTINCT, tolerance)
+                for name, expected in self.expected.items()
+            )
+            if differ > most:
+                second, most = (other, made), differ
+            if most == len(self.expected):
+                break
+        if most == 0 and self.not_checked is None:
+            why = "the model has no inputs" if not inputs else "all inputs that were tried give the same outputs"
+            self.not_checked = f"{why}, so that outputs of an earlier run would not be noticed"
+        # the one before a run has to be another, also where the last of a race is followed by the first of a check
+        self._runs = (second, (inputs, self.expected))
+
+    def __call__(self, executor: PlanExecutor, *, after: bool = False) -> OutputError:
+        """Run an executor on both inputs and compare its outputs.
+
+        Args:
+            executor: the one that is raced, with nothing of it running.
+            after: whether it has been checked before. What has no NaN is then filled with the sentinel that it was not filled
+                with on the same input, so that one of the two is wrong wherever a segment does nothing.
+
+        Raises:
+            ExecutionError: a device failed.
+        """
+        worst = OutputError(0.0, 0.0, not_checked=self.not_checked)
+        sentinel, pause = int(after), _PAUSE_S[0]
+        late = _late(executor, sentinel, pause)
+        for inputs, expected in self._runs:
+            begin = time.perf_counter()
+            outputs = executor.run(inputs)
+            pause = float(np.clip(time.perf_counter() - begin, *_PAUSE_S))
+            worst = worst.worse(OutputError.between(outputs, expected))
+            late = late or _changed(executor.outputs(), outputs)
+            sentinel = 1 - sentinel
+            late = _late(executor, sentinel, pause) or late
+        return worst if late is None else worst.worse(_infinite(late))
+
+
+def _late(executor: PlanExecutor, sentinel: int, seconds: float) -> str | None:
+    """Blank all that a run writes; say who had written it too late, or does so in the time after."""
+    before = executor.blank(sentinel)
+    time.sleep(seconds)
+    return executor.blank(sentinel) or before
+
+
+def _changed(now: Arrays, before: Arrays) -> str | None:
+    for name, value in now.items():
+        if value.tobytes() != before[name].tobytes():
+            return f"the output '{name}' changed after the run had ended"
+    return None
+
+
+def other_inputs(model: Model, inputs: Arrays, *, given: bool) -> Iterator[dict[str, NDArray[np.generic]]]:
+    """Yield inputs that may lead to other outputs: drawn anew, shuffled, of another size.
+
+    Shuffled whole numbers and truth values are as many of each as before, and so likely to be what the model allows.
+
+    Args:
+        model: says what it can make sense of.
+        inputs: the first ones.
+        given: whether a user gave them, since the model itself may know less of what it allows; those drawn then come last.
+    """
+    drawn = [model.random_inputs(seed) for seed in (1, 2)]
+    rng = np.random.default_rng(0)
+    shuffled = {name: rng.permuted(value.ravel()).reshape(value.shape) for name, value in inputs.items()}
+    varied = [shuffled, *({name: _scaled(value, by) for name, value in inputs.items()} for by in (-1.0, 0.1, 10.0))]
+    uniform = {
+        name: rng.random(value.shape).astype(value.dtype) if value.dtype.kind == "f" else value
+        for name, value in shuffled.items()
+    }
+    yield from (*varied, uniform, *drawn) if given else (*drawn, *varied, uniform)
+
+
+def _scaled(value: NDArray[Any], by: float) -> NDArray[Any]:
+    return (value * by).astype(value.dtype) if value.dtype.kind in "fc" else value

@@ -1,0 +1,649 @@
+"""Whatever is raised anywhere at any time: no hang, no lost thread, the error reaches who waits, and the next run works.
+
+The tests go through runtimes and executors as anybody would, on every kind of device, and do not look inside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from alarms import alarm
+from numpy.typing import NDArray
+from onnx import helper
+from small_models import random_model
+
+from placeit.backends import load
+from placeit.backends.base import Model
+from placeit.backends.coarsen import Grouping
+from placeit.backends.torch import load as load_torch
+from placeit.cluster import Cluster, Device, Link
+from placeit.devices.host import allowed_cores
+from placeit.errors import ExecutionError, UsageError
+from placeit.runtime.devices.base import Done, Instance, Program, RuntimeDevice, SegmentSource
+from placeit.runtime.devices.kinds import device_kind
+from placeit.runtime.executor import PlanExecutor
+from placeit.runtime.runtime import Runtime
+from placeit.runtime.segments import Costs, Segmenter
+
+# interrupts are of the timer that pytest-timeout would use otherwise
+pytestmark = pytest.mark.timeout(280, method="thread")
+
+CORES = allowed_cores()
+ONE, ALL = f"CPU@{CORES[0]}", f"CPU@{CORES[0]}-{CORES[-1]}"
+SETS = {"one core": (ONE, CORES[:1]), "a larger set": (ALL, CORES), "all cores": ("CPU", CORES)}
+KINDS = [(framework, cores) for framework in ("openvino", "ort", "torch") for cores in SETS]
+"""Each framework on each size of core set; a set may be all that the machine has."""
+
+Arrays = dict[str, NDArray[Any]]
+
+
+class Mixing(torch.nn.Module):
+    """Ops with several readers, and one that fails on indices that are out of range."""
+
+    def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        picked = torch.gather(torch.tanh(x), 0, index)
+        return torch.tanh(picked + x) + torch.relu(picked)
+
+
+def save_mixing(path: Path) -> Path:
+    """Write the same for ONNX."""
+    node, value = helper.make_node, helper.make_tensor_value_info
+    nodes = [
+        node("Tanh", ["x"], ["tanh"]),
+        node("GatherElements", ["tanh", "index"], ["picked"]),
+        node("Add", ["picked", "x"], ["sum"]),
+        node("Tanh", ["sum"], ["again"]),
+        node("Relu", ["picked"], ["positive"]),
+        node("Add", ["again", "positive"], ["y"]),
+    ]
+    inputs = [value("x", onnx.TensorProto.FLOAT, [4]), value("index", onnx.TensorProto.INT64, [4])]
+    graph = helper.make_graph(nodes, "mixing", inputs, [value("y", onnx.TensorProto.FLOAT, [4])])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
+    """The same computation for each framework."""
+    path = save_mixing(tmp_path_factory.mktemp("faults") / "mixing.onnx")
+    of_torch = load_torch(Mixing(), (torch.zeros(4), torch.zeros(4, dtype=torch.int64)))
+    return {"openvino": load(path), "ort": load(path), "torch": of_torch}
+
+
+def inputs_of(model: Model, index: int) -> Arrays:
+    x, places = (spec.name for spec in model.inputs)
+    return {x: np.arange(-2, 2, dtype=np.float32), places: np.full(4, index)}
+
+
+def expected(index: int) -> NDArray[Any]:
+    x = np.arange(-2, 2, dtype=np.float32)
+    picked = np.full(4, np.tanh(x[index]))
+    return np.tanh(picked + x) + np.maximum(picked, 0)
+
+
+class Troubled:
+    """A device of any kind on which a kernel does something of its own before it computes, or that refuses to start one."""
+
+    def __init__(self, inner: RuntimeDevice) -> None:
+        self._inner = inner
+        self.name, self.space, self.program_key = inner.name, inner.space, inner.program_key
+        self.worker = inner.worker  # type: ignore[attr-defined]
+        self.trouble: Callable[[], object] = int
+        self.refusal: BaseException | None = None
+
+    def compile(self, segment: SegmentSource) -> Program:
+        return self._inner.compile(segment)
+
+    def instance(self, program: Program) -> Instance:
+        instance: Any = self._inner.instance(program)
+        compute = instance.run
+
+        def run() -> None:
+            self.trouble()
+            compute()
+
+        instance.run = run
+        return instance
+
+    def allocate(self, spec: Any) -> Any:
+        return self._inner.allocate(spec)
+
+    def start(self, instance: Instance, done: Done) -> None:
+        if self.refusal is not None:
+            refusal, self.refusal = self.refusal, None
+            raise refusal
+        self._inner.start(instance, done)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class Bench:
+    """A model on two devices of one kind, its ops in turns on one and the other."""
+
+    def __init__(self, model: Model, framework: str, cores: str, *, emulated: bool = False) -> None:
+        runs_on, numbers = SETS[cores]
+        kind = framework if framework == "ort" else "openvino"
+        devices = tuple(Device(name, kind, runs_on, cores=numbers) for name in "ab")
+        links = {pair: Link(1e9, 1e-5, "emulated") for pair in (("a", "b"), ("b", "a"))} if emulated else {}
+        cluster = model.driven(Cluster(devices, links))
+        self.model = model.prepared(cluster)
+        self.devices = [Troubled(device_kind(device).open(device, "f32")) for device in cluster.devices]
+        grouping = Grouping.singletons(self.model.graph)
+        self.runtime = Runtime(self.model, grouping, cluster, devices=self.devices)
+        groups = len(grouping.groups)
+        self.plan = Segmenter(grouping, Costs.free(groups, cluster)).plan(np.arange(groups) % 2, merge=False)
+
+    def executor(self, requests: int = 1) -> PlanExecutor:
+        executor = self.runtime.executor(self.plan, requests=requests)
+        for request in range(requests):
+            executor.set_inputs(inputs_of(self.model, 3), request=request)
+        return executor
+
+    def check(self, executor: PlanExecutor, **options: Any) -> None:
+        """Run an executor on two inputs, and compare its outputs."""
+        for index in (1, 2):
+            (output,) = executor.run(inputs_of(self.model, index), **options).values()
+            np.testing.assert_allclose(output, expected(index), rtol=1e-5)
+
+
+@pytest.fixture
+def bench(models: dict[str, Model]) -> Iterator[Callable[..., Bench]]:
+    with contextlib.ExitStack() as stack:
+
+        def make(framework: str = "openvino", cores: str = "one core", **options: Any) -> Bench:
+            made = Bench(models[framework], framework, cores, **options)
+            stack.callback(made.runtime.close)
+            return made
+
+        yield make
+
+
+def workers() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.is_alive() and thread.name.startswith("placeit")}
+
+
+# ---------------------------------------------------------------------------------------------------- what devices raise
+
+
+@pytest.mark.parametrize(("framework", "cores"), KINDS)
+def test_a_kernel_that_raises_is_an_execution_error_on_every_kind_of_device(
+    bench: Callable[..., Bench], framework: str, cores: str
+) -> None:
+    """Each time, and the next good request has its own outputs, not those of a run before."""
+    made = bench(framework, cores)
+    executor = made.executor()
+    for _ in range(5):
+        made.check(executor)
+        with pytest.raises(ExecutionError, match=r"failed on [ab].*: .*\w"):
+            executor.run(inputs_of(made.model, 1000))
+        made.check(executor)
+
+
+def of_node(op: str, inputs: list[tuple[str, int, list[int]]], output: list[int], **attributes: Any) -> onnx.ModelProto:
+    node = helper.make_node(op, [name for name, _, _ in inputs], ["y"], **attributes)
+    ends = [helper.make_tensor_value_info(*value) for value in inputs]
+    graph = helper.make_graph([node], op, ends, [helper.make_tensor_value_info("y", onnx.TensorProto.DOUBLE, output)])
+    if op == "RoiAlign":
+        graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize("cores", SETS)
+@pytest.mark.parametrize("framework", ["openvino", "ort"])
+@pytest.mark.parametrize("op", ["CumSum", "RoiAlign"])
+def test_values_that_an_onnx_kernel_refuses_are_an_execution_error(tmp_path: Path, op: str, framework: str, cores: str) -> None:
+    """An axis and an image that are not there."""
+    if op == "CumSum":
+        proto = of_node(op, [("x", onnx.TensorProto.DOUBLE, [5]), ("axis", onnx.TensorProto.INT32, [])], [5], reverse=1)
+        good: Arrays = {"x": np.arange(5.0), "axis": np.int32(0)}  # type: ignore[dict-item]
+        bad = good | {"axis": np.int32(77)}
+    else:
+        floats, whole = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
+        proto = of_node(
+            op, [("x", floats, [1, 1, 8, 8]), ("rois", floats, [2, 4]), ("batch", whole, [2])], [2, 1, 3, 3], mode="max",
+            output_height=3, output_width=3,
+        )  # fmt: skip
+        x = np.arange(64, dtype=np.float32).reshape(1, 1, 8, 8)
+        good = {"x": x, "rois": np.array([[0, 0, 4, 4], [1, 1, 7, 7]], np.float32), "batch": np.zeros(2, np.int64)}
+        bad = good | {"batch": np.full(2, 123456)}
+    onnx.save(proto, tmp_path / "model.onnx")
+    model = load(tmp_path / "model.onnx")
+    runs_on, numbers = SETS[cores]
+    cluster = model.driven(Cluster((Device("a", framework, runs_on, cores=numbers),)))
+    model = model.prepared(cluster)
+    grouping = Grouping.singletons(model.graph)
+    groups = len(grouping.groups)
+    plan = Segmenter(grouping, Costs.free(groups, cluster)).plan(np.zeros(groups, int))
+    with Runtime(model, grouping, cluster) as runtime, runtime.executor(plan) as executor:
+        first = executor.run(good)
+        for _ in range(3):
+            with pytest.raises(ExecutionError, match=r"failed on a: .*\w"):
+                executor.run(bad)
+            for name, value in executor.run(good).items():
+                np.testing.assert_array_equal(value, first[name])
+
+
+@pytest.mark.parametrize("failure", [SystemExit("library called exit"), KeyboardInterrupt(), GeneratorExit(), OSError(5, "io")])
+@pytest.mark.parametrize("framework", ["openvino", "ort", "torch"])
+def test_whatever_a_kernel_raises_reaches_who_waits(
+    bench: Callable[..., Bench], framework: str, failure: BaseException
+) -> None:
+    made = bench(framework)
+    executor, before = made.executor(requests=2), workers()
+
+    def fail() -> None:
+        made.devices[1].trouble = int
+        raise failure
+
+    for _ in range(3):
+        made.devices[1].trouble = fail
+        with pytest.raises(ExecutionError, match=f"on b.*{'io' if isinstance(failure, OSError) else type(failure).__name__}"):
+            executor.times(5)
+        made.check(executor)
+    assert workers() == before
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("cable out"), SystemExit("gone"), ExecutionError("cable out")], ids=repr)
+@pytest.mark.parametrize("device", [0, 1])
+def test_a_device_that_cannot_be_started_is_an_execution_error_and_the_next_run_works(
+    bench: Callable[..., Bench], device: int, failure: BaseException
+) -> None:
+    made = bench()
+    executor, before = made.executor(), workers()
+    for _ in range(3):
+        made.devices[device].refusal = failure
+        with pytest.raises(ExecutionError, match=r"cable out|gone"):
+            executor.time()
+        made.check(executor)
+    assert workers() == before
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_who_waits_notices_that_the_thread_of_a_device_is_gone(bench: Callable[..., Bench], device: int) -> None:
+    """Here by an exception that is put into the thread from outside, between two of its own steps."""
+    made = bench()
+    executor = made.executor()
+    made.check(executor)
+    dying = threading.Event()
+
+    def doomed() -> None:
+        dying.set()
+        with contextlib.suppress(SystemExit):
+            time.sleep(0.05)
+
+    made.devices[device].trouble = doomed
+    worker = made.devices[device].worker
+    thread = next(thread for thread in workers() if thread.name == f"placeit {'ab'[device]}")
+
+    def kill() -> None:
+        dying.wait(20)
+        worker.submit(sys.exit)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with pytest.raises(ExecutionError, match=f"placeit {'ab'[device]} has died of SystemExit.*open a new session"):
+        executor.times(100_000)
+    killer.join()
+    thread.join(10)
+    assert not thread.is_alive()
+    with pytest.raises(ExecutionError):
+        executor.time()
+
+
+# ------------------------------------------------------------------------------------------------------------- time-outs
+
+
+def test_a_run_that_takes_too_long_is_an_error_that_says_what_still_runs(bench: Callable[..., Bench]) -> None:
+    made = bench()
+    executor, other = made.executor(), made.executor()
+    stuck, go_on = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        made.devices[1].trouble = int
+        stuck.set()
+        go_on.wait(60)
+
+    made.devices[1].trouble = hang
+    with pytest.raises(ExecutionError, match=r"time-out is over.*still running: the segment that starts with '.*' on b"):
+        executor.time(timeout=0.2)
+    assert stuck.is_set()
+    with pytest.raises(ExecutionError, match=r"still running: the segment that starts with '.*' on b"):
+        executor.run(inputs_of(made.model, 1), timeout=0.1)
+    with pytest.raises(ExecutionError, match="time-out is over"):
+        other.times(3, timeout=0.1)
+    go_on.set()
+    made.check(executor, timeout=30)
+    made.check(other)
+
+
+def test_a_time_out_also_ends_the_wait_for_the_run_of_another_thread(bench: Callable[..., Bench]) -> None:
+    made = bench()
+    executor = made.executor()
+    stuck, go_on = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        made.devices[0].trouble = int
+        stuck.set()
+        go_on.wait(60)
+
+    made.devices[0].trouble = hang
+    thread = threading.Thread(target=executor.time)
+    thread.start()
+    assert stuck.wait(20)
+    with pytest.raises(ExecutionError, match=r"time-out is over.*on a"):
+        executor.time(timeout=0.1)
+    go_on.set()
+    thread.join()
+    made.check(executor, timeout=30)
+
+
+def test_what_runs_after_a_time_out_is_closed_with_its_runtime(bench: Callable[..., Bench]) -> None:
+    """The buffers stay until what uses them has ended."""
+    made = bench()
+    go_on = threading.Event()
+    made.devices[0].trouble = lambda: go_on.wait(60)
+    with made.executor() as executor, pytest.raises(ExecutionError, match="time-out"):
+        executor.time(timeout=0.1)
+    timer = threading.Timer(0.2, go_on.set)
+    timer.start()
+    made.runtime.close()
+    timer.join()
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan")])
+def test_a_time_out_is_a_positive_number(bench: Callable[..., Bench], timeout: float) -> None:
+    with pytest.raises(UsageError, match="timeout"):
+        bench().executor().time(timeout=timeout)
+
+
+# ------------------------------------------------------------------------------------------------------------ interrupts
+
+
+class Interrupted(BaseException):
+    """Raised by a signal handler, and by nothing else."""
+
+
+class Strikes:
+    """Raises in the main thread some random time from now, and perhaps once more some random time after that."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.left, self.kind = 0, Interrupted
+
+    def ahead(self, longest: float) -> None:
+        self.left = self.random.choice([1, 1, 2])
+        self.kind = self.random.choice([KeyboardInterrupt, Interrupted, TimeoutError, SystemExit])  # type: ignore[assignment]
+        signal.setitimer(signal.ITIMER_REAL, self.random.uniform(1e-5, longest))
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.left -= 1
+        if self.left > 0:
+            signal.setitimer(signal.ITIMER_REAL, 10 ** self.random.uniform(-5.5, -3))
+        raise self.kind("request took too long")
+
+    def during(self, action: Callable[[], object], longest: float) -> None:
+        """Repeat an action until all has been raised."""
+        try:
+            try:
+                self.ahead(longest)
+                while self.left > 0:
+                    action()
+            except self.kind:
+                while self.left > 0:
+                    action()
+        except self.kind:
+            pass
+
+
+@pytest.fixture
+def strikes() -> Iterator[Callable[[int], Strikes]]:
+    with contextlib.ExitStack() as stack:
+
+        def make(seed: int) -> Strikes:
+            made = Strikes(seed)
+            stack.enter_context(alarm(made))
+            return made
+
+        yield make
+
+
+def interrupt_runs(made: Bench, strikes: Strikes, trials: int) -> None:
+    executor, other, before = made.executor(requests=2), made.executor(), workers()
+    for trial in range(trials):
+        strikes.during(lambda: executor.times(strikes.random.randrange(1, 6)), 0.004)
+        executor.time(timeout=30)
+        other.time(timeout=30)
+        if trial % 10 == 0:
+            made.check(executor, timeout=30)
+            made.check(other, timeout=30)
+    assert workers() == before
+
+
+@pytest.mark.parametrize("emulated", [False, True], ids=["links in memory", "emulated links"])
+def test_runs_survive_interrupts_at_random_moments(
+    bench: Callable[..., Bench], strikes: Callable[[int], Strikes], emulated: bool
+) -> None:
+    interrupt_runs(bench(emulated=emulated), strikes(1), 60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["openvino", "ort", "torch"])
+def test_runs_survive_a_thousand_interrupts_at_random_moments(
+    bench: Callable[..., Bench], strikes: Callable[[int], Strikes], framework: str
+) -> None:
+    interrupt_runs(bench(framework), strikes(2), 1000)
+
+
+def interrupt_sessions(path: str, seed: int, trials: int) -> None:
+    """Open a runtime, run a plan, and close everything, with interrupts at any moment of it; in a process of its own."""
+    model, strikes = load(path), Strikes(seed)
+    signal.signal(signal.SIGALRM, strikes)
+    sys.unraisablehook = lambda raised: None  # Python only reports what a signal handler raises inside a finalizer
+
+    def whole() -> None:
+        made = Bench(model, "openvino", "one core", emulated=True)
+        with made.runtime, made.executor() as executor:
+            made.check(executor)
+
+    whole()
+    for _ in range(trials):
+        strikes.during(whole, 0.05)
+    whole()
+    deadline = time.monotonic() + 20
+    while workers() and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.01)
+    assert not workers(), workers()
+
+
+def check_sessions(path: Path, seed: int, trials: int) -> None:
+    code = f"import test_faults; test_faults.interrupt_sessions({str(save_mixing(path))!r}, {seed}, {trials})"
+    call = [sys.executable, "-X", "faulthandler", "-c", code]
+    search = os.pathsep.join(filter(None, sys.path))
+    env = os.environ | {"PYTHONPATH": search}
+    ended = subprocess.run(call, env=env, capture_output=True, text=True, timeout=240, check=False)
+    assert ended.returncode == 0, ended.stderr[-4000:]
+
+
+def test_opening_and_closing_survive_interrupts_at_random_moments(tmp_path: Path) -> None:
+    """What was open when an interrupt came is closed as soon as nothing refers to it."""
+    check_sessions(tmp_path / "mixing.onnx", 3, 40)
+
+
+@pytest.mark.slow
+def test_opening_and_closing_survive_hundreds_of_interrupts(tmp_path: Path) -> None:
+    check_sessions(tmp_path / "mixing.onnx", 11, 400)
+
+
+@pytest.mark.parametrize("kind", [TimeoutError, SystemExit, KeyboardInterrupt])
+def test_what_a_signal_handler_raises_ends_the_run_and_no_thread(
+    bench: Callable[..., Bench], kind: type[BaseException]
+) -> None:
+    """The usual way to have a time-out without asking for one."""
+    made = bench()
+    executor, before = made.executor(), workers()
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        raise kind("request took too long")
+
+    with alarm(handler), made.executor() as first:
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        with pytest.raises(kind, match="request took too long"):
+            first.times(1_000_000)
+    assert workers() == before
+    made.check(executor, timeout=30)
+
+
+def test_a_kernel_that_never_ends_does_not_keep_an_interrupt_from_who_waits(bench: Callable[..., Bench]) -> None:
+    made = bench()
+    executor, go_on = made.executor(), threading.Event()
+    made.devices[0].trouble = lambda: go_on.wait(60)
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError
+
+    with alarm(handler):
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(TimeoutError):
+            executor.time()
+    go_on.set()
+    made.check(executor, timeout=30)
+
+
+def test_a_run_inside_a_run_is_refused(bench: Callable[..., Bench]) -> None:
+    """As a signal handler might ask for it."""
+    executor = bench().executor()
+    raised: list[BaseException] = []
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        try:
+            executor.time()
+        except ExecutionError as error:
+            raised.append(error)
+
+    with alarm(handler):
+        while not raised:
+            signal.setitimer(signal.ITIMER_REAL, 0.002)
+            executor.times(50)
+    assert "inside another one" in str(raised[0])
+    executor.time()
+
+
+# ------------------------------------------------------------------------------------------- growth, threads, processes
+
+
+def test_spans_are_those_of_the_last_call(bench: Callable[..., Bench]) -> None:
+    made = bench()
+    executor = made.executor(requests=3)
+    executor.times(3)
+    three = executor.spans()
+    begin = time.perf_counter()
+    executor.times(1)
+    one = executor.spans()
+    assert 3 * len(one) == len(three)
+    assert min(span.start for span in one) >= begin
+    executor.times(30)
+    assert len(executor.spans()) == len(three)
+
+
+def test_nothing_is_kept_of_each_run(bench: Callable[..., Bench]) -> None:
+    executor = bench().executor(requests=2)
+    executor.times(1100)  # as many samples as are ever kept
+    gc.collect()
+    before = sys.getallocatedblocks()
+    executor.times(600)
+    gc.collect()
+    assert sys.getallocatedblocks() - before < 2000  # three for each segment of each request would be many more
+
+
+def system_threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+def test_placements_of_a_model_leave_no_threads_and_closing_gives_those_of_devices_back() -> None:
+    """OpenVINO used to start two for each program of a one-core set."""
+    model = random_model(1, 40)
+    grouping = Grouping.singletons(model.graph)
+    groups = len(grouping.groups)
+    cluster = Cluster(tuple(Device(name, runs_on=ONE, cores=CORES[:1]) for name in "ab"))
+    segmenter = Segmenter(grouping, Costs.free(groups, cluster))
+    before, opened, kept = workers(), list[int](), []
+    with Runtime(model, grouping, cluster) as runtime:
+        for seed in range(6):
+            placement = np.random.default_rng(seed).integers(2, size=groups)
+            kept.append(runtime.executor(segmenter.plan(placement, merge=False)))
+            kept[-1].time()
+            deadline = time.monotonic() + 5  # those that compile end by themselves
+            while len(workers() - before) > 2 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            opened.append(system_threads())
+        assert len(workers() - before) == 2
+    assert max(opened) - opened[0] <= 2
+    assert not workers() - before
+    deadline = time.monotonic() + 5  # the system is told last
+    while system_threads() > opened[-1] - 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert system_threads() <= opened[-1] - 2
+
+
+def test_threads_of_a_runtime_that_nobody_closes_end_with_it(models: dict[str, Model]) -> None:
+    before = workers()
+    made: Bench | None = Bench(models["openvino"], "openvino", "one core", emulated=True)
+    assert made is not None
+    made.check(made.executor())
+    assert len(workers() - before) >= 4
+    made = None
+    deadline = time.monotonic() + 20
+    while workers() - before and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.01)
+    assert not workers() - before
+
+
+def in_a_child(action: Callable[[], object]) -> str:
+    """What an action says, or raises, in a forked process."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)
+        try:
+            said = str(action())
+        except BaseException as error:  # noqa: BLE001
+            said = f"{type(error).__name__}: {error}"
+        os.write(writing, said.encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        said = pipe.read()
+    os.waitpid(child, 0)
+    return said
+
+
+@pytest.mark.parametrize("framework", ["openvino", "ort", "torch"])
+def test_a_forked_process_is_told_to_open_a_session_of_its_own(bench: Callable[..., Bench], framework: str) -> None:
+    made = bench(framework)
+    executor = made.executor()
+    executor.time()
+    for action in (executor.time, lambda: executor.run(inputs_of(made.model, 1)), made.executor):
+        assert in_a_child(action).startswith("ExecutionError: This process was forked")
+    assert in_a_child(executor.close) == "None"
+    assert in_a_child(made.runtime.close) == "None"
+    made.check(executor)

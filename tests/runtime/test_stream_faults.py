@@ -1,0 +1,549 @@
+"""What goes wrong on streams, and at what time: whose error it is, what is waited for, and what works afterwards."""
+
+import contextlib
+import itertools
+import random
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from alarms import alarm
+from eager_streams import devices, run_at_once, run_late
+from test_streams import case_of, chain
+
+from placeit import runtime
+from placeit.cluster import Device
+from placeit.devices.host import allowed_cores
+from placeit.errors import DeviceError, ExecutionError, UsageError
+from placeit.runtime.streams import torch_accelerator as accelerators
+from placeit.runtime.streams.accelerator import Inbox
+from placeit.runtime.streams.executor import StreamExecutor
+from placeit.runtime.streams.launcher import Launcher
+from placeit.runtime.streams.module_program import ModuleProgram
+from placeit.runtime.streams.reports import ThreadReports
+from placeit.runtime.streams.torch_accelerator import TorchAccelerator
+from placeit.runtime.streams.work import Work
+
+CORES = allowed_cores()[:2]
+RUNTIME = str(Path(runtime.__file__).parent)
+
+
+LOST = []  # modules whose memory was not there any more
+
+
+class Add(torch.nn.Module):
+    """``x -> x + 1``, if its memory is still there."""
+
+    def forward(self, x):
+        if not x.untyped_storage().nbytes():
+            LOST.append(self)
+            raise RuntimeError("the memory is gone")
+        return (x + 1.0,)
+
+
+class Fail(Add):
+    """Raises what it was given."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def forward(self, x):
+        raise self.error
+
+
+class Hold(Add):
+    """Computes once it is let go."""
+
+    def __init__(self, error=None):
+        super().__init__()
+        self.began, self.go, self.error = threading.Event(), threading.Event(), error
+        self.gone = None  # whether the memory was there in the end
+
+    def forward(self, x):
+        self.began.set()
+        assert self.go.wait(30)
+        self.gone = not x.untyped_storage().nbytes()
+        if self.error is not None:
+            raise self.error
+        return super().forward(x)
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+def work_of(*modules, places=None):
+    """A chain of modules, and what its output has to be."""
+    case = chain(len(modules), places or [0] * len(modules))
+    programs = iter(map(ModuleProgram, modules))
+    return case, Work.of(case.runtime, case.plan, [next(programs) for s in case.plan.segments if not s.free])
+
+
+def right(case, outputs, steps):
+    (got,) = outputs.values()
+    return np.array_equal(got, case.inputs()["in_op0"] + np.float32(steps))
+
+
+def core_sets(count):
+    on = [CORES[d % len(CORES)] for d in range(count)]
+    return [Device(f"set{d}", kind="torch", runs_on=f"CPU@{core}", cores=(core,)) for d, core in enumerate(on)]
+
+
+@pytest.fixture
+def cores():
+    """Two core sets; all tests below leave them as good as they were."""
+    accelerator = TorchAccelerator(core_sets(2))
+    LOST.clear()
+    yield accelerator
+    case, work = work_of(Add(), Add(), places=[0, 1])
+    if not accelerator.closed:
+        with StreamExecutor(work, accelerator) as executor:
+            assert right(case, executor.run(case.inputs()), 2)
+    accelerator.close()
+    assert not LOST
+
+
+@contextlib.contextmanager
+def beside(call):
+    """Do something on a thread meanwhile; gives a list that has its result, or error, in the end."""
+    results = []
+
+    def do():
+        try:
+            results.append(call())
+        except BaseException as error:  # noqa: BLE001 (the test looks at it)
+            results.append(error)
+
+    thread = threading.Thread(target=do)
+    thread.start()
+    try:
+        yield results
+    finally:
+        thread.join(60)
+    assert not thread.is_alive()
+
+
+# -- whose failure it is -----------------------------------------------------------------------------------------------
+
+
+def failures_beside_others(accelerator, trials):
+    case, good = work_of(*(Add() for _ in range(6)))
+    failing, bad = work_of(Add(), Fail(RuntimeError("this op failed")), Add())
+    stop = threading.Event()
+
+    def others():
+        wrong, runs = 0, 0
+        with StreamExecutor(good, accelerator) as executor:
+            while not stop.is_set():
+                wrong += not right(case, executor.run(case.inputs()), 6)
+                runs += 1
+        return wrong, runs
+
+    with beside(others) as other:
+        for _ in range(trials):
+            executor = StreamExecutor(bad, accelerator)
+            with pytest.raises(ExecutionError, match=r"segment that starts with 'op2' failed on set0: .*this op failed"):
+                executor.run(failing.inputs())
+        stop.set()
+    assert other[0][0] == 0
+    assert other[0][1] > 0
+
+
+def test_a_failure_is_told_to_the_executor_whose_segment_failed_and_to_no_other(cores):
+    failures_beside_others(cores, 30)
+
+
+@pytest.mark.slow
+def test_of_a_thousand_failures_each_is_told_to_the_executor_whose_segment_failed(cores):
+    failures_beside_others(cores, 1000)
+
+
+def test_two_executors_that_fail_at_once_have_their_own_errors(cores):
+    holds = [Hold(ValueError(f"number {d}")) for d in range(2)]
+    cases = [work_of(Add(), hold, places=[d, d]) for d, hold in enumerate(holds)]
+    executors = [StreamExecutor(work, cores) for _, work in cases]
+    with (
+        beside(lambda: executors[0].run(cases[0][0].inputs())) as first,
+        beside(lambda: executors[1].run(cases[1][0].inputs())) as second,
+    ):
+        for hold in holds:
+            assert hold.began.wait(30)
+        for hold in holds:
+            hold.go.set()
+    for number, results in enumerate((first, second)):
+        with pytest.raises(ExecutionError, match=rf"failed on set{number}: .*number {number}"):
+            raise results[0]
+
+
+class Odd(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("error", [RuntimeError("odd"), AssertionError("odd"), OSError("odd"), SystemExit("odd"), Odd("odd")])
+def test_whatever_a_kernel_raises_is_an_execution_error_and_its_thread_lives_on(cores, error):
+    case, work = work_of(Add(), Fail(error), places=[0, 1])
+    with StreamExecutor(work, cores) as executor, pytest.raises(ExecutionError, match=r"'op2' failed on set1: .*odd"):
+        executor.run(case.inputs())
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("error", [RuntimeError("odd"), ArithmeticError("odd")])
+def test_whatever_a_kernel_raises_as_it_is_launched_is_an_execution_error(monkeypatch, error, late):
+    driver = run_late(monkeypatch) if late else run_at_once(monkeypatch)
+    accelerator = TorchAccelerator(devices("cpu", "cpu:0"))
+    case, work = work_of(Add(), Fail(error), places=[0, 1])
+    with StreamExecutor(work, accelerator) as executor, pytest.raises(ExecutionError, match=r"'op2' failed on cpu:0: .*odd"):
+        executor.run(case.inputs())
+    case, work = work_of(Add(), Add(), places=[0, 1])
+    with StreamExecutor(work, accelerator) as executor:
+        assert right(case, executor.run(case.inputs()), 2)
+    accelerator.close()
+    if late:
+        driver.close()
+
+
+# -- what is waited for ------------------------------------------------------------------------------------------------
+
+
+def three_beside_each_other(modules):
+    """Three segments that read one input, each on a device of its own."""
+    edges = [(0, 1), (0, 2), (0, 3), (1, 4), (2, 5), (3, 6)]
+    case = case_of(["Parameter", "Op", "Op", "Op", "Result", "Result", "Result"], edges, [0, 0, 1, 2, 0, 1, 2])
+    programs = iter(map(ModuleProgram, modules))
+    return Work.of(case.runtime, case.plan, [next(programs) for s in case.plan.segments if not s.free])
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_after_failures_every_device_is_waited_for_before_memory_goes(failing, monkeypatch):
+    accelerator = TorchAccelerator(core_sets(3))
+    first, second, last = (Hold(RuntimeError(f"failure {d}") if d < failing else None) for d in range(3))
+    work = three_beside_each_other([first, second, last])
+    released = threading.Event()
+    release = Launcher.release
+    monkeypatch.setattr(Launcher, "release", lambda self: (released.set(), release(self)))
+    executor = StreamExecutor(work, accelerator)
+    with beside(executor.time) as result:
+        for hold in (first, second, last):
+            assert hold.began.wait(30)
+        first.go.set()
+        second.go.set()
+        assert not released.wait(0.2)
+        last.go.set()
+    assert last.gone is False
+    with pytest.raises(ExecutionError, match="failure 0" if failing == 1 else r"failure [01]"):
+        raise result[0]
+    assert released.is_set()
+    accelerator.close()
+
+
+# -- closing -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["executor", "accelerator"])
+def test_close_waits_for_a_run_of_another_thread(cores, what):
+    hold = Hold()
+    case, work = work_of(Add(), hold, Add(), places=[0, 1, 0])
+    executor = StreamExecutor(work, cores)
+    closing = executor if what == "executor" else cores
+    with beside(lambda: executor.run(case.inputs())) as ran:
+        assert hold.began.wait(30)
+        with beside(lambda: closing.close() or time.perf_counter()) as closed:
+            time.sleep(0.1)
+            assert not closed
+            hold.go.set()
+    assert hold.gone is False
+    assert right(case, ran[0], 3)
+    assert isinstance(closed[0], float)
+    with pytest.raises(ExecutionError, match="closed"):
+        executor.run(case.inputs())
+    for closer in (executor, executor, closing):
+        closer.close()
+
+
+@pytest.mark.parametrize("what", ["executor", "accelerator"])
+def test_closing_ends_runs_that_follow_each_other_without_a_pause(cores, what):
+    _, work = work_of(*(Add() for _ in range(4)), places=[0, 1, 0, 1])
+    for _ in range(4):
+        executor = StreamExecutor(work, cores, requests=2)
+        runs = itertools.count()
+
+        def run_on(executor=executor, runs=runs):
+            while next(runs) < 1_000_000:
+                executor.times(20)
+
+        with beside(run_on) as result:
+            while next(runs) < 5:
+                time.sleep(0.001)
+            (executor if what == "executor" else cores).close()
+        with pytest.raises(ExecutionError, match="closed"):
+            raise result[0]
+        if what == "accelerator":
+            break
+
+
+def test_an_accelerator_that_is_closed_while_an_executor_is_made_waits_for_that(cores):
+    made, go = threading.Event(), threading.Event()
+
+    class Slow(ModuleProgram):
+        def load(self, place):
+            made.set()
+            assert go.wait(30)
+            return super().load(place)
+
+    case = chain(1, [0])
+    work = Work.of(case.runtime, case.plan, [Slow(Add())])
+    with beside(lambda: StreamExecutor(work, cores)) as executor:
+        assert made.wait(30)
+        with beside(cores.close) as closed:
+            time.sleep(0.05)
+            assert not closed
+            go.set()
+    with pytest.raises(ExecutionError, match="closed"):
+        executor[0].run(case.inputs())
+    with pytest.raises(ExecutionError, match="set0, set1 is closed"):
+        StreamExecutor(work, cores)
+
+
+def test_what_is_asked_of_a_closed_executor_is_an_error(cores):
+    case, work = work_of(Add())
+    executor = StreamExecutor(work, cores)
+    executor.run(case.inputs())
+    executor.close()
+    for ask in (
+        executor.outputs,
+        executor.time,
+        lambda: executor.run(case.inputs()),
+        lambda: executor.set_inputs(case.inputs()),
+    ):
+        with pytest.raises(ExecutionError, match="closed"):
+            ask()
+
+
+def test_cores_that_are_not_there_leave_no_thread_behind():
+    missing = Device("missing", kind="torch", runs_on="CPU@4000", cores=(4000,))
+    with pytest.raises(DeviceError, match="CPU cores 4000"):
+        TorchAccelerator([*core_sets(1), missing])
+    while any(thread.name.startswith("placeit set") for thread in threading.enumerate()):
+        time.sleep(0.001)
+
+
+# -- time-outs ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_takes_too_long_is_an_error_that_says_what_still_runs(cores):
+    hold = Hold()
+    case, work = work_of(Add(), hold, places=[0, 1])
+    with StreamExecutor(work, cores) as executor:
+        with pytest.raises(ExecutionError, match=r"more than 0\.05 s .*has not ended: 'op2' on set1\. .*make a new one"):
+            executor.run(case.inputs(), timeout=0.05)
+        with pytest.raises(ExecutionError, match="closed"):
+            executor.time()
+    assert hold.began.is_set()  # and what is above did not wait for it
+    assert hold.gone is None
+    other, beside_it = work_of(Add(), places=[0])
+    with StreamExecutor(beside_it, cores) as executor:
+        assert right(other, executor.run(other.inputs(), timeout=30), 1)
+        assert executor.time(timeout=30) > 0
+        assert executor.times(3, timeout=30) > 0
+        with pytest.raises(UsageError, match="positive number of seconds"):
+            executor.time(timeout=0)
+    hold.go.set()
+    while hold.gone is None:
+        time.sleep(0.001)
+    assert hold.gone is False
+
+
+# -- interrupts --------------------------------------------------------------------------------------------------------
+
+
+class Alarm:
+    """Raises errors in the main thread at random times, wherever it is in the runtime."""
+
+    def __init__(self, kinds, seed):
+        self.kinds, self.random, self.left = kinds, random.Random(seed), 0
+
+    def __enter__(self):
+        self.set = alarm(self.ring)
+        self.set.__enter__()
+        return self
+
+    def __exit__(self, *error):
+        self.left = 0
+        self.set.__exit__(*error)
+
+    def on(self, times, longest):
+        self.left = times
+        signal.setitimer(signal.ITIMER_REAL, self.random.uniform(1e-5, longest))
+
+    def off(self):
+        self.left = 0
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def ring(self, number, frame):
+        while frame is not None and f"{RUNTIME}/" not in frame.f_code.co_filename:
+            # pytest tells what Python ignores, and does not survive an error of its own there
+            frame = None if "unraisable" in frame.f_code.co_filename else frame.f_back
+        if self.left and frame is not None:
+            self.left -= 1
+        if self.left:
+            signal.setitimer(signal.ITIMER_REAL, self.random.uniform(1e-5, 3e-4))
+        if frame is not None:
+            raise self.random.choice(self.kinds)("interrupted")
+
+
+KINDS = (KeyboardInterrupt, TimeoutError, Odd)
+
+
+def interrupted(accelerator, trials, *, order="dynamic", places, times=1, seed=0):
+    """Interrupt runs at random moments, so many times each, clean-up included, and look whether the next one is right."""
+    case, work = work_of(*(Add() for _ in places), places=places)
+    hit = 0
+    with Alarm(KINDS, seed) as alarm:
+        for _ in range(trials):
+            executor = StreamExecutor(work, accelerator, order=order, requests=2, timed=True)
+            executor.run(case.inputs())
+            try:
+                alarm.on(times, 3e-3)
+                while alarm.left:
+                    executor.times(4)
+            except (*KINDS, ExecutionError):
+                hit += 1
+            while alarm.left:  # what is left hits the clean-up
+                with contextlib.suppress(*KINDS):
+                    executor.close()
+            executor.close()
+            assert not executor._launcher._memory
+            with StreamExecutor(work, accelerator) as again:
+                assert right(case, again.run(case.inputs(), timeout=30), len(places))
+    assert hit > 0.9 * trials  # Python ignores what is raised while it calls back from a weak reference
+
+
+@pytest.mark.parametrize("order", ["dynamic", "static"])
+@pytest.mark.parametrize("times", [1, 4])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_after_an_interrupt_at_any_moment_nothing_hangs_and_the_next_run_is_right(cores, order, times):
+    interrupted(cores, 25, order=order, places=[0, 1, 1, 0, 1], times=times)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["dynamic", "static"])
+@pytest.mark.parametrize("times", [1, 4])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_after_five_hundred_interrupts_nothing_hangs(cores, order, times):
+    interrupted(cores, 500, order=order, places=[0, 1, 1, 0, 1], times=times, seed=1)
+
+
+def interrupted_beside_an_accelerator(monkeypatch, trials):
+    driver = run_late(monkeypatch)
+    accelerator = TorchAccelerator([*devices("cpu"), *core_sets(1)])
+    interrupted(accelerator, trials, places=[0, 1, 1, 0, 1])
+    interrupted(accelerator, trials, places=[0, 1, 1, 0, 1], times=3, seed=2)
+    accelerator.close()
+    driver.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_interrupts_while_an_accelerator_reports(monkeypatch):
+    interrupted_beside_an_accelerator(monkeypatch, 10)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_three_hundred_interrupts_while_an_accelerator_reports(monkeypatch):
+    interrupted_beside_an_accelerator(monkeypatch, 300)
+
+
+# -- reports of accelerators -------------------------------------------------------------------------------------------
+
+
+def test_no_python_runs_on_the_drivers_thread(monkeypatch):
+    driver = run_late(monkeypatch)
+    accelerator = TorchAccelerator(devices("cpu", "cpu:0"))
+    case, work = work_of(*(Add() for _ in range(5)), places=[0, 1, 0, 1, 1])
+    with StreamExecutor(work, accelerator, requests=2) as executor:
+        for _ in range(5):
+            assert right(case, executor.run(case.inputs(), timeout=30), 5)
+            executor.times(4)
+    accelerator.close()
+    driver.close()
+    assert driver.told > 50
+    assert driver.calls == []
+
+
+def test_an_event_that_fails_is_told_to_the_executor_that_waits_for_it(monkeypatch):
+    driver = run_late(monkeypatch)
+    accelerator = TorchAccelerator(devices("cpu", "cpu:0"))
+    case, work = work_of(Add(), Add(), places=[0, 1])
+    with StreamExecutor(work, accelerator) as executor:
+        executor.run(case.inputs())
+        driver.fail = RuntimeError("CUDA error: an illegal memory access was encountered")
+        with pytest.raises(ExecutionError, match="illegal memory access"):
+            executor.run(case.inputs(), timeout=30)
+        driver.fail = None
+    with StreamExecutor(work, accelerator) as executor:
+        assert right(case, executor.run(case.inputs()), 2)
+    accelerator.close()
+    driver.close()
+
+
+def test_reports_that_are_closed_start_no_thread(monkeypatch):
+    run_at_once(monkeypatch)
+    accelerator = TorchAccelerator(devices("cpu"))
+    stream, event = accelerator.stream(0, 0), accelerator.event(0)
+    accelerator.record(event, stream)
+    accelerator.close()
+    with pytest.raises(ExecutionError, match="closed"):
+        accelerator.notify(stream, event, Inbox(), (0, 0))
+
+
+# -- a setting of the whole process ------------------------------------------------------------------------------------
+
+
+class Gpus:
+    @staticmethod
+    def device_count():
+        return 1
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_rounding_is_forbidden_until_the_last_accelerator_closes_and_then_as_before(monkeypatch, wanted, order):
+    monkeypatch.setattr(accelerators, "_module", lambda kind: Gpus)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", wanted)
+    opened = [TorchAccelerator(devices("cuda:0"), ThreadReports()) for _ in range(3)]
+    for number in order:
+        assert torch.backends.cudnn.allow_tf32 is False
+        opened[number].close()
+        opened[number].close()
+    assert torch.backends.cudnn.allow_tf32 is wanted
+    one = TorchAccelerator(devices("cuda:0"), ThreadReports())
+    opened[0].close()  # once more, while another is open
+    assert torch.backends.cudnn.allow_tf32 is False
+    one.close()
+    assert torch.backends.cudnn.allow_tf32 is wanted
+
+
+def test_what_the_user_allows_meanwhile_holds_in_the_end(monkeypatch):
+    monkeypatch.setattr(accelerators, "_module", lambda kind: Gpus)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    first = TorchAccelerator(devices("cuda:0"), ThreadReports())
+    torch.backends.cudnn.allow_tf32 = True
+    second = TorchAccelerator(devices("cuda:0"), ThreadReports())
+    assert torch.backends.cudnn.allow_tf32 is False
+    first.close()
+    second.close()
+    assert torch.backends.cudnn.allow_tf32 is True
+
+
+def test_an_accelerator_that_was_refused_forbids_nothing(monkeypatch):
+    monkeypatch.setattr(accelerators, "_module", lambda kind: Gpus)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    missing = Device("missing", kind="torch", runs_on="CPU@4000", cores=(4000,))
+    for refused in ([*devices("cuda:0", "cuda:3")], [*devices("cuda:0"), missing]):
+        with pytest.raises(DeviceError):
+            TorchAccelerator(refused)
+        assert torch.backends.cudnn.allow_tf32 is True
