@@ -3,22 +3,45 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import logging
-import math
 import os
+import stat
+import tempfile
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from placeit import __version__
 from placeit.errors import FileError
-from placeit.files import write_text
 
-__all__ = ["Cache", "are_times", "cache_folder"]
+__all__ = ["Cache", "Kept", "are_numbers", "are_times", "cache_folder"]
 
 _log = logging.getLogger("placeit")
-_VERSION = 1
+_VERSION = 3
+_DAYS = 30.0
+_MOST_BYTES = 1 << 28  # of an entry
+_LONGEST = 1e6  # seconds that anything can have been measured to take
+_LARGEST = 1e18
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a cache holds under a key.
+
+    Attributes:
+        value: as it was stored.
+        written: when, in seconds since 1970.
+        load: how many cores other processes kept busy while it was measured, on average; None if that is not known.
+    """
+
+    value: Any
+    written: float
+    load: float | None
 
 
 def cache_folder() -> Path:
@@ -33,59 +56,94 @@ def cache_folder() -> Path:
 class Cache:
     """A folder of JSON files, each named by the SHA-256 of its key.
 
-    The key says everything that the value holds for (graph, device, driver, precision ...): if any of it changes, the entry
-    is not found. Entries are written in one step, so processes can share a folder. A cache that cannot be read or written is
-    no error: one warning is logged, and the work goes on without it.
+    The key says everything that the value holds for (graph, device, driver, precision ...), and placeit's own version is part
+    of every key: if any of it changes, the entry is not found. Entries are written in one step, so processes can share a
+    folder. A cache that cannot be read or written is no error: one warning is logged, and the work goes on without it.
+
+    An entry is absent when it is too old, because not all that measured costs depend on can be known (firmware, cooling, what
+    else the machine does). The first entry that is written deletes all that are too old.
 
     Args:
         folder: where; None for :func:`cache_folder`.
+        days: age that entries reach.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None, *, days: float = _DAYS) -> None:
         self.folder = cache_folder() if folder is None else folder
-        self._works = True
+        self._seconds = days * 86400
+        self._works, self._swept = True, False
 
     def get(self, key: Mapping[str, Any], valid: Callable[[Any], bool] = lambda _: True) -> Any | None:
-        """Return the value stored under a key, or None. A damaged entry counts as absent, with a warning.
+        """Return the value stored under a key, or None; see :meth:`find`."""
+        kept = self.find(key, valid)
+        return None if kept is None else kept.value
+
+    def find(self, key: Mapping[str, Any], valid: Callable[[Any], bool] = lambda _: True) -> Kept | None:
+        """Return what is stored under a key, or None. A damaged entry counts as absent, with a warning.
 
         Args:
             key: what the value holds for.
             valid: whether a value is one that can have been stored under the key; if not, the entry is damaged. Numbers that
-                are not finite are never valid.
+                are not finite are never valid, and what is not a regular file is never read.
         """
         path = self._path(key)
         try:
-            entry = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
+            text = _content(path)
         except FileNotFoundError:
             return None
         except OSError as error:
             self._give_up("read", error)
             return None
+        if text is None:
+            _log.warning("The cache entry %s is not a file that can be read; it is measured again.", path)
+            return None
+        try:
+            entry = json.loads(text, parse_constant=_refuse)
         except (ValueError, RecursionError):
             entry = None
+        if isinstance(entry, dict) and entry.get("version") in range(1, _VERSION):
+            return None  # of an earlier placeit
         if (
             not isinstance(entry, dict)
             or entry.get("version") != _VERSION
             or entry.get("key") != json.loads(_canonical(key))
+            or not are_numbers(entry.get("written"))
+            or entry["written"] < 0
+            or not (entry.get("load") is None or are_times(entry["load"]))
             or "value" not in entry
             or not valid(entry["value"])
         ):
             _log.warning("The cache entry %s is damaged; it is measured again.", path)
             return None
-        return entry["value"]
+        # one from the future is as old as a clock may have been wrong
+        if abs(time.time() - entry["written"]) > self._seconds:
+            return None
+        return Kept(entry["value"], float(entry["written"]), entry.get("load"))
 
-    def put(self, key: Mapping[str, Any], value: Any) -> None:
-        """Store a value: anything that JSON can hold, except None and numbers that are not finite (ValueError)."""
+    def put(self, key: Mapping[str, Any], value: Any, *, load: float | None = None) -> Kept:
+        """Store a value and return what :meth:`find` returns from then on.
+
+        Args:
+            key: what the value holds for.
+            value: anything that JSON can hold, except None and numbers that are not finite (ValueError).
+            load: how many cores other processes kept busy while it was measured.
+        """
         if value is None:
             raise ValueError("None means that there is no entry")
-        text = json.dumps({"version": _VERSION, "key": dict(key), "value": value}, allow_nan=False)
-        if not self._works:
-            return
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_text(self._path(key), text + "\n")
-        except (OSError, FileError) as error:
-            self._give_up("write", error)
+        kept = Kept(value, time.time(), load)
+        entry = {"version": _VERSION, "written": kept.written, "load": load, "key": _complete(key), "value": value}
+        text = json.dumps(entry, allow_nan=False)
+        if self._works:
+            path = self._path(key)
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self._sweep()
+                _replace(path, text + "\n")
+            except IsADirectoryError:
+                _log.warning("The cache entry %s cannot be written: a folder is in its place.", path)
+            except OSError as error:
+                self._give_up("write", error)
+        return kept
 
     def clear(self) -> int:
         """Delete every entry and return how many there were. Raises FileError if one cannot be deleted."""
@@ -102,6 +160,15 @@ class Cache:
             self.folder.rmdir()  # it stays if something else is in it
         return count
 
+    def _sweep(self) -> None:
+        """Delete what is too old, once; whatever cannot be deleted stays."""
+        if not self._swept:
+            self._swept, last = True, time.time() - self._seconds
+            for path in self.folder.glob("*.json"):
+                with contextlib.suppress(OSError):
+                    if path.stat().st_mtime < last:
+                        path.unlink()
+
     def _path(self, key: Mapping[str, Any]) -> Path:
         return self.folder / f"{hashlib.sha256(_canonical(key).encode()).hexdigest()}.json"
 
@@ -111,18 +178,58 @@ class Cache:
             _log.warning("Cannot %s the cost cache %s (%s); going on without it.", what, self.folder, error)
 
 
-def are_times(value: Any, count: int) -> bool:
-    """Whether a value that was read is a list of ``count`` times: numbers that are finite and not negative."""
-    return (
-        isinstance(value, list)
-        and len(value) == count
-        and all(isinstance(x, int | float) and not isinstance(x, bool) and 0 <= x < math.inf for x in value)
-    )
+def are_numbers(value: Any, *shape: int) -> bool:
+    """Whether a value that was read is numbers in lists of this shape, none of them absurd: NaN, infinite, of 19 digits."""
+    if not shape:
+        # whole numbers are of any size, and those of 400 digits no machine number
+        return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST < value < _LARGEST
+    return isinstance(value, list) and len(value) == shape[0] and all(are_numbers(x, *shape[1:]) for x in value)
+
+
+def are_times(value: Any, *shape: int) -> bool:
+    """Whether a value that was read is times in lists of this shape: numbers that are not negative, and no weeks."""
+    if not shape:
+        return are_numbers(value) and 0 <= value <= _LONGEST
+    return isinstance(value, list) and len(value) == shape[0] and all(are_times(x, *shape[1:]) for x in value)
+
+
+def _content(path: Path) -> bytes | None:
+    """Read an entry; None if it is no regular file, or links lead nowhere, or it is too large to be one. Raises OSError."""
+    try:
+        # opening a FIFO would wait for somebody to write to it
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO) or (isinstance(error, FileNotFoundError) and path.is_symlink()):
+            return None
+        raise
+    try:
+        facts = os.fstat(handle)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_size > _MOST_BYTES:
+            return None
+        with open(handle, "rb", closefd=False) as file:
+            return file.read(_MOST_BYTES)
+    finally:
+        os.close(handle)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Put a file in the place of whatever is there, in one step. Raises OSError."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=path.suffix, dir=path.parent)
+    os.close(handle)
+    try:
+        Path(name).write_text(text, encoding="utf-8")
+        Path(name).replace(path)
+    finally:
+        Path(name).unlink(missing_ok=True)
 
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not a number that is ever stored")
 
 
+def _complete(key: Mapping[str, Any]) -> dict[str, Any]:
+    return {"placeit": __version__, **key}
+
+
 def _canonical(key: Mapping[str, Any]) -> str:
-    return json.dumps(dict(key), sort_keys=True, allow_nan=False, separators=(",", ":"))
+    return json.dumps(_complete(key), sort_keys=True, allow_nan=False, separators=(",", ":"))

@@ -26,7 +26,7 @@ def calibrated(costs: Costs, runs: Sequence[tuple[Plan, NDArray[np.float64]]]) -
             ``float64[S]``.
 
     Returns:
-        Costs with other ``core`` and ``cut``.
+        Costs with other ``core``, ``cut`` and ``load``.
     """
     groups, devices = costs.core.shape
     spent, predicted = np.zeros(devices), np.zeros(devices)
@@ -44,4 +44,4 @@ def calibrated(costs: Costs, runs: Sequence[tuple[Plan, NDArray[np.float64]]]) -
         total[list(members), d] += np.log(took / (said * overall[d]))
         seen[list(members), d] += 1
     factor = overall * np.exp(total / (seen + 1))
-    return replace(costs, core=costs.core * factor, cut=costs.cut * factor)
+    return replace(costs, core=costs.core * factor, cut=costs.cut * factor, load=costs.load * factor)

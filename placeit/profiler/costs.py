@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import logging
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,20 +15,33 @@ from numpy.typing import NDArray
 
 from placeit.backends.base import Model
 from placeit.backends.coarsen import Grouping
-from placeit.cluster import Cluster, Device
+from placeit.budget import TRIFLE_S
+from placeit.cluster import Cluster, Link
 from placeit.errors import InfeasibleError
-from placeit.profiler.cache import Cache, are_times
-from placeit.profiler.links import device_key, probe
+from placeit.memory import freed_memory_is_kept
+from placeit.profiler.cache import Cache, Kept, are_numbers, are_times
+from placeit.profiler.links import Links, device_key, probe
+from placeit.profiler.load import MachineLoad
+from placeit.profiler.passes import Passes
 from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.runtime import Runtime
-from placeit.runtime.segments import Costs, Plan, Segmenter
+from placeit.runtime.segments import Costs, Profiled, Segmenter
 
-__all__ = ["Progress", "profile", "supported"]
+__all__ = ["Progress", "Worth", "cost_key", "profile", "supported"]
+
+_log = logging.getLogger("placeit")
 
 Progress = Callable[[str, float], None]
 """``progress(what, share)``: what is being done, and which share of it is done."""
 
-_WARM_UP, _FEWEST, _MOST = 2, 4, 12  # passes: not counted, and of those that are
+Worth = Callable[[NDArray[np.float64]], bool]
+"""``worth(seconds: float64[D])``: whether to profile, by one run of the whole model on each device; ``inf`` where it cannot."""
+
+_FULL, _FULL_ALONE = 15, 8  # runs of the whole model that a full profile takes about, of several devices and of one
+_GOLDEN = 0.618  # steps of this share of a circle never come near to where they were
+_FEWEST, _MOST = 3, 12  # passes that count; one of each kind before them does not
+_CHECKS, _CHECK_SHARE = 6, 0.2  # passes that tell whether cached costs still hold, and the share of the budget for them
+_MARGIN = 1.1  # between what was measured then and now: no two processes are alike
 
 
 def supported(model: Model, grouping: Grouping, cluster: Cluster) -> NDArray[np.bool_]:
@@ -76,116 +92,335 @@ def profile(
     *,
     budget: float = 30.0,
     cache: Cache | None = None,
+    check: bool = False,
     progress: Progress | None = None,
+    worth: Worth | None = None,
 ) -> Costs:
     """Measure every group on every device that can run it.
 
-    On each device the whole model and the model cut into its groups are run in turn, pass after pass, so that every group is
-    timed in place, with the cache contents that a real pass leaves it; what counts is the lower quartile of the passes, because
-    what disturbs a machine only ever adds time. The time of the whole model is divided among
-    the groups by the runtime's own per-op counters; what a group takes beyond its share when it is cut off is its ``cut``.
-    Devices that no one can run the whole model on get the cut times only.
+    These are run in turn, pass after pass, so that what the machine does meanwhile happens to all of them:
+
+    - the whole model on each device. Its time is divided among the groups by the runtime's own per-op counters: ``core``;
+    - the model cut into its groups, on each device: what a group takes beyond its share is its ``cut``;
+    - the same while all other devices run theirs: what that adds is ``load``;
+    - the model cut into its groups, each on another device than those that it reads from: what that adds is what it costs to
+      hand over to another device (the link's latency), and to read what another one wrote (``read``).
+
+    Every time is a median of passes, as those are that a race compares. Devices that cannot run the whole model get the times
+    of cut groups only.
 
     Args:
         model: the model.
         grouping: its groups.
         cluster: real devices; links without figures are probed.
         runtime: runs the measurements.
-        budget: seconds to spend, compiling included; between 4 and 12 passes of each kind are made on a device.
+        budget: seconds to spend, compiling included; between 3 and 12 passes of each kind are made. Where there is no time for
+            three, one to three passes are made of the model cut into its groups, alone, and the rest is taken to be zero. What
+            is found so is not kept.
         cache: where to look for earlier results and keep new ones.
+        check: whether to run the whole model for a moment on each device, and to profile again, with a warning, what is in
+            the cache if that takes another time than it took then.
         progress: called between passes.
+        worth: asked once what a run takes is known, unless the costs were kept. If it says no, nothing else is measured: the
+            costs then are those runs, in equal shares for all groups (:attr:`placeit.runtime.segments.Costs.shared`).
     """
+    begin = time.perf_counter()
     can = supported(model, grouping, cluster)
-    groups, devices = can.shape
-    core_s, cut_s = np.full((groups, devices), np.inf), np.zeros((groups, devices))
+    key = cost_key(grouping, cluster, runtime)
+    found = cache.find(key, functools.partial(_valid, can=can)) if cache is not None else None
+    afresh = found is not None and check and _contradicted(found, grouping, runtime, can, budget * _CHECK_SHARE, progress)
     if progress is not None:
         progress("probing links", 0.0)
-    links = probe(cluster, chain=model.chain, precision=runtime.precision, cache=cache)
-    for d, device in enumerate(cluster.devices):
-        key = _key(grouping, device, runtime)
-        kept = cache.get(key, functools.partial(_valid, can=can[:, d])) if cache is not None else None
-        if kept is None:
-            share = budget / len(cluster)
-            measured = _measure(grouping, runtime, can, d, float(links.dispatch[d]), share, progress)
-            kept = {"core": [None if np.isinf(x) else x for x in measured[0].tolist()], "cut": measured[1].tolist()}
-            if cache is not None:
-                cache.put(key, kept)
-        core_s[:, d] = [np.inf if x is None else x for x in kept["core"]]
-        cut_s[:, d] = kept["cut"]
-    return Costs(core_s, cut_s, links.dispatch, links.cluster)
+    links = probe(
+        cluster, chain=model.chain, precision=runtime.precision, cache=cache, afresh=afresh, deadline=begin + budget / 2
+    )
+    cached = found is not None and not afresh
+    if found is None or afresh:
+        load, profiling = MachineLoad(), _Profile(grouping, runtime, can, links)
+        measured = profiling.measure(begin + budget, progress, worth)
+        if measured is None:
+            return profiling.shared()
+        if cache is not None and profiling.complete:
+            found = cache.put(key, measured, load=load.cores())
+        else:
+            found = Kept(measured, time.time(), load.cores())
+    kept = found.value
+    core = np.array([[np.inf if x is None else x for x in row] for row in kept["core"]])
+    names = cluster.names
+    known = {
+        pair: replace(link, latency=kept["latency"][names.index(pair[0])][names.index(pair[1])])
+        if link.origin == "measured" and pair not in cluster.links
+        else link
+        for pair, link in links.cluster.links.items()
+    }
+    return Costs(
+        core,
+        np.array(kept["cut"]),
+        np.array(kept["dispatch"]),
+        replace(links.cluster, links=known),
+        np.array(kept["load"]),
+        np.array(kept["read"]),
+        Profiled(found.written, found.load, cached),
+    )
 
 
-def _measure(
-    grouping: Grouping,
-    runtime: Runtime,
-    can: NDArray[np.bool_],
-    d: int,
-    dispatch: float,
-    budget: float,
-    progress: Progress | None,
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return core and cut seconds of every group on device ``d``."""
-    groups = len(can)
+class _Profile:
+    """The passes of :func:`profile` over one model on one cluster."""
+
+    def __init__(self, grouping: Grouping, runtime: Runtime, can: NDArray[np.bool_], links: Links) -> None:
+        self.grouping, self.runtime, self.can, self.links = grouping, runtime, can, links
+        self.groups, self.devices = can.shape
+        self.once = np.full(self.devices, np.inf)  # seconds of the whole model in its first run
+        self.short = self.complete = False  # whether there was no time for all of it; whether all of it was done
+
+    def shared(self) -> Costs:
+        """The first runs, in equal shares for all groups."""
+        nothing = np.zeros(self.can.shape)
+        core = np.where(self.can, self.once / self.groups, np.inf)
+        dispatch = np.zeros(self.devices)
+        return Costs(core, nothing, dispatch, self.links.cluster, nothing, dispatch, shared=True)
+
+    def measure(self, deadline: float, progress: Progress | None, worth: Worth | None) -> dict[str, Any] | None:
+        """Return the costs as the cache keeps them; None if profiling is not worth it."""
+        devices = range(self.devices)
+        with contextlib.ExitStack() as stack:
+            runtime = _unslowed(self.runtime, self.grouping, stack)
+            if runtime is not self.runtime:
+                stack.callback(self._count_compiling, runtime)
+            free = Costs.free(self.groups, replace(self.links.cluster, links=_measured(self.links.cluster)))
+            segmenter = Segmenter(self.grouping, free)
+
+            def passes(placement: NDArray[np.int32], *, merge: bool = False) -> Passes:
+                executor = stack.enter_context(runtime.executor(segmenter.plan(placement, merge=merge)))
+                executor.set_inputs(runtime.model.sample_inputs())
+                return Passes(executor, self.grouping)
+
+            whole = [passes(self.on(d), merge=True) if self.can[:, d].all() else None for d in devices]
+            for d, timed in enumerate(whole):
+                if timed is not None:
+                    timed.run()
+                    self.once[d] = timed.seconds.max()
+            once = float(self.once[np.isfinite(self.once)].sum())
+            if worth is not None and once > 0 and not worth(self.once):
+                return None
+            self.short = max(deadline - time.perf_counter(), TRIFLE_S) < once * (_FULL if self.devices > 1 else _FULL_ALONE)
+            cut = [passes(self.on(d)) for d in devices]
+            apart = [passes(self.apart(d)) for d in devices] if self.devices > 1 and not self.short else []
+            others = [*(timed for timed in whole if timed is not None), *apart]
+            deadline = max(deadline, time.perf_counter() + TRIFLE_S)
+            self._repeat(cut, [] if self.short else others, deadline, progress)
+        return self._costs(cut, whole, apart)
+
+    def _count_compiling(self, bare: Runtime) -> None:
+        self.runtime.compiling_s += bare.compiling_s
+
+    def on(self, d: int) -> NDArray[np.int32]:
+        """Place each group on ``d``, or wherever it can run, so that those of ``d`` are still timed in place."""
+        return np.array(np.where(self.can[:, d], d, self.can.argmax(axis=1)), np.int32)
+
+    def apart(self, turn: int) -> NDArray[np.int32]:
+        """Place each group on another device than those that it reads from, as far as it can; on each device in one turn."""
+        groups, level = self.grouping.groups, np.zeros(self.groups, np.int64)
+        for u, v in sorted(groups.edges.tolist()):  # groups are numbered in a topological order
+            level[v] = max(level[v], level[u] + 1)
+        order = (level[:, None] + turn + np.arange(self.devices)) % self.devices
+        first = np.take_along_axis(self.can, order, axis=1).argmax(axis=1)
+        return np.array(order[np.arange(self.groups), first], np.int32)
+
+    def _repeat(self, cut: Sequence[Passes], others: Sequence[Passes], deadline: float, progress: Progress | None) -> None:
+        done, last, names = 0, 0.0, ", ".join(self.runtime.cluster.names)
+        fewest, most = (1, _FEWEST) if self.short else (_FEWEST, _MOST)
+        for timed in () if self.short else (*cut, *others):
+            timed.run()
+            timed.forget()
+        while done < most:
+            begin = time.perf_counter()
+            if begin + last >= deadline and (done >= fewest or (done > 0 and begin >= deadline)):
+                break
+            for timed in (*cut, *others):
+                timed.run()
+            if len(cut) > 1 and not self.short:
+                for d, timed in enumerate(cut):
+                    timed.run_beside([*cut[:d], *cut[d + 1 :]], phase=(0.5 + done * _GOLDEN) % 1)
+            last = time.perf_counter() - begin
+            done += 1
+            self.complete = not self.short and done >= fewest
+            if progress is not None:
+                progress(f"profiling {self.groups} groups on {names}", done / _MOST)
+
+    def _costs(self, cut: Sequence[Passes], whole: Sequence[Passes | None], apart: Sequence[Passes]) -> dict[str, Any]:
+        can, empty = self.can, self.links.empty
+        core, cuts = np.full(can.shape, np.inf), np.zeros(can.shape)
+        alone = np.stack([timed.seconds for timed in cut], axis=1)
+        for d, timed in enumerate(whole):
+            beyond = np.maximum(alone[:, d] - empty[d], 0.0)
+            if timed is None:
+                core[can[:, d], d] = beyond[can[:, d]]
+                continue
+            # a model that takes little more than an empty segment is below what can be told apart
+            total = float(timed.seconds.max())
+            core[:, d] = self._shares(d, beyond) * max(0.1 * total, total - empty[d])
+            cuts[:, d] = np.maximum(beyond - core[:, d], 0.0)
+        dispatch, latency = self._handovers([*cut, *apart])
+        load, read = np.zeros(can.shape), np.zeros(self.devices)
+        if self.devices > 1 and not self.short:
+            load = np.where(can, np.stack([timed.loaded for timed in cut], axis=1) - alone, 0.0)
+            cold, read = self._far(alone, apart)
+            latency += np.where(np.eye(self.devices), 0.0, cold)
+        return {
+            "core": [[None if np.isinf(x) else x for x in row] for row in core.tolist()],
+            "cut": cuts.tolist(),
+            "dispatch": dispatch.tolist(),
+            "latency": latency.tolist(),
+            "load": load.tolist(),
+            "read": read.tolist(),
+            "whole": [None if timed is None else list(timed.interval) for timed in whole],
+        }
+
+    def _shares(self, d: int, beyond: NDArray[np.float64]) -> NDArray[np.float64]:
+        if self.short and beyond.sum() > 0:
+            return np.asarray(beyond / beyond.sum(), np.float64)
+        runtime, device = self.runtime, self.runtime.cluster.devices[d]
+        return device_kind(device).group_shares(runtime.model, self.grouping, device, runtime.precision, _MOST)
+
+    def _handovers(self, timed: Sequence[Passes]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return ``float64[D]``, what starting a segment takes, and ``float64[D, D]``, what handing over to another one adds.
+
+        As it was between the segments of this model; as the links' probe found it where nothing was handed over.
+        """
+        dispatch, latency = self.links.dispatch.copy(), self.links.cluster.latency().copy()
+        found: dict[tuple[int, int], list[float]] = {}
+        for passes in timed:
+            for route, seconds in passes.handovers.items():
+                found.setdefault(route, []).append(seconds)
+        here = {route: float(np.mean(gaps)) for route, gaps in found.items()}
+        for d in range(self.devices):
+            dispatch[d] = self.links.empty[d] + here.get((d, d), dispatch[d] - self.links.empty[d])
+        for (src, dst), gap in here.items():
+            if src != dst:
+                latency[src, dst] = max(0.0, gap - (dispatch[dst] - self.links.empty[dst]))
+        return dispatch, latency
+
+    def _far(self, alone: NDArray[np.float64], apart: Sequence[Passes]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return ``float64[D]`` twice, what segments take more that read what another device wrote: each, and for each byte."""
+        groups = self.grouping.groups
+        points: list[list[tuple[float, float]]] = [[] for _ in range(self.devices)]
+        for turn, timed in enumerate(apart):
+            place = self.apart(turn)
+            writers, readers = groups.edges.T
+            remote = (place[writers] != place[readers]) & (
+                timed.seconds[writers] > 0
+            )  # inputs of the model are written by nobody
+            entering = np.bincount(readers[remote], groups.tensor_bytes[groups.edge_tensor[remote]], minlength=self.groups)
+            for g in np.flatnonzero((entering > 0) & (timed.seconds > 0)).tolist():
+                points[place[g]].append((entering[g], timed.seconds[g] - alone[g, place[g]]))
+        each, per_byte = np.zeros(self.devices), np.zeros(self.devices)
+        for d, found in enumerate(points):
+            if found:
+                each[d], per_byte[d] = _nonnegative_line(*np.array(found).T)
+        return each, per_byte
+
+
+def _unslowed(runtime: Runtime, grouping: Grouping, stack: contextlib.ExitStack) -> Runtime:
+    """Return a runtime without emulated links: what one takes is known, and nobody should wait for it."""
+    if all(link.origin != "emulated" for link in runtime.cluster.links.values()):
+        return runtime
+    bare = replace(runtime.cluster, links={})
+    return stack.enter_context(Runtime(runtime.model, grouping, bare, precision=runtime.precision))
+
+
+def _contradicted(
+    kept: Kept, grouping: Grouping, runtime: Runtime, can: NDArray[np.bool_], budget: float, progress: Progress | None
+) -> bool:
+    """Whether the whole model takes another time than when the costs were measured, on some device; says so if it does.
+
+    It is run up to six times on each device, in turn. The interval of these times has to lie beyond the one that was kept, by
+    more than a margin. Where there is no time for two runs of it, nothing is found.
+    """
+    before = {d: tuple(ends) for d, ends in enumerate(kept.value["whole"]) if ends is not None}
+    once = sum(high for _, high in before.values())
+    if not before or 3 * once > budget:
+        return False
     deadline = time.perf_counter() + budget
-    # groups that d cannot run run wherever they can, untimed, so that d's are still measured in place
-    placement = np.where(can[:, d], d, can.argmax(axis=1))
-    segmenter = Segmenter(grouping, Costs.free(groups, runtime.cluster))
-    cut = _passes_of(runtime, segmenter.plan(placement, merge=False))
-    whole = _passes_of(runtime, segmenter.plan(placement)) if can[:, d].all() else None
-    times: list[NDArray[np.float64]] = []
-    totals: list[float] = []
-    name = runtime.cluster.names[d]
-    warm_up, last = _WARM_UP, 0.0
-    while len(totals) < _FEWEST or (len(totals) < _MOST and time.perf_counter() + last < deadline):
-        before = time.perf_counter()
-        alone = next(cut)
-        together = float(next(whole).sum()) if whole is not None else 0.0
-        last = time.perf_counter() - before
-        if warm_up > 0:  # nothing of it counts, not even the time
-            warm_up -= 1
-            continue
-        times.append(alone)
-        totals.append(together)
-        if progress is not None:
-            progress(f"profiling {groups} groups on {name}", len(totals) / _MOST)
-    alone = np.percentile(times, 25, axis=0)
-    alone[~can[:, d]] = np.inf
-    if whole is None:
-        return np.maximum(alone - dispatch, 0.0), np.zeros(groups)
-    total = float(np.percentile(totals, 25))
-    device = runtime.cluster.devices[d]
-    shares = device_kind(device).group_shares(runtime.model, grouping, device, runtime.precision, len(totals))
-    # a model that takes little more than a dispatch is below what can be told apart
-    core_s = shares * max(0.1 * total, total - dispatch)
-    return core_s, np.maximum(alone - dispatch - core_s, 0.0)
+    if progress is not None:
+        progress("checking costs", 0.0)
+    groups = len(can)
+    with contextlib.ExitStack() as stack:
+        runtime = _unslowed(runtime, grouping, stack)
+        segmenter = Segmenter(grouping, Costs.free(groups, runtime.cluster))
+        now: dict[int, Passes] = {}
+        for d in before:
+            executor = stack.enter_context(runtime.executor(segmenter.plan(np.full(groups, d, np.int32))))
+            executor.set_inputs(runtime.model.sample_inputs())
+            now[d] = Passes(executor, grouping)
+            now[d].run()
+            now[d].forget()
+        for turn in range(_CHECKS):
+            if turn >= 2 and time.perf_counter() + once > deadline:
+                break
+            for passes in now.values():
+                passes.run()
+        after = {d: passes.interval for d, passes in now.items()}
+    changed = [
+        f"on {runtime.cluster.names[d]} the model takes {_span(*after[d])}, and took {_span(low, high)} then"
+        for d, (low, high) in before.items()
+        if after[d][0] > high * _MARGIN or after[d][1] * _MARGIN < low
+    ]
+    if changed:
+        hours, how = (time.time() - kept.written) / 3600, "; ".join(changed)
+        _log.warning("The costs in the cache, %.3g hours old, do not hold any more: %s. They are measured again.", hours, how)
+    return bool(changed)
 
 
-def _passes_of(runtime: Runtime, plan: Plan) -> Iterator[NDArray[np.float64]]:
-    """Run a plan again and again, and give the seconds of each of its segments."""
-    with runtime.executor(plan) as executor:
-        executor.set_inputs(runtime.model.random_inputs())
-        while True:
-            executor.time()
-            yield executor.segment_seconds(last=True)
+def _span(low: float, high: float) -> str:
+    return f"{low * 1e3:.3g} .. {high * 1e3:.3g} ms"
+
+
+def _nonnegative_line(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[float, float]:
+    """Fit y = a + b x with a, b >= 0 by least squares; return a and b."""
+    spread = x - x.mean()
+    b = max(0.0, float(spread @ y) / float(spread @ spread)) if spread.any() else 0.0
+    a = float(y.mean() - b * x.mean())
+    return (a, b) if a >= 0 else (0.0, max(0.0, float(x @ y) / float(x @ x)))
+
+
+def _measured(cluster: Cluster) -> dict[tuple[str, str], Link]:
+    return {pair: link for pair, link in cluster.links.items() if link.origin == "measured"}
 
 
 def _valid(kept: Any, can: NDArray[np.bool_]) -> bool:
     """Whether a value from the cache is what :func:`profile` puts there: times of all groups, and none where none can run."""
+    groups, devices = can.shape
     if not isinstance(kept, dict) or not isinstance(kept.get("core"), list):
         return False
     core = kept["core"]
+    if not all(isinstance(row, list) for row in core) or [[x is not None for x in row] for row in core] != can.tolist():
+        return False
     return (
-        [x is not None for x in core] == can.tolist()
-        and are_times([0.0 if x is None else x for x in core], len(can))
-        and are_times(kept.get("cut"), len(can))
+        are_times([[0.0 if x is None else x for x in row] for row in core], groups, devices)
+        and are_times(kept.get("cut"), groups, devices)
+        and are_times(kept.get("dispatch"), devices)
+        and are_times(kept.get("latency"), devices, devices)
+        and are_numbers(kept.get("load"), groups, devices)
+        and are_times(kept.get("read"), devices)
+        and isinstance(kept.get("whole"), list)
+        and [ends is not None for ends in kept["whole"]] == can.all(axis=0).tolist()
+        and all(ends is None or (are_times(ends, 2) and 0 < ends[0] <= ends[1]) for ends in kept["whole"])
     )
 
 
-def _key(grouping: Grouping, device: Device, runtime: Runtime) -> dict[str, Any]:
+def cost_key(grouping: Grouping, cluster: Cluster, runtime: Runtime) -> dict[str, Any]:
+    """Return all that what is measured holds for, as JSON can hold it."""
     return {
         "what": "group costs" if runtime.streams is None else "group costs on streams",  # which copy what segments make
-        "graph": grouping.graph.hash,
+        "model": runtime.model.identity,
         "groups": grouping.group_of.tolist(),
-        "device": device_key(device),
+        "devices": [device_key(device) for device in cluster.devices],
+        # devices beside each other decide in which form the model is cut, and in which order tensors cross borders
+        "parts": type(runtime.model).__qualname__,
+        "channels last": sorted(runtime.channels_last),
+        "programs": [device.program_key for device in runtime.devices],
         "precision": runtime.precision,
+        "inputs": runtime.model.given_digest,
+        "freed memory": freed_memory_is_kept(),
     }

@@ -31,7 +31,7 @@ def group_shares(
     """
     compiled = compile_model(model.ov_model, device, precision, PERF_COUNT=True)
     request = compiled.create_infer_request()
-    for i, value in enumerate(model.random_inputs().values()):
+    for i, value in enumerate(model.sample_inputs().values()):
         request.get_input_tensor(i).data[...] = value
     with explaining(f"The model cannot be run on {device.name}"):
         _run_bound(device.cores, functools.partial(_repeat, request.infer, passes))

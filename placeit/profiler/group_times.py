@@ -32,7 +32,7 @@ def group_shares(
     with Runtime(model, grouping, Cluster((replace(device, slowdown=1.0),)), precision=precision) as runtime:
         plan = Segmenter(grouping, Costs.free(groups, runtime.cluster)).plan(np.zeros(groups, np.int32), merge=False)
         with runtime.executor(plan) as executor:
-            executor.set_inputs(model.random_inputs())
+            executor.set_inputs(model.sample_inputs())
             for _ in range(passes):
                 executor.time()
             seconds = executor.segment_seconds()

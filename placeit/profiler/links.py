@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,8 +15,13 @@ from numpy.typing import NDArray
 
 from placeit.backends.base import Model
 from placeit.backends.coarsen import Grouping
+from placeit.budget import TRIFLE_S
 from placeit.cluster import Cluster, Device, Link
-from placeit.profiler.cache import Cache, are_times
+from placeit.devices.host import cpu_name
+from placeit.memory import freed_memory_is_kept
+from placeit.profiler.cache import Cache, are_numbers, are_times
+from placeit.profiler.load import MachineLoad
+from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.runtime import Runtime
 from placeit.runtime.segments import Costs, Segmenter
 
@@ -23,7 +30,7 @@ __all__ = ["Links", "device_key", "probe"]
 _HOPS = 12
 _SMALL, _LARGE = 256, 1 << 19
 _ITEM_BYTES = 4
-_PASSES = 11
+_PASSES, _WARMUP = 11, 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,16 +40,21 @@ class Links:
     Attributes:
         dispatch: ``float64[D]``, seconds from the end of one segment to the end of the next on the same device, when the next
             computes next to nothing.
+        empty: ``float64[D]``, the part of it that such a segment itself takes.
         cluster: the cluster with the links that it lacked.
     """
 
     dispatch: NDArray[np.float64]
+    empty: NDArray[np.float64]
     cluster: Cluster
 
 
 def device_key(device: Device) -> dict[str, Any]:
-    """What measured costs depend on, besides what was measured: the device, its driver, and how much it is slowed."""
+    """What measured costs depend on, besides what was measured: the device, what drives it, and how much it is slowed."""
     return {
+        "kind": device.kind,
+        "runtime": device_kind(device).version(),
+        "machine": cpu_name(),
         "runs_on": device.runs_on,
         "full_name": device.full_name,
         "cores": list(device.cores),
@@ -52,7 +64,13 @@ def device_key(device: Device) -> dict[str, Any]:
 
 
 def probe(
-    cluster: Cluster, *, chain: Callable[[int, int], Model] | None = None, precision: str = "f32", cache: Cache | None = None
+    cluster: Cluster,
+    *,
+    chain: Callable[[int, int], Model] | None = None,
+    precision: str = "f32",
+    cache: Cache | None = None,
+    afresh: bool = False,
+    deadline: float = math.inf,
 ) -> Links:
     """Measure dispatch on every device and every link that the cluster does not describe.
 
@@ -66,6 +84,8 @@ def probe(
             the devices: OpenVINO's, ONNX Runtime's where one of the devices asks for that, PyTorch's on NVIDIA GPUs.
         precision: inference precision of every device.
         cache: where to look for earlier results and keep new ones.
+        afresh: whether to measure even what the cache holds.
+        deadline: by ``time.perf_counter()``, when to make do with fewer passes, at least one, and to keep nothing.
     """
     if chain is None:
         cluster, chain = _any_chain(cluster)
@@ -75,17 +95,21 @@ def probe(
         "devices": [device_key(device) for device in cluster.devices],
         "known": sorted([names.index(src), names.index(dst)] for src, dst in cluster.links),
         "precision": precision,
+        "freed memory": freed_memory_is_kept(),
     }
     unknown = [[names.index(src), names.index(dst)] for src, dst in cluster.missing_links()]
-    kept = cache.get(key, functools.partial(_valid, devices=len(names), unknown=unknown)) if cache is not None else None
+    kept = None
+    if cache is not None and not afresh:
+        kept = cache.get(key, functools.partial(_valid, devices=len(names), unknown=unknown))
     if kept is None:
-        kept = _measure(cluster, precision, chain)
-        if cache is not None:
-            cache.put(key, kept)
+        load = MachineLoad()
+        kept, passes = _measure(cluster, precision, chain, deadline)
+        if cache is not None and passes == _PASSES:
+            cache.put(key, kept, load=load.cores())
     measured = {
         (names[i], names[j]): Link(float("inf") if rate is None else rate, delay) for i, j, rate, delay in kept["links"]
     }
-    return Links(np.array(kept["dispatch"]), replace(cluster, links={**measured, **cluster.links}))
+    return Links(np.array(kept["dispatch"]), np.array(kept["empty"]), replace(cluster, links={**measured, **cluster.links}))
 
 
 def _any_chain(cluster: Cluster) -> tuple[Cluster, Callable[[int, int], Model]]:
@@ -114,45 +138,64 @@ def _valid(kept: Any, devices: int, unknown: list[list[int]]) -> bool:
     links = kept["links"]
     return (
         are_times(kept.get("dispatch"), devices)
-        and all(isinstance(link, list) and len(link) == 4 for link in links)
+        and are_times(kept.get("empty"), devices)
+        and all(isinstance(link, list) and len(link) == 4 and all(type(end) is int for end in link[:2]) for link in links)
         and len(links) == len(unknown)
         and all(pair in [link[:2] for link in links] for pair in unknown)
-        and all(are_times([delay], 1) and (rate is None or (are_times([rate], 1) and rate > 0)) for *_, rate, delay in links)
+        and all(are_times(delay) and (rate is None or (are_numbers(rate) and rate > 0)) for *_, rate, delay in links)
     )
 
 
-def _measure(cluster: Cluster, precision: str, chain: Callable[[int, int], Model]) -> dict[str, Any]:
-    """Return the dispatch times, and [source, destination, bytes per second or None, seconds] of links."""
+def _measure(
+    cluster: Cluster, precision: str, chain: Callable[[int, int], Model], deadline: float
+) -> tuple[dict[str, Any], int]:
+    """Return dispatch times, those of empty segments, and [source, destination, bytes per second or None, seconds] of links.
+
+    And the fewest passes that any of it is the median of.
+    """
     names, unknown = cluster.names, set(cluster.missing_links())
     cluster = replace(cluster, links={})  # an emulated link would count for the real one in the other direction, too
     devices = range(len(cluster))
     wanted = [(i, j) for i in devices for j in devices if i < j and {(names[i], names[j]), (names[j], names[i])} & unknown]
     routes = [(d, d) for d in devices] + wanted
     hop: dict[tuple[int, tuple[int, int]], float] = {}
-    for elements in (_SMALL, _LARGE):
+    empty: dict[tuple[int, tuple[int, int]], float] = {}
+    passes = _PASSES
+    for elements in (_SMALL, _LARGE) if wanted else (_SMALL,):
         model = chain(elements, _HOPS)
         grouping = Grouping.singletons(model.graph)
         with Runtime(model, grouping, cluster, precision=precision) as runtime:
-            hop |= {(elements, route): seconds for route, seconds in _time_routes(runtime, grouping, routes).items()}
+            for route, (seconds, inside, count) in _time_routes(runtime, grouping, routes, deadline).items():
+                hop[elements, route], empty[elements, route], passes = seconds, inside, min(passes, count)
     links: list[tuple[int, int, float | None, float]] = []
     for i, j in wanted:
         small, large = (max(0.0, hop[n, (i, j)] - (hop[n, (i, i)] + hop[n, (j, j)]) / 2) for n in (_SMALL, _LARGE))
         rate = (_LARGE - _SMALL) * _ITEM_BYTES / (large - small) if large > small else None
         links += [(a, b, rate, small) for a, b in ((i, j), (j, i)) if (names[a], names[b]) in unknown]
-    return {"dispatch": [hop[_SMALL, (d, d)] for d in devices], "links": links}
+    dispatch = [hop[_SMALL, (d, d)] for d in devices]
+    kept = {"dispatch": dispatch, "empty": [min(empty[_SMALL, (d, d)], dispatch[d]) for d in devices], "links": links}
+    return kept, passes
 
 
-def _time_routes(runtime: Runtime, grouping: Grouping, routes: list[tuple[int, int]]) -> dict[tuple[int, int], float]:
-    """Median seconds per hop of chains that alternate between two devices, the chains interleaved."""
+def _time_routes(
+    runtime: Runtime, grouping: Grouping, routes: list[tuple[int, int]], deadline: float
+) -> dict[tuple[int, int], tuple[float, float, int]]:
+    """Median seconds per hop, and of a segment, of chains that alternate between two devices, interleaved; and of how many."""
     groups = len(grouping.groups)
     segmenter = Segmenter(grouping, Costs.free(len(grouping.groups), runtime.cluster))
     samples: dict[tuple[int, int], list[float]] = {route: [] for route in routes}
     with contextlib.ExitStack() as stack:
         plans = {route: segmenter.plan([route[g % 2] for g in range(groups)], merge=False) for route in routes}
         executors = {route: stack.enter_context(runtime.executor(plan)) for route, plan in plans.items()}
-        for turn in range(_PASSES + 2):
+        deadline = max(deadline, time.perf_counter() + TRIFLE_S)
+        for turn in range(_PASSES + _WARMUP):
             for route, executor in executors.items():
                 seconds = executor.time()
-                if turn >= 2:
-                    samples[route].append(seconds)
-    return {route: float(np.median(values)) / _HOPS for route, values in samples.items()}
+                samples[route].append(seconds)
+            if time.perf_counter() >= deadline:
+                break
+            if turn < _WARMUP:
+                for taken in samples.values():
+                    taken.clear()
+        inside = {route: float(executor.segment_seconds().sum()) for route, executor in executors.items()}
+    return {route: (float(np.median(values)) / _HOPS, inside[route] / _HOPS, len(values)) for route, values in samples.items()}

@@ -1,8 +1,14 @@
 from __future__ import annotations
 
+import contextlib
 import errno
+import json
 import logging
+import os
+import socket
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -37,7 +43,7 @@ def test_a_later_value_replaces_an_earlier_one_and_nothing_else_is_left_behind(c
     assert len(entries(cache)) == 1
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b"\xff\xfe", b"[]", b"null", b'{"version": 1}', b"[" * 100_000])
+@pytest.mark.parametrize("damage", [b"", b"{", b"\xff\xfe", b"[]", b"null", b'{"version": 9}', b"[" * 100_000])
 def test_a_damaged_entry_is_absent_with_a_warning_and_can_be_rewritten(
     cache: Cache, caplog: pytest.LogCaptureFixture, damage: bytes
 ) -> None:
@@ -67,7 +73,23 @@ def test_a_value_that_the_caller_calls_invalid_is_damage(cache: Cache, caplog: p
     assert "is damaged" in caplog.text
 
 
-@pytest.mark.parametrize("value", [None, 1, {}, [1.0], [1, 2, 3], [1, True], [1, "2"], [1, -1e-9], [1, float("inf")]])
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        1,
+        {},
+        [1.0],
+        [1, 2, 3],
+        [1, True],
+        [1, "2"],
+        [1, -1e-9],
+        [1, float("inf")],
+        [1, float("nan")],
+        [1, 1e7],
+        [1, 10**400],
+    ],
+)
 def test_times_are_so_many_finite_numbers_that_are_not_negative(value: object) -> None:
     assert are_times([0, 2.5], 2)
     assert not are_times(value, 2)
@@ -129,6 +151,112 @@ def test_writers_and_readers_at_once_never_see_half_an_entry(cache: Cache, caplo
         thread.join()
     assert all(value is not None and len(set(value)) == 1 for value in seen)
     assert not caplog.records
+
+
+def test_entries_of_an_earlier_format_are_not_looked_at(cache: Cache, caplog: pytest.LogCaptureFixture) -> None:
+    cache.put(KEY, 1)
+    (entry,) = entries(cache)
+    assert json.loads(entry.read_text())["version"] == 3
+    entry.write_text(entry.read_text().replace('"version": 3', '"version": 2'))
+    assert cache.get(KEY) is None
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("days", [-40.0, -31.0, 31.0])
+def test_entries_that_are_too_old_or_from_the_future_are_absent(
+    cache: Cache, caplog: pytest.LogCaptureFixture, days: float
+) -> None:
+    cache.put(KEY, 1)
+    (entry,) = entries(cache)
+    data = json.loads(entry.read_text())
+    data["written"] += days * 86400
+    entry.write_text(json.dumps(data))
+    assert cache.get(KEY) is None
+    assert Cache(cache.folder, days=100).get(KEY) == 1
+    assert not caplog.records
+    cache.put(KEY, 2)
+    assert cache.get(KEY) == 2
+
+
+@pytest.mark.parametrize("written", [None, "yesterday", -1.0, True, 10**400])
+def test_an_entry_that_does_not_say_how_old_it_is_is_damaged(
+    cache: Cache, caplog: pytest.LogCaptureFixture, written: object
+) -> None:
+    cache.put(KEY, 1)
+    (entry,) = entries(cache)
+    entry.write_text(json.dumps(json.loads(entry.read_text()) | {"written": written}))
+    assert cache.get(KEY) is None
+    assert "is damaged" in caplog.text
+
+
+@pytest.mark.parametrize("load", ["much", -1.0, 10**400])
+def test_an_entry_with_an_impossible_load_is_damaged(cache: Cache, caplog: pytest.LogCaptureFixture, load: object) -> None:
+    cache.put(KEY, 1)
+    (entry,) = entries(cache)
+    entry.write_text(json.dumps(json.loads(entry.read_text()) | {"load": load}))
+    assert cache.get(KEY) is None
+    assert "is damaged" in caplog.text
+
+
+def test_age_and_load_are_stored_beside_the_value(cache: Cache) -> None:
+    before = time.time()
+    cache.put(KEY, [1.5], load=0.25)
+    kept = Cache(cache.folder).find(KEY)
+    assert kept is not None
+    assert (kept.value, kept.load) == ([1.5], 0.25)
+    assert before <= kept.written <= time.time()
+
+
+def _fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def _loop(path: Path) -> None:
+    path.symlink_to(path)
+
+
+def _dangling(path: Path) -> None:
+    path.symlink_to(path.with_name("nowhere"))
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as bound, contextlib.chdir(path.parent):
+        bound.bind(path.name)
+
+
+@pytest.mark.parametrize("make", [_fifo, _device, _loop, _dangling, _socket, Path.mkdir])
+def test_what_is_not_a_regular_file_is_not_read_and_replaced_unless_it_is_a_folder(
+    cache: Cache, caplog: pytest.LogCaptureFixture, make: Callable[[Path], None]
+) -> None:
+    cache.put(KEY, 1)
+    (entry,) = entries(cache)
+    entry.unlink()
+    make(entry)
+    assert cache.get(KEY) is None
+    assert "not a file that can be read; it is measured again" in caplog.text
+    cache.put(KEY, 2)
+    assert cache.get(KEY) == (None if make is Path.mkdir else 2)
+    cache.put({}, 3)
+    assert cache.get({}) == 3, "other entries are not concerned"
+    assert not (entry.parent / "nowhere").exists()
+
+
+def test_writing_deletes_what_is_too_old_and_nothing_else(cache: Cache) -> None:
+    for number in range(4):
+        cache.put(KEY | {"threads": number}, 1)
+    (cache.folder / "notes.txt").write_text("mine")
+    files = entries(cache)
+    for path in (*files[:2], cache.folder / "notes.txt"):
+        os.utime(path, (0, time.time() - 31 * 86400))
+    Cache(cache.folder).put(KEY | {"threads": 9}, 1)
+    left = [path.name for path in entries(cache)]
+    assert "notes.txt" in left
+    assert len(left) == 4
+    assert not {path.name for path in files[:2]} & set(left)
 
 
 def test_clearing_deletes_entries_and_only_those(cache: Cache) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from placeit.errors import DeviceError, ExecutionError, InfeasibleError
 from placeit.profiler import costs
 from placeit.profiler.cache import Cache
 from placeit.profiler.costs import profile, supported
+from placeit.profiler.load import MachineLoad
 from placeit.runtime.runtime import Runtime
 from placeit.runtime.segments import Segmenter
 
@@ -41,7 +45,7 @@ class _Core:
 
 def answering(monkeypatch: pytest.MonkeyPatch, **lacking: set[str]) -> _Core:
     fake = _Core(lacking)
-    monkeypatch.setattr("placeit.runtime.devices.openvino.core", lambda: fake)
+    monkeypatch.setattr("placeit.runtime.devices.openvino.openvino_core", lambda: fake)
     return fake
 
 
@@ -108,6 +112,80 @@ def test_a_group_that_a_device_lacks_costs_infinitely_much_there_and_the_others_
         again = profile(MODEL, COARSE, cluster, runtime, budget=0.1, cache=Cache(tmp_path))
     np.testing.assert_array_equal(first.core, again.core)
     np.testing.assert_array_equal(first.dispatch, again.dispatch)
+
+
+def changed(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change what the cache holds for groups."""
+    for path in folder.iterdir():
+        entry = json.loads(path.read_text())
+        if entry["key"]["what"] == "group costs":
+            change(entry["value"])
+            path.write_text(json.dumps(entry))
+
+
+@pytest.mark.parametrize(
+    ("whole", "budget", "holds"),
+    [([1e-9, 10.0], 1e3, True), ([1e-9, 2e-9], 1.0, False), ([100.0, 101.0], 1e4, False), ([100.0, 101.0], 1.0, True)],
+    ids=["within", "slower now", "faster now", "no time to look"],
+)
+def test_costs_that_the_whole_model_contradicts_are_measured_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, whole: list[float], budget: float, *, holds: bool
+) -> None:
+    cluster = on_one_core("a", "b")
+    with Runtime(MODEL, COARSE, cluster) as runtime:
+        first = profile(MODEL, COARSE, cluster, runtime, budget=0.1, cache=Cache(tmp_path))
+        changed(tmp_path, lambda value: value["whole"].__setitem__(1, whole))
+        unchecked = profile(MODEL, COARSE, cluster, runtime, budget=budget, cache=Cache(tmp_path))
+        assert unchecked.profiled is not None
+        assert unchecked.profiled.cached
+        assert not caplog.records
+        # the other device's interval is too narrow to rely on while the machine is busy
+        changed(tmp_path, lambda value: value["whole"].__setitem__(0, [1e-9, 10.0] if budget > 1 else [1e-9, 0.05]))
+        again = profile(MODEL, COARSE, cluster, runtime, budget=budget, cache=Cache(tmp_path), check=True)
+    assert again.profiled is not None
+    assert again.profiled.cached == holds
+    assert ("do not hold any more: on b the model takes" in caplog.text) != holds
+    assert first.profiled is not None
+    assert (again.profiled.at == first.profiled.at) == holds
+    assert not first.profiled.cached
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda value: value["core"][0].__setitem__(0, 10**400),
+        lambda value: value["core"][0].__setitem__(0, -1e-9),
+        lambda value: value["core"][0].__setitem__(0, 1e8),
+        lambda value: value["core"][0].__setitem__(0, None),
+        lambda value: value["load"][0].__setitem__(0, -(10**400)),
+        lambda value: value["latency"][0].__setitem__(0, "1"),
+        lambda value: value["whole"].__setitem__(0, None),
+        lambda value: value["whole"].__setitem__(0, [2.0, 1.0]),
+        lambda value: value["whole"].__setitem__(0, [0.0, 10**400]),
+        lambda value: value.pop("whole"),
+    ],
+)
+def test_impossible_costs_in_the_cache_are_measured_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[dict[str, Any]], object]
+) -> None:
+    cluster = on_one_core("a")
+    with Runtime(MODEL, COARSE, cluster) as runtime:
+        profile(MODEL, COARSE, cluster, runtime, budget=0.01, cache=Cache(tmp_path))
+        changed(tmp_path, damage)
+        again = profile(MODEL, COARSE, cluster, runtime, budget=0.01, cache=Cache(tmp_path))
+    assert "is damaged; it is measured again" in caplog.text
+    assert again.profiled is not None
+    assert not again.profiled.cached
+    assert np.isfinite(again.core).all()
+
+
+def test_the_load_of_the_machine_leaves_out_our_own_work() -> None:
+    load = MachineLoad()
+    until = time.perf_counter() + 0.05
+    while time.perf_counter() < until:
+        pass
+    cores = load.cores()
+    assert cores is None or cores >= 0
 
 
 def test_profiling_that_fails_leaves_no_thread_behind(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,10 +43,10 @@ def test_links_of_a_gpu_are_measured_with_what_runs_on_all_devices(
 ) -> None:
     asked: list[Cluster] = []
 
-    def measured(cluster: Cluster, precision: str, chain: Any) -> Any:
+    def measured(cluster: Cluster, precision: str, chain: Any, deadline: float) -> Any:
         asked.append(cluster)
         assert len(chain(4, 3).graph) == 5
-        return {"dispatch": [1e-6, 1e-6], "links": [[0, 1, None, 0.0], [1, 0, None, 0.0]]}
+        return {"dispatch": [1e-6, 1e-6], "empty": [1e-7, 1e-7], "links": [[0, 1, None, 0.0], [1, 0, None, 0.0]]}, 11
 
     monkeypatch.setattr(links, "_measure", measured)
     probe(Cluster((Device("cuda:0", "cuda", "cuda:0", driver="NVIDIA 1"), beside)))
@@ -74,13 +74,15 @@ class _Measuring:
     def __init__(self) -> None:
         self.times = 0
 
-    def __call__(self, cluster: Cluster, precision: str, chain: object) -> dict[str, Any]:
+    def __call__(self, cluster: Cluster, precision: str, chain: object, deadline: float) -> tuple[dict[str, Any], int]:
         self.times += 1
         number = {name: i for i, name in enumerate(cluster.names)}
-        return {
+        found = {
             "dispatch": [self.times * 1e-6] * len(cluster),
+            "empty": [self.times * 1e-7] * len(cluster),
             "links": [[number[a], number[b], None if number[a] else 1e9, 1e-6 * number[b]] for a, b in cluster.missing_links()],
         }
+        return found, 11
 
 
 @pytest.fixture

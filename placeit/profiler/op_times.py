@@ -1,0 +1,141 @@
+"""What the ops of a plan take inside its segments, by the counters of the runtime, as a table."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.backends.base import Model
+from placeit.backends.coarsen import Grouping
+from placeit.cluster import Cluster, Device
+from placeit.runtime.devices.base import RuntimeDevice
+from placeit.runtime.devices.emulated import SlowedDevice
+from placeit.runtime.devices.kinds import device_kind
+from placeit.runtime.devices.openvino import OpenVinoDevice, OpenVinoProgram
+from placeit.runtime.runtime import Runtime
+from placeit.runtime.segments import Plan
+
+__all__ = ["COLUMNS", "OpTime", "csv_table", "op_times"]
+
+COLUMNS = ("row", "segment", "device", "name", "type", "ops", "kernel", "seconds")
+"""Heads of the table that :func:`csv_table` writes."""
+
+
+@dataclass(frozen=True)
+class OpTime:
+    """What an op takes, or a kernel that stands for no op, such as a layout conversion.
+
+    Attributes:
+        segment: number in the plan.
+        op: name; None for a kernel that stands for no op.
+        kind: of the op, or of the kernel.
+        kernel: name of the kernel that computes it; None if no kernel says so, because it was folded into others.
+        sharers: how many ops the kernel stands for.
+        seconds: mean of several runs, an equal part of the kernel's time for each op that it stands for; None if not counted.
+    """
+
+    segment: int
+    op: str | None
+    kind: str
+    kernel: str | None
+    sharers: int
+    seconds: float | None
+
+
+def op_times(
+    model: Model, grouping: Grouping, cluster: Cluster, plan: Plan, *, precision: str = "f32", passes: int = 10
+) -> list[OpTime]:
+    """Run a plan with OpenVINO's counters on, and say what each op took: in place, while the other devices work.
+
+    Counting slows kernels a little, so nothing else is timed meanwhile. Segments of other runtimes, which do not count, and all
+    segments where streams drive the devices, are left out.
+
+    Raises:
+        DeviceError: a segment cannot be compiled.
+        ExecutionError: a run failed.
+    """
+    if not any(device.kind == "openvino" for device in cluster.devices):
+        return []
+    counted: list[RuntimeDevice] = []
+    try:
+        for device in cluster.devices:
+            real = _counting(device, precision)
+            counted.append(SlowedDevice(real, device.slowdown) if device.emulated else real)
+        runtime = Runtime(model, grouping, cluster, precision=precision, devices=counted)
+    except BaseException:
+        for opened in counted:
+            opened.close()
+        raise
+    with runtime:
+        with runtime.executor(plan) as executor:
+            executor.set_inputs(model.sample_inputs())
+            for _ in range(passes):
+                executor.time()
+        running = [s for s, segment in enumerate(plan.segments) if not segment.free]
+        programs = runtime.compile([plan.segments[s] for s in running])
+        found: list[OpTime] = []
+        for s, program in zip(running, programs, strict=True):
+            if isinstance(program, OpenVinoProgram):
+                slowdown = cluster.devices[plan.segments[s].device].slowdown
+                found += _of_segment(s, program.compiled, runtime.ops(plan.segments[s]), grouping, slowdown)
+        return found
+
+
+def _counting(device: Device, precision: str) -> RuntimeDevice:
+    if device.kind != "openvino":
+        return device_kind(device).open(device, precision)
+    return OpenVinoDevice(device, precision=precision, properties={"PERF_COUNT": True})
+
+
+def _of_segment(segment: int, compiled: object, ops: Sequence[int], grouping: Grouping, slowdown: float) -> list[OpTime]:
+    graph = grouping.graph
+    kind = {graph.names[v]: graph.kinds[v] for v in ops}
+    of_ops: dict[str, OpTime] = {}
+    others: list[OpTime] = []
+    for kernel in compiled.get_runtime_model().get_ordered_ops():  # type: ignore[attr-defined]
+        info = kernel.get_rt_info()
+        spent, originals = info["execTimeMcs"].astype(str), info["originalLayersNames"].astype(str)
+        seconds = int(spent) * 1e-6 * slowdown if spent.isdigit() else None
+        mine = [name for name in originals.split(",") if name in kind]
+        for name in mine:
+            part = None if seconds is None else seconds / len(mine)
+            if name in of_ops:  # computed by several kernels
+                part = None if part is None and of_ops[name].seconds is None else (part or 0.0) + (of_ops[name].seconds or 0.0)
+            of_ops[name] = OpTime(segment, name, kind[name], kernel.get_friendly_name(), len(mine), part)
+        if not mine and seconds is not None and info["layerType"].astype(str) not in ("Input", "Output", "Const"):
+            others.append(OpTime(segment, None, info["layerType"].astype(str), kernel.get_friendly_name(), 0, seconds))
+    return [of_ops.get(name, OpTime(segment, name, kind[name], None, 0, None)) for name in kind] + others
+
+
+def csv_table(plan: Plan, grouping: Grouping, seconds: NDArray[np.float64], ops: Sequence[OpTime]) -> str:
+    """Return segments and their ops as CSV with the heads :data:`COLUMNS`.
+
+    A row is of a ``segment``, of an ``op`` in it, or of a ``kernel`` that stands for no op. ``ops`` is how many ops the segment
+    has, or the kernel that computes the op stands for. What was not measured is empty.
+
+    Args:
+        plan: the segments.
+        grouping: ops and groups.
+        seconds: median of each segment, ``float64[S]``; 0 of one that runs nothing.
+        ops: from :func:`op_times`.
+    """
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(COLUMNS)
+    names, graph = plan.problem.device_names, grouping.graph
+    for s, segment in enumerate(plan.segments):
+        members = np.flatnonzero(np.isin(grouping.group_of, segment.groups))
+        device, took = names[segment.device], "" if segment.free else repr(float(seconds[s]))
+        table.writerow(("segment", s, device, graph.names[members[0]], "", len(members), "", took))
+        for one in ops:
+            if one.segment == s:
+                spent = "" if one.seconds is None else repr(one.seconds)
+                row = "kernel" if one.op is None else "op"
+                name = one.kernel if one.op is None else one.op
+                table.writerow((row, s, device, name, one.kind, one.sharers or "", one.kernel or "", spent))
+    return text.getvalue()

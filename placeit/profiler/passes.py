@@ -1,0 +1,136 @@
+"""Runs a plan pass after pass, and keeps what its segments and the hand-overs between them took."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.backends.coarsen import Grouping
+from placeit.runtime.executor import PlanExecutor
+from placeit.runtime.measure import median_interval
+
+__all__ = ["Passes"]
+
+
+class Passes:
+    """A plan of one segment per group, or of one segment for all, timed in place.
+
+    In place means: with the cache contents that the segments before it leave.
+
+    Args:
+        executor: of the plan, with inputs in place.
+        grouping: what the plan is about.
+    """
+
+    def __init__(self, executor: PlanExecutor, grouping: Grouping) -> None:
+        self._executor, self._grouping = executor, grouping
+        self._segment = np.zeros(len(grouping.groups), np.intp)
+        for s, segment in enumerate(executor.plan.segments):
+            self._segment[list(segment.groups)] = s
+        self._whole: list[float] = []
+        self._alone: list[NDArray[np.float64]] = []
+        self._loaded: list[NDArray[np.float64]] = []
+        self._gaps: dict[tuple[int, int], list[float]] = {}
+
+    def run(self) -> None:
+        """Run once by itself."""
+        self._whole.append(self._executor.time())
+        begin, end = self._last()
+        self._alone.append(end - begin)
+        for route, gap in self._handovers(begin, end).items():
+            self._gaps.setdefault(route, []).append(gap)
+
+    def run_beside(self, others: Sequence[Passes], phase: float) -> None:
+        """Run once while others, on other devices, run over and over.
+
+        Args:
+            others: what runs beside it.
+            phase: how far into a pass of theirs it begins, in [0, 1): so that not everybody is at the same op, with the same
+                weights, at the same time.
+        """
+        over = threading.Event()
+        with ThreadPoolExecutor(len(others), "placeit load") as threads:
+            try:
+                running = [threads.submit(other._keep_running, over) for other in others]
+                time.sleep(phase * max(float(other.seconds.sum()) for other in others))
+                self._executor.time()
+            finally:
+                over.set()
+        for other in running:
+            other.result()
+        begin, end = self._last()
+        self._loaded.append(end - begin)
+
+    def _keep_running(self, over: threading.Event) -> None:
+        while not over.is_set():
+            self._executor.time()
+
+    def forget(self) -> None:
+        """Drop what was measured so far: it was for warming up."""
+        self._whole.clear()
+        self._alone.clear()
+        self._loaded.clear()
+        self._gaps.clear()
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % confidence interval of the median seconds of a run by itself; from the least to the most of fewer than six."""
+        low, high = median_interval(self._whole)
+        return (low, high) if math.isfinite(high) else (min(self._whole), max(self._whole))
+
+    @property
+    def seconds(self) -> NDArray[np.float64]:
+        """``float64[G]``, median seconds of each group's segment in runs by themselves; zero if it runs nothing."""
+        return np.median(self._alone, axis=0)[self._segment]
+
+    @property
+    def loaded(self) -> NDArray[np.float64]:
+        """``float64[G]``, the same for runs beside others."""
+        return np.median(self._loaded, axis=0)[self._segment]
+
+    @property
+    def handovers(self) -> Mapping[tuple[int, int], float]:
+        """Median over passes of the mean seconds from when a segment could start until it did.
+
+        By the device of what ended last before it (what it waited for, or what kept its device), and its own. Where a tensor
+        moved, its seconds on the link by the plan are left out.
+        """
+        return {route: float(np.median(gaps)) for route, gaps in self._gaps.items()}
+
+    def _last(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return ``float64[S]`` twice, when each segment began and ended in the last run; zero if it runs nothing."""
+        graph, group_of = self._grouping.graph, self._grouping.group_of
+        times = np.zeros((len(self._executor.plan.segments), 2))
+        for span in self._executor.spans():
+            if span.category == "compute":
+                times[self._segment[group_of[graph.index[span.args["ops"][0]]]]] = span.start, span.finish
+        return times[:, 0], times[:, 1]
+
+    def _handovers(self, begin: NDArray[np.float64], end: NDArray[np.float64]) -> dict[tuple[int, int], float]:
+        plan = self._executor.plan
+        problem, place = plan.problem, plan.placement
+        gaps: dict[tuple[int, int], list[float]] = {}
+        freed: dict[int, float] = {}  # when what ran before on a device ended
+        before: list[list[tuple[int, float]]] = [[] for _ in plan.segments]
+        for (u, v), nbytes in zip(problem.edges.tolist(), problem.edge_bytes.tolist(), strict=True):
+            before[v].append((u, nbytes))
+        for s in np.argsort(begin, kind="stable").tolist():
+            if end[s] == 0:
+                continue
+            d = int(place[s])
+            could = [(freed[d], d)] if d in freed else []
+            for u, nbytes in before[s]:
+                src = int(place[u])
+                if end[u] > 0:
+                    could.append((end[u] + (0.0 if src == d else nbytes / problem.bandwidth[src, d]), src))
+            if could:
+                last, src = max(could)
+                gaps.setdefault((src, d), []).append(max(0.0, float(begin[s]) - last))
+            freed[d] = float(end[s])
+        return {route: float(np.mean(seconds)) for route, seconds in gaps.items()}
