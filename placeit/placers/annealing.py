@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.placers.base import CostFunction, Incumbent, option
+from placeit.placers.base import CostFunction, Incumbent, is_over, option
 from placeit.placers.local_search import LocalSearch, starts
 from placeit.problem import Problem
 from placeit.runtime._kernel import Records, Tables, jit, make_workspace, makespan_kernel
@@ -20,7 +20,7 @@ __all__ = ["Annealing"]
 _CRITICAL = 0.5
 _FOLLOW = 0.4
 _HOT, _COLD = 0.5, 0.0005
-_SLICE = 5000
+_SLICE, _SIZE = 5000, 256  # steps between two looks at the clock, in graphs of so many ops and edges; fewer in larger ones
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,14 @@ class Annealing:
     50 ops. With any other cost function it is that of ``local-search``, which asks in batches.
     """
 
-    evaluations: int = option(25_000, "placements to value, if the caller sets no other limit")
-    restarts: int = option(1, "searches that share the evaluations, each from the same start; the best counts")
+    evaluations: int = option(25_000, "placements to value, if the caller sets no other limit", least=0, most=10**12)
+    restarts: int = option(
+        1, "searches that share the evaluations, each from the same start; the best counts", least=1, most=10**6
+    )
 
-    def place(self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None) -> NDArray[np.int32]:
+    def place(
+        self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
+    ) -> NDArray[np.int32]:
         """Return the best placement that was valued; HEFT's if none may be.
 
         Raises:
@@ -46,8 +50,8 @@ class Annealing:
         budget = self.evaluations if evaluations is None else evaluations
         simulated = cost.kernel_arguments if isinstance(cost, SimulatedCost) else None
         if simulated is None:
-            return LocalSearch(evaluations=budget).place(problem, cost, seed=seed, evaluations=budget)
-        found = Incumbent(cost, budget)
+            return LocalSearch(evaluations=budget).place(problem, cost, seed=seed, evaluations=budget, deadline=deadline)
+        found = Incumbent(cost, budget, deadline)
         found.offer(starts(problem))
         choices = problem.feasible.sum(axis=1).astype(np.int32)
         movable = np.flatnonzero(choices > 1).astype(np.int32)
@@ -60,11 +64,16 @@ class Annealing:
             return found.placement
         ends: list[tuple[float, NDArray[np.int32]]] = []
         seeds = np.random.default_rng(seed).integers(2**63, size=max(1, self.restarts)).astype(np.uint64)
+        several = max(1, _SLICE * _SIZE // max(_SIZE, len(problem) + len(problem.edges)))
         for i in range(len(seeds)):
+            if ends and is_over(deadline):
+                break
             place, best, seconds = found.placement.copy(), found.placement.copy(), np.full(2, np.inf)
             state = seeds[i : i + 1]
-            for first in range(0, steps, _SLICE):  # between slices Ctrl-C is heard
-                part = (scale, first, min(first + _SLICE, steps), steps)
+            for first in range(0, steps, several):  # between slices Ctrl-C is heard
+                if first > 0 and is_over(deadline):
+                    break
+                part = (scale, first, min(first + several, steps), steps)
                 _anneal(*simulated, options, choices, movable, place, best, seconds, state, *part)
             ends.append((float(seconds[1]), best))
         return min(ends, key=lambda end: end[0])[1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
 from dataclasses import field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -11,7 +13,9 @@ from numpy.typing import NDArray
 
 from placeit.problem import Problem
 
-__all__ = ["CostFunction", "Incumbent", "Placer", "best", "option"]
+__all__ = ["CostFunction", "Incumbent", "Placer", "best", "is_over", "option"]
+
+_AT_ONCE = 1024  # placements that are valued between two looks at the clock
 
 CostFunction: TypeAlias = Callable[[NDArray[np.int32]], NDArray[np.float64]]
 """``cost(placements: int32[B, V]) -> float64[B]``, seconds. A simulator and a measured executor look the same."""
@@ -21,7 +25,9 @@ CostFunction: TypeAlias = Callable[[NDArray[np.int32]], NDArray[np.float64]]
 class Placer(Protocol):
     """Finds a placement for a problem. A placer is a frozen dataclass whose fields are its options."""
 
-    def place(self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None) -> NDArray[np.int32]:
+    def place(
+        self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
+    ) -> NDArray[np.int32]:
         """Return ``int32[V]``, a feasible placement.
 
         Args:
@@ -29,6 +35,8 @@ class Placer(Protocol):
             cost: values placements, in bulk; a heuristic that needs no cost function ignores it.
             seed: the same seed gives the same placement, in any process.
             evaluations: most placements that ``cost`` may be asked about, zero included; None for the placer's own default.
+            deadline: when to answer with the best placement so far, by ``time.perf_counter()``; None for no limit. One that has
+                passed leaves time for a first placement.
 
         Raises:
             InfeasibleError: no placement that fits the devices and their memory was found.
@@ -36,14 +44,16 @@ class Placer(Protocol):
         ...
 
 
-def option(default: Any, help: str) -> Any:  # noqa: A002
+def option(default: Any, help: str, *, least: float = -math.inf, most: float = math.inf) -> Any:  # noqa: A002
     """Declare a field of a placer with the text that the command line shows for it.
 
     Args:
         default: a bool, int, float or string.
         help: one line: what it does, and its unit.
+        least: least value of a number.
+        most: greatest value: what is larger takes more memory or time than any machine has.
     """
-    return field(default=default, metadata={"help": help})
+    return field(default=default, metadata={"help": help, "range": (least, most)})
 
 
 class Incumbent:
@@ -52,6 +62,7 @@ class Incumbent:
     Args:
         cost: values placements.
         evaluations: how many placements it may be asked about; None for any number.
+        deadline: of the search, by ``time.perf_counter()``; None for none.
 
     Attributes:
         placement: ``int32[V]``, of least cost, the first of equals; the first one offered while nothing may be valued.
@@ -61,11 +72,16 @@ class Incumbent:
 
     placement: NDArray[np.int32]
 
-    def __init__(self, cost: CostFunction, evaluations: int | None) -> None:
-        self._cost = cost
+    def __init__(self, cost: CostFunction, evaluations: int | None, deadline: float | None = None) -> None:
+        self._cost, self._deadline = cost, deadline
         self._empty = True
         self.cost = float("inf")
         self.left: float = float("inf") if evaluations is None else evaluations
+
+    @property
+    def over(self) -> bool:
+        """Whether to end the search: nothing more may be valued, or the deadline has passed."""
+        return self.left <= 0 or is_over(self._deadline)
 
     def offer(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
         """Value the first of ``int32[B, V]`` placements, as many as may be; returns the costs of those."""
@@ -82,14 +98,25 @@ class Incumbent:
         return costs
 
 
-def best(cost: CostFunction, candidates: NDArray[np.int32], evaluations: int | None) -> NDArray[np.int32]:
+def best(
+    cost: CostFunction, candidates: NDArray[np.int32], evaluations: int | None, deadline: float | None = None
+) -> NDArray[np.int32]:
     """Return the candidate of least cost, the first of equals.
 
     Args:
         cost: values placements.
         candidates: ``int32[B, V]``, at least one, the most promising first.
         evaluations: how many of them may be valued; if not even one, the first is the answer.
+        deadline: when to stop valuing, by ``time.perf_counter()``; None for never.
     """
-    incumbent = Incumbent(cost, 0 if len(candidates) == 1 else evaluations)  # one alone is the best of one
-    incumbent.offer(candidates)
+    incumbent = Incumbent(cost, 0 if len(candidates) == 1 else evaluations, deadline)  # one alone is the best of one
+    for first in range(0, len(candidates), _AT_ONCE):
+        incumbent.offer(candidates[first : first + _AT_ONCE])
+        if incumbent.over:
+            break
     return incumbent.placement
+
+
+def is_over(deadline: float | None) -> bool:
+    """Whether a deadline has passed; None never does."""
+    return deadline is not None and time.perf_counter() >= deadline

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,18 +32,28 @@ class CpSat:
     ``pip install placeit[exact]``.
     """
 
-    effort: float = option(1.0, "work that the solver may do, in its own deterministic unit, some seconds each")
+    effort: float = option(
+        1.0, "work that the solver may do, in its own deterministic unit, some seconds each", least=0, most=10**6
+    )
 
-    def place(self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None) -> NDArray[np.int32]:  # noqa: ARG002
+    def place(
+        self,
+        problem: Problem,
+        cost: CostFunction,  # noqa: ARG002
+        *,
+        seed: int,
+        evaluations: int | None,  # noqa: ARG002
+        deadline: float | None = None,
+    ) -> NDArray[np.int32]:
         """Return the placement of :meth:`plan`; the cost function is not used.
 
         Raises:
             UsageError: OR-tools is not installed.
             InfeasibleError: the weights fit in no way that was found.
         """
-        return self.plan(problem, seed=seed)[0].placement
+        return self.plan(problem, seed=seed, deadline=deadline)[0].placement
 
-    def plan(self, problem: Problem, *, seed: int = 0) -> tuple[Plan, float]:
+    def plan(self, problem: Problem, *, seed: int = 0, deadline: float | None = None) -> tuple[Plan, float]:
         """Return the best plan found, never worse than HEFT's, and a lower bound of the makespan of all plans, in seconds.
 
         The solver counts in millionths of HEFT's makespan and rounds down, so a plan that is proven optimal may lie above
@@ -67,6 +78,9 @@ class CpSat:
         solver.parameters.num_workers = 1  # several would race, and the answer would depend on who wins
         solver.parameters.random_seed = seed % 2**31
         solver.parameters.max_deterministic_time = self.effort
+        solver.parameters.catch_sigint_signal = False  # it would take Ctrl-C for a time limit, and all else would go on
+        if deadline is not None:
+            solver.parameters.max_time_in_seconds = max(0.0, deadline - time.perf_counter())
         found = solver.solve(model) in (cp_model.OPTIMAL, cp_model.FEASIBLE)
         bound = max(0.0, solver.best_objective_bound) * known.makespan / _TICKS
         if not found:

@@ -29,7 +29,15 @@ class Cpop:
     part, and the rest of the path goes where it finishes first. Mean costs are those of HEFT.
     """
 
-    def place(self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None) -> NDArray[np.int32]:  # noqa: ARG002
+    def place(
+        self,
+        problem: Problem,
+        cost: CostFunction,  # noqa: ARG002
+        *,
+        seed: int,  # noqa: ARG002
+        evaluations: int | None,  # noqa: ARG002
+        deadline: float | None = None,  # noqa: ARG002
+    ) -> NDArray[np.int32]:
         """Return the placement of :meth:`plan`; the cost function and the seed are not used."""
         return self.plan(problem).placement
 

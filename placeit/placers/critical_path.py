@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.placers.base import CostFunction, best, option
+from placeit.graph import unique_rows
+from placeit.placers.base import CostFunction, best, is_over, option
 from placeit.placers.feasibility import fits, repair
 from placeit.placers.list_scheduling import priority_order, upward_ranks
 from placeit.problem import Problem
@@ -25,9 +26,11 @@ class CriticalPath:
     lengths use HEFT's mean costs.
     """
 
-    runs: int = option(50, "randomised runs, of which the best counts")
+    runs: int = option(50, "randomised runs, of which the best counts", least=1, most=10**5)
 
-    def place(self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None) -> NDArray[np.int32]:
+    def place(
+        self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
+    ) -> NDArray[np.int32]:
         """Return the best of ``runs`` runs, or of as many as may be valued.
 
         Raises:
@@ -36,8 +39,10 @@ class CriticalPath:
         count = max(1, self.runs if evaluations is None else min(self.runs, evaluations))
         rng = np.random.default_rng(seed)
         ranks = upward_ranks(problem)
-        runs = np.unique([self._run(problem, ranks, rng) for _ in range(count)], axis=0)
-        return best(cost, runs, evaluations)
+        made = [self._run(problem, ranks, rng)]
+        while len(made) < count and not is_over(deadline):
+            made.append(self._run(problem, ranks, rng))
+        return best(cost, unique_rows(np.array(made))[0], evaluations, deadline)
 
     def _run(self, problem: Problem, ranks: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.int32]:
         order = priority_order(problem, ranks, rng.random(len(problem)))
@@ -45,12 +50,14 @@ class CriticalPath:
         inputs = (predecessors.ptr, predecessors.edge, problem.edges, problem.edge_bytes)
         costs = (problem.compute, problem.bandwidth, problem.latency, problem.cut)
         lots = rng.random((len(problem), problem.devices))
-        placement = _earliest_start(order, lots, *inputs, *costs)
+        placement = np.full(len(problem), -1, np.int32)
+        _earliest_start(placement, order, lots, *inputs, *costs)
         return placement if fits(problem, placement) else repair(problem, placement)
 
 
 @jit
 def _earliest_start(
+    placement: NDArray[np.int32],
     order: NDArray[np.int32],
     lots: NDArray[np.float64],
     ptr: NDArray[np.int32],
@@ -61,9 +68,8 @@ def _earliest_start(
     bandwidth: NDArray[np.float64],
     latency: NDArray[np.float64],
     cut: NDArray[np.float64],
-) -> NDArray[np.int32]:
+) -> None:
     ops, devices = compute.shape
-    placement = np.full(ops, -1, np.int32)
     finish = np.zeros(ops)
     free = np.zeros(devices)
     for v in order:
@@ -84,4 +90,3 @@ def _earliest_start(
         placement[v] = best
         finish[v] = best_start + compute[v, best]
         free[best] = finish[v]
-    return placement

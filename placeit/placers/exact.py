@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.errors import UsageError
-from placeit.placers.base import CostFunction, Incumbent, option
+from placeit.placers.base import CostFunction, Incumbent, is_over, option
 from placeit.placers.local_search import starts
 from placeit.problem import Problem
 from placeit.runtime._kernel import jit
@@ -17,6 +17,8 @@ from placeit.runtime.simulator import SimulatedCost
 __all__ = ["Exact"]
 
 _CHUNK = 4096
+_NO_TIME = "the time that it has"
+_AT_ONCE = 200_000  # partial placements between two looks at the clock
 
 
 @dataclass(frozen=True)
@@ -32,18 +34,27 @@ class Exact:
     placer ``cp-sat``).
     """
 
-    nodes: int = option(5_000_000, "partial placements to look at before giving up")
+    nodes: int = option(5_000_000, "partial placements to look at before giving up", least=0, most=10**15)
 
-    def place(self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None) -> NDArray[np.int32]:  # noqa: ARG002
+    def place(
+        self,
+        problem: Problem,
+        cost: CostFunction,
+        *,
+        seed: int,  # noqa: ARG002
+        evaluations: int | None,
+        deadline: float | None = None,
+    ) -> NDArray[np.int32]:
         """Return the optimal placement.
 
         Raises:
-            UsageError: no proof within the limits; a cost function without bounds is then not asked at all.
+            UsageError: no proof within the limits, or before the deadline; beyond the limits, a cost function without bounds is
+                not asked at all.
             InfeasibleError: the weights fit in no way that was found.
         """
-        found = Incumbent(cost, evaluations)
+        found = Incumbent(cost, evaluations)  # only all of them are an answer, so it has no deadline of its own
         bounded = isinstance(cost, SimulatedCost) and cost.kernel_arguments is not None
-        search = _Search(problem, bounded, self.nodes)
+        search = _Search(problem, bounded, self.nodes, deadline)
         if bounded:
             found.offer(starts(problem))
             chunk = 32  # small at first: the bound improves soon
@@ -59,6 +70,8 @@ class Exact:
             if len(every) * _CHUNK - (_CHUNK - len(leaves)) > found.left:
                 raise _too_large(problem, f"{evaluations} evaluations")
         for leaves in every:
+            if is_over(deadline):
+                raise _too_large(problem, _NO_TIME)
             found.offer(leaves)
         return found.placement
 
@@ -73,47 +86,54 @@ def _too_large(problem: Problem, limit: str) -> UsageError:
 class _Search:
     """The feasible placements of a problem, depth first, a chunk at a time."""
 
-    def __init__(self, problem: Problem, bounded: bool, nodes: int) -> None:
+    def __init__(self, problem: Problem, bounded: bool, nodes: int, deadline: float | None) -> None:
         self._problem = problem
         self._bounded = bounded
         self._alike = _alike(problem) if bounded else np.arange(problem.devices)
         self._least = _least_tail(problem)
         self._place = np.full(len(problem), -1, np.int32)
         self._finish = np.zeros(len(problem))
-        self._limit = nodes
-        self._depth_and_nodes = np.array([0, nodes], np.int64)
+        self._limit, self._left, self._deadline = nodes, nodes, deadline
+        self._depth_and_nodes = np.array([0, 0], np.int64)
 
     def next(self, bound: float, chunk: int) -> NDArray[np.int32]:
         """Return the next placements, ``int32[<= chunk, V]``, whose lower bound is below ``bound``; none if there are no more.
 
         Raises:
-            UsageError: too many partial placements.
+            UsageError: too many partial placements, or no time left.
         """
         problem = self._problem
         leaves = np.empty((chunk, len(problem)), np.int32)
-        count = _descend(
-            leaves,
-            self._depth_and_nodes,
-            self._place,
-            self._finish,
-            bound if self._bounded else np.inf,
-            self._least,
-            self._alike,
-            problem.order,
-            problem.predecessors.ptr,
-            problem.predecessors.edge,
-            problem.edges,
-            problem.edge_bytes,
-            problem.compute,
-            problem.bandwidth,
-            problem.latency,
-            problem.cut,
-            problem.param_bytes,
-            problem.memory,
-        )
-        if self._depth_and_nodes[1] <= 0:
-            raise _too_large(problem, f"{self._limit} partial placements")
-        return leaves[:count]
+        while True:
+            if is_over(self._deadline):
+                raise _too_large(problem, _NO_TIME)
+            allowed = min(self._left, _AT_ONCE)
+            self._depth_and_nodes[1] = allowed
+            count = _descend(
+                leaves,
+                self._depth_and_nodes,
+                self._place,
+                self._finish,
+                bound if self._bounded else np.inf,
+                self._least,
+                self._alike,
+                problem.order,
+                problem.predecessors.ptr,
+                problem.predecessors.edge,
+                problem.edges,
+                problem.edge_bytes,
+                problem.compute,
+                problem.bandwidth,
+                problem.latency,
+                problem.cut,
+                problem.param_bytes,
+                problem.memory,
+            )
+            self._left -= allowed - int(self._depth_and_nodes[1])
+            if self._left <= 0:
+                raise _too_large(problem, f"{self._limit} partial placements")
+            if count or self._depth_and_nodes[0] < 0:
+                return leaves[:count]
 
 
 def _least_tail(problem: Problem) -> NDArray[np.float64]:

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from placeit.errors import InfeasibleError
 from placeit.problem import Problem
+from placeit.units import about_bytes
 
 __all__ = ["fits", "pack", "random_placements", "repair"]
 
@@ -104,8 +105,19 @@ def pack(problem: Problem) -> NDArray[np.int32]:
             break
         else:
             depth, fresh = depth - 1, False
-    raise InfeasibleError(
-        f"No placement was found in which the weights fit: they take {size.sum():.4g} bytes in all, and the devices have "
-        + ", ".join(f"{name} {held:.4g}" for name, held in zip(problem.device_names, memory.tolist(), strict=True))
-        + ". Add a device or memory, or use a smaller model."
-    )
+    raise InfeasibleError(_too_little(problem))
+
+
+def _too_little(problem: Problem) -> str:
+    """Say why weights do not fit."""
+    size, memory = problem.param_bytes, problem.memory
+    held = ", ".join(f"{name} {about_bytes(room)}" for name, room in zip(problem.device_names, memory.tolist(), strict=True))
+    why = f"they take {about_bytes(float(size.sum()))} in all, and the devices may hold {held}"
+    alone = np.flatnonzero(~(problem.feasible & (size[:, None] <= memory)).any(axis=1))
+    if len(alone):
+        op = int(alone[size[alone].argmax()])
+        able = ", ".join(problem.device_names[d] for d in np.flatnonzero(problem.feasible[op]).tolist())
+        why += (
+            f"; those of '{problem.op_names[op]}' alone, {about_bytes(float(size[op]))}, fit on none that can run it ({able})"
+        )
+    return f"No placement was found in which the weights fit: {why}. Add a device or memory, or use a smaller model."

@@ -75,15 +75,17 @@ def mean_comm(problem: Problem) -> NDArray[np.float64]:
 def upward_ranks(problem: Problem) -> NDArray[np.float64]:
     """Rank of each op, seconds: mean length of the longest path from its start to an exit (Eq. 8 of HEFT)."""
     successors = problem.successors
-    return _upward(problem.order, successors.ptr, successors.edge, problem.edges, mean_compute(problem), mean_comm(problem))
+    rank, edges = np.empty(len(problem)), problem.edges
+    _upward(rank, problem.order, successors.ptr, successors.edge, edges, mean_compute(problem), mean_comm(problem))
+    return rank
 
 
 def downward_ranks(problem: Problem) -> NDArray[np.float64]:
     """Rank of each op, seconds: mean length of the longest path from an entry to its start (Eq. 10 of CPOP)."""
     predecessors = problem.predecessors
-    return _downward(
-        problem.order, predecessors.ptr, predecessors.edge, problem.edges, mean_compute(problem), mean_comm(problem)
-    )
+    rank, edges = np.empty(len(problem)), problem.edges
+    _downward(rank, problem.order, predecessors.ptr, predecessors.edge, edges, mean_compute(problem), mean_comm(problem))
+    return rank
 
 
 def priority_order(
@@ -102,7 +104,9 @@ def priority_order(
     by_priority = np.lexsort((ties, -priority)).astype(np.int32)
     waiting = np.bincount(problem.edges[:, 1], minlength=len(problem)).astype(np.int32)
     successors = problem.successors
-    return _ready_list(by_priority, waiting, successors.ptr, successors.edge, problem.edges)
+    order = np.empty(len(problem), np.int32)
+    _ready_list(order, by_priority, waiting, successors.ptr, successors.edge, problem.edges)
+    return order
 
 
 def list_schedule(problem: Problem, order: NDArray[np.int32], compute: NDArray[np.float64] | None = None) -> Plan:
@@ -145,7 +149,11 @@ def _schedule(
     problem: Problem, order: NDArray[np.int32], compute: NDArray[np.float64], memory: NDArray[np.float64]
 ) -> tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.float64], bool]:
     predecessors = problem.predecessors
-    return _insertion_schedule(
+    placement, start, finish = np.full(len(problem), -1, np.int32), np.zeros(len(problem)), np.zeros(len(problem))
+    fits = _insertion_schedule(
+        placement,
+        start,
+        finish,
         order,
         compute.copy(),  # writable: to numba a read-only array is another type, to be compiled for again
         predecessors.ptr,
@@ -158,18 +166,19 @@ def _schedule(
         problem.param_bytes,
         memory.copy(),
     )
+    return placement, start, finish, fits
 
 
 @jit
 def _upward(
+    rank: NDArray[np.float64],
     order: NDArray[np.int32],
     ptr: NDArray[np.int32],
     out_edges: NDArray[np.int32],
     edges: NDArray[np.int32],
     work: NDArray[np.float64],
     comm: NDArray[np.float64],
-) -> NDArray[np.float64]:
-    rank = np.zeros(len(order))
+) -> None:
     for i in range(len(order) - 1, -1, -1):
         v = order[i]
         longest = 0.0
@@ -177,35 +186,35 @@ def _upward(
             e = out_edges[k]
             longest = max(longest, comm[e] + rank[edges[e, 1]])
         rank[v] = work[v] + longest
-    return rank
 
 
 @jit
 def _downward(
+    rank: NDArray[np.float64],
     order: NDArray[np.int32],
     ptr: NDArray[np.int32],
     in_edges: NDArray[np.int32],
     edges: NDArray[np.int32],
     work: NDArray[np.float64],
     comm: NDArray[np.float64],
-) -> NDArray[np.float64]:
-    rank = np.zeros(len(order))
+) -> None:
+    rank[:] = 0.0
     for v in order:
         for k in range(ptr[v], ptr[v + 1]):
             e = in_edges[k]
             u = edges[e, 0]
             rank[v] = max(rank[v], rank[u] + work[u] + comm[e])
-    return rank
 
 
 @jit
 def _ready_list(
+    order: NDArray[np.int32],
     by_priority: NDArray[np.int32],
     waiting: NDArray[np.int32],
     ptr: NDArray[np.int32],
     out_edges: NDArray[np.int32],
     edges: NDArray[np.int32],
-) -> NDArray[np.int32]:
+) -> None:
     # a binary heap of places in by_priority: the smallest place is the highest priority
     ops = len(by_priority)
     place = np.empty(ops, np.int32)
@@ -213,7 +222,6 @@ def _ready_list(
         place[by_priority[i]] = i
     heap = np.empty(ops, np.int32)
     size = 0
-    order = np.empty(ops, np.int32)
     for v in by_priority:
         if waiting[v] == 0:
             heap[size] = place[v]  # appended in rising order, which is a heap
@@ -243,7 +251,6 @@ def _ready_list(
                     heap[hole] = heap[(hole - 1) // 2]
                     hole = (hole - 1) // 2
                 heap[hole] = place[w]
-    return order
 
 
 @jit
@@ -268,6 +275,9 @@ def _earliest_start(
 
 @jit
 def _insertion_schedule(
+    placement: NDArray[np.int32],
+    start: NDArray[np.float64],
+    finish: NDArray[np.float64],
     order: NDArray[np.int32],
     compute: NDArray[np.float64],
     ptr: NDArray[np.int32],
@@ -279,11 +289,8 @@ def _insertion_schedule(
     cut: NDArray[np.float64],
     param_bytes: NDArray[np.float64],
     memory: NDArray[np.float64],
-) -> tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.float64], bool]:
-    ops, devices = compute.shape
-    placement = np.full(ops, -1, np.int32)
-    start = np.zeros(ops)
-    finish = np.zeros(ops)
+) -> bool:
+    devices = compute.shape[1]
     # busy slots of each device, sorted; rows grow as needed, so that memory stays near the number of ops
     begin = np.empty((devices, 16))
     end = np.empty((devices, 16))
@@ -308,7 +315,7 @@ def _insertion_schedule(
             if at + duration < best_finish:
                 best, best_start, best_finish, best_slot = d, at, at + duration, slot
         if best < 0:
-            return placement, start, finish, False
+            return False
         placement[v], start[v], finish[v] = best, best_start, best_finish
         used[best] += param_bytes[v]
         if count[best] == begin.shape[1]:
@@ -322,4 +329,4 @@ def _insertion_schedule(
             begin[best, slot], end[best, slot] = begin[best, slot - 1], end[best, slot - 1]
         begin[best, best_slot], end[best, best_slot] = best_start, best_finish
         count[best] += 1
-    return placement, start, finish, True
+    return True

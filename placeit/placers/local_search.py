@@ -24,21 +24,23 @@ class LocalSearch:
     of each batch of neighbours the best is taken if it improves. Starts from the better of HEFT and the best single device.
     """
 
-    evaluations: int = option(20_000, "placements to value, if the caller sets no other limit")
-    batch: int = option(64, "neighbours that are valued in one call")
-    kick: float = option(0.05, "share of the ops that are moved at random to leave a local optimum")
+    evaluations: int = option(20_000, "placements to value, if the caller sets no other limit", least=0, most=10**12)
+    batch: int = option(64, "neighbours that are valued in one call", least=1, most=10**5)
+    kick: float = option(0.05, "share of the ops that are moved at random to leave a local optimum", least=0, most=1)
 
-    def place(self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None) -> NDArray[np.int32]:
+    def place(
+        self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
+    ) -> NDArray[np.int32]:
         """Return the best placement that was valued; HEFT's if none may be.
 
         Raises:
             InfeasibleError: the weights fit in no way that was found.
         """
-        found = Incumbent(cost, self.evaluations if evaluations is None else evaluations)
+        found = Incumbent(cost, self.evaluations if evaluations is None else evaluations, deadline)
         found.offer(starts(problem))
         current, now = found.placement, found.cost
         rng = np.random.default_rng(seed)
-        while found.left > 0:
+        while not found.over:
             better = False
             neighbours = None
             for neighbours in _neighbours(problem, current, rng, self.batch):
@@ -47,11 +49,11 @@ class LocalSearch:
                 better = bool(costs[at] < now)
                 if better:
                     current, now = neighbours[at], float(costs[at])
-                if better or found.left <= 0:
+                if better or found.over:
                     break
             if neighbours is None:
                 break  # no op can be moved alone
-            if not better and found.left > 0:
+            if not better and not found.over:
                 current = _kick(problem, found.placement, rng, max(2, round(self.kick * len(problem))))
                 now = float(found.offer(current[None])[0])
         return found.placement

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.graph import unique_rows
 from placeit.placers.base import CostFunction, best, option
 from placeit.placers.feasibility import repair
 from placeit.placers.list_scheduling import mean_compute
@@ -28,9 +29,11 @@ class Metis:
     among all ways if there are at most ``ways`` of them, else the heaviest part first, each where it computes fastest.
     """
 
-    ways: int = option(120, "most assignments of parts to devices that are valued")
+    ways: int = option(120, "most assignments of parts to devices that are valued", least=1, most=50_000)
 
-    def place(self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None) -> NDArray[np.int32]:
+    def place(
+        self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
+    ) -> NDArray[np.int32]:
         """Return the partition, repaired where an op cannot run in its place or memory is short.
 
         Raises:
@@ -43,7 +46,7 @@ class Metis:
         else:
             ways = [_greedy(problem, part)]
         candidates = [repair(problem, np.array(way, np.int32)[part]) for way in ways]
-        return best(cost, np.unique(candidates, axis=0), evaluations)
+        return best(cost, unique_rows(np.array(candidates))[0], evaluations, deadline)
 
 
 def _partition(problem: Problem, seed: int) -> NDArray[np.int64]:
@@ -62,8 +65,8 @@ def _partition(problem: Problem, seed: int) -> NDArray[np.int64]:
     share = np.sort(speed)[::-1][:parts]
     # both directions of an edge, parallel edges merged
     ends = np.sort(problem.edges, axis=1)
-    pairs, inverse = np.unique(ends, axis=0, return_inverse=True)
-    weight = _integers(np.bincount(inverse.reshape(-1), problem.edge_bytes, len(pairs)).astype(np.float64))
+    pairs, inverse = unique_rows(ends)
+    weight = _integers(np.bincount(inverse, problem.edge_bytes, len(pairs)).astype(np.float64))
     tails, heads = np.concatenate([pairs[:, 0], pairs[:, 1]]), np.concatenate([pairs[:, 1], pairs[:, 0]])
     by_tail = np.lexsort((heads, tails))
     xadj = np.concatenate([[0], np.cumsum(np.bincount(tails, minlength=len(problem)))])

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from placeit.errors import UsageError
 
-__all__ = ["entry_table", "load_entry", "parse_options"]
+__all__ = ["check_size", "entry_table", "load_entry", "parse_options"]
+
+
+def check_size(what: str, name: str, option: str, value: float, least: float, most: float) -> None:
+    """Check a number that somebody gave before anything is made of that size. Raises UsageError, which says what is allowed."""
+    if not least <= value <= most:
+        bounds = f"at most {most:,g}" if least == -math.inf else f"from {least:,g} to {most:,g}"
+        bounds = f"at least {least:,g}" if most == math.inf else bounds
+        given = str(value) if abs(value) < 10**15 else "a number far beyond that"
+        raise UsageError(f"The option '{option}' of the {what} '{name}' must be {bounds}; got {given}.")
 
 
 def entry_table(what: str, group: str, builtin: Mapping[str, str]) -> dict[str, EntryPoint]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.placers.base import CostFunction, Incumbent, option
+from placeit.placers.base import CostFunction, Incumbent, is_over, option
 from placeit.placers.feasibility import random_placements
 from placeit.problem import Problem
 from placeit.runtime._kernel import CONTENTION_FREE, FIFO, WEIGHTS_ONLY, Tables, jit, make_workspace, makespan_kernel
@@ -28,26 +28,28 @@ class RandomTaskEft:
     Differs from the paper, which leaves open what a step knows: gaps count, and effects on later ops do not.
     """
 
-    episodes: int = option(1, "searches from a random placement")
-    steps_per_op: float = option(2.0, "steps of an episode, per op")
+    episodes: int = option(1, "searches from a random placement", least=1, most=10**6)
+    steps_per_op: float = option(2.0, "steps of an episode, per op", least=0, most=1000)
 
-    def place(self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None) -> NDArray[np.int32]:
+    def place(
+        self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
+    ) -> NDArray[np.int32]:
         """Return the best placement met, by cost, among as many as may be valued.
 
         Raises:
             InfeasibleError: the weights fit in no way that was found.
         """
-        found = Incumbent(cost, evaluations)
+        found = Incumbent(cost, evaluations, deadline)
         rng = np.random.default_rng(seed)
         steps = round(self.steps_per_op * len(problem))
         for _ in range(self.episodes):
             placement = random_placements(problem, 1, rng)[0]
             path = [placement]
             for op in rng.integers(len(problem), size=steps).tolist():
-                if len(path) >= min(_CHUNK, found.left):
+                if len(path) >= min(_CHUNK, found.left) or is_over(deadline):
                     found.offer(np.stack(path))
                     path = []
-                    if found.left <= 0:
+                    if found.over:
                         return found.placement
                 placement = placement.copy()
                 placement[op] = earliest_finish_devices(problem, placement, np.array([op]))[0]
@@ -69,11 +71,13 @@ def earliest_finish_devices(problem: Problem, placement: NDArray[np.int32], ops:
     """
     from placeit.runtime.simulator import tables
 
-    return _earliest_finish(tables(problem), np.array(placement, np.int32), ops.astype(np.int64))
+    answer = np.empty(len(ops), np.int32)
+    _earliest_finish(answer, tables(problem), np.array(placement, np.int32), ops.astype(np.int64))
+    return answer
 
 
 @jit
-def _earliest_finish(tables: Tables, place: NDArray[np.int32], ops: NDArray[np.int64]) -> NDArray[np.int32]:
+def _earliest_finish(answer: NDArray[np.int32], tables: Tables, place: NDArray[np.int32], ops: NDArray[np.int64]) -> None:
     workspace = make_workspace(tables)
     makespan_kernel(tables, place, np.empty(0), CONTENTION_FREE, FIFO, 0.0, np.uint64(0), WEIGHTS_ONLY, workspace)
     node, op = workspace.node, tables.op
@@ -83,7 +87,6 @@ def _earliest_finish(tables: Tables, place: NDArray[np.int32], ops: NDArray[np.i
         start[u] = node[u].start
         free[place[u]] -= op[u].param_bytes
     by_start = np.argsort(start, kind="mergesort")
-    answer = np.empty(len(ops), np.int32)
     at, done = np.empty(devices), np.empty(devices, np.bool_)
     for k in range(len(ops)):
         v = ops[k]
@@ -115,4 +118,3 @@ def _earliest_finish(tables: Tables, place: NDArray[np.int32], ops: NDArray[np.i
             if (d == here or op[v].param_bytes <= free[d]) and at[d] + tables.compute[v, d] < least:
                 least = at[d] + tables.compute[v, d]
                 answer[k] = d
-    return answer

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
+import math
 import typing
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
@@ -11,9 +13,9 @@ from typing import Any
 
 from placeit.errors import UsageError
 from placeit.placers.base import Placer
-from placeit.placers.names import entry_table, load_entry, parse_options
+from placeit.placers.names import check_size, entry_table, load_entry, parse_options
 
-__all__ = ["GROUP", "PlacerOption", "get_placer", "parse_placer", "placer_names", "placer_options"]
+__all__ = ["GROUP", "PlacerOption", "get_placer", "parse_placer", "placer_names", "placer_options", "placer_summary"]
 
 GROUP = "placeit.placers"
 """The entry-point group in which a plug-in names its placers."""
@@ -46,12 +48,14 @@ class PlacerOption:
         type: ``bool``, ``int``, ``float`` or ``str``.
         default: value if it is not given.
         help: what it does.
+        range: least and greatest value of a number.
     """
 
     name: str
     type: type
     default: Any
     help: str
+    range: tuple[float, float] = (-math.inf, math.inf)
 
 
 def placer_names() -> tuple[str, ...]:
@@ -72,9 +76,24 @@ def placer_options(name: str) -> tuple[PlacerOption, ...]:
     cls = _load(name)
     hints = typing.get_type_hints(cls)
     return tuple(
-        PlacerOption(field.name, hints[field.name], field.default, field.metadata.get("help", ""))
+        PlacerOption(
+            field.name,
+            hints[field.name],
+            field.default,
+            field.metadata.get("help", ""),
+            field.metadata.get("range", (-math.inf, math.inf)),
+        )
         for field in dataclasses.fields(cls)
     )
+
+
+def placer_summary(name: str) -> str:
+    """Return what a placer is, in a line: the first one of its docstring.
+
+    Raises:
+        UsageError: there is no such placer, or its package cannot be imported.
+    """
+    return (inspect.getdoc(_load(name)) or "").partition("\n")[0]
 
 
 def get_placer(name: str, **options: Any) -> Placer:
@@ -85,7 +104,7 @@ def get_placer(name: str, **options: Any) -> Placer:
         **options: its options; what is left out keeps its default.
 
     Raises:
-        UsageError: there is no such placer, it has no such option, or the option has another type.
+        UsageError: there is no such placer, it has no such option, or the option has another type or is out of its range.
     """
     known = {option.name: option for option in placer_options(name)}
     for key, value in options.items():
@@ -97,6 +116,8 @@ def get_placer(name: str, **options: Any) -> Placer:
         accepted = (float, int) if wanted is float else wanted
         if not isinstance(value, accepted) or (isinstance(value, bool) and wanted is not bool):
             raise UsageError(f"The option '{key}' of the placer '{name}' is of type {wanted.__name__}; got {value!r}.")
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            check_size("placer", name, key, value, *known[key].range)
     placer: Placer = _load(name)(**options)
     return placer
 

@@ -18,7 +18,15 @@ __all__ = ["Single"]
 class Single:
     """All ops on one device, the best by cost: the baseline that every other placement has to beat."""
 
-    def place(self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None) -> NDArray[np.int32]:  # noqa: ARG002
+    def place(
+        self,
+        problem: Problem,
+        cost: CostFunction,
+        *,
+        seed: int,  # noqa: ARG002
+        evaluations: int | None,
+        deadline: float | None = None,
+    ) -> NDArray[np.int32]:
         """Return the best single device; if not all may be valued, those with the least compute are.
 
         Raises:
@@ -31,4 +39,4 @@ class Single:
                 f"{problem.param_bytes.sum():.4g} bytes of weights; place the graph on several devices."
             )
         devices = devices[np.argsort(problem.compute.sum(axis=0)[devices], kind="stable")]
-        return best(cost, np.repeat(devices[:, None], len(problem), axis=1), evaluations)
+        return best(cost, np.repeat(devices[:, None], len(problem), axis=1), evaluations, deadline)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from placeit.placers import placer_names
 from placeit.testing.placers import PlacerConformance
 
@@ -30,10 +32,12 @@ class TestGiph(PlacerConformance):
     placer = "giph"
 
 
+@pytest.mark.slow
 class TestGuided(PlacerConformance):
     placer = "guided:evaluations=200"
 
 
+@pytest.mark.slow
 class TestHdp(PlacerConformance):
     placer = "hdp:updates=10,hidden=16"
 
@@ -50,6 +54,7 @@ class TestMetis(PlacerConformance):
     placer = "metis"
 
 
+@pytest.mark.slow
 class TestPlaceto(PlacerConformance):
     placer = "placeto:updates=3,episodes=2"
 

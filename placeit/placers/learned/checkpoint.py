@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,17 +12,18 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
-from placeit.errors import FileError
+from placeit.errors import FileError, UsageError
 from placeit.files import replacing
 from placeit.placers.learned.agent import Agent
-from placeit.placers.learned.registry import agent_class
+from placeit.placers.learned.registry import agent_class, option_types
 
 __all__ = ["Checkpoint", "load_agent", "read_checkpoint", "read_tensors", "save_agent", "weights_of", "write_tensors"]
 
 _FORMAT = "placeit-agent"
+_LARGEST = 1 << 31
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +67,10 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         FileError: the file is missing, damaged, or no such file.
     """
     weights, meta = read_tensors(Path(path), _FORMAT)
-    return Checkpoint(meta["agent"], meta["version"], meta["config"], meta["about"], weights)
+    match meta:
+        case {"agent": str(agent), "version": int(version), "config": dict(config), "about": dict(about)}:
+            return Checkpoint(agent, version, config, about, weights)
+    raise FileError(f"{path} is damaged: what it says about its agent is not what placeit writes. Get or make it again.")
 
 
 def load_agent(path: str | Path, find: Callable[[str], type[Agent]] = agent_class) -> Agent:
@@ -87,11 +92,15 @@ def load_agent(path: str | Path, find: Callable[[str], type[Agent]] = agent_clas
             f"{path} holds version {checkpoint.version} of the agent '{checkpoint.agent}'; this placeit has version "
             f"{cls.version}. {again}"
         )
+    types = option_types(cls)
+    for name, value in checkpoint.config.items():
+        if name in types and not isinstance(value, (int, float) if types[name] is float else types[name]):
+            raise FileError(f"{path} has {json.dumps(value)[:80]} for the option '{name}', which is no {types[name].__name__}.")
     try:
         agent = cls(**checkpoint.config)
-    except TypeError as error:
+    except (TypeError, ValueError, RuntimeError, UsageError) as error:
         raise FileError(
-            f"{path} was written for other options of the agent '{checkpoint.agent}' than it has here: {error}. {again}"
+            f"{path} was written for other options of the agent '{checkpoint.agent}' than it has here: {error} {again}"
         ) from error
     expected = agent.network.state_dict()
     for name in sorted(expected.keys() | checkpoint.weights.keys()):
@@ -101,6 +110,8 @@ def load_agent(path: str | Path, find: Callable[[str], type[Agent]] = agent_clas
                 f"{path} does not fit the agent '{checkpoint.agent}': its weights '{name}' have shape {there} in the file "
                 f"and {here} here. {again}"
             )
+        if checkpoint.weights[name].dtype != expected[name].dtype or not torch.isfinite(checkpoint.weights[name]).all():
+            raise FileError(f"{path} is damaged: its weights '{name}' are not finite numbers of type {expected[name].dtype}.")
     agent.network.load_state_dict(dict(checkpoint.weights))
     agent.network.eval()
     return agent
@@ -115,8 +126,10 @@ def write_tensors(path: Path, file_format: str, tensors: Mapping[str, Tensor], m
     """Write tensors and what is to be said about them (any JSON) as safetensors, in one step. Raises FileError."""
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     head = {"format": file_format, "digest": _digest(meta, whole), "about": meta}
-    with replacing(path) as temporary:  # a single entry, because safetensors writes several in any order
-        save_file(whole, temporary, {"placeit": json.dumps(head)})
+    # a single entry, because safetensors writes several in any order
+    data = save(whole, {"placeit": json.dumps(head, allow_nan=False)})
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
 
 
 def read_tensors(path: Path, file_format: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -126,21 +139,29 @@ def read_tensors(path: Path, file_format: str) -> tuple[dict[str, Tensor], dict[
         FileError: the file is missing, of another format, or damaged (its contents have another digest than when written).
     """
     try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST:
+            raise FileError(f"Cannot read {path}: it is no file of at most {_LARGEST >> 30} GiB.")
         with safe_open(path, framework="pt") as file:
-            head = json.loads((file.metadata() or {}).get("placeit", "{}"))
+            head = json.loads((file.metadata() or {}).get("placeit", "{}"), parse_constant=_refuse)
             tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if not isinstance(head, dict) or head.get("format") != file_format:
+            raise FileError(f"{path} is a safetensors file, but not a {file_format} file: placeit did not write it as one.")
+        about: dict[str, Any] = head.get("about") or {}
+        whole = isinstance(about, dict) and head.get("digest") == _digest(about, tensors)
     except FileNotFoundError as error:
         raise FileError(f"There is no file {path}.") from error
     except OSError as error:
         raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
-    except (SafetensorError, ValueError) as error:
+    except (SafetensorError, ValueError, RecursionError) as error:
         raise FileError(f"{path} is not a safetensors file, or it is damaged: {error}. Get or make it again.") from error
-    if head.get("format") != file_format:
-        raise FileError(f"{path} is a safetensors file, but not a {file_format} file: placeit did not write it as one.")
-    if head.get("digest") != _digest(head.get("about"), tensors):
+    if not whole:
         raise FileError(f"{path} is damaged: its contents are not what was written. Get or make it again.")
-    about: dict[str, Any] = head["about"]
     return tensors, about
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not a number that is ever written")
 
 
 def _digest(meta: Any, tensors: Mapping[str, Tensor]) -> str:

@@ -22,6 +22,7 @@ from placeit.placers.learned.gpnet import NODE_FEATURES, PAPER_FEATURES
 from placeit.placers.learned.networks import Encoder, Scorer
 from placeit.placers.learned.search import Search
 from placeit.placers.learned.stages import Draw, Stage
+from placeit.placers.names import check_size
 from placeit.problem import Problem
 
 __all__ = ["Giph", "GiphAgent", "Variant", "policy", "shipped"]
@@ -60,13 +61,13 @@ class GiphAgent:
 
     Args:
         variant: which encoder, and whether it sees gpNet.
-        features: ``paper`` for the four node features of Appendix B.7, ``schedule`` for those and four more of the schedule
-            (:data:`placeit.placers.learned.gpnet.NODE_FEATURES`).
+        features: ``paper`` for the four node features of Appendix B.7, ``schedule`` for those and four more of the schedule;
+            both relative and squashed (:data:`placeit.placers.learned.gpnet.NODE_FEATURES`).
         dim: width of an embedding in one direction; 5 in the paper.
         steps_per_op: steps of an episode, per op.
 
     Raises:
-        UsageError: no such variant or features.
+        UsageError: no such variant or features, or a size out of its range.
     """
 
     name: ClassVar[str] = "giph"
@@ -77,6 +78,8 @@ class GiphAgent:
             raise UsageError(f"GiPH has no variant '{variant}'; there are {', '.join(get_args(Variant))}.")
         if features not in ("paper", "schedule"):
             raise UsageError(f"GiPH has no features '{features}'; there are paper and schedule.")
+        check_size("agent", "giph", "dim", dim, 1, 1024)
+        check_size("agent", "giph", "steps_per_op", steps_per_op, 0, 1000)
         encoder, steps = _ENCODERS[variant]
         count = PAPER_FEATURES if features == "paper" else len(NODE_FEATURES)
         self._scorer = Scorer(encoder, features=count, dim=dim, steps=steps)
@@ -112,7 +115,11 @@ class GiphAgent:
         ]
 
     def search(self, problems: Sequence[Problem], starts: Sequence[NDArray[np.int32]]) -> Search:
-        """Begin searches from given placements; what is not learned from is drawn with temperature 0.6."""
+        """Begin searches from given placements.
+
+        Differs from the paper: what is not learned from is drawn with temperature 0.6. This is GiPH's alone: the policies that
+        it is compared with, Placeto and HDP, draw with temperature 1.
+        """
         temperature = 1.0 if self.network.training else _TEMPERATURE
         return Search(self._scorer, problems, starts, pivots=self.pivots, temperature=temperature)
 
@@ -238,8 +245,8 @@ class Giph:
     """
 
     weights: str = option("", "file of a trained policy; empty for the one that ships with placeit")
-    episodes: int = option(1, "searches from a random placement")
-    steps_per_op: float = option(2.0, "steps of an episode, per op")
+    episodes: int = option(1, "searches from a random placement", least=1, most=10**6)
+    steps_per_op: float = option(2.0, "steps of an episode, per op", least=0, most=1000)
 
     def __post_init__(self) -> None:
         if self.weights:
@@ -249,7 +256,9 @@ class Giph:
     def _policy(self) -> GiphAgent:
         return policy(self.weights)
 
-    def place(self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None) -> NDArray[np.int32]:
+    def place(
+        self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
+    ) -> NDArray[np.int32]:
         """Return the best placement met, by cost, among as many as may be valued.
 
         Raises:
@@ -258,16 +267,18 @@ class Giph:
             UsageError: the file holds another kind of policy.
         """
         agent = self._policy
-        found = Incumbent(cost, evaluations)
+        found = Incumbent(cost, evaluations, deadline)
         rng = np.random.default_rng(seed)
         steps = round(self.steps_per_op * len(problem))
-        for _ in range(max(1, self.episodes)):
+        for episode in range(max(1, self.episodes)):
+            if episode and found.over:
+                break
             start = random_placements(problem, 1, rng)[0]
             search, path = agent.search([problem], [start]), [start]
             for _ in range(steps):
                 with torch.no_grad():
                     scores = search.scores().numpy()
-                if found.left <= 0 or search.step(0, scores, rng) is None:
+                if found.over or search.step(0, scores, rng) is None:
                     break
                 path.append(search.nets.placements[0].copy())
                 if len(path) >= min(_CHUNK, found.left):

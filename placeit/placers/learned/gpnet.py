@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from placeit.placers.learned import _gpnet_kernel as kernel
 from placeit.placers.learned._gpnet_kernel import Layout
 from placeit.problem import Problem
-from placeit.runtime._kernel import make_workspace
+from placeit.runtime._kernel import new_workspace
 from placeit.runtime.simulator import tables
 
 __all__ = ["EDGE_FEATURES", "NODE_FEATURES", "PAPER_FEATURES", "GpNets"]
@@ -37,7 +37,7 @@ makespan that d computes for other ops; whether v is on d now. Times are in mult
 compute requirement are squashed to sign(x) log(1 + |x|), so that one set of weights serves problems of any scale."""
 
 PAPER_FEATURES = 4
-"""How many of them the paper has."""
+"""How many of them the paper has. It does not scale them, or does not say how; here these, too, are relative and squashed."""
 
 EDGE_FEATURES = ("bytes", "bandwidth", "delay", "seconds")
 """Features of an edge (Appendix B.7). Times are in multiples of an average op's, squashed like those of nodes, and bytes are
@@ -161,7 +161,7 @@ class _Static:
 
     def __init__(self, problem: Problem) -> None:
         self.tables = tables(problem)
-        self.workspace = make_workspace(self.tables)
+        self.workspace = new_workspace(self.tables)
         self.choices = problem.feasible.sum(axis=1).astype(np.int32)
         self.level = _levels(problem)
         requirement, speed = _requirement_and_speed(problem)

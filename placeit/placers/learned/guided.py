@@ -37,11 +37,15 @@ class Guided:
     two to five times as many. Where they are simulated, that one values far more of them in the same time.
     """
 
-    evaluations: int = option(2_500, "placements to value, if the caller sets no other limit")
-    batch: int = option(1, "moves that are valued in one call, of which the best may be made; fewer, larger calls")
+    evaluations: int = option(2_500, "placements to value, if the caller sets no other limit", least=0, most=10**12)
+    batch: int = option(
+        1, "moves that are valued in one call, of which the best may be made; fewer, larger calls", least=1, most=10**5
+    )
     weights: str = option("", "file of a trained policy of GiPH; empty for the one that ships with placeit")
 
-    def place(self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None) -> NDArray[np.int32]:
+    def place(
+        self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
+    ) -> NDArray[np.int32]:
         """Return the best placement that was valued; HEFT's if none may be.
 
         Raises:
@@ -51,7 +55,7 @@ class Guided:
         """
         if self.batch < 1:
             raise UsageError(f"The option 'batch' of the placer 'guided' is {self.batch}; it must be at least 1.")
-        found = Incumbent(cost, self.evaluations if evaluations is None else evaluations)
+        found = Incumbent(cost, self.evaluations if evaluations is None else evaluations, deadline)
         known = _Known(found)
         known.value(starts(problem))
         agent = policy(self.weights)
@@ -71,7 +75,7 @@ class Guided:
         idle = 0
         for _ in range(int(_PROPOSALS * total)):
             drawn = moves.draw(self.batch, rng)
-            if not len(drawn) or found.left < 1:
+            if not len(drawn) or found.left < 1 or found.over:
                 break  # no op can be moved alone, or nothing more be valued
             placements = np.repeat(current[None], len(drawn), axis=0)
             placements[np.arange(len(drawn)), moves.op[drawn]] = moves.device[drawn]

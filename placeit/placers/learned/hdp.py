@@ -13,16 +13,20 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from placeit.errors import UsageError
+from placeit.graph import unique_rows
 from placeit.placers.base import CostFunction, Incumbent, option
 from placeit.placers.feasibility import fits, repair
 from placeit.placers.learned.agent import Instance, Trajectory
 from placeit.placers.learned.choice import draw, score_choice
 from placeit.placers.learned.stages import Stage
+from placeit.placers.names import check_size
 from placeit.problem import Problem
 
 __all__ = ["Hdp", "HdpAgent"]
 
 _NUMBERS_AT_A_TIME = 1 << 22
+_LARGEST = 100_000
+_MOST_WEIGHTS = 100_000_000
 
 State = tuple[Tensor, Tensor]
 """Hidden state and cell of an LSTM."""
@@ -157,6 +161,14 @@ class HdpAgent:
                 f"The sizes of HDP's network must be positive and its width even; got ops={ops}, devices={devices}, "
                 f"degree={degree}, types={types}, hidden={hidden}."
             )
+        weights = 4 * hidden * (types + 1 + degree + ops + hidden + 2) + hidden * (devices + 1) // 2
+        weights += 4 * hidden * (3 * hidden + 2) + hidden * (3 * hidden + 1) + devices * (hidden + 1)
+        sizes = {"ops": ops, "devices": devices, "degree": degree, "types": types, "hidden": hidden}
+        for option_name, size in sizes.items():
+            check_size("agent", "hdp", option_name, size, 0, _LARGEST)
+        if weights > _MOST_WEIGHTS:
+            listed = ", ".join(f"{option_name}={size}" for option_name, size in sizes.items())
+            raise UsageError(f"A network of HDP with {listed} has {weights:,} weights; at most {_MOST_WEIGHTS:,} make sense.")
         self.ops, self.devices, self.degree, self.types, self.hidden = ops, devices, degree, types, hidden
         self.inputs = types + 1 + degree + ops
         self.network = self._network = _Network(self.inputs, devices, hidden)
@@ -166,7 +178,7 @@ class HdpAgent:
         """Return an untrained agent of a problem's size."""
         ops, devices, degree, types = _sizes(problem)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.manual_seed(seed % 2**63)
             return cls(ops, devices, degree, types, hidden)
 
     @property
@@ -179,13 +191,13 @@ class HdpAgent:
         ops = len(problem)
         rank = np.empty(ops, np.int64)
         rank[problem.order] = np.arange(ops)
-        _, kinds = np.unique(problem.feasible, axis=0, return_inverse=True)
+        _, kinds = unique_rows(problem.feasible)
         seconds = np.where(problem.feasible, problem.compute, 0.0).sum(axis=1) / problem.feasible.sum(axis=1)
         out = problem.successors
         tail, head = rank[problem.edges[out.edge]].T
         place = np.arange(len(tail)) - np.repeat(out.ptr[:-1], np.diff(out.ptr))  # of an edge among its op's
         features = np.zeros((ops, self.inputs), np.float32)
-        features[rank, kinds.reshape(-1)] = 1.0
+        features[rank, kinds] = 1.0
         features[rank, self.types] = _relative(seconds)
         features[tail, self.types + 1 + place] = _relative(problem.edge_bytes[out.edge])
         features[tail, self.types + 1 + self.degree + head] = 1.0
@@ -281,7 +293,7 @@ class HdpAgent:
 
 def _sizes(problem: Problem) -> tuple[int, int, int, int]:
     """Ops, devices, most out-edges of an op, different sets of devices that can run an op."""
-    types = len(np.unique(problem.feasible, axis=0))
+    types = len(unique_rows(problem.feasible)[0])
     return len(problem), problem.devices, int(np.diff(problem.successors.ptr).max()), types
 
 
@@ -306,16 +318,20 @@ class Hdp:
 
     GiPH, section 5 and Appendix B.7: 4 samples for each update, until the cost is no longer improved.
 
-    Differs from the papers: costs that are not finite cannot be learned from.
+    Differs from the papers: the learning rate is 0.003, where GiPH, section 5, gives 0.01 for all policies; a sample is
+    compared with the mean of its update; training ends after 100 updates without a better placement, which the papers leave
+    open, or after 1000 in all; costs that are not finite cannot be learned from.
     """
 
-    samples: int = option(4, "placements drawn for an update")
-    updates: int = option(1000, "most updates, as far as evaluations last")
-    patience: int = option(100, "updates without a better placement after which training ends")
-    hidden: int = option(64, "width of the network")
-    learning_rate: float = option(3e-3, "learning rate")
+    samples: int = option(4, "placements drawn for an update", least=1, most=1000)
+    updates: int = option(1000, "most updates, as far as evaluations last", least=1, most=10**9)
+    patience: int = option(100, "updates without a better placement after which training ends", least=1, most=10**9)
+    hidden: int = option(64, "width of the network", least=2, most=4096)
+    learning_rate: float = option(3e-3, "learning rate", least=0, most=1000)
 
-    def place(self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None) -> NDArray[np.int32]:
+    def place(
+        self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
+    ) -> NDArray[np.int32]:
         """Return the best placement met, by cost; one drawn from the untrained policy if none may be valued.
 
         Raises:
@@ -325,7 +341,7 @@ class Hdp:
         """
         from placeit.placers.learned.training import train
 
-        found = Incumbent(cost, evaluations)
+        found = Incumbent(cost, evaluations, deadline)
         agent = HdpAgent.for_problem(problem, self.hidden, seed)
         instance = Instance(problem, found.offer, problem.critical_path or 1.0)
         best, stale = np.inf, 0
@@ -334,7 +350,8 @@ class Hdp:
             nonlocal best, stale
             stale = 0 if found.cost < best else stale + 1
             best = found.cost
-            return [instance] * count if found.left >= self.samples and stale < self.patience else []
+            enough = found.left < self.samples or stale >= self.patience or found.over
+            return [] if enough else [instance] * count
 
         stage = Stage(
             draw_until_no_longer_improved,

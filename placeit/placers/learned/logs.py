@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from placeit.errors import UsageError
+from placeit.errors import FileError, UsageError
 from placeit.files import replacing
 
 __all__ = ["Logs", "Record"]
@@ -66,37 +67,47 @@ class Logs:
     """
 
     def __init__(self, folder: Path | None, history: Sequence[Record], tensorboard: bool) -> None:
-        self._table: Any = None
-        self._board = _board(folder, len(history)) if tensorboard else None
+        self._folder, self._table = folder, None if folder is None else folder / "log.csv"
+        with self._explaining("TensorBoard's logs"):
+            self._board = _board(folder, len(history)) if tensorboard else None
         self._count = len(history)
-        if folder is not None:
-            path = folder / "log.csv"
-            with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        if self._table is not None:
+            with replacing(self._table) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
                 rows = csv.writer(file)
                 rows.writerow(_COLUMNS.values())
                 rows.writerows(dataclasses.astuple(record) for record in history)
-            self._table = path.open("a", newline="", encoding="utf-8")
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
-        if self._table is not None:
-            self._table.close()
         if self._board is not None:
-            self._board.close()
+            with self._explaining("TensorBoard's logs"):
+                self._board.close()
 
     def write(self, record: Record) -> None:
-        """Add a record."""
+        """Add a record. Raises FileError."""
         if self._table is not None:
-            csv.writer(self._table).writerow(dataclasses.astuple(record))
-            self._table.flush()
+            # opened anew each time, so that an error comes from here, and not from whoever closes the file
+            with self._explaining("log.csv"), self._table.open("a", newline="", encoding="utf-8") as file:
+                csv.writer(file).writerow(dataclasses.astuple(record))
         if self._board is not None:
-            for name, column in _COLUMNS.items():
-                value = getattr(record, name)
-                if value is not None:
-                    self._board.add_scalar(column, value, self._count)
+            with self._explaining("TensorBoard's logs"):
+                for name, column in _COLUMNS.items():
+                    value = getattr(record, name)
+                    if value is not None:
+                        self._board.add_scalar(column, value, self._count)
         self._count += 1
+
+    @contextlib.contextmanager
+    def _explaining(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise FileError(
+                f"Cannot write {what} in {self._folder}: {error.strerror or error}. Training ends here; with room again, it "
+                "can be resumed from the state in that folder."
+            ) from error
 
 
 def _board(folder: Path | None, step: int) -> Any:

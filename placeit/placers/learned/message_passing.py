@@ -20,7 +20,7 @@ __all__ = ["Order", "pass_by_level"]
 
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
-_Kernel = Callable[..., tuple[Floats, ...]]
+_Kernel = Callable[..., None]
 
 
 class Order(NamedTuple):
@@ -69,7 +69,11 @@ class _PassByLevel(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
         order: Order = inputs[-1]
-        embedding, *kept = cast("_Kernel", _forward)(*map(_array, inputs[:-1]), *order)
+        x, _, _, node_bias, *_ = arrays = [_array(tensor) for tensor in inputs[:-1]]
+        hidden = (len(x), len(node_bias))
+        embedding = x.copy()
+        kept = np.empty(hidden, x.dtype), np.zeros(hidden, x.dtype), np.zeros(len(x), x.dtype)
+        cast("_Kernel", _forward)(embedding, *kept, *arrays, *order)
         out = torch.from_numpy(embedding)
         ctx.save_for_backward(*inputs[1:-1], out)
         ctx.order, ctx.kept = order, kept
@@ -77,7 +81,9 @@ class _PassByLevel(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        found = cast("_Kernel", _backward)(_array(gradients[0]).copy(), *map(_array, ctx.saved_tensors), *ctx.kept, *ctx.order)
+        arrays = [_array(tensor) for tensor in ctx.saved_tensors]
+        found = _array(gradients[0]).copy(), *map(np.zeros_like, arrays[:-1])
+        cast("_Kernel", _backward)(*found, *arrays, *ctx.kept, *ctx.order)
         return *map(torch.from_numpy, found), None
 
 
@@ -91,6 +97,10 @@ def _array(tensor: Tensor) -> Floats:
 
 @jit
 def _forward(
+    embedding: Floats,
+    sent: Floats,
+    mean: Floats,
+    count: Floats,
     x: Floats,
     edges: Floats,
     node_weight: Floats,
@@ -103,14 +113,12 @@ def _forward(
     node_bounds: Ints,
     bounds: Ints,
     descending: bool,
-) -> tuple[Floats, Floats, Floats, Floats]:
-    """Return embeddings ``[N, F]``, the node part of messages ``[N, H]``, mean messages ``[N, H]``, how many there were."""
-    nodes, width = x.shape
+) -> None:
+    """Add to embeddings ``[N, F]``; write the node part of messages ``[N, H]``; add mean messages ``[N, H]``, how many."""
+    width = x.shape[1]
     hidden, levels = len(node_bias), len(bounds) - 1
     to_message, to_embedding = np.ascontiguousarray(node_weight.T), np.ascontiguousarray(weight.T)
-    embedding = x.copy()
-    sent, mean = np.empty((nodes, hidden), x.dtype), np.zeros((nodes, hidden), x.dtype)
-    count, a = np.zeros(nodes, x.dtype), np.empty(width, x.dtype)
+    a = np.empty(width, x.dtype)
     for i in range(levels):
         level = levels - 1 - i if descending else i
         for k in range(bounds[i], bounds[i + 1]):
@@ -133,12 +141,16 @@ def _forward(
             for f in range(width):
                 for h in range(hidden):
                     sent[u, h] += embedding[u, f] * to_message[f, h]
-    return embedding, sent, mean, count
 
 
 @jit
 def _backward(
     gradient: Floats,
+    of_edges: Floats,
+    of_node_weight: Floats,
+    of_node_bias: Floats,
+    of_weight: Floats,
+    of_bias: Floats,
     edges: Floats,
     node_weight: Floats,
     node_bias: Floats,
@@ -154,13 +166,10 @@ def _backward(
     node_bounds: Ints,
     bounds: Ints,
     descending: bool,
-) -> tuple[Floats, Floats, Floats, Floats, Floats, Floats]:
-    """Return the gradients of all tensors that ``_forward`` reads; ``gradient``, that of the embeddings, becomes that of x."""
+) -> None:
+    """Add the gradients of all tensors that ``_forward`` reads; ``gradient``, that of the embeddings, becomes that of x."""
     nodes, width = gradient.shape
     hidden, levels = len(node_bias), len(bounds) - 1
-    of_edges = np.zeros_like(edges)
-    of_node_weight, of_node_bias = np.zeros_like(node_weight), np.zeros_like(node_bias)
-    of_weight, of_bias = np.zeros_like(weight), np.zeros_like(bias)
     of_sent, of_mean = np.zeros((nodes, hidden), gradient.dtype), np.zeros((nodes, hidden), gradient.dtype)
     for i in range(levels - 1, -1, -1):
         level = levels - 1 - i if descending else i
@@ -190,4 +199,3 @@ def _backward(
                 if sent[v, h] + edges[m, h] > 0:
                     of_edges[m, h] = of_mean[u, h]
                     of_sent[v, h] += of_mean[u, h]
-    return gradient, of_edges, of_node_weight, of_node_bias, of_weight, of_bias

@@ -15,7 +15,10 @@ __all__ = ["Encoder", "GraphTensors", "Scorer"]
 
 Encoder = Literal["levels", "steps", "no-edges", "sage", "none"]
 """How nodes learn of each other: level by level (GiPH), in k steps (GiPH-k), level by level without edge features (GiPH-NE), in
-three GraphSAGE layers in one direction (GraphSAGE-NE), or not at all (GiPH-NE-Pol)."""
+three GraphSAGE layers in one direction (GraphSAGE-NE), or not at all (GiPH-NE-Pol).
+
+Differs from Table 5: GiPH-NE has the node transform of GiPH, where the paper's passes the 8 features themselves; and the h3 of
+GiPH-k is a layer on top of that transform, from which its messages start too, where the paper's is the transform."""
 
 _HIDDEN = 16
 
@@ -46,7 +49,7 @@ class Scorer(nn.Module):
     """Scores each node: how good it is to make it the placement of its op.
 
     Two-layer transform of node features, an encoder in both directions with separate weights, the two embeddings
-    concatenated, and a multi-layer perceptron with one output (GiPH, Tables 4 and 5).
+    concatenated, and a multi-layer perceptron with one output (GiPH, Tables 4 and 5). Activations are ReLU (its section 5).
 
     Args:
         encoder: how nodes learn of each other.

@@ -19,6 +19,7 @@ from placeit.placers.learned.agent import Instance, Trajectory
 from placeit.placers.learned.choice import draw, score_choice
 from placeit.placers.learned.placeto_batch import FEATURES, SUMMARIES, Batch
 from placeit.placers.learned.stages import Draw, Stage
+from placeit.placers.names import check_size
 from placeit.problem import Problem
 
 __all__ = ["Placeto", "PlacetoAgent"]
@@ -110,7 +111,7 @@ class PlacetoAgent:
     by their numbers only is another.
 
     Differs from the papers: rewards are divided by the instance's unit; devices that cannot run the op or have no room for its
-    weights are barred; activations, which are not given, are leaky rectifiers, since units are few.
+    weights are barred; activations are leaky rectifiers, since units are few, where GiPH, section 5, gives ReLU.
 
     Args:
         devices: outputs of the network: the most devices that a problem may have.
@@ -127,6 +128,8 @@ class PlacetoAgent:
     def __init__(self, devices: int = 20, rounds: int = 8) -> None:
         if devices < 1 or rounds < 0:
             raise UsageError(f"Placeto needs at least 1 device and 0 message passing steps; got {devices} and {rounds}.")
+        check_size("agent", "placeto", "devices", devices, 1, 10_000)
+        check_size("agent", "placeto", "rounds", rounds, 0, 1000)
         self.devices, self.rounds = devices, rounds
         self.network = _Network(devices, rounds)
 
@@ -136,7 +139,11 @@ class PlacetoAgent:
         return {"devices": self.devices, "rounds": self.rounds}
 
     def default_stages(self, draw: Draw) -> list[Stage]:
-        """REINFORCE with a learning rate that so small a network needs."""
+        """REINFORCE with a learning rate that so small a network needs.
+
+        Differs from GiPH, section 5 and Appendix B.7: 16 problems an update, not one; returns are compared with their mean at
+        the same step, not with the mean reward so far, and normalised; the rate falls from 0.01 to zero.
+        """
         return [Stage(draw, learning_rate=1e-2, schedule="cosine")]
 
     def search(
@@ -254,12 +261,14 @@ class Placeto:
     """
 
     weights: str = option("", "checkpoint of a trained policy; empty to train one on the problem itself")
-    updates: int = option(50, "updates of that training, as far as evaluations last")
-    episodes: int = option(4, "episodes of an update, of one step per op")
-    learning_rate: float = option(1e-2, "learning rate of that training")
-    steps_per_op: float = option(2.0, "steps of the search, per op")
+    updates: int = option(50, "updates of that training, as far as evaluations last", least=1, most=10**9)
+    episodes: int = option(4, "episodes of an update, of one step per op", least=1, most=1000)
+    learning_rate: float = option(1e-2, "learning rate of that training", least=0, most=1000)
+    steps_per_op: float = option(2.0, "steps of the search, per op", least=0, most=1000)
 
-    def place(self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None) -> NDArray[np.int32]:
+    def place(
+        self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
+    ) -> NDArray[np.int32]:
         """Return the best placement met, by cost, among as many as may be valued; of the search, the latest come first.
 
         Raises:
@@ -270,7 +279,7 @@ class Placeto:
         """
         if not 0 < self.steps_per_op < np.inf:
             raise UsageError(f"'steps_per_op' of the placer 'placeto' is {self.steps_per_op}; it must be positive and finite.")
-        found = Incumbent(cost, evaluations)
+        found = Incumbent(cost, evaluations, deadline)
         agent = self._trained(problem, found, seed) if not self.weights else _load(self.weights)
         rng = np.random.default_rng([seed, 1])  # training draws from the seed itself
         start = random_placements(problem, 1, rng)
@@ -287,7 +296,7 @@ class Placeto:
         search = 1 + round(self.steps_per_op * len(problem))
 
         def draw_while_there_is_budget(rng: np.random.Generator, count: int, progress: float) -> list[Instance]:  # noqa: ARG001
-            return [instance] * count if found.left >= update + search else []
+            return [instance] * count if found.left >= update + search and not found.over else []
 
         stage = Stage(
             draw_while_there_is_budget,
@@ -311,5 +320,5 @@ def _load(path: str) -> PlacetoAgent:
 
 def _make(devices: int, seed: int) -> PlacetoAgent:
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(seed % 2**63)
         return PlacetoAgent(devices)

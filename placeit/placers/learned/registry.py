@@ -14,7 +14,7 @@ from placeit.placers.names import entry_table, load_entry, parse_options
 if TYPE_CHECKING:
     from placeit.placers.learned.agent import Agent
 
-__all__ = ["GROUP", "agent_class", "agent_names", "make_agent", "parse_agent"]
+__all__ = ["GROUP", "agent_class", "agent_names", "make_agent", "option_types", "parse_agent"]
 
 GROUP = "placeit.agents"
 """The entry-point group in which a plug-in names its agents."""
@@ -61,7 +61,7 @@ def make_agent(name: str, *, seed: int, **options: Any) -> Agent:
             has = f"its options are {', '.join(known)}" if known else "it has none"
             raise UsageError(f"The agent '{name}' has no option '{key}'; {has}.")
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(seed % 2**63)
         return cls(**options)
 
 
@@ -71,14 +71,14 @@ def parse_agent(text: str, *, seed: int) -> Agent:
     Raises:
         UsageError: the text has another form, or as for :func:`make_agent`.
     """
-
-    def types(name: str) -> dict[str, type]:
-        cls = agent_class(name)
-        hints = typing.get_type_hints(cls.__init__)
-        return {key: hints[key] for key in inspect.signature(cls).parameters if isinstance(hints.get(key), type)}
-
-    name, options = parse_options("agent", text, types)
+    name, options = parse_options("agent", text, lambda name: option_types(agent_class(name)))
     return make_agent(name, seed=seed, **options)
+
+
+def option_types(cls: type[Agent]) -> dict[str, type]:
+    """Return the types of the options of an agent's class, as far as it declares them."""
+    hints = typing.get_type_hints(cls.__init__)
+    return {key: hints[key] for key in inspect.signature(cls).parameters if isinstance(hints.get(key), type)}
 
 
 @functools.cache

@@ -31,6 +31,9 @@ HELD_OUT = 32
 """Problems that are held out unless told otherwise; of the files in a folder, a fifth at most."""
 
 
+_MOST_HELD_OUT = 10_000
+
+
 @dataclass(frozen=True, eq=False)
 class Source:
     """Where problems come from.
@@ -92,6 +95,8 @@ def find_source(name: str, *, seed: int = 0, held_out: int | None = None) -> Sou
         UsageError: no such source, or a folder with too few problems.
         ProblemError, InfeasibleError, FileError: a file holds no problem.
     """
+    if held_out is not None and held_out > _MOST_HELD_OUT:
+        raise UsageError(f"At most {_MOST_HELD_OUT:,} problems can be held out; more were asked for.")
     if name == ANY:
         rng = np.random.default_rng([seed, 1])
         kept = [_against_heft(draw_any_problem(rng, MAX_TASKS)) for _ in range(HELD_OUT if held_out is None else held_out)]

@@ -26,6 +26,10 @@ instances than asked for; none at all ends the stage (a budget is spent).
 """
 
 
+_MOST = {"updates": 10**9, "problems": 10_000, "episodes": 10_000, "evaluate_every": 10**9, "patience": 10**9}
+"""Greatest numbers that make sense: problems and episodes of an update are in memory at once."""
+
+
 @dataclass(frozen=True)
 class Stage:
     """A part of training.
@@ -76,10 +80,12 @@ class Stage:
     patience: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("updates", "problems", "episodes", "evaluate_every", "patience"):
+        for name, most in _MOST.items():
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"'{name}' of a training stage is {value}; it must be at least 1.")
+            if value is not None and value > most:
+                raise UsageError(f"'{name}' of a training stage must be at most {most:,}; got more.")
         for name in ("learning_rate", "final_learning_rate", "clip", "entropy", "final_entropy"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:
@@ -136,6 +142,8 @@ def default_stages(agent: Agent, draw: Draw) -> Sequence[Stage]:
 
 def scale_updates(stages: Sequence[Stage], updates: int) -> list[Stage]:
     """Return the same stages with so many updates altogether, shared out as they were, at least one for each."""
+    if updates > _MOST["updates"]:
+        raise UsageError(f"A training has at most {_MOST['updates']:,} updates; more were asked for.")
     whole = sum(stage.updates for stage in stages)
     return [dataclasses.replace(stage, updates=max(1, round(updates * stage.updates / whole))) for stage in stages]
 

@@ -93,15 +93,24 @@ def load_run(agent: Agent, plan: Mapping[str, Any], folder: Path | None, resume:
     if not resume:
         raise UsageError(f"{folder} holds the state of a training already: resume it, or choose another folder.")
     tensors, meta = read_tensors(path, _FORMAT)
-    wanted, found = _identity(agent, plan), meta["identity"]
+    wanted, found = _identity(agent, plan), meta.get("identity")
+    if not isinstance(found, dict):
+        raise _damaged(path)
     for key in wanted | found:
         if wanted.get(key) != found.get(key):
             raise UsageError(
                 f"{path} is the state of another training: {key} is {found.get(key)} there and {wanted.get(key)} here. Resume "
                 "with the same configuration, or choose another folder."
             )
-    _restore(run, agent, tensors, meta)
+    try:
+        _restore(run, agent, tensors, meta)
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError, ArithmeticError) as error:
+        raise _damaged(path) from error
     return run
+
+
+def _damaged(path: Path) -> FileError:
+    return FileError(f"{path} is damaged: it does not say where a training stands. Choose another folder, and train anew.")
 
 
 def save_run(agent: Agent, plan: Mapping[str, Any], run: Run, folder: Path) -> None:
@@ -123,9 +132,13 @@ _FIELDS = ("stage", "update", "stale", "memory", "best", "best_at")
 
 
 def _restore(run: Run, agent: Agent, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+    counts, best_at = [meta[name] for name in ("stage", "update", "stale")], meta["best_at"]
+    figures = [*meta["memory"].values(), *([] if meta["best"] is None else [meta["best"]])]
+    if not all(type(x) is int and x >= 0 for x in (*counts, *(best_at or ()))) or not all(map(math.isfinite, figures)):
+        raise ValueError("a count or a figure is none")
     for name in _FIELDS:
         setattr(run, name, meta[name])
-    run.best_at = None if run.best_at is None else (run.best_at[0], run.best_at[1])
+    run.best_at = None if best_at is None else (best_at[0], best_at[1])
     run.rng.bit_generator.state = meta["rng"]
     parts: dict[str, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():

@@ -116,6 +116,7 @@ def test_valuing_all_actions_teaches_more_than_chance(kind: str) -> None:
     assert evaluate(agent, instances, seed=3) < 0.97 * before
 
 
+@pytest.mark.slow
 def test_reinforce_learns_with_the_paper_s_features_and_baseline() -> None:
     instances = [simulated(random_problem(8, 3, seed=seed)) for seed in range(4)]
     agent = agent_of(features="paper")

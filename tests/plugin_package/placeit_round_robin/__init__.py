@@ -18,7 +18,9 @@ class RoundRobin:
 
     hand: int = option(1, "ops that go to a device before it is the next one's turn")
 
-    def place(self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None) -> NDArray[np.int32]:
+    def place(
+        self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
+    ) -> NDArray[np.int32]:
         placement = np.empty(len(problem), np.int32)
         placement[problem.order] = np.arange(len(problem)) // self.hand % problem.devices
         return repair(problem, placement)

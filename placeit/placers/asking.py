@@ -1,0 +1,107 @@
+"""Asks a placer for its placement, within a time, whatever it does."""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import math
+import sys
+import threading
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.errors import PlaceitError, PlacementError
+from placeit.placers.base import CostFunction, Placer
+from placeit.problem import Problem
+from placeit.runtime.devices.worker import Gate, Worker
+
+__all__ = ["ask"]
+
+_GRACE_S = 1.0  # after its deadline, for a placer to come to an end; and as much again for one that is told to
+_LOOK_S = 0.5
+
+
+class _Ended(BaseException):
+    """Ends a placer that goes on for too long; no Exception, which placers may catch."""
+
+
+def ask(placer: Placer, problem: Problem, cost: CostFunction, *, seed: int, deadline: float = math.inf) -> NDArray[np.int32]:
+    """Return a placer's checked answer, ``int32[V]``.
+
+    The placer runs on a thread of its own, so that Ctrl-C is heard whatever it computes. One that goes on for a second after
+    its deadline gets an exception between two of its instructions in Python. If it computes somewhere else, it is left behind.
+
+    Args:
+        placer: who is asked. One whose ``place`` has no ``deadline`` is not told of it.
+        problem: the problem.
+        cost: values placements.
+        seed: of everything random.
+        deadline: by ``time.perf_counter()``.
+
+    Raises:
+        PlacementError: the answer is not valid, the placer gave none in time, or it failed with an error that is not placeit's.
+        PlaceitError: whatever else the placer raised.
+        KeyboardInterrupt: the placer was interrupted, or the wait for it.
+    """
+    parameters = inspect.signature(placer.place).parameters
+    told = {"deadline": deadline} if "deadline" in parameters and deadline < math.inf else {}
+    made: list[NDArray[np.int32]] = []
+    failures: list[BaseException] = []
+    over, ident = Gate(), [0]
+
+    def run() -> None:
+        ident[0] = threading.get_ident()
+        try:
+            made.append(placer.place(problem, cost, seed=seed, evaluations=None, **told))
+        except BaseException as error:  # noqa: BLE001 (whatever it is, it belongs to who asked)
+            failures.append(error)
+        over.open()
+
+    worker = Worker("placeit placer")
+    try:
+        worker.submit(run)
+        # those of placeit keep to their deadline, but for what compiling takes where they run for the first time
+        own = type(placer).__module__.startswith("placeit.")
+        if not _wait(over, math.inf if own else deadline + _GRACE_S):
+            while _compiles(ident[0]) and not over.is_open:
+                over.wait(_LOOK_S)
+            if not over.is_open:
+                _end(ident[0])
+            _wait(over, time.perf_counter() + _GRACE_S)
+    except BaseException:
+        if not over.is_open and not _compiles(ident[0]):
+            _end(ident[0])
+        raise
+    finally:
+        if over.is_open:
+            worker.close()
+    if made:
+        return problem.check(made[0])
+    if not failures or isinstance(failures[0], _Ended):
+        state = "It was ended" if failures else "It still runs, and slows down what is measured"
+        raise PlacementError(f"It gave no answer by its deadline. {state}: give it fewer evaluations, or a larger budget.")
+    if isinstance(failures[0], PlaceitError | KeyboardInterrupt):
+        raise failures[0]
+    raise PlacementError(f"It failed: {type(failures[0]).__name__}: {failures[0]}") from failures[0]
+
+
+def _wait(over: Gate, until: float) -> bool:
+    while not over.is_open and (left := until - time.perf_counter()) > 0:
+        over.wait(min(_LOOK_S, left))
+    return over.is_open
+
+
+def _compiles(thread: int) -> bool:
+    """Whether numba compiles on a thread: an exception from outside would leave it with half a function."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith(("numba.", "llvmlite.")):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _end(thread: int) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(_Ended))

@@ -1,0 +1,138 @@
+"""Placers end when their time is over, and those that do not are ended."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+from alarms import alarm
+from numpy.typing import NDArray
+
+from placeit.errors import InfeasibleError, PlacementError, UsageError
+from placeit.placers import parse_placer
+from placeit.placers.asking import ask
+from placeit.placers.base import Incumbent
+from placeit.runtime.simulator import SimulatedCost
+from placeit.testing.problems import random_problem
+
+ENDLESS = (
+    "annealing:evaluations=1000000000000",
+    "annealing:evaluations=1000000000000,restarts=3",
+    "local-search:evaluations=1000000000000",
+    "random-task-eft:episodes=1000000",
+    "critical-path:runs=100000",
+    "guided:evaluations=1000000000",
+    "giph:episodes=1000000",
+    "placeto:updates=1000000000",
+    "hdp:patience=1000000000,updates=1000000000",
+)
+PROBLEM = random_problem(25, 3, everywhere=1.0)
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_a_placer_that_would_go_on_for_years_answers_by_its_deadline(name: str) -> None:
+    deadline = time.perf_counter() + 0.3
+    found = parse_placer(name).place(PROBLEM, SimulatedCost(PROBLEM), seed=0, evaluations=None, deadline=deadline)
+    PROBLEM.check(found)
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+def test_exact_search_says_that_it_had_no_time_to_prove_anything(bounded: bool) -> None:
+    problem = random_problem(60, 4, everywhere=1.0)
+    simulated = SimulatedCost(problem)
+    cost = simulated if bounded else partial(simulated)  # which nobody can look into
+    with pytest.raises(UsageError, match="within the time that it has"):
+        parse_placer("exact:nodes=1000000000000").place(
+            problem, cost, seed=0, evaluations=None, deadline=time.perf_counter() + 0.3
+        )
+
+
+def test_the_solver_of_cp_sat_keeps_to_the_deadline() -> None:
+    pytest.importorskip("ortools")
+    problem = random_problem(40, 4, everywhere=1.0)
+    deadline = time.perf_counter() + 0.5
+    made = parse_placer("cp-sat:effort=1e6").place(problem, SimulatedCost(problem), seed=0, evaluations=None, deadline=deadline)
+    problem.check(made)
+
+
+@dataclass(frozen=True)
+class Deaf:
+    """A placer that was written before there were deadlines."""
+
+    forgiving: bool = False
+
+    def place(self, problem: Any, cost: Any, *, seed: int, evaluations: int | None) -> NDArray[np.int32]:
+        while True:
+            try:
+                cost(np.zeros((1, len(problem)), np.int32))
+            except Exception:
+                if not self.forgiving:
+                    raise
+
+
+@pytest.mark.parametrize("forgiving", [True, False])
+def test_a_placer_that_ignores_its_deadline_is_ended(forgiving: bool) -> None:
+    with pytest.raises(PlacementError, match=r"gave no answer by its deadline. It was ended"):
+        ask(Deaf(forgiving), PROBLEM, SimulatedCost(PROBLEM), seed=0, deadline=time.perf_counter() + 0.1)
+
+
+def test_a_placer_in_code_that_cannot_be_ended_is_left_behind() -> None:
+    leave = threading.Event()
+
+    class Asleep(Deaf):
+        def place(self, *_: Any, **__: Any) -> NDArray[np.int32]:
+            leave.wait()
+            return np.zeros(len(PROBLEM), np.int32)
+
+    with pytest.raises(PlacementError, match="It still runs, and slows down what is measured"):
+        ask(Asleep(), PROBLEM, SimulatedCost(PROBLEM), seed=0, deadline=time.perf_counter() + 0.1)
+    leave.set()
+
+
+def test_an_interrupt_reaches_who_asked_and_ends_the_placer() -> None:
+    class Interrupted(BaseException):
+        pass
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        raise Interrupted
+
+    with alarm(handler):
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(Interrupted):
+            ask(Deaf(), PROBLEM, SimulatedCost(PROBLEM), seed=0)
+
+
+@pytest.mark.parametrize("error", [KeyError("op"), TypeError("no number"), InfeasibleError("No room."), SystemExit(3)])
+def test_what_a_placer_raises_is_an_error_of_placeit(error: BaseException) -> None:
+    class Failing(Deaf):
+        def place(self, *_: Any, **__: Any) -> NDArray[np.int32]:
+            raise error
+
+    known = isinstance(error, InfeasibleError)
+    with pytest.raises(InfeasibleError if known else PlacementError, match="No room" if known else type(error).__name__):
+        ask(Failing(), PROBLEM, SimulatedCost(PROBLEM), seed=0)
+
+
+def test_an_answer_that_is_no_placement_is_refused() -> None:
+    class Wrong(Deaf):
+        def place(self, *_: Any, **__: Any) -> NDArray[np.int32]:
+            return np.full(len(PROBLEM), 99, np.int32)
+
+    with pytest.raises(PlacementError, match="99"):
+        ask(Wrong(), PROBLEM, SimulatedCost(PROBLEM), seed=0)
+
+
+def test_an_incumbent_is_over_after_its_evaluations_or_its_deadline() -> None:
+    cost, row = SimulatedCost(PROBLEM), np.zeros((1, len(PROBLEM)), np.int32)
+    for incumbent in (Incumbent(cost, 1), Incumbent(cost, None, time.perf_counter() + 1e-9)):
+        incumbent.offer(row)
+        assert incumbent.over
+    assert not Incumbent(cost, None, time.perf_counter() + 1e9).over
+    assert not Incumbent(cost, 1).over
