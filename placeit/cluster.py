@@ -65,7 +65,12 @@ class Device:
     @property
     def core_set(self) -> bool:
         """Whether the device is a set of CPU cores, or all of them, whichever runtime drives it."""
-        return self.runs_on.removeprefix("ort:").partition("@")[0] == "CPU"
+        return self.hardware.partition("@")[0] == "CPU"
+
+    @property
+    def hardware(self) -> str:
+        """The real device behind it, without a runtime that was asked for by name: ``CPU@0`` of ``ort:CPU@0``."""
+        return self.runs_on.removeprefix("ort:").removeprefix("torch:")
 
     @property
     def emulated(self) -> bool:

@@ -17,7 +17,7 @@ from placeit.files import write_text
 from placeit.strictyaml import Node, StrictYaml, nearest
 from placeit.units import format_quantity
 
-__all__ = ["find_cluster", "read_cluster", "write_cluster"]
+__all__ = ["find_cluster", "names_file", "read_cluster", "write_cluster"]
 
 _DEVICE_KEYS = ("runs_on", "slowdown", "catalog", "full_name", *FIGURES, "tags")
 _FIELDS = {
@@ -37,9 +37,14 @@ def find_cluster(spec: Cluster | str | Path | Sequence[str] | None = None) -> Cl
     """
     if isinstance(spec, Cluster):
         return spec
-    if isinstance(spec, Path) or (isinstance(spec, str) and spec.strip().lower().endswith((".yaml", ".yml"))):
+    if isinstance(spec, Path) or (isinstance(spec, str) and names_file(spec)):
         return read_cluster(spec)
     return discover(spec)
+
+
+def names_file(spec: str) -> bool:
+    """Whether a text stands for a cluster file, and not for devices."""
+    return spec.strip().lower().endswith((".yaml", ".yml"))
 
 
 def read_cluster(path: str | Path, *, check: bool = True) -> Cluster:

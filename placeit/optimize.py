@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import time
 import weakref
@@ -14,10 +15,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.backends.base import Model
+from placeit.backends.base import Arrays, Model
+from placeit.budget import TRIFLE_S, least
 from placeit.cluster import Cluster
 from placeit.clusterfile import find_cluster
-from placeit.errors import InfeasibleError, UsageError
+from placeit.entries import Entry, Raced, known_value, measured_median
+from placeit.errors import ExecutionError, InfeasibleError, UsageError
+from placeit.journal import open_journal
 from placeit.objectives import check_objective, get_objective
 from placeit.placers.bound import lower_bound
 from placeit.placers.registry import parse_placer
@@ -29,15 +33,18 @@ from placeit.runtime.executor import PlanExecutor
 from placeit.runtime.measure import Measurement, Ratio, faster
 from placeit.runtime.runtime import Runtime
 from placeit.runtime.segments import Plan
-from placeit.search import WORTH_MEASURING, Entry, Search, known_value, measured_median
-from placeit.session import OutputError, Session
+from placeit.search import WORTH_MEASURING, Search
+from placeit.session import OutputError, Session, check_tolerance
+from placeit.starts import Start, fitted, read_starts
+from placeit.warmup import compile_kernels
 
-__all__ = ["DEFAULT_PLACERS", "Candidate", "Optimized", "optimize"]
+__all__ = ["DEFAULT_PLACERS", "Candidate", "Optimized", "OtherPrecision", "Raced", "Unplanned", "optimize"]
 
 DEFAULT_PLACERS = ("heft", "cpop", "critical-path", "metis", "random-task-eft", "annealing")
 """Placers whose answers become candidates, beside every single device and the search over segments."""
 
 _PROFILE_SHARE = 0.4  # of the budget
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,12 +57,19 @@ class Candidate:
         placement: device of every op.
         plan: its segments, as they were simulated and measured; a session of the same model on the same devices can run them.
         segments: number of programs that run.
-        simulated_s: seconds that the simulator said before this candidate was measured.
+        plain: whether it is the whole model on a device that is none of the cluster's, but all its core sets at once: what one
+            would do without placeit (:func:`placeit.plain.plain_devices`).
+        simulated_s: seconds that the simulator said before this candidate was measured; None of a plain one, of which nothing
+            was profiled.
         simulated_value: the objective, in its unit, of the same simulation.
-        measured: latency; None if it was not measured.
+        measured: latency, in the last race that it took part in; None if it was not measured.
+        race: number of that race in ``Optimized.races``; times of different races do not compare.
         value: the objective by the times of the runs that ``measured`` is of; for latency the same. Joules come from a power
             model and measured busy times: they are not measured themselves. None if the candidate was not measured.
         output_error: against the whole model on one device; None if it was not run.
+        earlier: whether ``measured`` is from an earlier search (``resume``).
+        failed: why it is out, whatever it was that failed; None if nothing did. What was measured of it before counts no more.
+        not_run: why it was not worth a run, if that was so.
     """
 
     name: str
@@ -63,11 +77,46 @@ class Candidate:
     placement: Placement
     plan: Plan
     segments: int
-    simulated_s: float
-    simulated_value: float
+    plain: bool
+    simulated_s: float | None
+    simulated_value: float | None
     measured: Measurement | None = None
+    race: int | None = None
     value: Measurement | None = None
     output_error: OutputError | None = None
+    earlier: bool = False
+    failed: str | None = None
+    not_run: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Unplanned:
+    """A candidate that came to nothing: its placer found no placement, or its placement could not be planned.
+
+    Attributes:
+        name: unique among the candidates.
+        placer: who was to propose it.
+        failed: why there is none.
+    """
+
+    name: str
+    placer: str
+    failed: str
+
+
+@dataclass(frozen=True, eq=False)
+class OtherPrecision:
+    """A single device in another precision than the one that was asked for; no candidate.
+
+    Attributes:
+        row: what is known of it, like of a candidate.
+        of: name of the candidate that is the same in the precision that was asked for.
+        ratio: its time over that one's, of the same rounds, with its interval; None if one of them was not measured.
+    """
+
+    row: Candidate
+    of: str
+    ratio: Ratio | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,18 +130,29 @@ class Optimized:
         groups: groups that were placed.
         objective: name of what was minimised.
         unit: of the objective, ``s`` or ``J``.
-        candidates: those of the race that decided first, then what was measured before, then the rest; best first.
-        chosen: the answer; never worse by the objective than the best single device.
+        candidates: those of the race that decided first, then what was measured before, race by race, then the rest, best
+            first; then those that failed.
+        races: in the order in which they were run.
+        unplanned: candidates that there is not even a plan of.
+        precisions: what single devices take in another precision; empty unless that was asked for.
+        without_precisions: which of them have no other, and why.
+        chosen: the answer. A placement over several devices only if a race of its own showed it to be better by the objective
+            than the best single device; if it is not, that happens in 2.5 % of all decisions at most.
         best_single: the best whole model on one device, None if no device can run it whole.
         speedup: time of the best single device over that of the chosen one, with its interval; None if not measured.
         reason: why the chosen one was chosen, in a sentence.
-        bound_s: simulated lower bound of any placement: critical path and work over devices, without any cost of cutting.
+        bound_s: simulated lower bound of any placement: critical path and work over devices, without any cost of cutting;
+            NaN where the budget was too short to profile.
         simulator_error: ``mape``, ``pearson`` and ``spearman`` of the simulator on the measured candidates, each None where
             it is not defined; None if nothing was measured.
         asked_s: budget.
         spent_s: seconds that all of it took.
+        compiling_s: those of them in which models were compiled, which no budget can shorten.
+        least_s: what comparing placements over several devices takes at least, about; None if nothing was to be run.
         interrupted: whether Ctrl-C ended the search early.
         cluster: the devices.
+        pins: device names by op names or globs of them that held for every candidate.
+        memory: most bytes of weights by device, where a limit was given.
     """
 
     model: str
@@ -102,6 +162,10 @@ class Optimized:
     objective: str
     unit: str
     candidates: tuple[Candidate, ...]
+    races: tuple[Raced, ...]
+    unplanned: tuple[Unplanned, ...]
+    precisions: tuple[OtherPrecision, ...]
+    without_precisions: tuple[str, ...]
     chosen: Candidate
     best_single: Candidate | None
     speedup: Ratio | None
@@ -110,14 +174,28 @@ class Optimized:
     simulator_error: Mapping[str, float | None] | None
     asked_s: float
     spent_s: float
+    compiling_s: float
+    least_s: float | None
     interrupted: bool
     cluster: Cluster
+    pins: Mapping[str, str]
+    memory: Mapping[str, float]
     _open: Callable[[], Runtime] = field(repr=False)
 
     @property
     def placement(self) -> Placement:
         """Device of every op."""
         return self.chosen.placement
+
+    def speedup_over(self, other: Candidate, candidate: Candidate) -> Ratio | None:
+        """Return the time of another candidate over that of a candidate, in the last race of the latter.
+
+        Paired by round, with its interval; times of different races do not compare. None if the two did not meet there.
+        """
+        if candidate.race is None or candidate.measured is None:
+            return None
+        beside = self.races[candidate.race].measured.get(other.name)
+        return None if beside is None else faster(beside, candidate.measured)
 
     def save(self, path: str | Path) -> None:
         """Write the chosen placement. Raises FileError."""
@@ -153,15 +231,34 @@ class Optimized:
             "objective_unit": self.unit,
             "chosen": _candidate_dict(self.chosen),
             "candidates": [_candidate_dict(candidate) for candidate in self.candidates],
+            "races": [{"what": race.what, "rounds": race.rounds, "candidates": list(race.measured)} for race in self.races],
+            "unplanned": [vars(candidate) for candidate in self.unplanned],
+            "precisions": [
+                _candidate_dict(other.row)
+                | {
+                    "of": other.of,
+                    "ratio": None if other.ratio is None else other.ratio.ratio,
+                    "ratio_ci": [None, None] if other.ratio is None else _ends(other.ratio),
+                }
+                for other in self.precisions
+            ],
+            "without_precisions": list(self.without_precisions),
             "best_single": None if self.best_single is None else _candidate_dict(self.best_single),
             "speedup": None if self.speedup is None else self.speedup.ratio,
-            "speedup_ci": None if self.speedup is None else [_finite(self.speedup.ci_low), _finite(self.speedup.ci_high)],
+            "speedup_ci": None if self.speedup is None else _ends(self.speedup),
             "reason": self.reason,
-            "bound_s": self.bound_s,
+            "bound_s": _finite(self.bound_s),
             "output_error": _error_dict(self.chosen.output_error),
             "simulator": {"mape": None, "pearson": None, "spearman": None} | dict(self.simulator_error or {}),
-            "budget": {"asked_s": self.asked_s, "spent_s": self.spent_s},
+            "budget": {
+                "asked_s": self.asked_s,
+                "spent_s": self.spent_s,
+                "compiling_s": self.compiling_s,
+                "least_s": self.least_s,
+            },
             "interrupted": self.interrupted,
+            "pins": dict(self.pins),
+            "memory_limits": {name: _finite(held) for name, held in self.memory.items()},
             "placement_file": None if placement_file is None else str(placement_file),
         }
 
@@ -178,8 +275,16 @@ def optimize(
     batch: int | None = None,
     max_groups: int = 96,
     precision: str = "f32",
+    tolerance: float | None = None,
+    inputs: Arrays | None = None,
+    plain: bool = True,
+    compare_precisions: bool = False,
     cache: Cache | Literal["default"] | None = "default",
     progress: Progress | None = None,
+    pins: Mapping[str, str] | None = None,
+    memory: Mapping[str, float | str] | None = None,
+    start: Start | Sequence[Start] | None = None,
+    resume: str | Path | None = None,
 ) -> Optimized:
     """Find the placement of a model that is best by an objective, the lowest latency without another one, by measuring.
 
@@ -188,8 +293,12 @@ def optimize(
         devices: device names, the path of a cluster file, a cluster, or None to discover.
         placers: who proposes, by name, with options if need be (``annealing:evaluations=100000``); None for
             :data:`DEFAULT_PLACERS`.
-        budget: seconds; profiling counts, and the measurements that decide are always made. The search ends earlier when it
-            finds nothing new.
+        budget: seconds; profiling counts. All of it takes at most 1.2 times that, beside one run of each single device,
+            loading, compiling, and half a second. When placeit is new on a machine, compiling its own kernels comes first
+            and takes most of a minute. Where that is too short to compare placements over several devices, a warning
+            says how long it takes about, and the single devices are timed as well as there is time for. If no time is left in
+            the end to decide between a single device and a placement, the single device is the answer. The search ends
+            earlier when it finds nothing new.
         seed: of everything random.
         objective: what to minimise: ``latency``; ``total-cost``, seconds that devices and links are busy, in sum; or
             ``energy``, joules of a power model (:mod:`placeit.objectives`). What is measured are times in any case.
@@ -197,16 +306,32 @@ def optimize(
         batch: first size of every input that leaves it open.
         max_groups: most groups that placers decide about.
         precision: inference precision of every device.
+        tolerance: largest output error of the answer; see :class:`placeit.session.Session`.
+        inputs: what to measure and check on, by name; None for random inputs.
+        plain: whether what one would do without placeit, the whole CPU where devices are parts of it, is a candidate
+            (:func:`placeit.plain.plain_devices`). False where core sets stand for devices that share nothing.
+        compare_precisions: whether to measure single devices in another precision as well: bfloat16 or float16 where the device
+            has it, float32 if that is not the one asked for. They are no candidates.
         cache: where measured costs are kept; None to measure afresh and keep nothing.
         progress: told what is being done and how far it is.
+        pins: device names by op names or globs of them, which hold for every candidate; see
+            :class:`placeit.session.Session`.
+        memory: most memory by device name, in bytes or with a unit (``{"CPU@0": "2 GB"}``); less than the device has.
+        resume: a file with what an earlier search has measured, if it is there; what this one measures is added to it as it
+            goes. What is known is not measured again before the races that decide, which are always run.
+        start: placements of this model on these devices, or files of them, that are candidates and that the search begins
+            with.
 
     Returns:
         What was found. With a described device in the cluster nothing is measured, and the simulator decides.
 
     Raises:
         UsageError: an unknown placer or objective, energy of devices whose power is not known, a budget that is not positive,
-            or a negative seed.
+            a negative seed or tolerance, or inputs that do not fit the model.
+        InfeasibleError: there is no placement at all, or a device cannot run what is pinned there.
+        ExecutionError: every placement that was tried failed; says why each did.
         PlaceitError: the model, the devices or a file are not what they should be.
+        PlacementError: a placement to start with does not fit the model, the devices, their memory or a pin.
         KeyboardInterrupt: Ctrl-C before there was any placement; afterwards it ends the search.
     """
     check_objective(objective)
@@ -214,12 +339,32 @@ def optimize(
         raise UsageError(f"The budget is {budget} seconds; it must be positive.")
     if seed < 0:
         raise UsageError(f"The seed is {seed}; it must not be negative.")
+    check_tolerance(tolerance)
     placers = DEFAULT_PLACERS if placers is None else [placers] if isinstance(placers, str) else placers
     for name in placers:
         parse_placer(name)  # a typing error should not cost a profile first
+    starts = read_starts(start)
     cluster = find_cluster(devices)
     wanted = get_objective(objective, cluster)
+    if len(cluster) > 1:
+        compile_kernels([name for name in placers if name in DEFAULT_PLACERS], progress)
     begin = time.perf_counter()
+
+    asked: list[bool] = []  # whether it is worth it, once that is known
+
+    def worth(seconds: NDArray[np.float64]) -> bool:
+        finite = seconds[np.isfinite(seconds)]
+        enough = least(finite) <= max(begin + budget - time.perf_counter(), TRIFLE_S)
+        if len(seconds) > 1 and len(finite) and not enough:
+            _LOG.warning(
+                "A run takes %.3g s. To compare placements takes about %.3g s at least, and the budget is %g s.",
+                finite.min(),
+                least(finite),
+                budget,
+            )
+        asked.append(enough or not len(finite))
+        return asked[-1]
+
     with Session(
         model,
         cluster,
@@ -227,37 +372,61 @@ def optimize(
         batch=batch,
         max_groups=max_groups,
         precision=precision,
+        tolerance=tolerance,
+        inputs=inputs,
         profile_s=budget * _PROFILE_SHARE,
         cache=cache,
+        check_costs=True,
         progress=progress,
+        pins=pins,
+        memory=memory,
+        worth=worth,
     ) as session:
+        given = fitted(session, starts)
         search = Search(session, wanted, begin + budget, seed, progress)
-        search.singles()
+        if resume is not None:
+            search.resume(open_journal(Path(resume), session, wanted))
+        search.singles(plain=plain)
+        search.begin_with(given)
+        without = search.compare_precisions() if compare_precisions else []
+        if session.executable and not asked:  # the costs were kept
+            worth(np.array(_single_seconds(search)))
         interrupted = False
         try:
-            search.propose(placers)
+            if session.costs.shared:
+                singles = [entry for entry in search.entries.values() if entry.placer == "single"]
+                search.once = {e.name: e.simulated_s for e in singles if e.simulated_s is not None}
+            else:
+                search.propose(placers)
             search.improve()
             search.confirm()
         except KeyboardInterrupt:
             interrupted = True
-        return _optimized(search, budget, time.perf_counter() - begin, interrupted)
+            session.hurry()
+        return _optimized(search, without, budget, time.perf_counter() - begin, interrupted)
 
 
-def _optimized(search: Search, asked: float, spent: float, interrupted: bool) -> Optimized:
+def _optimized(search: Search, without: Sequence[str], asked: float, spent: float, interrupted: bool) -> Optimized:
     """Sum up."""
     entries = list(search.entries.values())
-    order = sorted(entries, key=lambda e: (not e.final, e.measured is None, known_value(e)))
-    single = search.single or next((entry for entry in order if entry.placer == "single"), None)
+    order = sorted(
+        entries,
+        key=lambda e: (e.failed is not None, e.measured is None, 1 if e.race is None else -e.race, known_value(e)),
+    )
+    single = search.single or next((e for e in order if e.placer == "single" and e.failed is None), None)
     chosen, reason = _chosen(search, order, single)
     done = {id(entry): _candidate(entry, search.session) for entry in entries}
-    measured = [entry for entry in entries if entry.measured is not None]
-    predicted = [entry.simulated_s for entry in measured]
-    actual = [measured_median(entry) for entry in measured]
+    pairs = [(e.simulated_s, e.measured.median) for e in entries if e.measured is not None and e.simulated_s is not None]
+    predicted, actual = [simulated for simulated, _ in pairs], [measured for _, measured in pairs]
     speedup = None
-    if single is not None and single.final and chosen.final:
-        assert single.measured is not None and chosen.measured is not None  # noqa: S101, PT018
+    if (
+        single is not None
+        and single.measured is not None
+        and chosen.measured is not None
+        and (chosen is single or chosen.final)
+    ):
         speedup = faster(single.measured, chosen.measured)
-    grouping = search.session.grouping
+    grouping, home = search.session.grouping, chosen.home(search.session)
     return Optimized(
         model=str(search.session.model.path),
         ops=len(grouping.graph),
@@ -266,13 +435,17 @@ def _optimized(search: Search, asked: float, spent: float, interrupted: bool) ->
         objective=search.objective.name,
         unit=search.objective.unit,
         candidates=tuple(done[id(entry)] for entry in order),
+        races=tuple(search.races),
+        unplanned=tuple(Unplanned(name, placer, why) for name, (placer, why) in search.unplanned.items()),
+        precisions=tuple(_other_precision(entry, search.session) for entry in search.others),
+        without_precisions=tuple(without),
         chosen=done[id(chosen)],
         best_single=None if single is None else done[id(single)],
         speedup=speedup,
         reason=reason,
-        bound_s=lower_bound(search.problem),
+        bound_s=math.nan if search.session.costs.shared else lower_bound(search.problem),
         simulator_error=None
-        if not measured
+        if not pairs or search.session.costs.shared
         else {
             "mape": mape(predicted, actual),
             "pearson": pearson(predicted, actual),
@@ -280,39 +453,55 @@ def _optimized(search: Search, asked: float, spent: float, interrupted: bool) ->
         },
         asked_s=asked,
         spent_s=spent,
+        compiling_s=search.session.runtime.compiling_s if search.session.executable else 0.0,
+        least_s=None if not search.session.executable else least(_single_seconds(search)) or None,
         interrupted=interrupted,
         cluster=search.session.cluster,
-        _open=functools.partial(
-            Runtime, search.session.model, grouping, search.session.cluster, precision=search.session.precision
-        ),
+        pins=search.session.pins,
+        memory=search.session.memory,
+        _open=functools.partial(Runtime, search.session.model, home.grouping, home.cluster, precision=search.session.precision),
     )
+
+
+def _single_seconds(search: Search) -> list[float]:
+    singles = (entry for entry in search.entries.values() if entry.placer == "single" and entry.alone is None)
+    return [search.run_s(entry) for entry in singles]
 
 
 def _chosen(search: Search, order: Sequence[Entry], single: Entry | None) -> tuple[Entry, str]:
     """Choose an entry, and say why."""
     name, quantity = search.objective.name, search.objective.quantity
     better = "faster" if name == "latency" else f"better by {name}"
+    where = f"{search.session.model.path} on {', '.join(search.problem.device_names)}"
+    reasons = [f"{', '.join(some)}: {why}" for why, some in _by_reason(search.unplanned).items()]
     if not order:
-        raise InfeasibleError(
-            f"No placement of {search.session.model.path} on {', '.join(search.problem.device_names)} was found."
-        )
+        raise InfeasibleError(" ".join([f"No placement of {where} was found.", *reasons]))
+    reasons += [f"{entry.name}: {entry.failed}" for entry in order if entry.failed is not None]
+    order = [entry for entry in order if entry.failed is None]
+    if not order:
+        raise ExecutionError(" ".join([f"Every placement of {where} failed.", *reasons]))
     if not search.session.executable:
-        least = order[0].simulated_value
-        most = least / WORTH_MEASURING if single is None else min(least / WORTH_MEASURING, single.simulated_value)
+        least = known_value(order[0])
+        most = least / WORTH_MEASURING if single is None else min(least / WORTH_MEASURING, known_value(single))
         # a trifle less of something else is not worth being slow
-        best = min((e for e in order if e.simulated_value <= most), key=lambda e: e.simulated_s)
+        best = min((e for e in order if known_value(e) <= most), key=lambda e: e.plan.schedule.makespan)
         if best is single:
-            margin = " by more than 1 %" if least < best.simulated_value else ""
+            margin = " by more than 1 %" if least < known_value(best) else ""
             return best, f"in simulation, no placement is {better} than {best.name} alone{margin}; nothing was measured"
-        lowest = "the lowest" if best.simulated_value == least else "within 1 % the lowest"
+        lowest = "the lowest" if known_value(best) == least else "within 1 % the lowest"
         return best, f"it has {lowest} simulated {name}; nothing was measured, because a device is only described"
+    if search.winner is None and search.hurried:
+        return order[0], "there was no time to measure anything; it is the best in simulation"
     if search.winner is None:
         if single is not None:
             return single, "the search was interrupted before a placement was confirmed, and a single device is safe"
         return order[0], "the search was interrupted; this is the best so far"
     if single is None:
         best_of_all = "the fastest" if name == "latency" else f"the one of least {quantity}"
-        return search.winner, f"it was measured to be {best_of_all}; no single device can run the model whole"
+        able = "may, by the pins, run the model whole" if search.session.pins else "can run the model whole"
+        if search.problem.feasible.all(axis=0).any():
+            able = "has memory for the whole model"
+        return search.winner, f"it was measured to be {best_of_all}; no single device {able}"
     if search.winner.placer != "single":
         ratio = search.ratio
         assert ratio is not None  # noqa: S101
@@ -320,32 +509,57 @@ def _chosen(search: Search, order: Sequence[Entry], single: Entry | None) -> tup
             f"measured again, it takes {ratio.ratio:.3f} of the {quantity} of {single.name} "
             f"(95 % interval {ratio.ci_low:.3f} to {ratio.ci_high:.3f})"
         )
-    if search.ratio is not None:
+    if search.session.costs.shared and len(search.problem.device_names) > 1:
+        return search.winner, "the budget is too short to compare placements over several devices with the single ones"
+    if search.hurried:
+        why = f"no time was left to decide whether a split placement is {better}; a larger budget may find one"
+    elif search.ratio is not None:
         why = (
             f"the best split placement takes {search.ratio.ratio:.3f} of its {quantity} (95 % interval "
             f"{search.ratio.ci_low:.3f} to {search.ratio.ci_high:.3f}), which is not {better} beyond the interval"
         )
     else:
         why = f"no split placement was measured to be {better}"
-    if name == "latency" and single.simulated_s > 0:
-        share = lower_bound(search.problem) / single.simulated_s
+    whole = measured_median(single) if single.simulated_s is None else single.simulated_s
+    if name == "latency" and 0 < whole < math.inf:
+        share = lower_bound(search.problem) / whole
         why += f"; the bound without any cost of cutting is {share:.3f} of its time"
     return search.winner, why
+
+
+def _by_reason(unplanned: Mapping[str, tuple[str, str]]) -> dict[str, list[str]]:
+    """Names of candidates by why there is none of them."""
+    found: dict[str, list[str]] = {}
+    for candidate, (_, why) in unplanned.items():
+        found.setdefault(why, []).append(candidate)
+    return found
 
 
 def _candidate(entry: Entry, session: Session) -> Candidate:
     return Candidate(
         name=entry.name,
         placer=entry.placer,
-        placement=session.placement(entry.groups),
+        placement=entry.home(session).placement(entry.groups),
         plan=entry.plan,
         segments=sum(not segment.free for segment in entry.plan.segments),
+        plain=entry.alone is not None and entry.of is None,
         simulated_s=entry.simulated_s,
         simulated_value=entry.simulated_value,
         measured=entry.measured,
+        race=entry.race,
         value=entry.value,
         output_error=entry.output_error,
+        earlier=entry.earlier,
+        failed=entry.failed,
+        not_run=entry.not_run if entry.measured is None else None,
     )
+
+
+def _other_precision(entry: Entry, session: Session) -> OtherPrecision:
+    of = entry.of
+    assert of is not None  # noqa: S101
+    ratio = None if entry.measured is None or of.measured is None else faster(entry.measured, of.measured)
+    return OtherPrecision(_candidate(entry, session), of.name, ratio)
 
 
 def _candidate_dict(candidate: Candidate) -> dict[str, Any]:
@@ -353,22 +567,31 @@ def _candidate_dict(candidate: Candidate) -> dict[str, Any]:
     return {
         "name": candidate.name,
         "placer": candidate.placer,
+        "plain": candidate.plain,
         "simulated_s": candidate.simulated_s,
         "measured_s": None if measured is None else measured.median,
         "ci_s": [None, None] if measured is None else [_finite(measured.ci_low), _finite(measured.ci_high)],
+        "race": candidate.race,
         "simulated_value": candidate.simulated_value,
         "value_from_runs": None if value is None else value.median,
         "value_ci": [None, None] if value is None else [_finite(value.ci_low), _finite(value.ci_high)],
         "devices": candidate.placement.counts(),
         "segments": candidate.segments,
         "output_error": _error_dict(candidate.output_error),
+        "measured_earlier": candidate.earlier,
+        "failed": candidate.failed,
+        "not_run": candidate.not_run,
     }
 
 
-def _error_dict(error: OutputError | None) -> dict[str, float | None]:
+def _error_dict(error: OutputError | None) -> dict[str, Any]:
     if error is None:
-        return {"max_abs": None, "max_rel": None}
-    return {"max_abs": _finite(error.max_abs), "max_rel": _finite(error.max_rel)}
+        return {"max_abs": None, "max_rel": None, "fault": None, "not_checked": "it was not run", "not_finite": None}
+    return error.to_dict()
+
+
+def _ends(ratio: Ratio) -> list[float | None]:
+    return [_finite(ratio.ci_low), _finite(ratio.ci_high)]
 
 
 def _finite(value: float) -> float | None:

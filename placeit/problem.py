@@ -231,8 +231,8 @@ class Problem:
         """Wrap checked device numbers as a :class:`Placement` of this problem."""
         return Placement(self.op_names, self.check(devices), self.device_names, self.graph_hash)
 
-    def to_json(self, path: str | Path) -> None:
-        """Write the problem as JSON; infinite values become null."""
+    def to_json(self, path: str | Path, *, sync: bool = True) -> None:
+        """Write the problem as JSON; infinite values become null. ``sync``: wait until the disk has it."""
         fields = {
             "format": "placeit-problem",
             "version": 1,
@@ -240,7 +240,7 @@ class Problem:
             "ops": list(self.op_names),
             "devices": list(self.device_names),
         } | {name: _jsonable(getattr(self, name)) for name in _ARRAYS}
-        write_text(Path(path), json.dumps(fields, allow_nan=False) + "\n")
+        write_text(Path(path), json.dumps(fields, allow_nan=False) + "\n", sync=sync)
 
     @classmethod
     def from_json(cls, path: str | Path) -> Problem:
@@ -253,6 +253,10 @@ class Problem:
         missing = {"compute", "edges", "edge_bytes", "bandwidth", "latency"} - data.keys()
         if missing:
             raise ProblemError(f"{path}: missing '{min(missing)}'.")
+        for key in ("ops", "devices"):
+            names = data.get(key)
+            if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+                raise ProblemError(f"{path}: '{key}' is not a list of names.")
         arrays: dict[str, Any] = {name: _from_jsonable(data[name]) for name in _ARRAYS if data.get(name) is not None}
         try:
             return cls.from_arrays(
@@ -360,7 +364,7 @@ def _floats(
 ) -> NDArray[np.float64]:
     try:
         array = np.array(value, dtype=np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ProblemError(f"'{name}' is not an array of numbers.") from None
     if array.size == 0 and shape is not None and 0 in shape:
         array = array.reshape(shape)
@@ -378,15 +382,22 @@ def _floats(
     return array
 
 
+def _array(name: str, value: ArrayLike) -> NDArray[Any]:
+    try:
+        return np.array(value)
+    except ValueError:  # lists of different lengths
+        raise ProblemError(f"'{name}' is not an array of numbers: its lists have different lengths.") from None
+
+
 def _ints(name: str, value: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.int32]:
-    array = np.array(value)
+    array = _array(name, value)
     if array.shape != shape or (array.size and not np.issubdtype(array.dtype, np.integer)):
         raise ProblemError(f"'{name}' has shape {array.shape} and type {array.dtype}; expected integers of shape {shape}.")
     return array.astype(np.int32)
 
 
 def _edges(value: ArrayLike, ops: int) -> NDArray[np.int32]:
-    array = np.array(value)
+    array = _array("edges", value)
     if array.size == 0:
         return np.zeros((0, 2), np.int32)
     if array.ndim != 2 or array.shape[1] != 2 or not np.issubdtype(array.dtype, np.integer):

@@ -3,92 +3,59 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
+import logging
 import math
+import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.objectives import Objective
+from placeit.budget import CHECKS, TRIFLE_S, hopeless, needed
+from placeit.entries import (
+    Entry,
+    Raced,
+    Runner,
+    alone_on,
+    in_other_precision,
+    known_value,
+    measured_median,
+    plain_entries,
+    value_of,
+)
+from placeit.errors import DeviceError, ExecutionError, PlaceitError
+from placeit.journal import Journal, Known
+from placeit.objectives import Objective, get_objective
+from placeit.placers.asking import ask
+from placeit.placers.base import is_over
 from placeit.placers.feasibility import fits
 from placeit.placers.registry import parse_placer
 from placeit.profiler.calibration import calibrated
 from placeit.profiler.costs import Progress
 from placeit.runtime.executor import PlanExecutor
-from placeit.runtime.measure import Measurement, Race, Ratio, faster, median_interval
+from placeit.runtime.measure import FAILURES, FEWEST, WARMUP, Measurement, Race, Ratio, check_length, faster, summed_up
 from placeit.runtime.segments import Plan, Segmenter
 from placeit.runtime.simulator import SimulatedCost
-from placeit.session import OutputError, Session
+from placeit.session import Session
 
-__all__ = ["WORTH_MEASURING", "Entry", "Runner", "Search", "known_value", "measured_median"]
+__all__ = ["WORTH_MEASURING", "Search", "race_all"]
+
+_LOG = logging.getLogger(__name__)
 
 _FINALISTS = 5  # most new placements that are measured in one turn
 _TURNS = 3  # most turns of measuring and searching again
-_ROUNDS, _FINAL_ROUNDS = 6, 16  # of a race in a turn, and of the one that decides
-_FINAL_SPLITS = 3  # placements over several devices that take part in the race that decides
-_LOOKS, _LIKELY_GAIN = 3, 0.95  # most times that the race that decides goes on, and the ratio below which it does
+_ROUNDS, _SELECTION_ROUNDS = 6, 9  # of a race in a turn, and of the one that selects who is decided about
+_DECISION_ROUNDS, _MOST_DECISION_ROUNDS = 25, 75  # of the race that decides, where runs vary little, and at most
+_STEADY = 0.1  # how much a ratio of two runs may vary, as a share of it, for so few rounds to be enough
+_FINAL_SINGLES, _FINAL_SPLITS = 2, 3  # single devices, and placements over several, that take part in the selection
 WORTH_MEASURING, _FAR_BEHIND = 0.99, 1.05  # of the best measured, and of the best single device
-_FEWEST_FINAL_ROUNDS = 12  # of the race that decides, however little time is left
-_TURN_SHARE = 0.35  # of what is left of the budget
+_TURN_SHARE, _SELECTION_SHARE = 0.35, 0.5  # of what is left of the budget
+_ASKED_SHARE = 0.25  # of it, for what is left of the placers; and for a search among plans
 _STARTS, _STEPS = 2, 600  # of a search among plans by their makespan
 _PLANS = 200  # moves that are tried in a search among plans by another objective
-
-
-@dataclass(eq=False)
-class Entry:
-    """A candidate under way."""
-
-    name: str
-    placer: str
-    groups: NDArray[np.int32]
-    plan: Plan
-    simulated_s: float
-    simulated_value: float
-    measured: Measurement | None = None
-    value: Measurement | None = None
-    output_error: OutputError | None = None
-    segment_s: NDArray[np.float64] | None = None
-    final: bool = False  # whether `measured` and `value` are from the race that decides
-
-
-class Runner:
-    """Runs a plan, in a race, and values each run by the objective."""
-
-    def __init__(self, executor: PlanExecutor, objective: Objective) -> None:
-        self.executor, self.objective = executor, objective
-        self.values: list[float] = []
-
-    def __call__(self) -> float:
-        """Run once and return the seconds it took."""
-        seconds = self.executor.time()
-        self.values.append(self.objective.of_run(seconds, self.work))
-        return seconds
-
-    def work(self) -> tuple[NDArray[np.float64], float]:
-        """Seconds that each device was busy in the last run, and links in sum."""
-        busy = dict.fromkeys(self.executor.plan.problem.device_names, 0.0)
-        moving = 0.0
-        for span in self.executor.spans():
-            if span.category == "compute":
-                busy[span.track] += span.finish - span.start
-            else:
-                moving += span.finish - span.start
-        return np.array(list(busy.values())), moving
-
-    def valued(self, measured: Measurement) -> Measurement:
-        """Return the objective of the runs that were measured; the runs before them, for warming up, are left out."""
-        values = np.array(self.values[-len(measured.samples) :])
-        low, high = median_interval(values)
-        return replace(
-            measured,
-            samples=values,
-            median=float(np.median(values)),
-            ci_low=low,
-            ci_high=high,
-            p95=float(np.percentile(values, 95)),
-        )
 
 
 class Search:
@@ -100,9 +67,16 @@ class Search:
         self.segmenter = session.segmenter
         self.problem = self.segmenter.problem()
         self.entries: dict[bytes, Entry] = {}
+        self.others: list[Entry] = []  # single devices in another precision, which are no candidates
+        self.unplanned: dict[str, tuple[str, str]] = {}  # candidate -> who was to propose it, and why it came to nothing
+        self.races: list[Raced] = []
         self.ratio: Ratio | None = None
         self.winner: Entry | None = None
         self.single: Entry | None = None
+        self.hurried = False  # whether there was no time for a decision
+        self.journal: Journal | None = None
+        self.warmup, self.duration = WARMUP, math.inf  # of each race: runs that do not count, and seconds of those that do
+        self.once: dict[str, float] = {}  # seconds of one run of single devices, as far as they are known
 
     def say(self, what: str, share: float) -> None:
         """Tell what is being done, and which share of it is done."""
@@ -113,13 +87,32 @@ class Search:
         """Seconds until the search should be over."""
         return self.deadline - time.perf_counter()
 
-    def add(self, name: str, placer: str, groups: NDArray[np.int32]) -> Entry:
-        """Enter a placement, or return the entry that it already has."""
-        key = groups.astype(np.int32).tobytes()
-        if key not in self.entries:
-            plan = self.segmenter.plan(groups)
-            self.entries[key] = Entry(name, placer, groups, plan, plan.schedule.makespan, self.predicted(plan))
-        return self.entries[key]
+    def add(self, name: str, placer: str, propose: Callable[[], NDArray[np.int32]]) -> None:
+        """Enter a placement, unless it is there already; if it cannot be had or planned, remember why."""
+        try:
+            groups = propose()
+            if _key(groups) not in self.entries:
+                self.enter(name, placer, groups, self.segmenter.plan(groups))
+        except FAILURES as error:
+            self.unplanned[name] = (placer, reason_of(error))
+
+    def enter(self, name: str, placer: str, groups: NDArray[np.int32], plan: Plan) -> Entry:
+        """Enter a plan, under another name if there is one of that name: an earlier search may have used it."""
+        used = {entry.name for entry in self.entries.values()}
+        free = name if name not in used else next(n for i in itertools.count(2) if (n := f"{name} ({i})") not in used)
+        entry = Entry(free, placer, groups, plan, plan.schedule.makespan, self.predicted(plan))
+        self.entries[_key(groups)] = entry
+        return entry
+
+    @property
+    def standing(self) -> list[Entry]:
+        """Entries that have not failed."""
+        return [entry for entry in self.entries.values() if entry.failed is None]
+
+    @property
+    def ranked(self) -> list[Entry]:
+        """Those of them that were measured, best first."""
+        return sorted((entry for entry in self.standing if entry.measured is not None), key=value_of)
 
     def predicted(self, plan: Plan) -> float:
         """Objective of a plan by its simulated schedule."""
@@ -133,37 +126,91 @@ class Search:
             return self.segmenter.makespan(placements)
         return np.array([self.predicted(self.segmenter.plan(row)) for row in placements])
 
-    def singles(self) -> None:
-        """Enter every device that can run the model whole."""
+    def resume(self, journal: Journal) -> None:
+        """Enter what an earlier search has measured, as far as it is feasible now, and keep what this one measures."""
+        self.journal = journal
+        for known in journal.known:  # the last that is known of a placement counts
+            if not fits(self.problem, known.devices):
+                continue
+            plan = self.segmenter.merged(known.segment_of, known.devices)
+            entry = self.entries.get(_key(known.devices)) or self.enter(known.name, known.placer, known.devices, plan)
+            entry.plan, entry.earlier, entry.output_error = plan, True, known.output_error
+            rounds = range(len(known.samples))
+            entry.measured = summed_up(entry.name, known.samples, rounds)
+            entry.value = summed_up(entry.name, known.values, rounds)
+            entry.segment_s = known.segment_s
+
+    def keep(self, entries: Sequence[Entry]) -> None:
+        """Write what has been measured of entries to the journal, if there is one."""
+        if self.journal is None:
+            return
+        for entry in entries:
+            ours = entry.alone is None and self.entries.get(_key(entry.groups)) is entry  # a placement on these devices
+            measured, value, error = entry.measured, entry.value, entry.output_error
+            if not ours or entry.failed is not None or measured is None or value is None or error is None:
+                continue
+            if len(measured.samples) >= FEWEST:
+                self.journal.add(
+                    Known.of_plan(entry.name, entry.placer, entry.groups, entry.plan, measured, value, entry.segment_s, error)
+                )
+
+    def singles(self, *, plain: bool = True) -> None:
+        """Enter every device that can run the model whole, and what one would do without placeit."""
         for d in self.problem.single_devices:
-            self.add(self.problem.device_names[d], "single", np.full(len(self.problem), d, np.int32))
+            self.add(self.problem.device_names[d], "single", functools.partial(np.full, len(self.problem), d, np.int32))
+        if plain:
+            self.entries |= {entry.name.encode(): entry for entry in plain_entries(self.session, self.problem)}
+
+    def compare_precisions(self) -> list[str]:
+        """Have single devices raced in another precision as well; return a sentence for each that has no other."""
+        singles = [entry for entry in self.entries.values() if entry.placer == "single"]
+        self.others, missing = in_other_precision(self.session, singles)
+        return missing
+
+    def begin_with(self, placements: Mapping[str, NDArray[np.int32]]) -> None:
+        """Enter placements of groups that are measured whatever is simulated of them, and searched on from."""
+        for name, groups in placements.items():
+            self.add(name, "start", groups.copy)
+            if (entry := self.entries.get(_key(groups))) is not None:
+                entry.given = True
 
     def propose(self, placers: Sequence[str]) -> None:
         """Ask every placer, then search among plans from the best answers."""
         cost = self.objective.cost(self.problem, SimulatedCost(self.problem, links="channel", queue="priority"))
         for i, name in enumerate(placers):
             self.say(f"asking {name.partition(':')[0]}", i / len(placers))
-            placer = parse_placer(name)
-            groups = self.problem.check(placer.place(self.problem, cost, seed=self.seed, evaluations=None))
-            self.add(name, name.partition(":")[0], groups)
+            deadline = time.perf_counter() + max(0.0, self.left()) * _ASKED_SHARE / (len(placers) - i)
+            self.add(
+                name,
+                name.partition(":")[0],
+                functools.partial(ask, parse_placer(name), self.problem, cost, seed=self.seed, deadline=deadline),
+            )
+        if self.entries:  # or an error will say it all
+            for name in (placer for placer in placers if placer in self.unplanned):
+                _LOG.warning("The placer '%s' gave no placement, and the others go on: %s", name, self.unplanned[name][1])
         self.refine("segment-search")
 
     def refine(self, name: str) -> bool:
         """Search among plans from the best entries; return whether that led to a placement not entered before."""
         self.say("searching among plans", 0.0)
         known = len(self.entries)
-        ranked = sorted(self.entries.values(), key=lambda e: float(self.expected(e.groups[None])[0]))
-        for i, entry in enumerate(ranked[:_STARTS]):
-            groups = self.improved(entry.groups, self.seed + i)
-            self.add(name if i == 0 else f"{name} {i + 1}", "segment-search", groups)
+        placed = [entry for entry in self.standing if entry.alone is None]
+        ranked = sorted(placed, key=lambda e: float(self.expected(e.groups[None])[0]))
+        given = [entry for entry in placed if entry.given and entry.measured is None]
+        for i, entry in enumerate(dict.fromkeys([*ranked[:_STARTS], *given])):
+            improve = functools.partial(self.improved, entry.groups, self.seed + i)
+            self.add(name if i == 0 else f"{name} {i + 1}", "segment-search", improve)
         return len(self.entries) > known
 
     def improved(self, groups: NDArray[np.int32], seed: int) -> NDArray[np.int32]:
         """Search among plans from a placement on."""
+        deadline = time.perf_counter() + max(0.0, self.left()) * _ASKED_SHARE / _STARTS
         if self.objective.name == "latency":
-            return self.segmenter.search(groups, self.problem, steps=_STEPS, seed=seed)
+            return self.segmenter.search(groups, self.problem, steps=_STEPS, seed=seed, deadline=deadline)
         rng, now = np.random.default_rng(seed), self.expected(groups[None])[0]
         for _ in range(_PLANS):
+            if is_over(deadline):
+                break
             moved, v = groups.copy(), int(rng.integers(len(groups)))
             moved[v] = rng.choice(np.flatnonzero(self.problem.feasible[v]))
             if fits(self.problem, moved) and (value := self.expected(moved[None])[0]) < now:
@@ -174,9 +221,12 @@ class Search:
         """Measure the most promising entries, learn from how long their segments took, search again."""
         if not self.session.executable:
             return
+        if not self.promising():  # there is time for one run of each
+            self.time_singles()
+            return
         for turn in range(_TURNS):
             begin = time.perf_counter()
-            self.measure(self.promising())
+            self.measure()
             one_more = self.left() - (time.perf_counter() - begin) > self.final_s()
             if not one_more or turn == _TURNS - 1 or len(self.problem.device_names) == 1:
                 return
@@ -186,55 +236,218 @@ class Search:
 
     def worth_another_turn(self) -> bool:
         """Whether some unmeasured entry is now expected to beat the best that was measured."""
-        fresh = [e for e in self.entries.values() if e.measured is None and e.placer != "single"]
-        best = min(map(value_of, self.entries.values()))
+        fresh = [e for e in self.standing if e.measured is None and e.placer != "single"]
+        best = min(map(value_of, self.standing), default=math.inf)
         return any(self.expected(e.groups[None])[0] < best * WORTH_MEASURING for e in fresh)
 
     def final_s(self) -> float:
-        """Seconds that the race that decides will take."""
-        measured = sorted((e for e in self.entries.values() if e.measured is not None), key=value_of)
-        singles = [entry for entry in measured if entry.placer == "single"]
-        return _FINAL_ROUNDS * sum(map(measured_median, [*singles, *measured[:_FINAL_SPLITS]]))
+        """Seconds that selection and decision will take."""
+        singles, splits = self.finalists()
+        select, decide = (
+            needed(map(measured_median, self.with_others(entries)), rounds)
+            for rounds, entries in (
+                (_SELECTION_ROUNDS, [*singles, *splits]),
+                (_DECISION_ROUNDS, [*singles[:1], *splits[:1]]),
+            )
+        )
+        return select + decide
+
+    def finalists(self) -> tuple[list[Entry], list[Entry]]:
+        """Single devices, and placements over several, that may be the answer, best first."""
+        ranked = self.ranked
+        singles = [entry for entry in ranked if entry.placer == "single"][:_FINAL_SINGLES]
+        splits = [entry for entry in ranked if entry.placer != "single"][:_FINAL_SPLITS]
+        if singles:  # of several that are far behind, one is enough to say so
+            near = [entry for entry in splits if value_of(entry) < _FAR_BEHIND * value_of(singles[0])]
+            splits = near or splits[:1]
+        return singles, splits
 
     def promising(self) -> list[Entry]:
         """Unmeasured entries worth measuring, with the best measured one and the best single device beside them."""
-        fresh = [e for e in self.entries.values() if e.measured is None and e.placer != "single"]
-        fresh.sort(key=lambda e: e.simulated_value)
-        measured = [e for e in self.entries.values() if e.measured is not None]
-        single = [e for e in self.entries.values() if e.placer == "single"]
-        if measured:
-            single = sorted((e for e in single if e.measured is not None), key=value_of)[:1]
-        return [*single, *sorted(measured, key=value_of)[:1], *fresh[:_FINALISTS]]
+        fresh = [e for e in self.standing if e.measured is None and e.placer != "single"]
+        best = min((known_value(e) for e in self.standing), default=math.inf)
+        for entry in fresh:
+            if not entry.given:  # the user wants to know
+                entry.not_run = hopeless(known_value(entry), best, "slower" if self.objective.name == "latency" else "worse")
+        fresh = sorted((e for e in fresh if e.not_run is None), key=lambda e: (not e.given, known_value(e)))[:_FINALISTS]
+        ranked = self.ranked
+        singles = [e for e in ranked if e.placer == "single"][:1]
+        singles += [e for e in self.standing if e.placer == "single" and e.measured is None]  # all of them, at first
+        entries = sorted(dict.fromkeys([*singles, *ranked[:1]]), key=self.run_s)
+        decision = needed([2 * self.run_s(entries[0])], FEWEST) if entries else 0.0
+        room = max(self.left() * _TURN_SHARE, self.left() - decision, TRIFLE_S)
+        while fresh and needed(map(self.run_s, (*entries, *fresh)), _ROUNDS) > room:
+            fresh.pop()
+        while entries and needed(map(self.run_s, (*entries, *fresh)), 1) > room:  # the slowest first
+            entries.pop()
+        return [*entries, *fresh]
 
-    def measure(self, entries: Sequence[Entry]) -> None:
-        """Race entries against each other, and check their outputs."""
-        unique = list({id(entry): entry for entry in entries}.values())
-        with self.runners(unique) as runners:
-            for entry in unique:
-                if entry.output_error is None:
-                    entry.output_error = self.session.check_outputs(runners[entry.name].executor)
-            race = Race(runners, seed=self.seed)
+    def run_s(self, entry: Entry) -> float:
+        """Seconds that a run takes, as it was measured, or else simulated."""
+        if entry.measured is not None:
+            return entry.measured.median
+        simulated = entry.simulated_s
+        if simulated is None:  # a plain device; what it is made of is hardly faster
+            parts = (e.simulated_s for e in self.entries.values() if e.placer == "single")
+            simulated = min((seconds for seconds in parts if seconds is not None), default=0.0)
+        return self.once.get(entry.name, simulated)
+
+    def time_singles(self) -> None:
+        """Run every single device once, unless that has been done."""
+        for entry in [e for e in self.standing if e.placer == "single" and e.measured is None]:
             try:
-                race.run(
-                    rounds=_ROUNDS,
-                    budget_s=max(0.0, self.left() * _TURN_SHARE),
-                    progress=lambda _, share: self.say(f"measuring {len(unique)} placements", share),
-                )
-            finally:
-                for name, measurement in race.results().items():
-                    entry = next(entry for entry in unique if entry.name == name)
-                    entry.measured, entry.value = measurement, runners[name].valued(measurement)
-                    entry.segment_s = runners[name].executor.segment_seconds()
+                if (seconds := self.once.get(entry.name)) is None:
+                    with entry.home(self.session).executor(entry.plan) as executor:
+                        seconds = executor.time()
+            except FAILURES as error:
+                self.fail(entry, error)
+                continue
+            used = np.eye(len(self.problem.device_names))[entry.groups[0]] if entry.alone is None else entry.alone.busy
+            busy = used * seconds
+            value = self.objective.of_run(seconds, lambda: (busy, 0.0))  # noqa: B023
+            entry.measured, entry.value = (summed_up(entry.name, [one], [0]) for one in (seconds, value))
 
-    @contextlib.contextmanager
-    def runners(self, entries: Sequence[Entry]) -> Iterator[dict[str, Runner]]:
-        """Make entries ready to run, by name, for as long as the context lasts."""
-        with contextlib.ExitStack() as stack:
-            made = {}
-            for i, entry in enumerate(entries):
-                self.say("compiling segments", i / len(entries))
-                made[entry.name] = Runner(stack.enter_context(self.session.executor(entry.plan)), self.objective)
-            yield made
+    def measure(self) -> None:
+        """Race what is promising; where all of it fails, what is promising then, so that something is left if anything runs."""
+        while (entries := self.promising()) and any(entry.measured is None for entry in entries):
+            what = f"measuring {len(entries)} placements"
+            each = sum(map(self.run_s, self.with_others(entries)))
+            rounds = int(np.clip(max(self.left(), TRIFLE_S) / each - WARMUP - CHECKS, 1, _ROUNDS)) if each > 0 else _ROUNDS
+            self.race(entries, what, rounds=rounds, share=_TURN_SHARE, min_rounds=rounds)
+            if self.ranked:
+                return
+
+    def with_others(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Entries, and those that race whenever they do."""
+        return [*entries, *(other for other in self.others if other.failed is None and other.of in entries)]
+
+    def race(
+        self,
+        entries: Sequence[Entry],
+        what: str,
+        *,
+        rounds: int,
+        share: float,
+        min_rounds: int = 0,
+        together: bool = False,
+        drop_losers: bool = True,
+    ) -> dict[str, Measurement]:
+        """Race entries against each other in fresh instances, with their outputs checked.
+
+        An entry that fails, wherever it does, is out, and the others go on. Only what races is held open. What finds no room
+        beside the others races afterwards, unless all have to race together: then it is out.
+
+        Args:
+            entries: who takes part.
+            what: what is said to be done.
+            rounds: most rounds.
+            share: of the time left that they may take.
+            min_rounds: rounds that are run whatever time they take.
+            together: whether the entries are to be compared with each other, by round.
+            drop_losers: whether those that are far behind leave early.
+
+        Returns:
+            The objective in the counted runs, by name.
+        """
+        found: dict[str, Measurement] = {}
+        waiting = self.with_others(entries)
+        drop_losers = drop_losers and len(waiting) == len(entries)  # nobody loses to what is no candidate
+        while waiting:
+            with contextlib.ExitStack() as stack:
+                runners: dict[str, Runner] = {}
+                later: list[Entry] = []
+                for i, entry in enumerate(waiting):
+                    self.say("compiling segments", i / len(waiting))
+                    may_wait = bool(runners) and not together
+                    if may_wait and not self.session.has_room():
+                        later.append(entry)
+                        continue
+                    try:
+                        executor = stack.enter_context(entry.home(self.session).executor(entry.plan))
+                    except FAILURES as error:
+                        if may_wait and isinstance(error, DeviceError | MemoryError):  # there may be room without the others
+                            later.append(entry)
+                        else:
+                            self.fail(entry, error)
+                        continue
+                    if self.checked(entry, executor):
+                        runners[entry.name] = Runner(executor, self.objective, entry.alone)
+                    else:
+                        executor.close()
+                racing = [entry for entry in waiting if entry.name in runners]
+                waiting = later
+                if racing:
+                    found |= self.raced(racing, runners, what, rounds, share, min_rounds, drop_losers)
+        return {entry.name: found[entry.name] for entry in entries if entry.name in found}
+
+    def raced(
+        self,
+        entries: Sequence[Entry],
+        runners: Mapping[str, Runner],
+        what: str,
+        rounds: int,
+        share: float,
+        min_rounds: int,
+        drop_losers: bool,
+    ) -> dict[str, Measurement]:
+        """Race open entries; close who leaves."""
+        by_name = {entry.name: entry for entry in entries}
+
+        def leave(name: str, error: ExecutionError | None) -> None:
+            entry, executor = by_name[name], runners[name].executor
+            if error is None:
+                entry.segment_s = executor.segment_seconds()
+                self.checked(entry, executor, after=True)
+            else:
+                self.fail(entry, error)
+            executor.close()
+
+        race = Race(runners, seed=self.seed + len(self.races) + 1, warmup=self.warmup, leave=leave)
+        found: dict[str, Measurement] = {}
+        try:
+            if self.duration < math.inf:
+                race.warm_up()
+            race.run(
+                rounds=rounds,
+                budget_s=min(self.duration, max(0.0, self.left() * share)),
+                min_rounds=min_rounds,
+                drop_losers=drop_losers,
+                progress=lambda _, done: self.say(what, done),
+            )
+        finally:
+            results = {name: result for name, result in race.results().items() if by_name[name].failed is None}
+            for name, measurement in results.items():
+                entry = by_name[name]
+                found[name] = runners[name].valued(measurement)
+                if entry.measured is not None and len(measurement.samples) < min(FEWEST, len(entry.measured.samples)):
+                    continue  # an interrupted race says less than the one before
+                entry.measured, entry.value = measurement, found[name]
+                entry.race, entry.earlier = len(self.races), False
+                if name in race.running:
+                    entry.segment_s = runners[name].executor.segment_seconds()
+            self.races.append(Raced(what, max((len(result.samples) for result in results.values()), default=0), results))
+        for name in race.running:
+            self.checked(by_name[name], runners[name].executor, after=True)
+        self.keep(entries)
+        return {name: value for name, value in found.items() if by_name[name].failed is None}
+
+    def checked(self, entry: Entry, executor: PlanExecutor, *, after: bool = False) -> bool:
+        """Whether an entry runs and its outputs are right; the worst of all checks of its outputs counts."""
+        try:
+            found = self.session.check_outputs(executor, after=after)
+        except FAILURES as error:
+            self.fail(entry, error)
+        else:
+            entry.output_error = found if entry.output_error is None else entry.output_error.worse(found)
+            if (why := entry.output_error.wrong(entry.home(self.session).tolerance)) is not None:
+                self.fail(entry, why)
+        return entry.failed is None
+
+    def fail(self, entry: Entry, why: BaseException | str) -> None:
+        """Put an entry out: what was measured of it counts no more."""
+        entry.failed = why if isinstance(why, str) else reason_of(why)
+        entry.measured = entry.value = entry.segment_s = entry.race = None
+        entry.final = False
 
     def learn(self) -> None:
         """Correct the costs by what segments really took beside each other."""
@@ -242,64 +455,143 @@ class Search:
         runs = [
             (profiled.priced(entry.plan), entry.segment_s)
             for entry in self.entries.values()
-            if entry.segment_s is not None and len(entry.plan.segments) > 1
+            if entry.segment_s is not None and len(entry.plan.segments) > 1 and entry.alone is None
         ]
         self.segmenter = Segmenter(self.session.grouping, calibrated(self.session.costs, runs))
 
     def confirm(self) -> None:
-        """Measure the finalists again, in fresh instances, against the single devices, and decide by that race alone."""
-        measured = sorted((e for e in self.entries.values() if e.measured is not None), key=value_of)
-        singles = [entry for entry in measured if entry.placer == "single"]
-        split = [entry for entry in measured if entry.placer != "single"][:_FINAL_SPLITS]
-        if singles:  # of several that are far behind, one is enough to say so
-            near = [entry for entry in split if value_of(entry) < _FAR_BEHIND * value_of(singles[0])]
-            split = near or split[:1]
-        finalists = [*singles, *split]
-        if not finalists:
-            return
-        with self.runners(finalists) as runners:
-            self.decide(runners, singles, split)
+        """Select the best single device and the best placement over several, then decide between the two.
 
-    def decide(self, runners: Mapping[str, Runner], singles: Sequence[Entry], split: Sequence[Entry]) -> None:
-        """Race the finalists until one is faster beyond doubt, or none is likely to be."""
-        finalists = [*singles, *split]
-        race = Race(runners, seed=self.seed + 1)
-        for look in range(_LOOKS):
-            result = race.run(
-                rounds=_FINAL_ROUNDS,
-                budget_s=max(0.0, self.left()),
-                min_rounds=_FEWEST_FINAL_ROUNDS,
-                drop_losers=False,
-                progress=lambda _, share: self.say("measuring the finalists again", share),
+        They are selected by a race of the finalists, and decided about by a race of the two alone: what made them look good
+        enough to be selected does not enter the decision.
+        """
+        if self.session.executable:
+            while not self.settled(*self.selected()):
+                pass
+
+    def selected(self) -> tuple[Entry | None, Entry | None]:
+        """The best single device and the best placement over several, by a race of the finalists if there is time for it."""
+        singles, splits = self.finalists()
+        entries = [*singles, *splits]
+        rounds = self.affordable(_SELECTION_ROUNDS, entries, _SELECTION_SHARE) if entries else 0
+        found: dict[str, Measurement] = {}
+        if (len(singles) > 1 or len(splits) > 1) and rounds >= FEWEST:
+            found = self.race(entries, "measuring the finalists", rounds=rounds, share=_SELECTION_SHARE)
+
+        def order(entry: Entry) -> float:
+            together = len(found) == len(entries)
+            return faster(found[entry.name], found[entries[0].name]).ratio if together else value_of(entry)
+
+        best = [min((e for e in some if e.failed is None), key=order, default=None) for some in (singles, splits)]
+        return best[0], best[1]
+
+    def settled(self, single: Entry | None, split: Entry | None) -> bool:
+        """Decide between the two, by the samples of a race of their own; return whether neither has failed in it.
+
+        The number of rounds is settled before the race begins, and there is one look at its end.
+        """
+        self.single = single
+        if single is None or split is None or value_of(single) == 0:  # nothing is less than zero
+            self.winner = single or split
+            self.hurried = split is None and any(
+                e.measured is None and e.not_run is None for e in self.standing if e.placer != "single"
             )
-            for entry in finalists:
-                entry.measured, entry.final = result[entry.name], True
-                entry.value = runners[entry.name].valued(entry.measured)
-            self.single = min(singles, key=value_of) if singles else None
-            best = min(split, key=value_of) if split else None
-            if best is None or self.single is None:
-                self.winner = best or self.single
-                return
-            if value_of(self.single) == 0:  # nothing is less, and there is no ratio to it
-                self.winner = self.single
-                return
-            assert best.value is not None and self.single.value is not None  # noqa: S101, PT018
-            self.ratio = faster(best.value, self.single.value)
-            self.winner = best if self.ratio.faster else self.single
-            # a busy machine widens the interval: where a gain is likely, measure on before giving it up
-            if self.ratio.faster or self.ratio.ratio > _LIKELY_GAIN or look == _LOOKS - 1:
-                return
+            return True
+        pair, found = [single, split], {}
+        if (rounds := self.affordable(decision_rounds(single, split), pair, 1.0)) >= FEWEST:
+            found = self.race(pair, "deciding about the finalists", rounds=rounds, share=1.0, together=True)
+        if single.failed is not None or split.failed is not None:
+            return False
+        self.winner = single
+        self.hurried = len(found) < 2 or min(len(value.samples) for value in found.values()) < FEWEST
+        if not self.hurried:
+            single.final = split.final = True
+            self.ratio = faster(found[split.name], found[single.name])
+            self.winner = split if self.ratio.faster else single
+        return True
+
+    def affordable(self, rounds: int, entries: Sequence[Entry], share: float) -> int:
+        """How many of some rounds there is time for, in a share of what is left."""
+        each = sum(map(measured_median, self.with_others(entries)))
+        return min(rounds, int(self.left() * share / each) - WARMUP - CHECKS)
 
 
-def measured_median(entry: Entry) -> float:
-    """Median seconds of an entry; ``inf`` if it was not measured."""
-    return math.inf if entry.measured is None else entry.measured.median
+def race_all(
+    session: Session,
+    placements: Mapping[str, NDArray[np.int32]],
+    alone: Mapping[str, Session],
+    *,
+    rounds: int,
+    duration: float | None = None,
+    warmup: int = WARMUP,
+    seed: int,
+    progress: Progress | None,
+) -> tuple[list[Entry], bool]:
+    """Race placements, by name, against each other and against plain devices, with their outputs checked.
+
+    Args:
+        session: the model on the devices.
+        placements: of groups, by name.
+        alone: others, by name, each the whole model on the only device of a session (:meth:`placeit.session.Session.alone`).
+        rounds: how many.
+        duration: seconds, in place of their number: as many rounds as fit, and one in any case.
+        warmup: runs of each placement before the rounds, which do not count.
+        seed: decides the order within each round.
+        progress: told what is being done.
+
+    Returns:
+        What was measured, and whether Ctrl-C ended that early.
+
+    Raises:
+        UsageError: no rounds, or no time for them.
+        KeyboardInterrupt: Ctrl-C before anything was measured.
+        ExecutionError: all of them failed; says why each did.
+    """
+    check_length(rounds, duration, warmup)
+    search = Search(session, get_objective("latency", session.cluster), math.inf, seed, progress)
+    search.warmup = warmup
+    if duration is not None:
+        search.duration, rounds = duration, sys.maxsize
+    least = rounds if duration is None else 1
+    entries = plain_entries(session, search.problem)
+    entries += [alone_on(home, name, np.ones(len(session.cluster))) for name, home in alone.items()]
+    for name, groups in placements.items():
+        plan = search.segmenter.plan(groups)
+        entries.append(Entry(name, "given", groups, plan, plan.schedule.makespan, search.predicted(plan)))
+    interrupted = False
+    try:
+        search.race(entries, "measuring", rounds=rounds, share=1.0, min_rounds=least, together=True, drop_losers=False)
+    except KeyboardInterrupt:
+        if all(entry.measured is None for entry in entries):
+            raise
+        interrupted = True
+        session.hurry()
+    if all(entry.failed is not None for entry in entries):
+        raise ExecutionError(
+            " ".join(["Everything that was to be compared failed.", *(f"{entry.name}: {entry.failed}" for entry in entries)])
+        )
+    return entries, interrupted
 
 
-def value_of(entry: Entry) -> float:
-    return math.inf if entry.value is None else entry.value.median
+def decision_rounds(single: Entry, split: Entry) -> int:
+    """Rounds of the race that decides: more where a gain is likely and runs vary much, by earlier races of the two."""
+    if value_of(split) >= value_of(single):
+        return _DECISION_ROUNDS
+    variance = 0.0
+    for entry in (single, split):
+        assert entry.value is not None  # noqa: S101
+        logs = np.log(np.maximum(entry.value.samples, np.finfo(float).tiny))
+        variance += float(1.48 * np.median(abs(logs - np.median(logs)))) ** 2
+    return int(np.clip(_DECISION_ROUNDS * variance / _STEADY**2, _DECISION_ROUNDS, _MOST_DECISION_ROUNDS))
 
 
-def known_value(entry: Entry) -> float:
-    """The objective of an entry, as it was measured, or else simulated."""
-    return entry.simulated_value if entry.value is None else entry.value.median
+def _key(groups: NDArray[np.int32]) -> bytes:
+    """What a placement of groups is known by among the entries."""
+    return groups.astype(np.int32).tobytes()
+
+
+def reason_of(error: BaseException) -> str:
+    """What went wrong, in one paragraph that ends with a full stop."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    text = text if isinstance(error, PlaceitError) else f"{type(error).__name__}: {text}"
+    return text if text.endswith(".") else f"{text}."

@@ -7,6 +7,7 @@ import json
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openvino as ov
@@ -23,6 +24,8 @@ from placeit.optimize import optimize
 from placeit.placers.bound import lower_bound
 from placeit.problem import Placement, Problem
 from placeit.profiler.cache import Cache
+from placeit.profiler.costs import profile
+from placeit.runtime.segments import Costs
 from placeit.runtime.simulator import simulate
 from placeit.session import OutputError, Session
 
@@ -52,7 +55,7 @@ def powered(cluster: Cluster, *watts: tuple[float, float]) -> Cluster:
 
 
 def test_a_slow_device_behind_a_slow_link_leaves_the_model_on_the_fast_one(cache: Cache) -> None:
-    found = optimize(inception_like(), emulated(20.0, 1e5, 0.05), placers=PLACERS, budget=5, cache=cache)
+    found = optimize(inception_like(), emulated(20.0, 1e6, 0.01), placers=PLACERS, budget=2, cache=cache)
     assert found.chosen.name == "fast"
     assert found.chosen is found.best_single
     assert set(found.placement.as_dict().values()) == {"fast"}
@@ -173,8 +176,8 @@ def test_energy_chooses_a_frugal_device_that_is_slower_and_never_calls_joules_me
 
 
 def test_total_cost_stays_on_the_fast_device(cache: Cache) -> None:
-    cluster = emulated(20.0, 1e5, 0.05)
-    found = optimize(inception_like(), cluster, placers=PLACERS, budget=4, objective="total-cost", cache=cache)
+    cluster = emulated(20.0, 1e6, 0.01)
+    found = optimize(inception_like(), cluster, placers=PLACERS, budget=2, objective="total-cost", cache=cache)
     assert found.chosen.name == "fast"
     assert found.chosen.value is not None
     assert found.chosen.measured is not None
@@ -223,11 +226,26 @@ def test_ctrl_c_keeps_the_best_placement_so_far(cache: Cache) -> None:
         if "finalists" in what:
             raise KeyboardInterrupt
 
-    found = optimize(inception_like(), emulated(1.5, 1e9, 1e-5), placers=PLACERS, budget=5, cache=cache, progress=interrupt)
+    found = optimize(inception_like(), emulated(1.5, 1e9, 1e-5), placers=PLACERS, budget=60, cache=cache, progress=interrupt)
     assert found.interrupted
     assert found.chosen.placer == "single"
     assert any(candidate.measured is not None for candidate in found.candidates)
     assert "interrupted" in found.reason
+
+
+def test_a_budget_too_short_for_a_decision_leaves_the_single_device_and_says_so(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cutting_is_free(*args: Any, **options: Any) -> Costs:  # so there is a split to decide about
+        found = profile(*args, **options)
+        return Costs(found.core, 0 * found.cut, 0 * found.dispatch, found.cluster)
+
+    monkeypatch.setattr("placeit.session.profile", cutting_is_free)
+    found = optimize(inception_like(), emulated(1.0, 1e12, 1e-9), placers="heft", budget=0.01, cache=cache)
+    assert found.chosen is found.best_single
+    assert "no time was left to decide" in found.reason
+    assert found.chosen.measured is not None
+    assert found.chosen.output_error is not None
 
 
 @settings(max_examples=50, deadline=None)

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import openvino as ov
 import pytest
 from small_models import inception_like
 
 from placeit.cluster import Cluster, Device, Link
 from placeit.devices.host import allowed_cores
+from placeit.devices.openvino_core import openvino_core
 from placeit.errors import DeviceError, PlacementError, UsageError
 from placeit.problem import Placement
 from placeit.profiler.cache import Cache
@@ -45,9 +45,9 @@ def test_costs_are_finite_and_add_up_to_a_pass_of_the_whole_model(session: Sessi
 
 def test_a_slowed_device_costs_more_in_proportion(cache: Cache) -> None:
     with Session(inception_like(), two_on_one_core(slowdown=8.0), cache=cache) as session:
-        total = session.costs.core.sum(axis=0)
+        whole = [session.segmenter.plan(np.full(len(session.grouping.groups), d)).schedule.makespan for d in range(2)]
     # both are measured on the same core; a factor of eight shows through any noise
-    assert total[1] > 2 * total[0]
+    assert whole[1] > 2 * whole[0]
 
 
 def test_costs_are_taken_from_the_cache_the_second_time(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_outputs_belong_to_the_inputs_given(session: Session) -> None:
     inputs = {name: value * 2 for name, value in session.model.random_inputs(seed=5).items()}
     groups = np.arange(len(session.grouping.groups)) % 2
     report = session.run(session.placement(groups), runs=6, inputs=inputs)
-    expected = ov.Core().compile_model(session.model.ov_model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})(
+    expected = openvino_core().compile_model(session.model.ov_model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})(
         list(inputs.values())
     )
     for i, spec in enumerate(session.model.outputs):

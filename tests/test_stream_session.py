@@ -18,6 +18,7 @@ from placeit.cluster import Cluster, Device, Link
 from placeit.devices.host import allowed_cores
 from placeit.errors import DeviceError, ExecutionError
 from placeit.optimize import optimize
+from placeit.problem import Placement
 from placeit.profiler.costs import supported
 from placeit.runtime.runtime import Runtime
 from placeit.runtime.segments import Costs, Segmenter
@@ -56,7 +57,10 @@ def plan_of(model, cluster, seed):
 @pytest.mark.parametrize("cluster", [Cluster(tuple(devices("cpu", "cpu:0"))), MIXED], ids=["accelerators", "with a core set"])
 def test_a_placement_found_there_computes_what_the_module_does(eager, cache, cluster):
     model = conv_net()
-    found = optimize(model, cluster, budget=2.0, cache=cache, max_groups=8)
+    ops = model.graph.names
+    halves = (2 * np.arange(len(ops)) // len(ops)).astype(np.int32)
+    split = Placement(tuple(ops), halves, tuple(cluster.names), model.graph.hash)  # measured, however slow it is
+    found = optimize(model, cluster, budget=20.0, start=split, cache=cache, max_groups=8)
     assert found.chosen.output_error.max_rel < 1e-5
     inputs = model.random_inputs(seed=3)
     reference = model.uncut(None, "f32")(inputs)
@@ -237,7 +241,7 @@ def test_the_trace_of_a_run_has_the_accelerator_on_it(eager, cache, tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU, a PyTorch built with CUDA, and CuPy")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU and a PyTorch built with CUDA")
 @pytest.mark.parametrize("names", ["cuda:0", f"cuda:0,CPU@{CORES[0]}"])
 def test_on_a_gpu_a_placement_computes_what_the_module_does(cache, names):
     model = conv_net()

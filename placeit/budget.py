@@ -1,0 +1,39 @@
+"""What a search has to have time for, by how long runs take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from placeit.runtime.measure import FEWEST, WARMUP
+
+__all__ = ["CHECKS", "HOPELESS", "TRIFLE_S", "hopeless", "least", "needed"]
+
+CHECKS = 4  # runs of what is measured whose outputs are compared, before and after
+REFERENCES = 3  # runs of the uncut model, for outputs to compare with
+HOPELESS = 5.0  # times what the best takes by which something is not worth a run
+TRIFLE_S = 0.5  # what nobody minds
+
+
+def needed(seconds: Iterable[float], rounds: int) -> float:
+    """Return the seconds that a race takes, by the seconds of a run of each candidate."""
+    return (rounds + WARMUP + CHECKS) * sum(seconds)
+
+
+def least(seconds: Iterable[float]) -> float:
+    """Return the least seconds to compare placements over several devices with the best single device.
+
+    They pay for a pass over the model that is cut into its groups, on each device, and for a race of the best single device and
+    one placement that takes as long.
+
+    Args:
+        seconds: of a run of the whole model on each device.
+    """
+    runs = list(seconds)
+    return sum(runs) + (REFERENCES * min(runs) if runs else 0.0) + needed([min(runs)] * 2 if runs else [], FEWEST)
+
+
+def hopeless(value: float, best: float, worse: str) -> str | None:
+    """Say why what is expected to have a value is not worth a run, by the best that is expected; None if it is."""
+    if not value > HOPELESS * best > 0:
+        return None
+    return f"not run: simulated {value / best:.{0 if value > 10 * best else 1}f} times {worse}"

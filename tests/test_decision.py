@@ -1,0 +1,109 @@
+"""The decision between one device and several, where the truth is known: how often it is wrong, and what it claims."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+import pytest
+
+from benchmarks.decision import FASTER, NOT_FASTER, Case, Machine, search_of, summary
+
+
+def name_of(case: Case) -> str:
+    return f"{len(case.splits)} at {case.splits[0]:g} against {len(case.singles)}, noise {case.noise:g}"
+
+
+def room(share: float, trials: int) -> float:
+    """How far beyond a share one does not get in 1,000 such simulations."""
+    return 3.1 * math.sqrt(share * (1 - share) / trials)
+
+
+@pytest.mark.parametrize("case", [case for case in NOT_FASTER if len(case.splits) == 3], ids=name_of)
+def test_what_is_not_faster_is_chosen_as_rarely_as_is_said(case: Case) -> None:
+    found = summary(case, trials := 250, 1)
+    assert found.false <= 0.0175 + room(0.0175, trials)
+    assert found.covered >= 0.965 - room(0.965, trials)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", NOT_FASTER, ids=name_of)
+def test_in_thousands_of_searches_what_is_not_faster_is_chosen_in_2_5_percent_at_most(case: Case) -> None:
+    found = summary(case, 4000, 2)
+    assert found.false <= 0.025
+    assert found.covered >= 0.94
+
+
+def test_a_gain_of_5_percent_is_found_in_most_searches() -> None:
+    found = summary(FASTER[-1], 150, 1)
+    assert found.in_time >= 0.8 - room(0.8, 150)
+    assert found.covered >= 0.965 - room(0.965, 150)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", FASTER, ids=name_of)
+def test_in_thousands_of_searches_a_gain_of_5_percent_is_found_in_40_rounds_of_four_in_five(case: Case) -> None:
+    found = summary(case, 4000, 2)
+    assert found.in_time >= 0.8
+    assert found.covered >= 0.94
+    assert found.claimed == pytest.approx(1, abs=0.01)
+
+
+def machine(noise: float = 0.01) -> Machine:
+    return Machine(noise, correlated=False, random=np.random.default_rng(0))
+
+
+def test_what_was_measured_before_the_decision_does_not_enter_it() -> None:
+    search = search_of(Case((0.5, 0.5), 0.01, (1.0, 1.0)), machine(), seed=0)
+    search.measure()
+    single, split = search.selected()
+    assert single is not None
+    assert split is not None
+    assert single.value is not None
+    assert split.value is not None
+    assert split.value.median < 0.6
+    split.plan = 1.0  # type: ignore[assignment]
+    assert search.settled(single, split)
+    assert search.winner is single
+    assert search.ratio is not None
+    assert 0.98 < search.ratio.ratio < 1.02
+    assert min(split.value.samples) > 0.9
+    assert len(split.value.samples) == len(single.value.samples) == 25
+
+
+@pytest.mark.parametrize(("left_s", "rounds"), [(1e9, 25), (28.4, 12), (19.4, 6)])
+def test_the_decision_keeps_to_the_time_that_is_left(left_s: float, rounds: int) -> None:
+    search = search_of(Case((0.5,), 0.01, (1.0,)), machine(), seed=0)
+    search.measure()
+    search.deadline = time.perf_counter() + left_s
+    search.confirm()
+    assert search.winner is not None
+    assert search.winner.placer == "drawn"
+    assert search.winner.measured is not None
+    assert len(search.winner.measured.samples) == rounds
+
+
+@pytest.mark.parametrize("left_s", [11.0, 0.0, -5.0])
+def test_without_time_for_a_decision_the_single_device_stays(left_s: float) -> None:
+    search = search_of(Case((0.5, 0.6), 0.01, (1.0, 1.1)), machine(), seed=0)
+    search.measure()
+    search.deadline = time.perf_counter() + left_s
+    search.confirm()
+    assert search.winner is not None
+    assert search.winner.name == "single 0"
+    assert search.hurried
+    assert search.ratio is None
+
+
+def test_runs_that_vary_much_get_more_rounds_if_a_gain_is_likely() -> None:
+    rounds = []
+    for noise, time_of_split in ((0.01, 0.8), (0.25, 0.8), (0.25, 1.5)):
+        search = search_of(Case((time_of_split,), noise, (1.0,)), machine(noise), seed=0)
+        search.measure()
+        search.confirm()
+        assert search.single is not None
+        assert search.single.measured is not None
+        rounds.append(len(search.single.measured.samples))
+    assert rounds[0] == rounds[2] == 25
+    assert rounds[1] > 40
