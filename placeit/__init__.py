@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from placeit.devices import available, discover
     from placeit.errors import PlaceitError
     from placeit.graph import OpGraph
-    from placeit.optimize import Candidate, Optimized, optimize
+    from placeit.optimize import Candidate, Optimized, Unplanned, optimize
     from placeit.placers.api import place
     from placeit.placers.registry import placer_names
     from placeit.problem import Placement, Problem
@@ -40,6 +40,7 @@ __all__ = [
     "Problem",
     "RunReport",
     "Session",
+    "Unplanned",
     "available",
     "coarsen",
     "discover",
@@ -75,6 +76,7 @@ _HOME = {
     "Problem": "placeit.problem",
     "RunReport": "placeit.session",
     "Session": "placeit.session",
+    "Unplanned": "placeit.optimize",
     "available": "placeit.devices",
     "coarsen": "placeit.backends.coarsen",
     "discover": "placeit.devices",

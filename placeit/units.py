@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 from placeit.errors import UsageError
 
-__all__ = ["Dimension", "format_quantity", "parse_quantity"]
+__all__ = ["Dimension", "about_bytes", "format_quantity", "parse_quantity"]
 
 Dimension: TypeAlias = Literal["number", "bandwidth", "memory bandwidth", "time", "memory", "rate", "power"]
 
@@ -77,6 +77,14 @@ def parse_quantity(text: str, dimension: Dimension) -> float:
     if sign and value != 0:
         raise UsageError(f"'{text}' is negative.")
     return value
+
+
+def about_bytes(value: float) -> str:
+    """Write a size with three digits or so: ``2.15 GB``."""
+    for prefix in ("T", "G", "M", "k"):
+        if value >= _DECIMAL[prefix]:
+            return "no limit" if value == float("inf") else f"{value / float(_DECIMAL[prefix]):.3g} {prefix}B"
+    return f"{value:.3g} B"
 
 
 def format_quantity(value: float, dimension: Dimension) -> str:

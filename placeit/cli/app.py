@@ -10,6 +10,8 @@ import typer
 from placeit import __version__
 from placeit.cli import compare, devices, export, generate, inspect, optimize, profile, run, train
 from placeit.cli.command import command
+from placeit.cli.placers import ListsPlacers
+from placeit.interrupts import guarded
 
 __all__ = ["app", "main"]
 
@@ -45,6 +47,7 @@ def placeit(
     """Find, by measuring, which part of a neural network should run on which device, and run it that way."""
 
 
+_HELPS = {"optimize": ListsPlacers}
 for _function, _examples in (
     (devices.devices, devices.EXAMPLES),
     (inspect.inspect, inspect.EXAMPLES),
@@ -56,7 +59,7 @@ for _function, _examples in (
     (generate.generate, generate.EXAMPLES),
     (train.train, train.EXAMPLES),
 ):
-    app.command(_function.__name__, epilog=_examples)(command(_function))
+    app.command(_function.__name__, cls=_HELPS.get(_function.__name__), epilog=_examples)(command(_function))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -65,4 +68,4 @@ def main(argv: Sequence[str] | None = None) -> None:
     Args:
         argv: arguments; the process's own if None.
     """
-    app(argv)
+    guarded(lambda: app(argv))

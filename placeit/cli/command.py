@@ -20,15 +20,20 @@ import typer
 
 from placeit.cli.terminal import Output, Terminal, printable
 from placeit.errors import FileError, PlaceitError
+from placeit.files import own_descriptor
+from placeit.interrupts import INTERRUPTED, come_through, happened
 
 __all__ = ["command"]
 
 BUG = 70
 """Exit code of an error that placeit does not expect (``EX_SOFTWARE`` of sysexits.h)."""
-INTERRUPTED = 130
-"""Exit code after Ctrl-C: 128 + SIGINT, as shells have it."""
+FAILED = PlaceitError.exit_code
+"""Exit code where there is a result, and part of it is that something failed."""
 BROKEN_PIPE = 141
 """Exit code if the reader of standard output goes away: 128 + SIGPIPE."""
+
+_LONGEST = 1500
+"""Characters of an error."""
 
 
 def command(function: Callable[..., Output]) -> Callable[..., None]:
@@ -60,7 +65,11 @@ def command(function: Callable[..., Output]) -> Callable[..., None]:
         with _Reporting(terminal.debug):
             with _stdout_for_the_result(), _library_messages(terminal):
                 output = function(**arguments, **values)
-            _print(terminal, output)
+            come_through()
+            try:
+                _print(terminal, output)
+            finally:
+                _write(output)
         raise typer.Exit(output.exit_code)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -87,14 +96,22 @@ class _Reporting:
             return
         if self._debug and not isinstance(error, BrokenPipeError):
             typer.echo("".join(traceback.format_exception(error)), err=True)
+        come_through()
         message, code = _explain(error)
         if message:
-            typer.echo(printable(" ".join(message.split())), err=True)
+            typer.echo(_shortened(printable(" ".join(message.split()))), err=True)
         raise typer.Exit(code) from None
+
+
+def _shortened(message: str) -> str:
+    """Leave out the middle of a message that is too long to be read, such as one with a name of thousands of characters."""
+    return message if len(message) <= _LONGEST else f"{message[: _LONGEST // 2]} ... {message[-_LONGEST // 3 :]}"
 
 
 def _explain(error: BaseException) -> tuple[str, int]:
     """Return what to say about an error, and the exit code."""
+    if happened() and not isinstance(error, FileError | BrokenPipeError):
+        return "interrupted", INTERRUPTED  # whatever a library has made of it
     match error:
         case PlaceitError():
             return f"error: {error}", error.exit_code
@@ -156,10 +173,24 @@ class _Handler(logging.Handler):
         typer.echo(printable(f"{record.levelname.lower()}: {record.getMessage()}"), err=True)
 
 
+def _write(output: Output) -> None:
+    """Write the files of a result, all that can be written. Raises FileError that says what is lost."""
+    errors = []
+    for file in output.files:
+        try:
+            file.write()
+        except FileError as error:
+            if isinstance(error.__cause__, BrokenPipeError) and own_descriptor(file.path) == 1:
+                raise error.__cause__ from None
+            errors.append(f"{error} {file.what[:1].upper()}{file.what[1:]} that was to be written there is lost.")
+    if errors:
+        raise FileError(" ".join(errors))
+
+
 def _print(terminal: Terminal, output: Output) -> None:
     """Print the result; raises FileError if standard output does not take it."""
     try:
-        terminal.print(output)
+        terminal.print(output, err=any(own_descriptor(file.path) == 1 for file in output.files))
         sys.stdout.flush()
     except BrokenPipeError:
         _drop_stdout()

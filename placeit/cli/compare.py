@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from placeit.cli import text
-from placeit.cli.options import SeedOption, SessionOptions
+from placeit.cli.command import FAILED
+from placeit.cli.options import CheckedOptions, LengthOptions, SeedOption
 from placeit.cli.placements import naming, open_session
 from placeit.cli.terminal import Output, Terminal
 from placeit.errors import UsageError
+from placeit.interrupts import INTERRUPTED
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
     from rich.console import Console
 
+    from placeit.entries import Entry
     from placeit.problem import Placement
+    from placeit.runtime.measure import Ratio
     from placeit.session import Session
 
 __all__ = ["EXAMPLES", "compare"]
@@ -28,6 +31,7 @@ EXAMPLES = """\b
 Examples:
   placeit compare model.onnx -p a.json -p b.json --devices CPU@0,CPU@1
   placeit compare model.onnx -p placement.json --runs 100
+  placeit compare model.onnx -p placement.json --duration 20 --warmup 5
 """
 
 
@@ -37,61 +41,77 @@ def compare(
         list[Path] | None,
         typer.Option("--placement", "-p", metavar="FILE", help="Placement to compare; repeatable.", show_default=False),
     ] = None,
-    runs: Annotated[int, typer.Option("--runs", metavar="N", min=1, help="Timed runs of each.")] = 30,
+    length: LengthOptions,
     seed: SeedOption = 0,
-    options: SessionOptions,
+    options: CheckedOptions,
     terminal: Terminal,
 ) -> Output:
     """Race placements against every single device.
 
     The whole model on each device and each placement take turns, in a new random order each round, so that a machine that
-    slows down slows all of them down. A speed-up is the median over rounds of one time over the other, with its 95 %
-    confidence interval.
+    slows down slows all of them down. A speed-up is one time over the other, paired by round, with its 95 % interval. What
+    fails, or has wrong outputs, is out, and the table says why; the others are compared, and the exit code is 1. Ctrl-C ends
+    the race and keeps what was measured.
     """
-    from placeit.runtime.measure import Race, faster
+    from placeit.entries import measured_median
+    from placeit.runtime.measure import faster
+    from placeit.search import race_all
 
+    runs = length.rounds()
     files = placement or []
     if len({path.resolve() for path in files}) < len(files):
         raise UsageError("--placement names the same file twice.")
     with terminal.progress() as progress, open_session(options, files, progress) as (session, placements):
-        groups = _candidates(session, dict(zip(map(str, files), placements, strict=True)))
-        plans = {name: session.segmenter.plan(devices) for name, devices in groups.items()}
-        with contextlib.ExitStack() as stack:
-            executors = {name: stack.enter_context(session.executor(plan)) for name, plan in plans.items()}
-            race = Race({name: executor.time for name, executor in executors.items()}, seed=seed)
-            measured = race.run(
-                rounds=runs,
-                drop_losers=False,
-                progress=None if progress is None else lambda _, share: progress("measuring", share),
-            )
-            errors = {name: session.check_outputs(executor) for name, executor in executors.items()}
+        named = dict(zip(map(str, files), placements, strict=True))
+        alone = {name: home for name, given in named.items() if (home := session.home_of(given)) is not session}
+        groups = _candidates(session, {name: given for name, given in named.items() if name not in alone})
+        entries, interrupted = race_all(
+            session,
+            groups,
+            alone,
+            rounds=runs,
+            duration=length.duration,
+            warmup=length.warmup,
+            seed=seed,
+            progress=progress,
+        )
         cluster = session.cluster
-        counts = {name: session.placement(devices).counts() for name, devices in groups.items()}
-    singles = [name for name in groups if name not in map(str, files)]
-    speedups = {name: {single: faster(measured[single], measured[name]) for single in singles} for name in groups}
-    order = sorted(groups, key=lambda name: measured[name].median)
+        counts = {entry.name: entry.home(session).placement(entry.groups).counts() for entry in entries}
+    singles = [entry.name for entry in entries if entry.name not in named]
+    entries.sort(key=lambda entry: (entry.failed is not None, measured_median(entry)))
+    by_name = {entry.name: entry for entry in entries}
 
-    def row(name: str) -> dict[str, Any]:
+    def speedups(entry: Entry) -> dict[str, Ratio | None]:
+        mine, others = entry.measured, {single: by_name[single].measured for single in singles}
+        return {single: None if mine is None or other is None else faster(other, mine) for single, other in others.items()}
+
+    def row(entry: Entry) -> dict[str, Any]:
+        measured, error = entry.measured, entry.output_error
         return {
-            "name": name,
-            "placement_file": None if name in singles else name,
-            "segments": text.programs(plans[name]),
-            "devices": counts[name],
-            "simulated_s": plans[name].schedule.makespan,
-            "measured_s": measured[name].median,
-            "p95_s": measured[name].p95,
-            "ci_s": [measured[name].ci_low, measured[name].ci_high],
+            "name": entry.name,
+            "placement_file": None if entry.name in singles else entry.name,
+            "segments": text.programs(entry.plan),
+            "devices": counts[entry.name],
+            "simulated_s": entry.simulated_s,
+            "measured_s": None if measured is None else measured.median,
+            "p95_s": None if measured is None else measured.p95,
+            "ci_s": [None, None] if measured is None else [measured.ci_low, measured.ci_high],
             "speedup_over": {
-                single: {"ratio": ratio.ratio, "ci": [ratio.ci_low, ratio.ci_high]} for single, ratio in speedups[name].items()
+                single: None if ratio is None else {"ratio": ratio.ratio, "ci": [ratio.ci_low, ratio.ci_high]}
+                for single, ratio in speedups(entry).items()
             },
-            "output_error": vars(errors[name]),
+            "output_error": None if error is None else error.to_dict(),
+            "failed": entry.failed,
         }
 
     data = {
         "model": str(options.model),
-        "rounds": runs,
-        "candidates": [row(name) for name in order],
+        "rounds": max((len(entry.measured.samples) for entry in entries if entry.measured is not None), default=0),
+        "warmup": length.warmup,
+        "duration_s": length.duration,
+        "candidates": [row(entry) for entry in entries],
         "emulated": text.emulated(cluster),
+        "interrupted": interrupted,
     }
 
     def show(console: Console) -> None:
@@ -99,22 +119,30 @@ def compare(
         heads += [f"speed-up over {single}" for single in singles]
         rows = [
             (
-                name,
-                text.ops_by_device(counts[name]),
-                str(text.programs(plans[name])),
-                text.seconds(plans[name].schedule.makespan),
-                text.seconds(measured[name].median),
-                text.interval(measured[name]),
-                text.seconds(measured[name].p95),
-                *(text.ratio(ratio) for ratio in speedups[name].values()),
-                text.error(errors[name]),
+                entry.name,
+                text.ops_by_device(counts[entry.name]),
+                str(text.programs(entry.plan)),
+                text.seconds(entry.simulated_s),
+                text.seconds(None if entry.measured is None else entry.measured.median),
+                text.interval(entry.measured),
+                text.seconds(None if entry.measured is None else entry.measured.p95),
+                *map(text.ratio, speedups(entry).values()),
+                text.error(entry.output_error),
             )
-            for name in order
+            for entry in entries
         ]
-        text.table(console, [*heads, "output error"], rows, left=2)
+        fastest = next((entry.name for entry in entries if entry.name in singles), None)
+        spare = ["segments", "p95", "output error", "simulated"]
+        spare += [f"speed-up over {single}" for single in singles if single != fastest]
+        text.table(console, [*heads, "output error"], rows, left=2, spare=spare)
+        text.show_failures(console, {entry.name: entry.failed for entry in entries})
+        text.show_unchecked(console, (entry.output_error for entry in entries))
+        if interrupted:
+            console.print("Ended by Ctrl-C: what was measured until then.")
         text.show_notes(console, cluster)
 
-    return Output(data, show)
+    code = FAILED if any(entry.failed is not None for entry in entries) else 0
+    return Output(data, show, INTERRUPTED if interrupted else code)
 
 
 def _candidates(session: Session, placements: dict[str, Placement]) -> dict[str, NDArray[np.int32]]:

@@ -37,14 +37,16 @@ def devices(
 ) -> Output:
     """List devices and the links between them.
 
-    Without --devices, everything that can be named on this machine is listed, and the links are those of 'auto'.
+    Without --devices, everything that can be named on this machine is listed, with the names that ask for another runtime
+    (ort: is ONNX Runtime, torch: is PyTorch, for PyTorch models), and the links are those of 'auto'.
     """
     from placeit.clusterfile import find_cluster
-    from placeit.devices import available
+    from placeit.devices.discovery import available, other_names
     from placeit.profiler.nvml import sample_gpus
 
     cluster = find_cluster(devices)
     listed = cluster.devices if devices is not None else tuple(available())
+    also = {device.name: other_names(device) if devices is None else [] for device in listed}
     load = {sample.gpu: sample for sample in sample_gpus()}
     known = dict(cluster.links)
     if links:
@@ -54,20 +56,21 @@ def devices(
             known = _measured_links(cluster, cost_cache(no_cache)) | known
 
     def show(console: Console) -> None:
-        heads = ("device", "kind", "cores", "full name", "tags", "memory")
+        heads = ("device", "also as", "kind", "cores", "memory", "full name", "tags")
         rows = [
             (
                 device.name,
+                " ".join(also[device.name]),
                 _kind(device),
                 str(len(device.cores)) if device.cores else "",
+                text.amount(device.memory_bytes, "B"),
                 device.full_name,
                 " ".join(sorted(device.tags)),
-                text.amount(device.memory_bytes, "B"),
             )
             for device in listed
         ]
-        text.table(console, heads, rows, left=5)
-        loads = [(device.name, load[device.runs_on]) for device in listed if device.runs_on in load]
+        text.table(console, heads, rows, left=7, spare=["tags", "full name"])
+        loads = [(device.name, load[device.hardware]) for device in listed if device.hardware in load]
         if loads:
             console.print()
             text.table(console, ("device", "busy", "memory in use", "power"), [_load_row(*pair) for pair in loads])
@@ -75,7 +78,7 @@ def devices(
             console.print()
             show_links(console, known)
 
-    listing = [_device(device) | {"load": _load(load.get(device.runs_on))} for device in listed]
+    listing = [_device(device) | {"also": also[device.name], "load": _load(load.get(device.hardware))} for device in listed]
     return Output({"devices": listing, "links": link_dicts(known)}, show)
 
 

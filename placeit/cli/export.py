@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from placeit.cli import text
-from placeit.cli.options import ModelOptions, parse_shapes
+from placeit.cli.options import ModelOptions
 from placeit.cli.paths import check_outputs
 from placeit.cli.placements import naming, read_placement
 from placeit.cli.terminal import Output, Terminal
@@ -65,12 +65,10 @@ def export(
     Without it, a PyTorch program (.pt2) is written as ONNX or OpenVINO IR, and an ONNX file as IR. A placement is for the
     model that it was made with: optimize the new file to place it.
     """
-    from placeit.backends import load
-
     weights = output.with_suffix(".bin") if output.suffix == ".xml" or placement is not None else None
-    check_outputs(output, weights, inputs=[options.model, options.model.with_suffix(".bin"), placement])
+    check_outputs(output, weights, inputs=[*options.files(), placement])
     names = _mapping(mapping)
-    model = load(options.model, input_shapes=parse_shapes(options.input_shape), batch=options.batch)
+    model = options.load()
     if placement is None:
         return _convert(model, options.model, output, weights, names)
     from placeit.backends.hetero import HOW_TO_RUN, export_hetero

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -75,7 +74,7 @@ def generate(
     max_tasks: Annotated[
         int | None, typer.Option("--max-tasks", metavar="N", min=3, help="Most tasks of a graph.", show_default="100")
     ] = None,
-    terminal: Terminal,  # noqa: ARG001 (every command takes one)
+    terminal: Terminal,
 ) -> Output:
     """Generate placement problems of task graphs on device networks.
 
@@ -92,17 +91,23 @@ def generate(
         raise UsageError(f"Problems of kind '{kind}' take no --graph, --network and --max-tasks; their parameters are fixed.")
     part = None if kind in _WITHOUT_PARTS else (split or Part.TRAIN).value
     endless = _cases(kind, part, seed, _choices("--graph", graph), _choices("--network", network), max_tasks)
-    found = list(islice(endless, count))
-    if len(found) < count:
-        raise UsageError(f"There are only {len(found)} problems of kind '{kind}' for one seed; lower --count.")
     facts: dict[str, Any] = {"kind": kind.value, "split": part, "seed": seed}
-    problems = export_cases(found, output, kind.value, facts)["problems"]
-    files = [{key: value for key, value in problem.items() if key != "parameters"} for problem in problems]
+    files: list[dict[str, Any]] = []
+    ends: dict[str, tuple[int, int]] = {}
+
+    def told(problem: dict[str, Any]) -> None:
+        if terminal.json:  # nothing else needs a list of all
+            files.append(problem)
+        for key in ("ops", "edges", "devices"):
+            least, most = ends.get(key, (problem[key], problem[key]))
+            ends[key] = min(least, problem[key]), max(most, problem[key])
+
+    export_cases(endless, output, kind.value, facts, count=count, told=told)
     data = {**facts, "output": str(output), "index": str(output / INDEX), "problems": files}
 
     def show(console: Console) -> None:
-        shown = {key: _range(problem[key] for problem in files) for key in ("ops", "edges", "devices")}
-        text.facts(console, {"written": f"{len(files)} problems and {INDEX} to {output}", **shown})
+        shown = {key: f"{least}" if least == most else f"{least} .. {most}" for key, (least, most) in ends.items()}
+        text.facts(console, {"written": f"{count} problems and {INDEX} to {output}", **shown})
 
     return Output(data, show)
 
@@ -148,9 +153,3 @@ def _number(value: str) -> float:
         return int(value)
     except ValueError:
         return float(value)
-
-
-def _range(values: Iterable[int]) -> str:
-    numbers = list(values)
-    least, most = min(numbers), max(numbers)
-    return f"{least}" if least == most else f"{least} .. {most}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from placeit.cli import text
-from placeit.cli.options import GroupOptions, parse_shapes
+from placeit.cli.options import GroupOptions
 from placeit.cli.terminal import Output, Terminal, printable
 
 if TYPE_CHECKING:
@@ -38,15 +38,16 @@ def inspect(
 
     Inputs, outputs, ops of each kind, the work they are, and the groups of ops that are placed together.
     """
-    from placeit.backends import load
     from placeit.backends.coarsen import coarsen
 
-    model = load(options.model, input_shapes=parse_shapes(options.input_shape), batch=options.batch)
+    model = options.load()
     grouping = coarsen(model.graph, max_groups=options.max_groups, keep_together=model.together)
     counts = model.statistics()
     graph, grouped = model.graph, grouping.groups
     kinds = dict(sorted(Counter(graph.kinds).items(), key=lambda item: (-item[1], item[0])))
-    flops = {kind: float(sum(f for k, f in zip(graph.kinds, graph.flops, strict=True) if k == kind)) for kind in kinds}
+    flops = dict.fromkeys(kinds, 0.0)
+    for kind, operations in zip(graph.kinds, graph.flops.tolist(), strict=True):
+        flops[kind] += operations
     listed: list[dict[str, Any]] = [
         {
             "name": name,

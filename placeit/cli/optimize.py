@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from placeit.cli import text
-from placeit.cli.command import INTERRUPTED
-from placeit.cli.options import SeedOption, SessionOptions, cost_cache, parse_shapes
-from placeit.cli.paths import check_outputs
+from placeit.cli.options import CheckedOptions, SeedOption, cost_cache
+from placeit.cli.paths import OutputFile, check_outputs, named_files
 from placeit.cli.terminal import Output, Terminal
+from placeit.interrupts import INTERRUPTED
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from placeit.optimize import Candidate, Optimized
+    from placeit.optimize import Candidate, Optimized, Unplanned
 
-__all__ = ["EXAMPLES", "optimize"]
+__all__ = ["EXAMPLES", "optimize", "show"]
 
 EXAMPLES = """\b
 Examples:
   placeit optimize model.onnx --devices CPU@0,CPU@1
   placeit optimize model.onnx --budget 20 --output placement.json
+  placeit optimize model.onnx --inputs x.npz
   placeit optimize model.onnx --devices cluster.yaml --placer heft --placer annealing:evaluations=200000
   placeit optimize model.onnx --devices cluster.yaml --objective energy
+  placeit optimize model.onnx --devices CPU@0,GPU.0 --pin 'conv1*=CPU@0'
+  placeit optimize model.onnx --devices CPU@0,CPU@1 --memory CPU@0=2GB
+  placeit optimize model.onnx --start placement.json --output better.json
+  placeit optimize model.onnx --budget 600 --resume search.jsonl
+  placeit optimize model.onnx --devices CPU --compare-precisions
 """
 
 _OBJECTIVES = {
@@ -43,65 +51,111 @@ def optimize(
     objective: Annotated[
         str, typer.Option("--objective", metavar="NAME", help="What to minimise: latency, total-cost or energy.")
     ] = "latency",
-    budget: Annotated[float, typer.Option("--budget", metavar="SECONDS", help="Time for all of it.")] = 60.0,
+    budget: Annotated[
+        float,
+        typer.Option(
+            "--budget", metavar="SECONDS", help="Time for all of it, beside compiling placeit's kernels the first time."
+        ),
+    ] = 60.0,
+    pin: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--pin", metavar="PATTERN=DEVICE", help="Device of the ops whose names match, as in 'conv1*=CPU@0'; repeatable."
+        ),
+    ] = None,
+    memory: Annotated[
+        list[str] | None,
+        typer.Option("--memory", metavar="DEVICE=SIZE", help="Most memory for weights, as in CPU@0=2GB; repeatable."),
+    ] = None,
+    start: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--start", metavar="FILE", help="Placement to begin with, on the same devices; also a candidate; repeatable."
+        ),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option("--resume", metavar="FILE", help="Keep what is measured in a file, and go on from what is there."),
+    ] = None,
     seed: SeedOption = 0,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="Where to write the placement; MODEL.placement.json here without it."
-        ),
+        typer.Option("--output", "-o", metavar="FILE", help="Where to write the placement; MODEL.placement.json without it."),
     ] = None,
-    options: SessionOptions,
+    compare_precisions: Annotated[
+        bool,
+        typer.Option(
+            "--compare-precisions", help="Say what single devices would take in another precision (bf16, f16 or f32)."
+        ),
+    ] = False,
+    options: CheckedOptions,
     terminal: Terminal,
 ) -> Output:
     """Find the fastest placement by measuring.
 
-    Candidates are every single device, what the placers propose, and what the search over segments finds. They are measured
-    against each other; if none is faster than the best single device, or better by another objective, that device is the
-    answer. Energy is that of a power model, from measured times. The answer is written to a file. Ctrl-C ends the search and
-    keeps the best placement so far.
+    Candidates are every single device, the whole CPU as its runtime uses it by itself (where the devices are parts of it), what
+    the placers propose, and what the search over segments finds. They are measured against each other; if no placement over
+    several devices is faster than the best single device, or better by another objective, that device is the answer. Energy is
+    that of a power model, from measured times. The answer is written to a file, beside the model unless one is named. Ctrl-C
+    ends the search and keeps the best placement so far. A candidate that fails, or has wrong outputs, is out, and the table
+    says why.
     """
-    path = Path(f"{options.model.stem}.placement.json") if output is None else output
-    check_outputs(path, inputs=[options.model])
+    path = options.model.parent / f"{options.model.name}.placement.json" if output is None else output
+    check_outputs(path, inputs=[*options.files(), *named_files(placer), *(start or ()), resume])
     # imported only now, because it takes a second
+    from placeit.caps import parse_caps
     from placeit.clusterfile import find_cluster
     from placeit.optimize import DEFAULT_PLACERS
     from placeit.optimize import optimize as find
+    from placeit.pins import parse_pins
 
+    pins, caps = parse_pins(pin or ()), parse_caps(memory or ())
     cluster = find_cluster(options.devices)
+    model = options.load()
+    inputs = options.arrays(model)
     with terminal.progress() as progress:
         found = find(
-            options.model,
+            model,
             cluster,
             placers=placer or DEFAULT_PLACERS,
             budget=budget,
             seed=seed,
             objective=objective,
-            input_shapes=parse_shapes(options.input_shape),
-            batch=options.batch,
             max_groups=options.max_groups,
             precision=options.precision.value,
+            tolerance=options.tolerance,
+            inputs=inputs,
+            compare_precisions=compare_precisions,
             cache=cost_cache(options.no_cache),
             progress=progress,
+            pins=pins,
+            memory=caps,
+            start=start,
+            resume=resume,
         )
-    found.save(path)
 
-    def show(console: Console) -> None:
-        _show(console, found, path)
+    def shown(console: Console) -> None:
+        show(console, found, path)
         text.show_notes(console, cluster)
 
     data = found.to_dict(path) | {"emulated": text.emulated(cluster)}
-    return Output(data, show, INTERRUPTED if found.interrupted else 0)
+    file = OutputFile(path, "the placement", lambda: found.save(path))
+    return Output(data, shown, INTERRUPTED if found.interrupted else 0, [file])
 
 
-def _show(console: Console, found: Optimized, path: Path) -> None:
-    singles = [candidate for candidate in found.candidates if candidate.placer == "single"]
-    heads = ["candidate (placer)", "devices (ops)", "segments", "simulated", "measured", "95 % interval"]
+def show(console: Console, found: Optimized, path: Path) -> None:
+    """Print what was found, a table for each race, and why it was chosen."""
+    best = found.best_single
+    others = [candidate for candidate in found.candidates if candidate.placer == "single" and candidate is not best]
+    singles = [*([] if best is None else [best]), *others]
     modelled = found.objective != "latency"
+    heads = ["candidate (placer)", "devices (ops)", "segments", "simulated", "measured", "95 % interval"]
     heads += [f"{found.objective} simulated", f"{found.objective} by measured times"] if modelled else []
     heads += [f"speed-up over {single.name}" for single in singles]
-    rows = [
-        (
+    heads += ["output error", "simulator off by"]
+
+    def row(candidate: Candidate) -> list[str]:
+        return [
             _name(candidate) + (" *" if candidate is found.chosen else ""),
             text.ops_by_device(candidate.placement.counts()),
             str(candidate.segments),
@@ -109,31 +163,85 @@ def _show(console: Console, found: Optimized, path: Path) -> None:
             text.seconds(None if candidate.measured is None else candidate.measured.median),
             text.interval(candidate.measured),
             *(_values(candidate, found.unit) if modelled else ()),
-            *(_speedup(single, candidate) for single in singles),
+            *(_speedup(found, single, candidate) for single in singles),
             text.error(candidate.output_error),
             _simulator_error(candidate),
+        ]
+
+    sections: dict[str, list[list[str]]] = {}
+    for candidate in (*found.candidates, *(other.row for other in found.precisions)):
+        sections.setdefault(_section(found, candidate), []).append(row(candidate))
+    spare = ["simulator off by", "output error", "segments", *(f"speed-up over {single.name}" for single in others)]
+    spare += ["95 % interval", *(["simulated"] if modelled else [])]
+    text.tables(console, heads, sections, left=2, spare=spare)
+    planned = {_name(candidate): candidate.failed for candidate in found.candidates}
+    text.show_failures(console, planned | {_name(candidate): candidate.failed for candidate in found.unplanned})
+    text.show_failures(console, {_name(candidate): candidate.not_run for candidate in found.candidates}, title="not run")
+    text.show_unchecked(console, (candidate.output_error for candidate in found.candidates))
+    for candidate in found.candidates:
+        if candidate.plain:
+            note = f"{candidate.name} is plain: all core sets at once, as their runtime uses them without placeit."
+            text.paragraph(console, note)
+    console.print()
+    text.facts(console, _facts(found) | {"placement": str(path)})
+
+
+def _section(found: Optimized, candidate: Candidate) -> str:
+    """Title of the table that a candidate stands in: each race has its own, since times of different races do not compare."""
+    if candidate.failed is not None:
+        return "failed"
+    if candidate.race is None:
+        return (
+            "not measured"
+            if candidate.measured is None
+            else "measured by an earlier search, whose times do not compare with others"
         )
-        for candidate in found.candidates
-    ]
-    text.table(console, [*heads, "output error", "simulator off by"], rows, left=2)
-    errors = found.simulator_error or {}
-    best = None if found.best_single is None else found.best_single.name
+    race = found.races[candidate.race]
+    earlier = ", earlier, so that its times do not compare with those above" if race is not found.races[-1] else ""
+    return f"race {candidate.race + 1}: {race.what}, {race.rounds} round{'s' if race.rounds != 1 else ''}{earlier}"
+
+
+def _facts(found: Optimized) -> dict[str, str]:
+    """Sum up; what was not measured is not mentioned."""
+    errors, best, error = found.simulator_error, found.best_single, found.chosen.output_error
+    described = [device.name for device in found.cluster.devices if device.described]
+    costs = "by the costs measured" if not described else f"by costs of which those of {', '.join(described)} are described"
+    if len(described) == len(found.cluster):
+        costs = "by the figures that describe the devices"
+    limits = ", ".join(f"{text.amount(held, 'B')} on {name}" for name, held in found.memory.items())
     lines = {
         "chosen": f"{_name(found.chosen)}, marked * above",
         "why": found.reason,
-        **({"objective": _OBJECTIVES[found.objective]} if modelled else {}),
-        "speed-up": f"{text.ratio(found.speedup)} over {best}" if found.speedup is not None else text.NOTHING,
-        "bound": f"{text.seconds(found.bound_s)}: no placement can be faster by the costs measured, were cutting free",
-        "simulator": f"mean error {text.percent(errors.get('mape'))}, Pearson {_figure(errors.get('pearson'))}, "
+        "objective": _OBJECTIVES.get(found.objective),
+        "speed-up": None if found.speedup is None or best is None else f"{text.ratio(found.speedup)} over {best.name}",
+        "output error": None if error is None else f"{text.error(error)} (relative to the uncut model's largest)",
+        "precisions": "; ".join(_precisions(found)) or None,
+        "bound": None
+        if math.isnan(found.bound_s)
+        else f"{text.seconds(found.bound_s)}: no placement can be faster {costs}, were cutting free",
+        "simulator": None
+        if errors is None
+        else f"mean error {text.percent(errors.get('mape'))}, Pearson {_figure(errors.get('pearson'))}, "
         f"Spearman {_figure(errors.get('spearman'))}",
         "budget": f"{found.spent_s:.1f} s of {found.asked_s:g} s{', ended by Ctrl-C' if found.interrupted else ''}",
-        "placement": f"written to {path}",
+        "compiling": f"{found.compiling_s:.1f} s of that, which no budget shortens",
+        "pinned": ", ".join(f"{ops} to {device}" for ops, device in found.pins.items()) or None,
+        "memory": f"at most {limits}" if limits else None,
     }
-    console.print()
-    text.facts(console, lines)
+    return {name: line for name, line in lines.items() if line is not None}
 
 
-def _name(candidate: Candidate) -> str:
+def _precisions(found: Optimized) -> Iterator[str]:
+    """Say what another precision would take, over the same device in the precision that was asked for."""
+    for other in found.precisions:
+        measured = other.row.measured
+        taken = text.NOTHING if measured is None else text.seconds(measured.median)
+        share = "" if other.ratio is None else f", {text.ratio(other.ratio)} of the time of {other.of}"
+        yield f"{other.row.name} takes {taken}{share}; no candidate"
+    yield from found.without_precisions
+
+
+def _name(candidate: Candidate | Unplanned) -> str:
     """Name of a candidate, and of the placer that proposed it unless that is the name or a part of it."""
     return candidate.name if candidate.placer in candidate.name else f"{candidate.name} ({candidate.placer})"
 
@@ -147,15 +255,14 @@ def _values(candidate: Candidate, unit: str) -> tuple[str, str]:
     )
 
 
-def _speedup(single: Candidate, candidate: Candidate) -> str:
-    """Speed-up over a single device, of medians: the two need not have been measured in the same rounds."""
-    if single.measured is None or candidate.measured is None:
-        return text.NOTHING
-    return f"{single.measured.median / candidate.measured.median:.2f}"
+def _speedup(found: Optimized, single: Candidate, candidate: Candidate) -> str:
+    """Speed-up over a single device, where the two were measured in the same race."""
+    ratio = found.speedup_over(single, candidate)
+    return text.NOTHING if ratio is None else f"{ratio.ratio:.2f}"
 
 
 def _simulator_error(candidate: Candidate) -> str:
-    if candidate.measured is None:
+    if candidate.measured is None or candidate.simulated_s is None:
         return text.NOTHING
     return f"{candidate.simulated_s / candidate.measured.median - 1:+.1%}".replace("%", " %")
 

@@ -5,6 +5,7 @@ A command takes them as a dataclass: :func:`placeit.cli.command.command` turns i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,17 +14,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from placeit.cli.paths import read_tensors
 from placeit.errors import UsageError
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from placeit.backends.base import Model
     from placeit.cluster import Cluster
     from placeit.profiler.cache import Cache
     from placeit.profiler.costs import Progress
     from placeit.session import Session
 
 __all__ = [
+    "CheckedOptions",
     "DevicesOption",
     "GroupOptions",
+    "LengthOptions",
     "ModelOptions",
     "NoCacheOption",
     "Precision",
@@ -70,6 +78,22 @@ class ModelOptions:
     batch: Annotated[
         int | None, typer.Option("--batch", metavar="N", min=1, help="First size of every input that leaves it open.")
     ] = None
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Load a .pt2 file even if it could run code; for files of people whom you trust.")
+    ] = False
+
+    def load(self) -> Model:
+        """Read the model."""
+        from placeit.backends import load
+
+        trusting = {"trust": True} if self.trust and self.model.suffix.lower() == ".pt2" else {}  # others run no code
+        return load(self.model, input_shapes=parse_shapes(self.input_shape), batch=self.batch, **trusting)
+
+    def files(self) -> list[Path]:
+        """Files that are read for these options, and so are not to be written: those of the model among others."""
+        from placeit.backends import files_of
+
+        return files_of(self.model)
 
 
 @dataclass(frozen=True)
@@ -87,22 +111,86 @@ class SessionOptions(GroupOptions):
 
     devices: DevicesOption = None
     precision: Annotated[Precision, typer.Option("--precision", help="Precision in which devices compute.")] = Precision.F32
+    inputs: Annotated[
+        Path | None, typer.Option("--inputs", metavar="FILE", help="Arrays by input name (.npz); random ones without it.")
+    ] = None
     no_cache: NoCacheOption = False
 
-    def session(self, progress: Progress | None, cluster: Cluster | None = None) -> Session:
+    def files(self) -> list[Path]:
+        """Files that are read for these options, the cluster file and the inputs included."""
+        from placeit.clusterfile import names_file
+
+        cluster = [Path(self.devices)] if self.devices is not None and names_file(self.devices) else []
+        return [*super().files(), *cluster, *([] if self.inputs is None else [self.inputs])]
+
+    def arrays(self, model: Model) -> dict[str, NDArray[np.generic]] | None:
+        """Read the inputs of a model; None if there are none. Raises FileError, UsageError."""
+        return None if self.inputs is None else read_tensors(self.inputs, {spec.name: spec for spec in model.inputs})
+
+    def session(self, progress: Progress | None, cluster: Cluster | None = None, *, check_costs: bool = False) -> Session:
         """Open the model on a cluster, or on the devices of the command line."""
         from placeit.session import Session
 
+        model = self.load()
         return Session(
-            self.model,
+            model,
             self.devices if cluster is None else cluster,
-            input_shapes=parse_shapes(self.input_shape),
-            batch=self.batch,
             max_groups=self.max_groups,
             precision=self.precision.value,
+            tolerance=self._tolerance(),
+            inputs=self.arrays(model),
             cache=cost_cache(self.no_cache),
+            check_costs=check_costs,
             progress=progress,
         )
+
+    def _tolerance(self) -> float | None:
+        """Largest output error that is right; None for that of the precision."""
+        return None
+
+
+@dataclass(frozen=True)
+class CheckedOptions(SessionOptions):
+    """A model on devices, whose outputs are checked."""
+
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            "--tolerance",
+            metavar="SHARE",
+            min=0,
+            help="Largest output error that is right, relative to the largest output; 0.001 in f32, 0.02 in f16 and 0.1 in "
+            "bf16 without it.",
+        ),
+    ] = None
+
+    def _tolerance(self) -> float | None:
+        return self.tolerance
+
+
+@dataclass(frozen=True)
+class LengthOptions:
+    """How long something is measured."""
+
+    runs: Annotated[
+        int | None, typer.Option("--runs", metavar="N", min=1, help="Timed runs of each; 30 without it.", show_default=False)
+    ] = None
+    duration: Annotated[
+        float | None,
+        typer.Option(
+            "--duration", metavar="SECONDS", help="Time for timed runs, in place of their number.", show_default=False
+        ),
+    ] = None
+    warmup: Annotated[int, typer.Option("--warmup", metavar="N", min=0, help="Runs of each before, which do not count.")] = 2
+
+    def rounds(self) -> int:
+        """Return the number of runs. Raises UsageError if both the number and a duration are given, or no time."""
+        if self.duration is not None:
+            if self.runs is not None:
+                raise UsageError("Give either --runs or --duration: both say how long to measure.")
+            if not 0 < self.duration < math.inf:
+                raise UsageError(f"--duration is {self.duration:g} seconds; it must be positive, and end.")
+        return 30 if self.runs is None else self.runs
 
 
 def cost_cache(no_cache: bool) -> Cache | None:

@@ -2,23 +2,52 @@
 
 from __future__ import annotations
 
-import tempfile
+import lzma
+import math
+import os
+import stat
+import struct
+import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from placeit.errors import FileError, UsageError
+from placeit.files import check_writable, replacing
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["check_outputs", "read_tensors", "write_tensors"]
+    from placeit.backends.base import TensorSpec
+
+__all__ = ["OutputFile", "check_outputs", "named_files", "read_tensors", "write_tensors"]
+
+_LONGEST_HEAD = 1 << 16
+_WIDEST_NUMBER = 16
+_DAMAGED = (
+    *(ValueError, TypeError, LookupError, EOFError, RuntimeError, SyntaxError, MemoryError),
+    *(zlib.error, lzma.LZMAError, struct.error, tokenize.TokenError, zipfile.BadZipFile),
+)
+"""What reading an archive raises; NumPy parses the heads of arrays as Python."""
 
 
-_PROBE = 4096
+@dataclass(frozen=True)
+class OutputFile:
+    """A file that a command writes when its result has been printed, so that a disk that is full costs no result.
+
+    Attributes:
+        path: where.
+        what: what is in it, for the error that says it is lost: ``the placement``.
+        write: writes it. Raises FileError.
+    """
+
+    path: Path
+    what: str
+    write: Callable[[], object]
 
 
 def check_outputs(*outputs: Path | None, inputs: Iterable[Path | None] = ()) -> None:
@@ -26,50 +55,92 @@ def check_outputs(*outputs: Path | None, inputs: Iterable[Path | None] = ()) -> 
 
     Raises:
         FileError: a folder is missing or read-only, the disk is full, or the path is that of a folder.
-        UsageError: the file is also read, or is to be written twice.
+        UsageError: the file is also read, by whatever name, or is to be written twice.
     """
-    taken = [path.resolve() for path in inputs if path is not None]
+    taken = {_identity(path) for path in inputs if path is not None}
     for path in outputs:
         if path is None:
             continue
-        if path.resolve() in taken:
+        identity = _identity(path)
+        if identity is not None and identity in taken:
             raise UsageError(f"{path} is named twice: what is written there would replace what is read or written before.")
-        taken.append(path.resolve())
-        if path.is_dir():
-            raise FileError(f"Cannot write {path}: it is a folder; name a file in it.")
-        try:
-            with tempfile.NamedTemporaryFile(prefix=f".{path.name}.", dir=path.parent) as probe:
-                probe.write(bytes(_PROBE))  # an empty file fits on a full disk
-                probe.flush()
-        except OSError as error:
-            raise FileError(f"Cannot write {path}: {error.strerror or error}. Choose another place for it.") from error
+        taken.add(identity)
+        check_writable(path)
 
 
-def read_tensors(path: Path) -> dict[str, NDArray[np.generic]]:
-    """Read the arrays of a NumPy archive (``.npz``), by name. Raises FileError; nothing is unpickled."""
+def named_files(texts: Sequence[str] | None) -> list[Path]:
+    """Files that placers or agents are given as options, as in ``giph:weights=mine.safetensors``."""
+    values = (item.partition("=")[2] for text in texts or () for item in text.partition(":")[2].split(","))
+    return [Path(value) for value in values if value and Path(value).is_file()]
+
+
+def _identity(path: Path) -> object:
+    """What two names of one file have in common; None for what is not replaced when it is written to."""
+    try:
+        found = path.stat()
+    except OSError:
+        return os.path.realpath(path)
+    return (found.st_dev, found.st_ino) if stat.S_ISREG(found.st_mode) else None
+
+
+def read_tensors(path: Path, wanted: Mapping[str, TensorSpec]) -> dict[str, NDArray[np.generic]]:
+    """Read the inputs of a model from a NumPy archive (``.npz``); nothing is unpickled.
+
+    The heads of all arrays are read before the data of any, since a small archive can hold, or promise, any number of bytes.
+
+    Args:
+        path: the archive.
+        wanted: what the model wants, by name.
+
+    Raises:
+        FileError: the file cannot be read, or is no such archive.
+        UsageError: an array is missing, unknown, or has another shape or type.
+    """
+    import numpy as np
+
+    from placeit.backends.base import check_inputs
+
     try:
         # not numpy.load, which leaves the file open when it is no archive
         with zipfile.ZipFile(path) as archive:
-            return {name.removesuffix(".npy"): _read(archive, name) for name in archive.namelist()}
+            members: dict[str, zipfile.ZipInfo] = {}
+            for member in archive.infolist():
+                if members.setdefault(member.filename.removesuffix(".npy"), member) is not member:
+                    raise ValueError(f"it holds two arrays '{member.filename.removesuffix('.npy')}'")
+            found = {name: _head(archive, member, wanted.get(name)) for name, member in members.items()}
+            check_inputs(found, wanted)
+            arrays: dict[str, NDArray[np.generic]] = {}
+            for name, member in members.items():
+                with archive.open(member) as stream:
+                    arrays[name] = np.lib.format.read_array(stream, allow_pickle=False)
+            return arrays
     except OSError as error:
         raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
-    except (ValueError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
-        raise FileError(f"{path} is not a NumPy archive (.npz) of plain arrays: {str(error).rstrip('.')}.") from error
+    except _DAMAGED as error:
+        said = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+        raise FileError(f"{path} is not a NumPy archive (.npz) of plain arrays: {said}.") from error
 
 
-def _read(archive: zipfile.ZipFile, name: str) -> NDArray[np.generic]:
+def _head(
+    archive: zipfile.ZipFile, member: zipfile.ZipInfo, spec: TensorSpec | None
+) -> tuple[tuple[int, ...], np.dtype[np.generic] | None]:
+    """Shape and type of an array; no type, and a shape of bytes, for what the model cannot want."""
     import numpy as np
 
-    with archive.open(name) as stream:
-        array: NDArray[np.generic] = np.lib.format.read_array(stream, allow_pickle=False)
-        return array
+    if spec is None or member.file_size > _LONGEST_HEAD + _WIDEST_NUMBER * math.prod(spec.shape):
+        return (member.file_size,), None
+    with archive.open(member) as stream:
+        version = np.lib.format.read_magic(stream)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(stream)
+    if dtype.hasobject:
+        raise ValueError("it holds pickled objects")
+    return shape, dtype
 
 
 def write_tensors(path: Path, tensors: Mapping[str, NDArray[np.generic]]) -> None:
     """Write arrays as a NumPy archive, in one step. Raises FileError."""
     import numpy as np
-
-    from placeit.files import replacing
 
     # not numpy.savez, which takes no array named 'file'
     with replacing(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:

@@ -46,10 +46,15 @@ def open_session(
         FileError, PlacementError: a placement cannot be read, or does not fit the model and the devices; names the file.
     """
     from placeit.clusterfile import find_cluster
+    from placeit.plain import plain_devices
     from placeit.problem import Placement
 
     placements = [Placement.load(path) for path in files]
     named = list(dict.fromkeys(name for placement in placements for name in placement.device_names))
+    several = [name for placement in placements if len(placement.device_names) > 1 for name in placement.device_names]
+    with contextlib.suppress(DeviceError, UsageError):  # a placement on a plain device names what other placements share
+        plain = {device.name for device in plain_devices(find_cluster(list(dict.fromkeys(several))))}
+        named = [name for name in named if name not in plain]
     try:
         cluster = find_cluster(named if options.devices is None and named else options.devices)
     except (DeviceError, UsageError) as error:
@@ -61,7 +66,11 @@ def open_session(
     with options.session(progress, cluster) as session:
         for path, placement in zip(files, placements, strict=True):
             with naming(path):
-                session.groups_of(placement)
+                if session.home_of(placement) is session:
+                    session.divide(placement)
+        for path, placement in zip(files, placements, strict=True):
+            with naming(path):
+                session.home_of(placement).groups_of(placement)
         yield session, placements
 
 

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from placeit.cli import text
-from placeit.cli.options import SessionOptions
-from placeit.cli.paths import check_outputs, read_tensors, write_tensors
+from placeit.cli.command import FAILED
+from placeit.cli.options import CheckedOptions, LengthOptions
+from placeit.cli.paths import OutputFile, check_outputs, write_tensors
 from placeit.cli.placements import PlacementOption, naming, open_session
 from placeit.cli.terminal import Output, Terminal
+from placeit.files import write_text
+from placeit.interrupts import INTERRUPTED
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,6 +25,8 @@ EXAMPLES = """\b
 Examples:
   placeit run model.onnx --placement placement.json
   placeit run model.onnx -p placement.json --runs 100 --trace trace.json
+  placeit run model.onnx -p placement.json --duration 10 --warmup 5
+  placeit run model.onnx -p placement.json --csv times.csv
   placeit run model.onnx -p placement.json --inputs x.npz --outputs y.npz
 """
 
@@ -29,62 +34,80 @@ Examples:
 def run(
     *,
     placement: PlacementOption,
-    runs: Annotated[int, typer.Option("--runs", metavar="N", min=1, help="Timed runs.")] = 30,
+    length: LengthOptions,
     trace: Annotated[
         Path | None, typer.Option("--trace", metavar="FILE", help="Write a trace of one run for https://ui.perfetto.dev.")
-    ] = None,
-    inputs: Annotated[
-        Path | None, typer.Option("--inputs", metavar="FILE", help="Arrays by input name (.npz); random ones without it.")
     ] = None,
     outputs: Annotated[
         Path | None, typer.Option("--outputs", metavar="FILE", help="Write the outputs, by name (.npz).")
     ] = None,
-    options: SessionOptions,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="Write what each segment and each op takes.")
+    ] = None,
+    options: CheckedOptions,
     terminal: Terminal,
 ) -> Output:
     """Run a placement and measure it.
 
-    Shows its latency, how busy each device is, and how far the outputs are from those of the uncut model on one device.
-    Without --devices, the devices are those that the placement names.
+    Shows its latency, how busy each device is, and how far the outputs are from those of the uncut model on one device; if that
+    is too far, the exit code is 1. Without --devices, the devices are those that the placement names. Ctrl-C ends the timed
+    runs and keeps them.
     """
+    from placeit.profiler.op_times import csv_table
     from placeit.profiler.trace import write_chrome_trace
 
-    check_outputs(trace, outputs, inputs=[options.model, placement, inputs])
-    tensors = None if inputs is None else read_tensors(inputs)
+    runs = length.rounds()
+    check_outputs(trace, outputs, csv, inputs=[*options.files(), placement])
     with terminal.progress() as progress, open_session(options, [placement], progress) as (session, [chosen]):
         with naming(placement):
-            report = session.run(chosen, runs=runs, inputs=tensors)
-        cluster = session.cluster
+            report = session.run(chosen, runs=runs, duration=length.duration, warmup=length.warmup)
+        home = session.home_of(chosen)
+        cluster, grouping = home.cluster, home.grouping
+        ops = [] if csv is None or report.interrupted else home.op_times(report.plan)
+    if report.interrupted:
+        trace = outputs = csv = None
+    files = []
+    if csv is not None:
+        table = csv_table(report.plan, grouping, report.segment_s, ops)
+        files.append(OutputFile(csv, "the table of times", lambda: write_text(csv, table)))
     if trace is not None:
-        write_chrome_trace(trace, report.spans, devices=cluster.names)
+        files.append(OutputFile(trace, "the trace", lambda: write_chrome_trace(trace, report.spans, devices=cluster.names)))
     if outputs is not None:
-        write_tensors(outputs, report.outputs)
+        files.append(OutputFile(outputs, "what the model has put out", lambda: write_tensors(outputs, report.outputs)))
     latency, error = report.latency, report.output_error
-    written = {"trace": trace, "outputs": outputs}
+    written = {"trace": trace, "outputs": outputs, "csv": csv}
     data = {
         "model": str(options.model),
         "placement_file": str(placement),
         "devices": chosen.counts(),
         "segments": text.programs(report.plan),
         "runs": len(latency.samples),
+        "warmup": length.warmup,
+        "duration_s": length.duration,
         "latency_s": {"median": latency.median, "p95": latency.p95, "ci": [latency.ci_low, latency.ci_high]},
         "simulated_s": report.plan.schedule.makespan,
         "utilization": report.utilization,
         "gpus": {name: vars(use) for name, use in report.gpus.items()},
-        "output_error": vars(error),
+        "output_error": error.to_dict(),
+        "failed": report.failed,
         "emulated": text.emulated(cluster),
+        "interrupted": report.interrupted,
     } | {f"{name}_file": None if path is None else str(path) for name, path in written.items()}
+
+    ended = ", ended by Ctrl-C: no traced run and no outputs" if report.interrupted else ""
 
     def show(console: Console) -> None:
         figures = {
-            "latency": f"{text.seconds(latency.median)} (median of {len(latency.samples)} runs)",
+            "latency": f"{text.seconds(latency.median)} (median of {len(latency.samples)} runs{ended})",
             "interval": f"{text.interval(latency)} (95 % confidence)",
             "p95": text.seconds(latency.p95),
             "simulated": text.seconds(report.plan.schedule.makespan),
             "segments": str(text.programs(report.plan)),
-            "output error": f"{text.error(error)}, relative to the uncut model's largest output",
+            "output error": f"{text.error(error)} (relative to the uncut model's largest)",
+            **({} if report.failed is None else {"failed": report.failed}),
         }
         text.facts(console, figures | {name: str(path) for name, path in written.items() if path is not None})
+        text.show_unchecked(console, [error])
         console.print()
         counts = chosen.counts()
         rows = [(track, str(counts.get(track, "")), text.percent(share)) for track, share in report.utilization.items()]
@@ -105,4 +128,4 @@ def run(
             text.table(console, heads, uses)
         text.show_notes(console, cluster)
 
-    return Output(data, show)
+    return Output(data, show, INTERRUPTED if report.interrupted else 0 if report.failed is None else FAILED, files)

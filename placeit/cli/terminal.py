@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,9 +17,10 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from placeit.cli.paths import OutputFile
     from placeit.profiler.costs import Progress
 
-__all__ = ["Output", "Terminal", "jsonable", "printable"]
+__all__ = ["Lines", "Output", "Terminal", "jsonable", "printable"]
 
 _WIDTH = 1000
 """Columns of text that goes to a file or a pipe: wide enough that no table is folded."""
@@ -30,12 +33,14 @@ class Output:
     Attributes:
         data: the result for machines: what ``--json`` prints.
         show: prints the result for people.
-        exit_code: 0 unless the command was cut short.
+        exit_code: 0 unless the command was cut short, or something that it was asked about failed.
+        files: what is written when the result has been printed.
     """
 
     data: Mapping[str, Any]
     show: Callable[[Console], None]
     exit_code: int = 0
+    files: Sequence[OutputFile] = ()
 
 
 @dataclass(frozen=True)
@@ -43,30 +48,35 @@ class Terminal:
     """How a command talks to whoever started it."""
 
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False
+    wide: Annotated[bool, typer.Option("--wide", help="Tables with all columns, whatever the terminal's width.")] = False
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no warnings.")] = False
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks, and what libraries warn about.")] = False
 
-    def print(self, output: Output) -> None:
-        """Print a result to standard output."""
+    def print(self, output: Output, *, err: bool = False) -> None:
+        """Print a result to standard output, or to standard error if that is taken by one of its files."""
         if self.json:
-            typer.echo(json.dumps(jsonable(output.data), indent=2, allow_nan=False))
+            typer.echo(json.dumps(jsonable(output.data), indent=2, allow_nan=False), err=err)
             return
         from rich.console import Console
 
-        width = None if sys.stdout.isatty() else _WIDTH
+        columns = shutil.get_terminal_size((80 if sys.stdout.isatty() else _WIDTH, 25)).columns  # $COLUMNS counts first
+        width = _WIDTH if self.wide else columns
         console = Console(width=width, markup=False, highlight=False, emoji=False, soft_wrap=True)
         with console.capture() as text:
             output.show(console)
-        typer.echo(text.get(), nl=False)
+        typer.echo(text.get(), nl=False, err=err)
 
     @contextlib.contextmanager
     def progress(self) -> Iterator[Progress | None]:
-        """Show progress bars while the block runs; gives None if nobody watches.
+        """Show progress while the block runs: bars on a terminal, lines now and then elsewhere; gives None if nobody wants any.
 
         What is given is called with what is being done and the share of it that is done, in [0, 1].
         """
-        if self.quiet or not sys.stderr.isatty():
+        if self.quiet or (self.json and not sys.stderr.isatty()):
             yield None
+            return
+        if not sys.stderr.isatty():
+            yield Lines(lambda line: typer.echo(line, err=True))
             return
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -81,6 +91,30 @@ class Terminal:
                 bars.update(tasks[what], completed=share)
 
             yield report
+
+
+class Lines:
+    """Progress as lines, for logs: one for a step that is new and one now and then, and none for a command that is short.
+
+    Args:
+        write: writes a line.
+        clock: gives seconds.
+    """
+
+    SOONEST, OFTEN = 3.0, 10.0
+    """Least seconds between two lines: where a new step begins, and within one."""
+
+    def __init__(self, write: Callable[[str], object], clock: Callable[[], float] = time.monotonic) -> None:
+        self._write, self._clock = write, clock
+        self._begin = self._last = clock()
+        self._step: str | None = None
+
+    def __call__(self, what: str, share: float) -> None:
+        """Tell what is being done, and which share of it is done."""
+        now = self._clock()
+        if now - self._last >= (self.OFTEN if what == self._step else self.SOONEST):
+            self._last, self._step = now, what
+            self._write(printable(f"{now - self._begin:.0f} s: {what}, {share:.0%}".replace("%", " %")))
 
 
 def jsonable(value: Any) -> Any:

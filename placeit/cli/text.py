@@ -24,13 +24,17 @@ __all__ = [
     "facts",
     "interval",
     "ops_by_device",
+    "paragraph",
     "percent",
     "programs",
     "ratio",
     "seconds",
     "shape",
+    "show_failures",
     "show_notes",
+    "show_unchecked",
     "table",
+    "tables",
     "watts",
 ]
 
@@ -89,10 +93,35 @@ def watts(power: float | None) -> str:
 
 
 def error(value: OutputError | None) -> str:
-    """Write how far outputs are from the reference, relative to its largest value: ``1.2e-07``, ``exact``."""
+    """Write how far outputs are from the reference, relative to its largest value: ``1.2e-07``, ``exact``, ``not checked``.
+
+    An error that was found is written also where the absence of one would prove little, and so is which share of the values
+    are no numbers on either side, so that they have no error.
+    """
     if value is None:
         return NOTHING
-    return "exact" if value.max_abs == 0 else f"{value.max_rel:.1e}"
+    figure = "exact" if value.max_abs == 0 else f"{value.max_rel:.1e}"
+    if value.not_finite == 1:
+        figure = "all NaN or infinite" if value.max_abs == 0 else f"{figure}, one all NaN or infinite"
+    elif value.not_finite > 0:
+        figure += f", {percent(value.not_finite)} NaN or infinite"
+    return figure if value.not_checked is None else f"not checked ({figure})"
+
+
+def show_unchecked(console: Console, errors: Iterable[OutputError | None]) -> None:
+    """Say why right outputs prove little, where that is so."""
+    for why in dict.fromkeys(value.not_checked for value in errors if value is not None):
+        if why is not None:
+            paragraph(console, f"Outputs are not checked: {why}.")
+
+
+def show_failures(console: Console, failed: Mapping[str, str | None], *, title: str = "failed") -> None:
+    """Say, by name, why something failed (or what the title says), if anything did."""
+    reasons = {name: why for name, why in failed.items() if why is not None}
+    if reasons:
+        console.print(f"\n{title}", style="bold")
+    for name, why in reasons.items():
+        paragraph(console, f"{name}: {why}", indent=2)
 
 
 def shape(sizes: Sequence[int]) -> str:
@@ -105,34 +134,159 @@ def ops_by_device(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{device} {ops}" for device, ops in counts.items() if ops)
 
 
-def table(console: Console, columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "", left: int = 1) -> None:
-    """Print a table.
+def table(
+    console: Console,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    title: str = "",
+    left: int = 1,
+    spare: Sequence[str] = (),
+) -> None:
+    """Print a table; see :func:`tables`."""
+    tables(console, columns, {title: rows}, left=left, spare=spare)
+
+
+def tables(
+    console: Console,
+    columns: Sequence[str],
+    sections: Mapping[str, Iterable[Sequence[str]]],
+    *,
+    left: int = 1,
+    spare: Sequence[str] = (),
+) -> None:
+    """Print tables of the same columns below each other.
+
+    Where they are too wide for the terminal, spare columns are left out, then headings and text are broken, and what is too
+    wide even then is stacked: a line for each cell.
 
     Args:
         console: where to.
         columns: headings.
-        rows: cells.
-        title: a line above it.
+        sections: cells of each table, by the line above it; an empty line is left out, and so is a table without rows.
         left: how many columns, from the left, are text; the rest are figures and aligned to the right.
+        spare: headings of columns that can be left out, the least needed first.
     """
+    cells = {title: [[printable(cell) for cell in row] for row in rows] for title, rows in sections.items()}
+    rows = [row for some in cells.values() for row in some]
+    shown, widths = _layout(console.width, columns, rows, left, spare)
+    first = True
+    for title, some in cells.items():
+        if not some:
+            continue
+        if not first:
+            console.print()
+        first = False
+        if title:
+            paragraph(console, title, style="bold")
+        if widths is None:
+            _stack(console, [columns[i] for i in shown], [[row[i] for i in shown] for row in some])
+        else:
+            _grid(console, widths, shown, columns, some, left)
+    if len(shown) < len(columns):
+        paragraph(console, f"(--wide shows {len(columns) - len(shown)} more columns)", style="dim")
+
+
+_GAP = 2
+"""Columns of the terminal between two of a table."""
+_TABLES = 70
+"""Columns of the terminal below which tables that do not fit as they are get stacked."""
+_NARROW, _NARROWEST = 24, 16
+"""To what text is broken before a column is left out, and before a table is stacked."""
+
+
+def _layout(
+    room: int, columns: Sequence[str], rows: Sequence[Sequence[str]], left: int, spare: Sequence[str]
+) -> tuple[list[int], dict[int, int] | None]:
+    """Return which columns to show, and how wide each is to be; None for the latter if they are to be stacked."""
+    shown = list(range(len(columns)))
+    widths = _widths(room, shown, columns, rows, left, room)
+    for heading in ("", *spare):
+        if widths is None:
+            shown = [i for i in shown if columns[i] != heading]
+            widths = _widths(room, shown, columns, rows, left, _NARROW) if room >= _TABLES else None
+    if widths is None and room >= _TABLES:
+        widths = _widths(room, shown, columns, rows, left, _NARROWEST)
+    return shown, widths
+
+
+def _widths(
+    room: int, shown: Sequence[int], columns: Sequence[str], rows: Sequence[Sequence[str]], left: int, narrowest: int
+) -> dict[int, int] | None:
+    """Return how wide each column that is shown is to be, None if there is no room for all of them.
+
+    Where there is little, headings are broken, and then text, to columns that are as wide as ``narrowest``.
+    """
+    from rich.cells import cell_len
+
+    room -= _GAP * (len(shown) - 1)
+    needed = {i: max((cell_len(row[i]) for row in rows), default=0) for i in shown}
+    widths = {i: max(needed[i], *map(cell_len, columns[i].split() or [""])) for i in shown}
+    texts = [i for i in shown if i < left]
+    while sum(widths.values()) > room:
+        widest = max(texts, key=widths.__getitem__)
+        if widths[widest] <= narrowest:
+            return None
+        widths[widest] -= 1
+    for i in shown:  # where there is room, headings stay in one line
+        widths[i] += max(0, min(cell_len(columns[i]) - widths[i], room - sum(widths.values())))
+    return widths
+
+
+def _grid(
+    console: Console,
+    widths: Mapping[int, int],
+    shown: Sequence[int],
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    left: int,
+) -> None:
     from rich import box
     from rich.table import Table
 
-    if title:
-        console.print(title, style="bold")
-    grid = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for number, heading in enumerate(columns):
-        grid.add_column(heading, justify="left" if number < left else "right", overflow="fold")
+    grid = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0))
+    for i in shown:
+        grid.add_column(columns[i], justify="left" if i < left else "right", overflow="fold", width=widths[i])
     for row in rows:
-        grid.add_row(*map(printable, row))
+        grid.add_row(*(row[i] for i in shown))
     console.print(grid)
+
+
+def _stack(console: Console, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    for row in rows:
+        paragraph(console, row[0])
+        facts(console, {f"  {heading}": cell for heading, cell in zip(columns[1:], row[1:], strict=True) if cell})
 
 
 def facts(console: Console, lines: Mapping[str, str]) -> None:
     """Print names and what they are, in two columns."""
     width = max(map(len, lines), default=0)
     for name, value in lines.items():
-        console.print(f"{name:{width}}  {printable(value)}")
+        paragraph(console, value, label=f"{name:{width}}  ")
+
+
+def paragraph(console: Console, text: str, *, label: str = "", indent: int = 0, style: str = "") -> None:
+    """Print text, in lines as long as the terminal is wide; words that are longer, such as paths, are not broken.
+
+    Args:
+        console: where to.
+        text: the text.
+        label: stands before it; the other lines begin below its end.
+        indent: where all lines but the first begin, without a label.
+        style: for the terminal.
+    """
+    import textwrap
+
+    after = min(len(label) or indent, console.width // 2)
+    lines = textwrap.wrap(
+        printable(text),
+        max(console.width, after + 1),
+        initial_indent=label,
+        subsequent_indent=" " * after,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    console.print("\n".join(lines) or label, style=style or None)
 
 
 def programs(plan: Plan) -> int:
@@ -162,4 +316,4 @@ def show_notes(console: Console, cluster: Cluster) -> None:
     if notes:
         console.print()
     for note in notes:
-        console.print(printable(note))
+        paragraph(console, note)

@@ -9,7 +9,7 @@ import typer
 
 from placeit.cli import text
 from placeit.cli.options import SeedOption
-from placeit.cli.paths import check_outputs
+from placeit.cli.paths import OutputFile, check_outputs, named_files
 from placeit.cli.terminal import Output, Terminal
 from placeit.errors import UsageError
 
@@ -83,9 +83,12 @@ def train(
 
     Costs are simulated makespans over the critical path (the schedule length ratio, SLR); for problems of every kind ("any"),
     over HEFT's makespan. The weights that did best on problems held out are written to a file. With a folder, a training that
-    was ended by Ctrl-C or a crash goes on where it was.
+    was ended by Ctrl-C or a crash goes on where it was. 'placeit optimize --placer giph:weights=FILE' places with the weights.
     """
-    check_outputs(output)
+    from placeit.placers.learned import FILES
+
+    kept = [] if folder is None else [folder / name for name in FILES]
+    check_outputs(output, inputs=[*kept, *named_files([agent]), *_problem_files(problems), *_problem_files(evaluate_on)])
     if evaluate_on is not None and held_out is not None:
         raise UsageError("Give either --held-out or --evaluate-on: both say what to evaluate on.")
     if folder is None and (resume or tensorboard):
@@ -119,7 +122,6 @@ def train(
             about={"problems": problems, "evaluated_with": str(evaluate_on or problems)},
             progress=progress,
         )
-    save_agent(learner, output, **result.about)
     before = next((record.evaluation for record in result.history if record.evaluation is not None), None)
     last = result.history[-1]
     data: dict[str, Any] = {
@@ -159,11 +161,16 @@ def train(
             "before": _figure(before),
             "best": f"{_figure(result.best)}{_at(result.best_at)}",
             "time": f"{last.seconds:.1f} s",
-            "weights": f"written to {output}",
+            "weights": str(output),
         }
         text.facts(console, lines)
 
-    return Output(data, show)
+    return Output(data, show, files=[OutputFile(output, "the policy", lambda: save_agent(learner, output, **result.about))])
+
+
+def _problem_files(source: str | Path | None) -> list[Path]:
+    """Files of a folder of problems; none of a source that is generated."""
+    return [] if source is None else sorted(Path(source).glob("*.json"))
 
 
 def _position(at: tuple[int, int] | None) -> dict[str, int] | None:

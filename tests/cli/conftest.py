@@ -1,5 +1,6 @@
 """A tiny model with two branches, a placement of it, and a way to call the command line."""
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,10 @@ from typer.testing import CliRunner
 from placeit.backends import load
 from placeit.backends.coarsen import coarsen
 from placeit.cli import app
+from placeit.cli.terminal import Lines
+from placeit.devices import discover
 from placeit.devices.host import allowed_cores
+from placeit.plain import plain_devices
 from placeit.problem import Placement
 
 Cli = Callable[..., Any]
@@ -23,6 +27,12 @@ Cli = Callable[..., Any]
 def cores() -> tuple[str, ...]:
     """One or two devices of one core each, as many as there are."""
     return tuple(f"CPU@{core}" for core in allowed_cores()[:2])
+
+
+@pytest.fixture(scope="session")
+def singles(cores: Sequence[str]) -> tuple[str, ...]:
+    """Everything on the hardware of these cores that is raced as a single device: them, and what is plain beside two."""
+    return (*cores, *(device.name for device in plain_devices(discover(cores))))
 
 
 @pytest.fixture(scope="session")
@@ -57,12 +67,14 @@ def cost_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def cli(tmp_path: Path, cost_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
-    """Call ``placeit`` in a folder of the test's own."""
+    """Call ``placeit`` in a folder of the test's own, without lines of progress where the machine is slow."""
     folder = tmp_path / "here"
     folder.mkdir()
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PLACEIT_CACHE", str(cost_cache))
-    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("COLUMNS", raising=False)  # so that no table is narrowed
+    monkeypatch.setattr(Lines, "SOONEST", math.inf)
+    monkeypatch.setattr(Lines, "OFTEN", math.inf)
 
     def call(*args: object) -> Any:
         return CliRunner().invoke(app, [str(arg) for arg in args])

@@ -26,6 +26,15 @@ def test_everything_that_can_be_named_is_listed(cli: Any, cores: Sequence[str]) 
     assert len(cpu["cores"]) >= len(cores)
 
 
+def test_names_that_ask_for_a_runtime_are_listed_and_can_be_given(cli: Any, cores: Sequence[str]) -> None:
+    listed = {device["name"]: device for device in json.loads(cli("devices", "--no-links", "--json").stdout)["devices"]}
+    assert listed[cores[0]]["also"] == [f"ort:{cores[0]}", f"torch:{cores[0]}"]
+    assert all(name in cli("devices", "--no-links").stdout for name in listed[cores[0]]["also"])
+    for name in listed[cores[0]]["also"]:
+        (device,) = json.loads(cli("devices", "--no-links", "--devices", name, "--json").stdout)["devices"]
+        assert (device["name"], device["kind"], device["also"]) == (name, name.partition(":")[0], [])
+
+
 def test_links_between_real_devices_are_measured(cli: Any, cores: Sequence[str]) -> None:
     result = json.loads(cli("devices", "--devices", ",".join(cores), "--json").stdout)
     assert [device["name"] for device in result["devices"]] == list(cores)

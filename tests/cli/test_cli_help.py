@@ -13,7 +13,8 @@ COMMANDS = ("devices", "inspect", "profile", "optimize", "run", "compare", "expo
 
 
 @pytest.mark.parametrize("command", ["placeit", *COMMANDS])
-def test_help_reads_as_it_should(cli: Any, command: str) -> None:
+def test_help_reads_as_it_should(cli: Any, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     result = cli(*([] if command == "placeit" else [command]), "--help")
     assert result.exit_code == 0
     golden = GOLDEN / f"{command}.txt"

@@ -12,13 +12,13 @@ groups      4, joined by 4 edges
 compute     705 kFLOP
 parameters  1.37 k in 5.47 kB
 
-kind          ops      compute
-──────────────────────────────
-Convolution     3    700 kFLOP
-Relu            2   4.10 kFLOP
-Concat          1       0 FLOP
-Parameter       1       0 FLOP
-Result          1       0 FLOP
+kind         ops     compute
+────────────────────────────
+Convolution    3   700 kFLOP
+Relu           2  4.10 kFLOP
+Concat         1      0 FLOP
+Parameter      1      0 FLOP
+Result         1      0 FLOP
 """
 
 GROUPS = """

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from broken_executors import NO_ROOM, broken, devices_of
 
 from placeit.problem import Placement
 
@@ -58,14 +59,27 @@ def test_the_table_says_what_was_chosen_and_why(cli: Any, tiny: Path, cores: Seq
     assert result.exit_code == 0, result.stderr
     for core in cores:
         assert f"speed-up over {core}" in result.stdout
-    for fact in ("chosen ", "why ", "simulator ", "Pearson", "budget ", "written to tiny.placement.json"):
+    for fact in ("chosen ", "why ", "simulator ", "Pearson", "budget ", "placement  "):
         assert fact in result.stdout
-    assert Path("tiny.placement.json").exists()
+    assert tiny.with_name("tiny.onnx.placement.json").exists()
+
+
+def test_what_failed_is_in_the_table_with_its_reason(
+    cli: Any, tiny: Path, cores: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if len(cores) < 2:
+        pytest.skip("needs two CPU cores, and this process may use one")
+    broken(monkeypatch, "opening", lambda plan: devices_of(plan) == {1})
+    result = cli("optimize", tiny, "-d", ",".join(cores), "--budget", 1, "--placer", "heft")
+    assert result.exit_code == 0, result.stderr
+    listed = result.stdout.partition("\nfailed\n")[2]
+    assert f"\n{cores[1]} (single) " in listed
+    assert f"\n{cores[1]} (single): {NO_ROOM}\n" in listed
 
 
 def test_the_answer_runs(cli: Any, tiny: Path, cores: Sequence[str]) -> None:
     assert cli("optimize", tiny, "-d", ",".join(cores), "--budget", 1, "--placer", "heft", "-q").exit_code == 0
-    result = cli("run", tiny, "-p", "tiny.placement.json", "--runs", 2)
+    result = cli("run", tiny, "-p", tiny.with_name("tiny.onnx.placement.json"), "--runs", 2)
     assert result.exit_code == 0, result.stderr
 
 
@@ -116,7 +130,7 @@ def test_ctrl_c_keeps_the_best_placement_and_exits_with_130(
     result = cli("optimize", tiny, "-d", ",".join(cores), "--budget", 5, "--placer", "heft")
     assert result.exit_code == 130
     assert "ended by Ctrl-C" in result.stdout
-    assert len(Placement.load("tiny.placement.json")) == 8
+    assert len(Placement.load(tiny.with_name("tiny.onnx.placement.json"))) == 8
 
 
 @pytest.mark.parametrize(
@@ -138,3 +152,31 @@ def test_options_that_make_no_sense_are_usage_errors(cli: Any, tiny: Path, optio
     assert result.stderr.startswith("error: ")
     assert word in result.stderr
     assert not list(Path().iterdir())
+
+
+def test_the_whole_cpu_is_a_row_and_its_placement_runs_and_compares(
+    cli: Any,
+    tiny: Path,
+    cores: Sequence[str],
+    singles: Sequence[str],
+    place_on: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if len(cores) < 2:
+        pytest.skip("needs two CPU cores, and this process may use one")
+    devices, file, plain = ",".join(cores), tmp_path / "plain.json", singles[-1]
+    with monkeypatch.context() as patch:
+        broken(patch, "opening", lambda plan: plan.problem.device_names != (plain,))
+        result = cli("optimize", tiny, "-d", devices, "--budget", 1, "--placer", "heft", "-o", file, "--compare-precisions")
+    assert result.exit_code == 0, result.stderr
+    assert f"{plain} is plain: all core sets at once" in result.stdout
+    assert "precisions " in result.stdout
+    assert set(Placement.load(file).as_dict().values()) == {plain}
+    for options in ((), ("-d", devices)):
+        ran = cli("run", tiny, "-p", file, "--runs", 2, *options, "--json")
+        assert ran.exit_code == 0, ran.stderr
+        assert json.loads(ran.stdout)["utilization"].keys() == {plain}
+        compared = cli("compare", tiny, "-p", file, "-p", place_on(cores), "--runs", 6, *options, "--json")
+        assert compared.exit_code == 0, compared.stderr
+        assert {row["name"] for row in json.loads(compared.stdout)["candidates"]} >= {*singles, str(file)}

@@ -32,7 +32,7 @@ def test_a_model_is_placed_on_both_runtimes_and_run(cli: Any, tiny: Path, device
     found = cli("optimize", tiny, *options)
     assert found.exit_code == 0, found.stderr
     measured = [candidate for candidate in json.loads(found.stdout)["candidates"] if candidate["measured_s"] is not None]
-    assert {device for candidate in measured for device in candidate["devices"]} == set(devices)
+    assert {device for candidate in measured for device in candidate["devices"]} >= set(devices)
     assert all(candidate["output_error"]["max_rel"] < 1e-4 for candidate in measured)
     assert cli("run", tiny, "-p", file, "--runs", 6).exit_code == 0
 

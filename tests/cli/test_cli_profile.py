@@ -70,3 +70,49 @@ def test_nothing_is_cached_if_that_is_asked_for(
     monkeypatch.setenv("PLACEIT_CACHE", str(tmp_path / "cache"))
     assert cli("profile", tiny, "--devices", cores[0], "--no-cache").exit_code == 0
     assert not (tmp_path / "cache").exists()
+
+
+def test_how_old_costs_are_and_how_busy_the_machine_was_is_shown(
+    cli: Any, tiny: Path, cores: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLACEIT_CACHE", str(tmp_path / "cache"))
+    first = json.loads(cli("profile", tiny, "--devices", cores[0], "--json").stdout)["profiled"]
+    assert not first["cached"]
+    assert 0 <= first["age_s"] < 60
+    assert first["other_load_cores"] is None or first["other_load_cores"] >= 0
+    _rewrite(tmp_path / "cache", whole=[1e-9, 1.5], age_days=3, load=1.26)
+    again = cli("profile", tiny, "--devices", cores[0], "--json")
+    found = json.loads(again.stdout)["profiled"]
+    assert found["cached"]
+    assert found["age_s"] >= 3 * 86400
+    assert found["other_load_cores"] == 1.26
+    assert again.stderr.count("warning") == 0
+    assert "Measured 3 days ago (from the cache" in cli("profile", tiny, "--devices", cores[0]).stdout
+    assert "while other processes kept 1.3 cores busy" in cli("profile", tiny, "--devices", cores[0]).stdout
+
+
+@pytest.mark.parametrize("command", ["profile", "optimize"])
+def test_costs_that_do_not_hold_any_more_are_measured_again_and_that_is_said(
+    cli: Any, tiny: Path, cores: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv("PLACEIT_CACHE", str(tmp_path / "cache"))
+    cli("profile", tiny, "--devices", cores[0])
+    (before,) = _rewrite(tmp_path / "cache", whole=[0.3, 0.4], age_days=3, load=2.0)
+    output = ["--output", tmp_path / "p.json", "--budget", 20] if command == "optimize" else []
+    result = cli(command, tiny, "--devices", cores[0], "--json", *output)
+    assert result.exit_code == 0, result.stderr
+    assert "warning: The costs in the cache, 72 hours old, do not hold any more" in " ".join(result.stderr.split())
+    (after,) = [json.loads(path.read_text()) for path in (tmp_path / "cache").iterdir() if path.name == before.name]
+    assert after["value"]["whole"][0][1] < 0.3
+
+
+def _rewrite(folder: Path, *, whole: list[float], age_days: float, load: float) -> list[Path]:
+    """Change what the cache holds for groups, and return the files."""
+    found = []
+    for path in folder.iterdir():
+        entry = json.loads(path.read_text())
+        if entry["key"]["what"] == "group costs":
+            entry["value"]["whole"] = [whole]
+            path.write_text(json.dumps(entry | {"written": entry["written"] - age_days * 86400, "load": load}))
+            found.append(path)
+    return found

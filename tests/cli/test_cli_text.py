@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from placeit.cli import text
-from placeit.cli.terminal import Terminal, printable
+from placeit.cli.terminal import Lines, Terminal, printable
 
 
 @pytest.mark.parametrize(
@@ -55,10 +55,38 @@ def test_progress_is_shown_to_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "profiling [groups]" in screen.getvalue()
 
 
-@pytest.mark.parametrize("quiet", [True, False])
-def test_progress_is_shown_to_nobody_else(monkeypatch: pytest.MonkeyPatch, quiet: bool) -> None:
-    screen = Screen() if quiet else io.StringIO()
+def test_without_a_terminal_progress_is_a_line_now_and_then() -> None:
+    written: list[str] = []
+    now = 100.0
+    report = Lines(written.append, lambda: now)
+    for tick in range(600):  # a minute of reports, ten a second
+        now = 100 + tick / 10
+        report("profiling\x1b groups" if tick < 300 else f"measuring {tick // 100}", tick % 300 / 300)
+    assert written[:3] == ["3 s: profiling? groups, 10 %", "13 s: profiling? groups, 43 %", "23 s: profiling? groups, 77 %"]
+    assert written[3:] == ["30 s: measuring 3, 0 %", "40 s: measuring 4, 33 %", "50 s: measuring 5, 67 %"]
+
+
+def test_a_short_command_writes_no_lines() -> None:
+    written: list[str] = []
+    report = Lines(written.append, lambda: 0.0)
+    report("asking heft", 0.0)
+    report("asking cpop", 0.5)
+    assert written == []
+
+
+def test_progress_without_a_terminal_goes_to_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", screen := io.StringIO())
+    monkeypatch.setattr(Lines, "SOONEST", 0.0)
+    with Terminal().progress() as progress:
+        assert progress is not None
+        progress("profiling [groups]", 0.5)
+    assert screen.getvalue() == "0 s: profiling [groups], 50 %\n"
+
+
+@pytest.mark.parametrize("terminal", [Terminal(quiet=True), Terminal(json=True), Terminal(json=True, quiet=True)])
+def test_progress_is_shown_to_nobody_who_did_not_ask(monkeypatch: pytest.MonkeyPatch, terminal: Terminal) -> None:
+    screen = Screen() if terminal.quiet else io.StringIO()
     monkeypatch.setattr(sys, "stderr", screen)
-    with Terminal(quiet=quiet).progress() as progress:
+    with terminal.progress() as progress:
         assert progress is None
     assert screen.getvalue() == ""

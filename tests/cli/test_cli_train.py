@@ -55,7 +55,7 @@ def test_the_table_says_what_was_learned_and_how_well(train: Any, problems: Path
     assert f"problems  {problems}: 4 to learn from, 1 held out" in text
     assert "unit      critical path" in text
     assert "mean of the problems held out" in text
-    assert "weights   written to out.safetensors" in text
+    assert "weights   out.safetensors" in text
 
 
 def test_without_stages_the_agent_s_own_are_taken_and_updates_say_how_long(train: Any) -> None:
@@ -118,3 +118,25 @@ def test_where_weights_cannot_be_written_is_noticed_before_any_work(cli: Any, pr
     result = cli("train", AGENT, "--problems", problems, "-o", "nowhere/out.safetensors")
     assert result.exit_code == 1
     assert "Cannot write nowhere/out.safetensors" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("edges", [[0, 1], [2]]),
+        ("edge_tensor", [[0], 1]),
+        ("compute", [[10**399, 1, 1]]),
+        ("ops", 3),
+        ("ops", [["a"], "b"]),
+        ("devices", [None, 1, 2]),
+    ],
+)
+def test_a_problem_file_that_holds_other_things_is_an_error_that_names_it(
+    train: Any, problems: Path, key: str, value: object
+) -> None:
+    file = problems / "p0.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
+    result = train(*SHORT)
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"error: {file}: '{key}' ")
+    assert len(result.stderr.splitlines()) == 1

@@ -1,0 +1,43 @@
+"""What ``placeit optimize --help`` says about placers: those that are installed, plug-ins included, with their options."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+from typer.core import TyperCommand
+
+from placeit.errors import UsageError
+
+__all__ = ["ListsPlacers"]
+
+
+class ListsPlacers(TyperCommand):
+    """A command whose help lists placers. They are imported for that, which takes some seconds: so only this help does it."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options of the command, and below them the placers."""
+        super().format_options(ctx, formatter)
+        with formatter.section("Placers, and their options (* asked without --placer)"):
+            for line in _lines(formatter.width - formatter.current_indent):
+                formatter.write(f"{'':{formatter.current_indent}}{line}\n")
+
+
+def _lines(width: int) -> list[str]:
+    from placeit.optimize import DEFAULT_PLACERS
+    from placeit.placers.registry import placer_names, placer_options, placer_summary
+
+    lines: list[str] = []
+    for name in placer_names():
+        try:
+            options, summary = placer_options(name), placer_summary(name)
+        except UsageError as error:  # a plug-in that is broken
+            options, summary = (), str(error)
+        lines.append(f"{name} *" if name in DEFAULT_PLACERS else name)
+        lines += textwrap.wrap(summary, width, initial_indent="    ", subsequent_indent="    ")
+        for option in options:
+            default = "TEXT" if option.default == "" else option.default
+            lines += textwrap.wrap(
+                f"{option.name}={default}  {option.help}", width, initial_indent="      ", subsequent_indent="        "
+            )
+    return lines

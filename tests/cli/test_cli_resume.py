@@ -1,0 +1,27 @@
+"""Resuming a search from the command line."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+def test_a_search_is_kept_and_gone_on_with(cli: Any, tiny: Path, cores: Sequence[str], tmp_path: Path) -> None:
+    options = ("-d", ",".join(cores), "--placer", "heft", "--budget", 1, "--resume", tmp_path / "search.jsonl")
+    assert cli("optimize", tiny, *options, "-q").exit_code == 0
+    known = {json.loads(line)["name"] for line in (tmp_path / "search.jsonl").read_text().splitlines()[1:]}
+    assert known >= set(cores)
+    result = cli("optimize", tiny, *options, "--json")
+    assert result.exit_code == 0, result.stderr
+    assert {candidate["name"] for candidate in json.loads(result.stdout)["candidates"]} >= known
+
+
+def test_the_file_is_no_output_and_no_other_input(cli: Any, tiny: Path, tmp_path: Path) -> None:
+    result = cli("optimize", tiny, "--resume", tmp_path / "s.jsonl", "-o", tmp_path / "s.jsonl")
+    assert result.exit_code == 2
+    assert "named twice" in result.stderr
+    before = tiny.read_bytes()
+    result = cli("optimize", tiny, "--resume", tiny)
+    assert result.exit_code == 1
+    assert "not a file that a search can be resumed from" in result.stderr
+    assert tiny.read_bytes() == before

@@ -1,0 +1,167 @@
+"""Tables as people see them: one race each, and readable on a narrow terminal."""
+
+import io
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from placeit.cli import text
+from placeit.cli.optimize import show
+from placeit.optimize import Optimized, Raced, optimize
+from placeit.profiler.cache import Cache
+from placeit.runtime.measure import summed_up
+
+HEADS = ("candidate", "devices (ops)", "segments", "measured", "speed-up over CPU@0")
+ROWS = [
+    ("calibrated-search 1 (segment-search) *", "CPU@0 179, CPU@1 146", "45", "81.9 ms", "1.33"),
+    ("CPU@0 (single)", "CPU@0 325", "1", "109 ms", "1.00"),
+]
+
+
+def printed(width: int, rows: Sequence[Sequence[str]] = ROWS, **options: Any) -> str:
+    console = Console(width=width, file=io.StringIO(), markup=False, highlight=False, soft_wrap=True)
+    text.tables(console, HEADS, {"race 1": rows}, left=2, **options)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_table_with_room_has_a_line_for_each_row() -> None:
+    lines = printed(200).splitlines()
+    assert lines[0] == "race 1"
+    assert lines[1].split("  ")[0] == "candidate"
+    assert len(lines) == 5
+    assert lines[3].split() == " ".join(ROWS[0]).split()
+
+
+def test_columns_that_can_be_spared_are_left_out_first_and_said_to_be() -> None:
+    shown = printed(75, spare=["segments", "speed-up over CPU@0"])
+    assert "segments" not in shown
+    assert "speed-up" in shown
+    assert "(--wide shows 1 more columns)" in shown
+
+
+def test_text_is_broken_between_words_before_a_table_is_stacked() -> None:
+    lines = [re.split(" {2,}", line.strip()) for line in printed(75).splitlines()]
+    assert [line[0] for line in lines[-3:]] == ["calibrated-search 1", "(segment-search) *", "CPU@0 (single)"]
+    assert lines[1] == ["speed-up"]
+
+
+def test_a_table_without_room_is_stacked() -> None:
+    lines = printed(40).splitlines()
+    assert lines[1] == "calibrated-search 1 (segment-search) *"
+    assert "  measured             81.9 ms" in lines
+    assert "CPU@0 (single)" in lines
+
+
+WORDS = st.lists(st.text("ab12", min_size=1, max_size=10), max_size=5).map(" ".join)
+
+
+@given(
+    st.integers(48, 160), st.lists(st.tuples(WORDS, WORDS, *[st.text("0123456789", max_size=8)] * 3), min_size=1, max_size=4)
+)
+def test_no_line_is_longer_than_the_terminal_and_no_word_is_lost(width: int, rows: list[tuple[str, ...]]) -> None:
+    shown = printed(width, rows)
+    assert all(len(line) <= width for line in shown.splitlines())
+    assert all(word in shown for row in rows for cell in row for word in cell.split())
+
+
+def sections(shown: str) -> dict[str, str]:
+    """Tables of a report by the first words of their titles."""
+    parts = re.split(r"^(race \d+|not measured|failed|chosen)\b", shown, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+@pytest.fixture
+def command(cli: Any, tiny: Path, cores: Sequence[str]) -> tuple[Any, ...]:
+    return (cli, "optimize", tiny, "-d", ",".join(cores), "--budget", "2", "--placer", "heft", "-o", "p.json")
+
+
+def run(cli: Any, *args: object) -> Any:
+    result = cli(*args)
+    assert result.exit_code == 0, result.stderr
+    return result
+
+
+def test_a_report_has_a_table_for_each_race(command: Sequence[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    found: dict[str, Any] = {}
+
+    def to_dict(self: Optimized, *args: Any) -> Any:
+        found.update(answer := as_dict(self, *args))
+        return answer
+
+    as_dict = Optimized.to_dict
+    monkeypatch.setattr(Optimized, "to_dict", to_dict)
+    tables = sections(run(*command).stdout)
+    measured = [candidate for candidate in found["candidates"] if candidate["measured_s"] is not None]
+    assert measured
+    for candidate in measured:
+        table = tables[f"race {candidate['race'] + 1}"]
+        assert f"\n{candidate['name']} " in table
+        assert candidate["name"] in found["races"][candidate["race"]]["candidates"]
+        assert text.seconds(candidate["measured_s"]) in table
+    numbers = [candidate["race"] for candidate in measured]
+    assert numbers == sorted(numbers, reverse=True)
+
+
+def test_a_time_of_an_earlier_race_is_not_beside_those_of_the_last_one(
+    tiny: Path, cores: Sequence[str], cost_cache: Path, tmp_path: Path
+) -> None:
+    """The machine has become slower in the meantime: what was chosen takes longer than what lost to it in a race before."""
+    found = optimize(tiny, cores[0], placers=["heft"], budget=1.0, cache=Cache(cost_cache))
+    races = {
+        when: [summed_up(name, [seconds] * 9, range(9)) for name, seconds in times.items()]
+        for when, times in {"then": {"a": 1.7, "b": 1.45}, "now": {"a": 1.68, "c": 1.8}}.items()
+    }
+    a = replace(found.chosen, name="a", race=1, measured=races["now"][0])
+    b = replace(found.chosen, name="b", race=0, measured=races["then"][1])
+    records = tuple(Raced(when, 9, {one.name: one for one in ones}) for when, ones in races.items())
+    found = replace(found, chosen=a, best_single=a, candidates=(a, b), races=records)
+    console = Console(width=200, file=io.StringIO(), markup=False, highlight=False, soft_wrap=True)
+    show(console, found, tmp_path / "p.json")
+    assert isinstance(console.file, io.StringIO)
+    tables = sections(console.file.getvalue())
+    assert "1.68 s" in tables["race 2"]
+    assert "1.45 s" not in tables["race 2"]
+    assert tables["race 1"].startswith(": then, 9 rounds, earlier, so that its times do not compare with those above")
+    assert "1.45 s" in tables["race 1"]
+    assert "1.17" in tables["race 1"]  # over a, in the same race
+
+
+@pytest.mark.parametrize(("columns", "stacked"), [(80, False), (60, True)])
+def test_the_report_of_optimize_fits_the_terminal(
+    command: Sequence[Any], monkeypatch: pytest.MonkeyPatch, columns: int, stacked: bool
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    shown = run(*command).stdout
+    assert max(map(len, shown.splitlines())) <= columns
+    assert ("\n  measured " in shown) == stacked
+    assert ("candidate (placer)" in shown) == (not stacked)
+    assert "simulator off by" not in shown
+    wide = run(*command, "--wide").stdout
+    assert all(heading in wide for heading in ("segments", "95 % interval", "output error", "simulator off by"))
+    assert "--wide shows" in shown
+    assert "--wide shows" not in wide
+
+
+def test_nothing_is_said_to_be_measured_on_described_devices(cli: Any, tiny: Path, tmp_path: Path) -> None:
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text(
+        "devices: {a: {catalog: jetson-orin-nano}, b: {catalog: raspberry-pi-5}}\n"
+        "default_link: {bandwidth: 1 Gbit/s, latency: 1 ms}\n"
+    )
+    command = (cli, "optimize", tiny, "-d", cluster, "--budget", "20", "--placer", "heft")
+    shown = run(*command).stdout
+    assert "by the figures that describe the devices, were cutting free" in shown
+    assert "costs measured" not in shown
+    assert "\nsimulator" not in shown
+    assert "\nspeed-up" not in shown
+    assert list(sections(shown)) == ["not measured", "chosen"]
+    assert json.loads(run(*command, "--json").stdout)["races"] == []

@@ -1,0 +1,216 @@
+"""Ctrl-C to real processes, at moments that nobody chooses: heard soon, no traceback, and nothing that was measured is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from placeit.devices.host import allowed_cores
+from placeit.interrupts import INTERRUPTED
+from placeit.runtime.devices.base import TensorSpec
+from placeit.runtime.devices.emulated import EmulatedLink
+from placeit.runtime.devices.openvino import HostBuffer
+from placeit.runtime.devices.worker import Gate
+
+PATIENCE_S = 60.0  # for a process to end; what hangs would do so for hours
+CORES = allowed_cores()
+pytestmark = pytest.mark.skipif(len(CORES) < 2, reason="two devices need two cores")
+
+
+def start(folder: Path, cache: Path, *args: object, code: str | None = None) -> subprocess.Popen[str]:
+    environment = os.environ | {"PLACEIT_CACHE": str(cache)}
+    how = ["-m", "placeit"] if code is None else ["-c", code]
+    command = [sys.executable, *how, *map(str, args)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder, env=environment)
+
+
+def interrupted(process: subprocess.Popen[str], after: float) -> tuple[int, str, str]:
+    """Send Ctrl-C after so many seconds; return how the process ended."""
+    time.sleep(after)
+    process.send_signal(signal.SIGINT)
+    try:
+        out, error = process.communicate(timeout=PATIENCE_S)
+    finally:
+        process.kill()
+    return process.returncode, out, error
+
+
+def cluster(folder: Path, *, bandwidth: str = "10 Gbit/s", slowdown: float = 1.5) -> Path:
+    path = folder / "cluster.yaml"
+    path.write_text(
+        f"devices:\n  a: {{runs_on: CPU@{CORES[0]}}}\n  b: {{runs_on: CPU@{CORES[-1]}, slowdown: {slowdown}}}\n"
+        f"links:\n  - {{between: [a, b], bandwidth: {bandwidth}, latency: 50 us}}\n"
+    )
+    return path
+
+
+def check(code: int, out: str, error: str) -> None:
+    assert "Traceback" not in error
+    assert "Exception ignored" not in error
+    assert "bug in placeit" not in error
+    # ended by the signal itself while nothing had begun; or it had ended before
+    assert code in (INTERRUPTED, -signal.SIGINT, 0), error
+
+
+def commands(tiny: Path, placement: Path, clusters: Path) -> list[list[object]]:
+    on = ["--devices", clusters]
+    return [
+        ["optimize", tiny, *on, "--no-cache", "--budget", 5, "--placer", "annealing:evaluations=100000000"],
+        ["run", tiny, "-p", placement, *on, "--runs", 1_000_000],
+        ["compare", tiny, "-p", placement, *on, "--runs", 1_000_000],
+        ["profile", tiny, *on, "--no-cache"],
+        ["inspect", tiny],
+        ["devices"],
+        ["generate", "multi", "--count", 100000, "-o", "problems"],
+    ]
+
+
+def at_random(count: int, seed: int, folder: Path, cache: Path, todo: Sequence[list[object]]) -> None:
+    rng = random.Random(seed)
+    for turn in range(count):
+        command = todo[turn % len(todo)]
+        place = folder / f"turn{turn}"
+        place.mkdir()
+        after = rng.uniform(0.25, 6.0)
+        code, out, error = interrupted(start(place, cache, *command), after)
+        try:
+            check(code, out, error)
+        except AssertionError as failure:
+            raise AssertionError(f"{command} after {after} s: {code}\n{out}\n{error}") from failure
+
+
+def test_ctrl_c_at_random_moments(tiny: Path, tmp_path: Path, cost_cache: Path, place_on: Any) -> None:
+    todo = commands(tiny, place_on(("a", "b")), cluster(tmp_path))
+    at_random(3, 0, tmp_path, cost_cache, todo)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_ctrl_c_at_many_random_moments(tiny: Path, tmp_path: Path, cost_cache: Path, place_on: Any) -> None:
+    todo = commands(tiny, place_on(("a", "b")), cluster(tmp_path))
+    at_random(200, 1, tmp_path, cost_cache, todo)
+
+
+RACING = """
+import sys
+import placeit.runtime.measure as measure
+from placeit.__main__ import main
+race = measure.Race.run
+def run(self, **options):
+    sys.stderr.write("racing\\n")
+    sys.stderr.flush()
+    return race(self, **options)
+measure.Race.run = run
+main()
+"""
+
+
+@pytest.mark.parametrize(("command", "machine"), [("run", True), ("run", False), ("compare", True), ("compare", False)])
+def test_what_was_measured_is_kept(
+    command: str, machine: bool, tiny: Path, tmp_path: Path, cost_cache: Path, place_on: Any
+) -> None:
+    options = ["--devices", cluster(tmp_path), "--runs", 10_000_000, *(["--json"] if machine else [])]
+    process = start(tmp_path, cost_cache, command, tiny, "-p", place_on(("a", "b")), *options, code=RACING)
+    assert process.stderr is not None
+    while "racing" not in (line := process.stderr.readline()):
+        assert line, "it ended before it raced"
+    code, out, error = interrupted(process, 1.0)
+    assert code == INTERRUPTED, error
+    assert "Traceback" not in error
+    if machine:
+        data = json.loads(out)
+        assert data["interrupted"]
+        medians = [row["measured_s"] for row in data["candidates"]] if command == "compare" else [data["latency_s"]["median"]]
+        assert all(median > 0 for median in medians)
+    else:
+        assert "nded by Ctrl-C" in out
+
+
+def test_optimize_keeps_the_best_so_far(tiny: Path, tmp_path: Path, cost_cache: Path) -> None:
+    options = ["--devices", cluster(tmp_path), "--budget", 600, "--placer", "heft", "--json"]
+    process = start(tmp_path, cost_cache, "optimize", tiny, *options, "--placer", "annealing:evaluations=1000000000000")
+    code, out, error = interrupted(process, 9.0)
+    check(code, out, error)
+    assert code in (INTERRUPTED, -signal.SIGINT)
+    if out:  # the search had begun
+        assert json.loads(out)["interrupted"]
+        assert tiny.with_name("tiny.onnx.placement.json").exists()
+
+
+@pytest.mark.parametrize("command", ["run", pytest.param("compare", marks=pytest.mark.slow)])
+def test_no_emulated_sleep_is_too_long(command: str, tiny: Path, tmp_path: Path, cost_cache: Path, place_on: Any) -> None:
+    placement, clusters = place_on(("a", "b")), cluster(tmp_path, bandwidth="1 bit/s")
+    process = start(tmp_path, cost_cache, command, tiny, "-p", placement, "--devices", clusters)
+    code, out, error = interrupted(process, 8.0)  # the first transfer takes a day
+    check(code, out, error)
+    assert code in (INTERRUPTED, -signal.SIGINT)
+    assert not out
+
+
+def test_closing_wakes_an_emulated_link_that_sleeps() -> None:
+    link = EmulatedLink("a -> b", bandwidth=1e-9, latency=0.0)
+    ended = Gate()
+    buffer = HostBuffer(TensorSpec((1024,), "float32"))
+    link.start(buffer, buffer, lambda *_: ended.open())
+    assert not ended.wait(0.05)
+    link.close()
+    assert ended.wait(PATIENCE_S)
+
+
+def test_a_process_that_ignores_ctrl_c_goes_on_to_do_so(tiny: Path, tmp_path: Path, cost_cache: Path) -> None:
+    code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); from placeit.__main__ import main; main()"
+    process = start(tmp_path, cost_cache, "inspect", tiny, code=code)
+    assert interrupted(process, 1.5)[0] == 0
+
+
+def test_after_the_command_ctrl_c_ends_the_process_without_a_word(tiny: Path, tmp_path: Path, cost_cache: Path) -> None:
+    code = "import atexit, time; atexit.register(time.sleep, 1000); from placeit.__main__ import main; main()"
+    process = start(tmp_path, cost_cache, "inspect", tiny, "--json", code=code)
+    assert process.stdout is not None
+    while process.stdout.readline() != "}\n":
+        pass
+    ended, _, error = interrupted(process, 1.0)
+    assert ended in (-signal.SIGINT, INTERRUPTED)
+    assert error == ""
+
+
+@pytest.mark.parametrize("swallow", ["finalizer", "handler", "library"])
+def test_an_interrupt_that_is_swallowed_ends_the_process_all_the_same(swallow: str, tmp_path: Path, cost_cache: Path) -> None:
+    code = f"""
+import time
+import placeit.interrupts as interrupts
+class Finalized:
+    def __del__(self):
+        time.sleep(1000)
+def run():
+    print("running", flush=True)
+    if "{swallow}" == "finalizer":
+        Finalized()
+        time.sleep(1000)
+    elif "{swallow}" == "handler":
+        while True:
+            try:
+                time.sleep(1000)
+            except BaseException:
+                pass
+    else:
+        import ctypes
+        ctypes.CDLL(None).sleep(1000)
+interrupts.guarded(run)
+"""
+    process = start(tmp_path, cost_cache, code=code)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "running\n"
+    ended, _, error = interrupted(process, 0.5)
+    assert ended == INTERRUPTED
+    assert error in ("", "interrupted\n")
