@@ -26,6 +26,7 @@ def main() -> int:
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
         if done.returncode:
             failed.append(name)
+        if not done.stdout:
             continue
         results.append(json.loads(done.stdout))
         if not options.json:
@@ -33,7 +34,7 @@ def main() -> int:
     if options.json:
         print(json.dumps({"benchmarks": results}))
     for name in failed:
-        print(f"benchmarks.{name} failed; its error is above.", file=sys.stderr)
+        print(f"benchmarks.{name} failed; its error, or the claim that does not hold, is above.", file=sys.stderr)
     return 1 if failed else 0
 
 

@@ -7,7 +7,8 @@ A benchmark is a module with::
     if __name__ == "__main__":
         main("simulator", run)
 
-A claim that does not hold is printed as such and does not change the exit code: a benchmark reports, it does not judge.
+A claim that does not hold is printed as such and does not change the exit code: a benchmark reports, it does not judge, unless
+its claims hold on any machine and its module says so (``main("soak", run, judge=True)``): then the exit code is 1.
 """
 
 from __future__ import annotations
@@ -46,12 +47,20 @@ class Args:
         seed: seed of everything random.
         models: names of the models to run, of those that the benchmark knows; empty for its own choice.
         backend: what runs them, of what the benchmark knows; empty for its own choice.
+        cases: names of the cases to run; empty for those from number ``first`` to before ``last``.
+        replay: files of cases that went wrong earlier, to run in place of others.
+        keep: folder for such files.
     """
 
     quick: bool = False
     seed: int = 0
     models: tuple[str, ...] = ()
     backend: str = ""
+    cases: tuple[str, ...] = ()
+    first: int = 0
+    last: int | None = None
+    replay: tuple[str, ...] = ()
+    keep: str = ""
 
 
 def _commit() -> str | None:
@@ -117,6 +126,9 @@ def main(
     *,
     models: Sequence[str] = (),
     backends: Sequence[str] = (),
+    judge: bool = False,
+    cases: bool = False,
+    replay: bool = False,
 ) -> None:
     """Run a benchmark from the command line.
 
@@ -126,14 +138,26 @@ def main(
         argv: arguments; the process's own if None.
         models: names that its option ``--models`` takes; without any, it has no such option.
         backends: likewise, for ``--backend``; the first is the default.
+        judge: exit with 1 if a claim does not hold.
+        cases: whether it has the options ``--cases``, ``--first`` and ``--last``.
+        replay: whether it has the options ``--replay`` and ``--keep``.
     """
     known = parser(f"python -m benchmarks.{name}", sys.modules[run.__module__].__doc__)
     if models:
         known.add_argument("--models", nargs="+", choices=models, default=(), metavar="MODEL", help=f"of {', '.join(models)}")
     if backends:
         known.add_argument("--backend", choices=backends, default=backends[0], help=f"what runs models (default {backends[0]})")
+    if cases:
+        known.add_argument("--cases", nargs="+", default=(), metavar="CASE", help="names of cases to run")
+        known.add_argument("--first", type=int, default=0, metavar="N", help="number of the first case to run (default 0)")
+        known.add_argument("--last", type=int, metavar="N", help="number of the first case not to run")
+    if replay:
+        known.add_argument("--replay", nargs="+", default=(), metavar="FILE", help="run cases that were kept, and no others")
+        known.add_argument("--keep", default=f"{name}-failures", metavar="FOLDER", help="where to keep cases that went wrong")
     options = known.parse_args(argv)
-    asked = Args(options.quick, options.seed, tuple(getattr(options, "models", ())), getattr(options, "backend", ""))
+    asked = Args(
+        **{name: tuple(value) if isinstance(value, list) else value for name, value in vars(options).items() if name != "json"}
+    )
     report = Report()
     try:
         with quiet_output():
@@ -145,6 +169,8 @@ def main(
         print(json.dumps(result, allow_nan=False))
     else:
         show(result)
+    if judge and any(claim["holds"] is False for claim in report.claims):
+        sys.exit(1)
 
 
 @contextmanager

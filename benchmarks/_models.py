@@ -4,21 +4,45 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.util
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
+
+from placeit import backends
+from placeit.backends.base import Model
 from placeit.errors import UsageError
 from placeit.optimize import Candidate, Optimized
 from placeit.profiler.cache import cache_folder
 from placeit.runtime.measure import Measurement, Race
+from placeit.session import Session
 from placeit.workloads import models
 
-__all__ = ["MODELS", "fastest_split", "model_file", "progress", "settled_race", "two_cores"]
+__all__ = [
+    "MODELS",
+    "PACKAGED",
+    "fastest_split",
+    "load_model",
+    "model_file",
+    "progress",
+    "settled_race",
+    "side_by_side",
+    "two_cores",
+]
 
 MODELS = tuple(models.MODELS)
+PACKAGED: Mapping[str, tuple[str, str, dict[str, tuple[int, ...]]]] = {
+    "text_detector": ("rapidocr_onnxruntime", "models/ch_PP-OCRv4_det_infer.onnx", {"x": (1, 3, 320, 320)}),
+    "text_recognizer": ("rapidocr_onnxruntime", "models/ch_PP-OCRv4_rec_infer.onnx", {"x": (1, 3, 48, 320)}),
+    "file_type": ("magika", "models/standard_v3_3/model.onnx", {"bytes": (1, 2048)}),
+}
+"""Small real models: the package that each comes with, its file there, and the shapes of its inputs."""
 
 _SETTLE_S = 0.01
 """Pause before every timed run: worker threads of the candidate before it may still be spinning."""
@@ -35,6 +59,37 @@ def model_file(name: str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         models.export_model(name, path)
     return path
+
+
+def load_model(name: str) -> Model:
+    """Load a model of :data:`MODELS` or :data:`PACKAGED`.
+
+    Raises:
+        UsageError: the package that it comes with is not installed.
+    """
+    if name not in PACKAGED:
+        return backends.load(model_file(name))
+    package, file, shapes = PACKAGED[name]
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        raise UsageError(f"The model '{name}' comes with the package {package}, which is not installed: pip install {package}.")
+    return backends.load(Path(found.origin).parent / file, input_shapes=shapes)
+
+
+def side_by_side(session: Session, rounds: int = 10) -> float:
+    """Time of whole passes, one on each device at once, over that of passes alone: near 1 if the devices are free."""
+    groups = len(session.grouping.groups)
+    with ExitStack() as stack:
+        plans = [session.segmenter.plan(np.full(groups, d)) for d in session.segmenter.problem().single_devices]
+        runs = [stack.enter_context(session.executor(plan)).time for plan in plans]
+        threads = stack.enter_context(ThreadPoolExecutor(len(runs)))
+        ratios = []
+        for turn in range(rounds + 1):
+            alone = [run() for run in runs]
+            together = list(threads.map(lambda run: run(), runs))
+            if turn > 0:
+                ratios.append(np.mean(np.divide(together, alone)))
+    return float(np.median(ratios))
 
 
 def two_cores() -> tuple[int, int]:

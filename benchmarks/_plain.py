@@ -51,7 +51,7 @@ def openvino_options(threads: int) -> dict[str, Any]:
     return {
         "INFERENCE_NUM_THREADS": threads,
         "INFERENCE_PRECISION_HINT": "f32",
-        "NUM_STREAMS": 1,
+        "NUM_STREAMS": min(1, threads - 1),  # as placeit does: a stream of one thread loses errors
         "ENABLE_CPU_PINNING": False,
     }
 

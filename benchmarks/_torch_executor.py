@@ -97,7 +97,9 @@ def run(args: Args, report: Report) -> None:
 def _compare(model: TensorProgram, cluster: Cluster, where: str, cache: Cache, args: Args, report: Report) -> Plan:
     """Race placeit's placement of a graph against others, and return the plan of it that has each group as a segment."""
     what = f"{model.name}, {where}"
-    found = optimize(model, cluster, budget=20 if args.quick else 60, seed=args.seed, cache=cache, progress=progress)
+    budget = 20 if args.quick else 60
+    # the cores stand for two devices; what PyTorch does with both is a row of its own
+    found = optimize(model, cluster, budget=budget, seed=args.seed, plain=False, cache=cache, progress=progress)
     report.note(f"  {what}: {found.chosen.name}; {found.reason}")
     split = fastest_split(found) or found.chosen
     single = found.best_single

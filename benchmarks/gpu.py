@@ -1,6 +1,6 @@
 """GPUs: what copies achieve, what the host adds to a launch, and tensor graphs on one and more of them, through streams.
 
-Needs NVIDIA GPUs, a PyTorch built with CUDA, and CuPy; where something is missing, it says what and ends without an error.
+Needs NVIDIA GPUs and a PyTorch built with CUDA; where something is missing, it says what and ends without an error.
 
 Each graph is optimized for the first GPU, for the first two, and so on, as ``placeit optimize`` does; then all answers run in
 one race, interleaved. Every ratio is to plain PyTorch on the first GPU, which runs the uncut program. Utilisation is the
@@ -64,7 +64,7 @@ _PLAIN = "PyTorch, uncut"
 
 
 def missing() -> str | None:
-    """Say what there is not: the driver or a GPU, a PyTorch with CUDA, or CuPy; None if all is there."""
+    """Say what there is not: the driver or a GPU, or a PyTorch with CUDA; None if all is there."""
     try:
         TorchAccelerator([Device("cuda:0", runs_on="cuda:0")]).close()
     except DeviceError as error:
@@ -127,7 +127,7 @@ def _copy_seconds(accelerator: TorchAccelerator, src: int, dst: int, size: int) 
 
         def once() -> None:
             accelerator.copy(stream, source, destination)
-            accelerator.finish([stream])
+            accelerator.finish(stream)
 
         return median([timed(once)() for _ in range(_REPEATS)][1:])  # the first one may set things up
     finally:
@@ -199,7 +199,7 @@ def _graph(name: str, cluster: Cluster, args: Args, report: Report) -> None:
                 ratio_to_plain=ratio.ratio,
                 ratio_low=ratio.ci_low,
                 ratio_high=ratio.ci_high,
-                simulated_ms=None if answer is None else answer.simulated_s * 1e3,
+                simulated_ms=None if answer is None or answer.simulated_s is None else answer.simulated_s * 1e3,
                 utilization=busy,
                 peak_memory_gb=peak,
                 output_error=None if answer is None or answer.output_error is None else answer.output_error.max_rel,

@@ -22,12 +22,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
-import openvino
 
 from benchmarks._harness import Args, Report, main
 from benchmarks._models import MODELS, fastest_split, model_file, progress, settled_race, two_cores
 from benchmarks._plain import Plain, bound_thread, by_name, onnxruntime_alone, openvino_alone, openvino_options
 from placeit.backends.openvino import Model, load
+from placeit.devices.openvino_core import openvino_core
 from placeit.optimize import Candidate, optimize
 from placeit.problem import Placement
 from placeit.profiler.cache import Cache
@@ -82,7 +82,9 @@ def _placed(
     model: Model, runtime: str, devices: Sequence[str], cache: Cache, args: Args, report: Report
 ) -> dict[str, Candidate]:
     """What is found for two devices: the answer and, if that is a single device, the fastest split."""
-    found = optimize(model, devices, budget=15 if args.quick else 60, seed=args.seed, cache=cache, progress=progress)
+    found = optimize(
+        model, devices, budget=15 if args.quick else 60, seed=args.seed, plain=False, cache=cache, progress=progress
+    )
     report.note(f"  {model.name} on {', '.join(devices)}: {found.chosen.name}; {found.reason}")
     who, split = TWO_DEVICES.format(runtime), fastest_split(found)
     placed = {who: found.chosen}
@@ -94,7 +96,7 @@ def _placed(
 def _plain(model: Model, path: Path, thread: ThreadPoolExecutor) -> dict[str, Plain]:
     """Both runtimes alone, with inputs in place."""
     inputs = model.random_inputs()
-    compiled = openvino.Core().compile_model(model.ov_model, "CPU", openvino_options(1))
+    compiled = openvino_core().compile_model(model.ov_model, "CPU", openvino_options(1))
     return {
         REFERENCE: Plain(openvino_alone(compiled, list(inputs.values())), thread),
         ALONE.format(ONNX_RUNTIME): Plain(onnxruntime_alone(path, inputs, intra=1), thread),

@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks import _models, executor, fidelity, heterogeneous, optimize, runtimes
 from benchmarks._harness import Args, Report, main
+from benchmarks._models import model_file
 from placeit.errors import UsageError
 
 pytestmark = pytest.mark.usefixtures("small_model")
@@ -19,6 +20,7 @@ def report_of(run: Callable[[Args, Report], None]) -> Report:
     return report
 
 
+@pytest.mark.slow
 def test_the_executor_is_raced_against_every_other_way_to_run_the_model():
     report = report_of(executor.run)
     rows = {row["candidate"]: row for row in report.rows if "candidate" in row}
@@ -33,6 +35,7 @@ def test_the_executor_is_raced_against_every_other_way_to_run_the_model():
     assert claims["inception_v3: dispatch per segment, median"] > 0
 
 
+@pytest.mark.slow
 def test_both_runtimes_and_their_mixture_are_raced_and_give_the_same_outputs():
     report = report_of(runtimes.run)
     rows = {row["candidate"]: row for row in report.rows if "candidate" in row}
@@ -65,14 +68,18 @@ def test_fidelity_compares_every_random_placement_with_its_simulation():
     report = report_of(fidelity.run)
     placements = [row for row in report.rows if "kind" in row]
     assert [row["kind"] for row in placements] == ["dense", "runs"] * 6
-    errors = [abs(row["error_percent"]) for row in placements]
-    mape = next(claim["value"] for claim in report.claims if "mean error" in claim["name"])
-    assert mape == pytest.approx(np.mean(errors))
-    summaries = {row["simulator"]: row["mape_percent"] for row in report.rows if "simulator" in row}
-    assert summaries["calibrated"] == mape
-    assert set(summaries) == {"profile alone", "calibrated", "calibrated, at one speed"}
+    claims = {claim["name"].partition(": ")[2]: claim["value"] for claim in report.claims}
+    off = {row["simulator"]: row["mean_error_percent"] for row in report.rows if "simulator" in row}
+    for simulator, column in (("as profiled", "profiled_ms"), ("calibrated", "calibrated_ms")):
+        errors = [abs(row[column] / row["measured_ms"] - 1) * 100 for row in placements]
+        assert off[simulator] == claims[f"mean error {simulator}"] == pytest.approx(np.mean(errors))
+    chosen = {row["chosen_by"]: row for row in report.rows if "chosen_by" in row}
+    assert all((row["ci_low"] < 1 < row["ci_high"]) == (row["sign"] == "open") for row in chosen.values())
+    signs = [row["sign"] for row in chosen.values() if row["sign"] != "open"]
+    assert claims["chosen placements with the sign right"] == (np.mean(np.equal(signs, "right")) if signs else None)
 
 
+@pytest.mark.slow
 def test_the_heterogeneous_cases_say_what_was_chosen_and_why():
     report = report_of(heterogeneous.run)
     reasons = {row["case"]: row["reason"] for row in report.rows if "reason" in row}
@@ -82,6 +89,7 @@ def test_the_heterogeneous_cases_say_what_was_chosen_and_why():
     assert next(claim["value"] for claim in report.claims if claim["name"].startswith("B")) == 1
 
 
+@pytest.mark.slow
 def test_optimize_is_timed_from_an_empty_and_from_a_full_cache():
     report = report_of(optimize.run)
     cold, warm = report.rows
@@ -104,8 +112,8 @@ def test_models_are_exported_once(monkeypatch, tmp_path):
         path.write_bytes(b"")
 
     monkeypatch.setattr(_models.models, "export_model", export_model)
-    assert _models.model_file("resnet50") == _models.model_file("resnet50")
-    assert _models.model_file("bert_base") != _models.model_file("resnet50")
+    assert model_file("resnet50") == model_file("resnet50")
+    assert model_file("bert_base") != model_file("resnet50")
     assert exported == ["resnet50", "bert_base"]
 
 
@@ -116,7 +124,7 @@ def test_one_core_is_too_few_to_compare_two(monkeypatch):
 
 
 def test_what_a_benchmark_cannot_do_is_said_without_a_traceback(small_file, monkeypatch):
-    monkeypatch.setattr(fidelity, "model_file", lambda _: small_file.with_name("missing.onnx"))
+    monkeypatch.setattr(_models, "model_file", lambda _: small_file.with_name("missing.onnx"))
     with pytest.raises(SystemExit, match=r"benchmarks\.fidelity: .*missing\.onnx"):
         main("fidelity", fidelity.run, [])
 

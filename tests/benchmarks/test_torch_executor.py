@@ -24,6 +24,7 @@ def finest_plan(model, seconds=0.0):
     return Segmenter(grouping, costs).plan([v % 2 for v in range(len(model.graph))], merge=False), grouping, cluster
 
 
+@pytest.mark.slow
 def test_the_torch_backend_is_raced_against_one_device_plain_pytorch_and_levels(monkeypatch):
     if len(allowed_cores()) < 2:
         pytest.skip("needs two CPU cores, and this process may use one")

@@ -1,0 +1,235 @@
+"""How often the decision of ``placeit optimize`` is wrong: its own code on placements whose times are drawn, not measured.
+
+Each trial is a whole search from the first measurements on, of single devices and placements over several of them. Times
+are log-normal around what is true; nothing else is made up. A choice is false if a placement is chosen that is not faster.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Self, cast
+
+import numpy as np
+
+from benchmarks._harness import Args, Report, main
+from placeit.cluster import Cluster, Device
+from placeit.entries import Entry
+from placeit.objectives import get_objective
+from placeit.profiler.costs import Progress
+from placeit.runtime.measure import Ratio
+from placeit.runtime.segments import Plan
+from placeit.search import Search
+from placeit.session import OutputError, Session
+
+ROUNDS = 40
+"""Within which a clear gain should be found."""
+_LATENCY = get_objective("latency", Cluster((Device("any"),)))
+_GROUPS = np.zeros(1, np.int32)
+_CORRELATION = 0.8  # of the noise of one run with that of the run before, where it is correlated
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is true.
+
+    Attributes:
+        splits: seconds of placements over several devices.
+        noise: standard deviation of the logarithm of a time.
+        singles: seconds of single devices.
+        correlated: whether the noise of a run is correlated with that of the run before, whichever candidate that was of.
+    """
+
+    splits: tuple[float, ...]
+    noise: float
+    singles: tuple[float, ...]
+    correlated: bool = False
+
+
+@dataclass
+class Machine:
+    """Noise, one run after the other."""
+
+    noise: float
+    correlated: bool
+    random: np.random.Generator
+    runs: int = 0
+    _drawn: list[float] = field(default_factory=list)
+    _last: float = 0.0
+
+    def factor(self) -> float:
+        """What the next run takes, over what it truly takes."""
+        self.runs += 1
+        if not self._drawn:
+            self._drawn = self.random.normal(0, self.noise, 256).tolist()
+        fresh = self._drawn.pop()
+        keep = _CORRELATION if self.correlated else 0.0
+        self._last = keep * self._last + math.sqrt(1 - keep * keep) * fresh
+        return math.exp(self._last)
+
+
+class Drawn:
+    """Stands in for an executor."""
+
+    def __init__(self, seconds: float, machine: Machine) -> None:
+        self.seconds, self.machine = seconds, machine
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def close(self) -> None: ...
+
+    def segment_seconds(self) -> None: ...
+
+    def time(self) -> float:
+        return self.seconds * self.machine.factor()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a trial came to.
+
+    Attributes:
+        chosen: whether the answer is a placement over several devices.
+        ratio: what was said of the time of such a placement over that of a single device, whether it was chosen or not.
+        true: what is true of it; None, like the ratio, if nothing was said.
+        better: whether the placement is truly faster than every single device.
+        rounds: of all races together.
+    """
+
+    chosen: bool
+    ratio: Ratio | None
+    true: float | None
+    better: bool
+    rounds: int
+
+
+def search_of(case: Case, machine: Machine, *, seed: int, left_s: float = 1e9, progress: Progress | None = None) -> Search:
+    """Enter a case's candidates in a search that ends so many seconds from now."""
+    session = SimpleNamespace(
+        executable=True,
+        tolerance=1e-3,
+        has_room=lambda: True,
+        segmenter=SimpleNamespace(problem=lambda: None),
+        executor=lambda seconds: Drawn(seconds, machine),
+        check_outputs=lambda _, **__: OutputError(0.0, 0.0),
+    )
+    search = Search(cast("Session", session), _LATENCY, time.perf_counter() + left_s, seed, progress)
+    for placer, times in (("single", case.singles), ("drawn", case.splits)):
+        for i, seconds in enumerate(times):
+            name = f"{placer} {i}"
+            search.entries[name.encode()] = Entry(name, placer, _GROUPS, cast("Plan", seconds), seconds, seconds)
+    return search
+
+
+def trial(case: Case, random: np.random.Generator) -> Outcome:
+    """Search once, with the real code from the first race on."""
+    rounds = 0
+
+    def progress(what: str, _: float) -> None:
+        nonlocal rounds
+        rounds += what != "compiling segments"
+
+    machine = Machine(case.noise, case.correlated, random)
+    search = search_of(case, machine, seed=int(random.integers(2**31)), progress=progress)
+    search.measure()
+    search.confirm()
+    decided = {entry.placer == "single": cast("float", entry.plan) for entry in search.entries.values() if entry.final}
+    true = decided[False] / decided[True] if decided else None
+    winner = search.winner
+    chosen = winner is not None and winner.placer != "single"
+    better = chosen and cast("float", winner.plan) < min(case.singles)
+    return Outcome(chosen, search.ratio, true, better, rounds)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Shares of the trials.
+
+    Attributes:
+        chosen: in which a placement over several devices was chosen.
+        false: in which one was that is not faster than every single device.
+        in_time: in which one that is was chosen within :data:`ROUNDS` rounds, of all races together.
+        covered: in which the interval held the truth, of those with an interval.
+        claimed: mean ratio that was said where one was chosen, over the true ratio; None if none was.
+        rounds: mean number of rounds.
+    """
+
+    chosen: float
+    false: float
+    in_time: float
+    covered: float
+    claimed: float | None
+    rounds: float
+
+
+def summary(case: Case, trials: int, seed: int) -> Summary:
+    """Search so many times."""
+    random = np.random.default_rng(seed)
+    outcomes = [trial(case, random) for _ in range(trials)]
+    covered, claims = [], []
+    for outcome in outcomes:
+        if outcome.ratio is not None and outcome.true is not None:
+            covered.append(outcome.ratio.ci_low <= outcome.true <= outcome.ratio.ci_high)
+            if outcome.chosen:
+                claims.append(outcome.ratio.ratio / outcome.true)
+    return Summary(
+        chosen=float(np.mean([outcome.chosen for outcome in outcomes])),
+        false=float(np.mean([outcome.chosen and not outcome.better for outcome in outcomes])),
+        in_time=float(np.mean([outcome.better and outcome.rounds <= ROUNDS for outcome in outcomes])),
+        covered=float(np.mean(covered)),
+        claimed=float(np.mean(claims)) if claims else None,
+        rounds=float(np.mean([outcome.rounds for outcome in outcomes])),
+    )
+
+
+NOISES, COUNTS = (0.05, 0.1), tuple(itertools.product((1, 3), (1, 2, 3)))
+NOT_FASTER = tuple(
+    Case((time,) * splits, noise, (1.0,) * singles) for noise in NOISES for splits, singles in COUNTS for time in (1.0, 1.02)
+)
+"""What must not be chosen: placements that are as fast as the single devices, or slower."""
+FASTER = tuple(Case((0.95,) + (1.0,) * (splits - 1), 0.05, (1.0,) * singles) for splits, singles in COUNTS)
+"""What should be chosen."""
+OTHERS = (
+    *(Case((time,) * 3, 0.1, (1.0, 1.0), correlated=True) for time in (1.0, 1.02)),
+    Case((0.95, 1.0, 1.0), 0.1, (1.0, 1.0), correlated=True),
+    Case((0.95, 1.0, 1.0), 0.1, (1.0, 1.0)),
+    Case((1.01, 1.01, 1.01), 0.05, (1.0, 1.02)),
+    Case((0.75,) * 3, 0.1, (1.0, 1.0, 0.6)),
+)
+"""What is told beside it: correlated noise, a gain in more noise, single devices of which the wrong one may be selected, and
+one that is faster than all placements over the others, as the whole CPU is."""
+
+
+def run(args: Args, report: Report) -> None:
+    trials = 200 if args.quick else 4000
+    results = {}
+    for case in (*NOT_FASTER, *FASTER, *OTHERS):
+        results[case] = found = summary(case, trials, args.seed)
+        report.row(
+            splits=" ".join(f"{seconds:g}" for seconds in case.splits),
+            singles=" ".join(f"{seconds:g}" for seconds in case.singles),
+            noise_percent=case.noise * 100,
+            correlation=_CORRELATION if case.correlated else 0,
+            chosen_percent=found.chosen * 100,
+            false_percent=found.false * 100,
+            covered_percent=found.covered * 100,
+            claimed_over_true=found.claimed,
+            rounds=found.rounds,
+        )
+    report.note(f"{trials} trials of each case")
+    false = max(results[case].false for case in NOT_FASTER)
+    covered = min(results[case].covered for case in (*NOT_FASTER, *FASTER))
+    in_time = min(results[case].in_time for case in FASTER)
+    report.claim("placements chosen that are not faster, worst case", false * 100, "%", at_most=2.5)
+    report.claim("intervals that hold the truth, worst case", covered * 100, "%", at_least=94)
+    report.claim(f"placements at 0.95 chosen within {ROUNDS} rounds, 5 % noise, worst case", in_time * 100, "%", at_least=80)
+
+
+if __name__ == "__main__":
+    main("decision", run)

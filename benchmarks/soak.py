@@ -1,0 +1,89 @@
+"""Many placements in one session: what the process takes in memory and threads, and what is left of it after the session.
+
+Random placements of Inception-V3 on two one-core devices are compiled, run twice and closed, one after the other, as a long
+search does. What counts is the most that the process had at any time, over what it had before the model was loaded. Half of the
+placements are dense (each group on a random device), half are a few runs of consecutive groups: most segments have not been
+there before and are compiled, and nothing but the runtime's own bounds lets go of any.
+
+The exit code is 1 if a bound is exceeded.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks._harness import Args, Report, main
+from benchmarks._models import MODELS, load_model, progress, two_cores
+from placeit.devices import discover
+from placeit.memory import Use, give_back_freed_memory, own_use
+from placeit.session import Session
+
+_PLACEMENTS, _QUICK, _EVERY, _RUNS = 300, 60, 30, 2
+_MOST = Use(2e9, 10)
+
+
+@dataclass
+class _Growth:
+    """What the process has taken since this was made."""
+
+    def __post_init__(self) -> None:
+        self.start = own_use()
+        self.most = Use(0.0, 0.0)
+
+    def now(self) -> Use:
+        """Measure, and remember the most."""
+        found = own_use()
+        grown = Use(found.bytes - self.start.bytes, found.threads - self.start.threads)
+        self.most = Use(max(self.most.bytes, grown.bytes), max(self.most.threads, grown.threads))
+        return grown
+
+
+def run(args: Args, report: Report) -> None:
+    growth, begin = _Growth(), time.perf_counter()
+    first, second = (f"CPU@{core}" for core in two_cores())
+    random = np.random.default_rng(args.seed)
+    name = (args.models or ("inception_v3",))[0]
+    model = load_model(name)
+
+    def row(what: str, done: int, seconds: float) -> None:
+        now = growth.now()
+        report.row(at=what, placements=done, grown_mb=now.bytes / 1e6, threads=now.threads, most_mb=growth.most.bytes / 1e6,
+                   most_threads=growth.most.threads, seconds=seconds)  # fmt: skip
+        progress(f"{what} {done}: {now.bytes / 1e6:.0f} MB and {now.threads:.0f} threads over the start")
+
+    row("model loaded", 0, time.perf_counter() - begin)
+    with Session(model, discover([first, second]), cache=None, profile_s=10.0) as session:
+        segmenter, groups = session.segmenter, len(session.grouping.groups)
+        row("profiled", 0, time.perf_counter() - begin)
+        for number in range(1, (_QUICK if args.quick else _PLACEMENTS) + 1):
+            with session.executor(segmenter.plan(_placement(random, groups, number))) as executor:
+                growth.now()
+                for _ in range(_RUNS):
+                    executor.time()
+                growth.now()
+            if number % _EVERY == 0:
+                row("placement", number, time.perf_counter() - begin)
+    del session, segmenter, executor, model
+    gc.collect()
+    give_back_freed_memory()
+    row("session closed", number, time.perf_counter() - begin)
+    left = growth.now()
+    report.claim(f"{name}: most memory over the start", growth.most.bytes / 1e9, "GB", at_most=_MOST.bytes / 1e9)
+    report.claim(f"{name}: most threads over the start", growth.most.threads, "", at_most=_MOST.threads)
+    report.claim(f"{name}: memory left after the session", left.bytes / 1e9, "GB")
+    report.claim(f"{name}: threads left after the session", left.threads, "")
+
+
+def _placement(random: np.random.Generator, groups: int, number: int) -> np.ndarray:
+    if number % 2:
+        return (random.random(groups) < random.uniform(0.1, 0.9)).astype(np.int32)
+    ends = np.sort(random.choice(np.arange(1, groups), size=min(groups - 1, int(random.integers(1, 7))), replace=False))
+    return ((np.searchsorted(ends, np.arange(groups), side="right") + int(random.integers(2))) % 2).astype(np.int32)
+
+
+if __name__ == "__main__":
+    main("soak", run, models=MODELS, judge=True)
