@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup demo test lint types check format bench clean
+.PHONY: help setup demo test lint types check slow format bench clean
 
 help: ## what a developer does all day
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -27,8 +27,11 @@ lint: setup ## ruff: style and formatting
 types: setup ## strict mypy on the package
 	$(BIN)/mypy
 
-check: setup ## pytest
-	$(BIN)/pytest
+check: setup ## pytest, without the slow tests, in two processes
+	$(BIN)/pytest -m 'not slow' -n 2 --dist loadfile
+
+slow: setup ## the slow tests: stress, whole models, training
+	$(BIN)/pytest -m slow
 
 format: setup ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .

@@ -22,14 +22,22 @@ class OneCut:
 
     step: int = option(1, "ops between two cuts that are tried")
 
-    def place(self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None) -> NDArray[np.int32]:  # noqa: ARG002
+    def place(
+        self,
+        problem: Problem,
+        cost: CostFunction,
+        *,
+        seed: int,  # noqa: ARG002
+        evaluations: int | None,
+        deadline: float | None = None,
+    ) -> NDArray[np.int32]:
         position = np.argsort(problem.order)
         pairs, cuts = product(range(problem.devices), repeat=2), range(0, len(problem), self.step)
         candidates = np.array([np.where(position < cut, a, b) for a, b in pairs for cut in cuts], np.int32)
         feasible = problem.feasible[np.arange(len(problem)), candidates].all(axis=1)
         if not feasible.any():
             raise InfeasibleError("No single cut of the graph puts every op where it can run.")
-        return best(cost, candidates[feasible], evaluations)
+        return best(cost, candidates[feasible], evaluations, deadline)
 
 
 def main() -> None:
