@@ -24,6 +24,7 @@ from placeit.errors import ExecutionError, InfeasibleError, UsageError
 from placeit.journal import open_journal
 from placeit.objectives import check_objective, get_objective
 from placeit.placers.bound import lower_bound
+from placeit.placers.feasibility import check_room
 from placeit.placers.registry import parse_placer
 from placeit.problem import Placement
 from placeit.profiler.cache import Cache
@@ -32,7 +33,7 @@ from placeit.profiler.statistics import mape, pearson, spearman
 from placeit.runtime.executor import PlanExecutor
 from placeit.runtime.measure import Measurement, Ratio, faster
 from placeit.runtime.runtime import Runtime
-from placeit.runtime.segments import Plan
+from placeit.runtime.segments import Costs, Plan, Segmenter
 from placeit.search import WORTH_MEASURING, Search
 from placeit.session import OutputError, Session, check_tolerance
 from placeit.starts import Start, fitted, read_starts
@@ -382,6 +383,7 @@ def optimize(
         memory=memory,
         worth=worth,
     ) as session:
+        check_room(Segmenter(session.grouping, Costs.free(len(session.grouping.groups), session.cluster)).problem())
         given = fitted(session, starts)
         search = Search(session, wanted, begin + budget, seed, progress)
         if resume is not None:
