@@ -30,8 +30,8 @@ types: setup ## strict mypy on the package
 check: setup ## pytest, without the slow tests, in two processes
 	$(BIN)/pytest -m 'not slow' -n 2 --dist loadfile
 
-slow: setup ## the slow tests: stress, whole models, training
-	$(BIN)/pytest -m slow
+slow: setup ## the slow tests: stress, whole models, training; in two processes
+	$(BIN)/pytest -m slow -n 2 --dist loadfile
 
 format: setup ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .

@@ -20,7 +20,7 @@ from benchmarks._models import model_file, progress
 from placeit.errors import ExecutionError
 from placeit.runtime.measure import faster, summed_up
 
-_PLACEIT = (sys.executable, "-c", "from placeit.cli import main; main()")
+_PLACEIT = (sys.executable, "-m", "placeit")
 _APP = (sys.executable, "-c", "from openvino.tools.benchmark.main import main; main()")
 _MODEL = "resnet50"
 

@@ -71,7 +71,7 @@ def commands(tiny: Path, placement: Path, clusters: Path) -> list[list[object]]:
         ["profile", tiny, *on, "--no-cache"],
         ["inspect", tiny],
         ["devices"],
-        ["generate", "multi", "--count", 100000, "-o", "problems"],
+        ["generate", "random", "--count", 100000, "-o", "problems"],
     ]
 
 
@@ -98,7 +98,7 @@ def test_ctrl_c_at_random_moments(tiny: Path, tmp_path: Path, cost_cache: Path, 
 @pytest.mark.timeout(3000)
 def test_ctrl_c_at_many_random_moments(tiny: Path, tmp_path: Path, cost_cache: Path, place_on: Any) -> None:
     todo = commands(tiny, place_on(("a", "b")), cluster(tmp_path))
-    at_random(200, 1, tmp_path, cost_cache, todo)
+    at_random(100, 1, tmp_path, cost_cache, todo)
 
 
 RACING = """
