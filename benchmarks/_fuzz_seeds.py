@@ -218,7 +218,8 @@ def _call(*argv: str) -> None:
     from placeit.cli import main
 
     try:
-        main(argv)
+        with contextlib.redirect_stdout(io.StringIO()):
+            main(argv)
     except SystemExit as end:
         if end.code:
             raise RuntimeError(f"The seeds cannot be made: placeit {' '.join(argv)} ends with {end.code}.") from None

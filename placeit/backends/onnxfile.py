@@ -77,7 +77,8 @@ def check_external_files(path: Path) -> None:
                 pass
         except OSError as error:
             other = Path(os.path.realpath(path)).parent / file.name
-            hint = f" It is beside the file that {path.name} is a link to: give placeit that one." if other.exists() else ""
+            there = os.path.exists(other)  # noqa: PTH110 (Path.exists raises for some names)
+            hint = f" It is beside the file that {path.name} is a link to: give placeit that one." if there else ""
             raise FileError(
                 f"Cannot read {file}, which holds weights of {path}: {error.strerror or error}.{hint or ' Put it there.'}"
             ) from error

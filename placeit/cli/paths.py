@@ -132,7 +132,10 @@ def _head(
     with archive.open(member) as stream:
         version = np.lib.format.read_magic(stream)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = read(stream)
+        try:
+            shape, _, dtype = read(stream)
+        except ValueError as error:  # it may quote what it could not parse, as an object of Python's
+            raise ValueError(f"the head of '{member.filename}' is damaged") from error
     if dtype.hasobject:
         raise ValueError("it holds pickled objects")
     return shape, dtype

@@ -221,6 +221,11 @@ def test_weights_in_a_file_beside_an_onnx_model(tmp_path: Path) -> None:
         load(path)
 
 
+def test_a_name_of_a_weight_file_that_no_file_can_have(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match=r"which holds weights of .*File name too long"):
+        load(with_data(tmp_path / "here", "x" * 1000))
+
+
 def test_weights_in_the_cache_of_hugging_face_are_explained(tmp_path: Path) -> None:
     blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "rev"
     path = with_data(blobs)

@@ -118,8 +118,9 @@ def head(shape: str, dtype: str = "<f4", length: int | None = None) -> bytes:
         (archive(x=X.astype(np.complex64)), "is complex64 [1, 3, 16, 16]"),
         (archive(x=X.astype(str)), "the model wants float32"),
         (zipped(head("(1024, 1024, 1024)"), 1 << 26), "bytes; the model wants float32 [1, 3, 16, 16]"),
+        (zipped(head("f(1)")), "the head of 'x.npy' is damaged."),
     ],
-    ids=["missing", "text", "pickled", "other name", "too few", "other shape", "other type", "strings", "large"],
+    ids=["missing", "text", "pickled", "other name", "too few", "other shape", "other type", "strings", "large", "head"],
 )
 def test_inputs_that_do_not_fit_are_one_paragraph_before_any_work(
     cli: Any, tiny: Path, placement: Path, cores: Sequence[str], command: str, content: bytes | None, says: str,

@@ -129,6 +129,7 @@ def save_run(agent: Agent, plan: Mapping[str, Any], run: Run, folder: Path) -> N
 
 
 _FIELDS = ("stage", "update", "stale", "memory", "best", "best_at")
+_ADAM = {"step", "exp_avg", "exp_avg_sq"}
 
 
 def _restore(run: Run, agent: Agent, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
@@ -144,16 +145,27 @@ def _restore(run: Run, agent: Agent, tensors: Mapping[str, Tensor], meta: Mappin
     for key, tensor in tensors.items():
         group, _, name = key.partition("/")
         parts.setdefault(group, {})[name] = tensor
-    agent.network.load_state_dict(parts["weights"])
+    expected = _forms(agent.network.state_dict())
     run.best_weights = parts.get("best")
+    if any(_forms(weights) != expected for weights in (parts["weights"], run.best_weights) if weights is not None):
+        raise ValueError("weights are those of another network")
+    agent.network.load_state_dict(parts["weights"])
     if isinstance(agent, Remembering):
         agent.recall(parts.get("memory", {}))
     for key, tensor in parts.get("adam", {}).items():
         kind, _, name = key.partition("/")
         parameter = run.parameters[name]
+        if tensor.shape != (torch.Size() if kind == "step" else parameter.shape):
+            raise ValueError("what Adam remembers is of another parameter")
         run.optimizer.state[parameter][kind] = tensor if kind == "step" else tensor.to(parameter.device)
+    if any(state.keys() != _ADAM for state in run.optimizer.state.values()):
+        raise ValueError("what Adam remembers is not complete")
     for row in tensors["history"].tolist():
         run.history.append(Record(int(row[0]), int(row[1]), row[2], *(None if math.isnan(x) else x for x in row[3:])))
+
+
+def _forms(weights: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in weights.items()}
 
 
 def _adam(parameters: Mapping[str, torch.nn.Parameter]) -> torch.optim.Adam:

@@ -1,6 +1,7 @@
 """Checkpoints that somebody changed on purpose, with a digest that fits what is in them."""
 
 import hashlib
+import itertools
 import json
 
 import pytest
@@ -107,6 +108,42 @@ def test_files_that_are_none_are_refused(tmp_path):
             load_agent(path)
 
 
+def trained(folder):
+    """Train for an update of two; return the file of its state, and what is in it."""
+    from safetensors import safe_open
+
+    def interrupt(_, share):
+        if share > 0:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(toy(), [stage(2)], evaluate_on=FEW, seed=0, folder=folder, save_every=1, progress=interrupt)
+    path = folder / "state.safetensors"
+    with safe_open(path, framework="pt") as file:
+        about = json.loads(file.metadata()["placeit"])["about"]
+        return path, about, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+@pytest.mark.parametrize(
+    ("group", "harm"),
+    [
+        *itertools.product(["weights/0", "best/0", "adam/exp_avg/0", "adam/exp_avg_sq/0", "adam/step/0"], ["gone", "empty"]),
+        ("weights/0", "another type"),
+        ("best/0", "another type"),
+    ],
+)
+def test_every_tensor_of_a_state_is_checked(tmp_path, group, harm):
+    path, about, tensors = trained(tmp_path)
+    name = f"{group}.weight"
+    if harm == "gone":
+        del tensors[name]
+    else:
+        tensors[name] = torch.zeros(0) if harm == "empty" else tensors[name].to(torch.float64)
+    write(path, about, tensors, "placeit-training")
+    with pytest.raises(FileError, match=r"state\.safetensors is damaged"):
+        train(toy(), [stage(2)], evaluate_on=FEW, seed=0, folder=tmp_path, resume=True)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -124,13 +161,7 @@ def test_files_that_are_none_are_refused(tmp_path):
     ids=range(10),
 )
 def test_a_state_of_a_training_is_checked(tmp_path, wrong):
-    from safetensors import safe_open
-
-    train(toy(), [stage(2)], evaluate_on=FEW, seed=0, folder=tmp_path)
-    path = tmp_path / "state.safetensors"
-    with safe_open(path, framework="pt") as file:
-        about = json.loads(file.metadata()["placeit"])["about"]
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    path, about, tensors = trained(tmp_path)
     write(path, about, tensors, "placeit-training")
     train(toy(), [stage(2)], evaluate_on=FEW, seed=0, folder=tmp_path, resume=True)
     write(path, about | wrong, tensors, "placeit-training")
