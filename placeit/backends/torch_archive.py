@@ -27,17 +27,25 @@ _MEMBERS = re.compile(
 _NAME = re.compile(r"[\w.$:/+-]*")
 """Of tensors, ops and weights: PyTorch writes them into the source of a module, inside quotes or as they are."""
 _OPERATOR = re.compile(
-    r"torch\.ops\.(aten|prim|prims|quantized|quantized_decomposed|torchvision|higher_order)\.\w+(\.\w+)?"
+    r"torch\.ops\.(aten|prims|quantized|quantized_decomposed|torchvision)\.(?!(from_file|save)\b)\w+(\.\w+)?"
+    r"|torch\.ops\.higher_order\.(associative_scan|auto_functionalized|auto_functionalized_v2|cond|flex_attention|hints_wrapper"
+    r"|invoke_subgraph|map_impl|out_dtype|scan|strict_mode|tag_activation_checkpoint|while_loop|while_loop_stack_output|wrap"
+    r"|wrap_activation_checkpoint|wrap_with_autocast|wrap_with_set_grad_enabled)"
     r"|torch\.(sym_\w+|_sym_sqrt)"
     r"|_operator\.(add|sub|mul|truediv|floordiv|mod|pow|neg|pos|abs|eq|ne|lt|le|gt|ge|and_|or_|xor|not_|lshift|rshift|getitem)"
     r"|math\.(ceil|floor|trunc|sqrt)"
 )
-_UNSAFE_HIGHER_ORDER = re.compile(r"torch\.ops\.higher_order\.(call_torchbind|with_effects|.*triton.*|.*custom.*|.*python.*)")
+"""Whatever computes, and writes no file."""
 _BITWISE = re.compile(r"__i?(and|or|xor|lshift|rshift)__")
 """Operators of aten; what else is written so belongs to Python's objects."""
 _CONTAINERS = {None, "builtins.tuple", "builtins.list", "builtins.dict", "collections.OrderedDict", "collections.deque"}
 _FREE_TEXT = {"metadata", "as_string", "as_strings", "torch_version"}
 """Fields that are kept as text, or written into source with ``repr``."""
+_BY_NAME = {
+    *("tensor_values", "sym_int_values", "sym_float_values", "sym_bool_values", "custom_obj_values", "as_string_to_argument"),
+    *("config", "range_constraints", "opset_version"),
+}
+"""Fields that hold values by name: their keys are no fields, whatever they are called."""
 _FUNCTIONS = {
     *("Symbol", "Integer", "Float", "Rational", "Add", "Mul", "Pow", "Mod", "Max", "Min", "Abs", "floor", "ceiling"),
     *("Equality", "Unequality", "LessThan", "GreaterThan", "StrictLessThan", "StrictGreaterThan"),
@@ -55,6 +63,8 @@ _ARITHMETIC = (
 _LARGEST_JSON = 1 << 28
 _LONGEST_EXPRESSION = 10_000
 _LARGEST_EXPONENT = 64
+_CHARACTERS = re.compile(r"[\w .,()\[\]'\"<>=!&|^~+*/%-]*", re.ASCII)
+"""Of expressions. What ends a line or begins a comment is read in several ways."""
 
 
 class UntrustedError(Exception):
@@ -125,7 +135,9 @@ def _strings(value: Any, field: str) -> Iterator[tuple[str, str]]:
         elif isinstance(value, dict):
             for key, each in value.items():
                 yield ("expr_str" if field == "range_constraints" else "key"), key
-                if key not in _FREE_TEXT:
+                if field in _BY_NAME:
+                    stack.append((each, ""))
+                elif key not in _FREE_TEXT:
                     stack.append((each, key))
 
 
@@ -149,7 +161,6 @@ def _is_operator(name: str) -> bool:
     *parts, last = name.split(".")
     return (
         _OPERATOR.fullmatch(name) is not None
-        and not _UNSAFE_HIGHER_ORDER.fullmatch(name)
         and "__" not in last
         and all(_BITWISE.fullmatch(part) for part in parts if "__" in part)
     )
@@ -159,6 +170,8 @@ def _check_expression(text: str, *, guard: bool) -> None:
     what = f"the expression {text[:80]!r}"
     if len(text) > _LONGEST_EXPRESSION:
         raise UntrustedError(f"{what}... is {len(text)} characters long")
+    if not _CHARACTERS.fullmatch(text):
+        raise UntrustedError(f"{what} is more than arithmetic with names and numbers")
     try:
         tree = ast.parse(text, mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
@@ -199,7 +212,9 @@ def _check_containers(text: str) -> None:
         if field == "type":
             if value not in _CONTAINERS:
                 raise UntrustedError(f"its inputs or outputs are in a '{str(value)[:80]}', which is no plain container")
-        elif value is not None and not all(_NAME.fullmatch(name) for _, name in _strings(json.loads(value), "")):
+        elif value is not None and not all(
+            field != "key" and _NAME.fullmatch(name) for field, name in _strings(json.loads(value), "")
+        ):  # an object in JSON is made by importing what it names
             raise UntrustedError(f"its inputs or outputs have the names {value[:80]}, with characters that are in no name")
 
 

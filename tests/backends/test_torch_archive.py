@@ -94,8 +94,30 @@ def guard(harm: Path) -> Callable[[dict[str, bytes]], None]:
     )
 
 
-@pytest.mark.parametrize("make", [opaque, size, guard])
-def test_a_file_that_runs_code_is_refused_and_runs_it_only_if_it_is_trusted(make: Any, program: Path, tmp_path: Path) -> None:
+def hidden_size(harm: Path) -> Callable[[dict[str, bytes]], None]:
+    """A tensor called as a field that holds free text is called elsewhere."""
+
+    def change(members: dict[str, bytes]) -> None:
+        size(harm)(members)
+        name = next(name for name in members if name.endswith("models/model.json"))
+        values = json.loads(members[name])["graph_module"]["graph"]["tensor_values"]
+        x = next(key for key, value in values.items() if "__import__" in str(value["sizes"][0]))
+        members[name] = members[name].replace(f'"{x}"'.encode(), b'"metadata"')
+
+    return change
+
+
+def enumeration(harm: Path) -> Callable[[dict[str, bytes]], None]:
+    harm.with_name("harmful_module.py").write_text(f"import pathlib; pathlib.Path({str(harm)!r}).touch()")
+    key = json.dumps([{"__enum__": True, "fqn": "harmful_module:Kind", "name": "a"}])
+    return edit("models/model.json", spec("builtins.dict", key))
+
+
+@pytest.mark.parametrize("make", [opaque, size, guard, hidden_size, enumeration])
+def test_a_file_that_runs_code_is_refused_and_runs_it_only_if_it_is_trusted(
+    make: Any, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
     harm = tmp_path / "harm"
     path = changed(program, tmp_path / "model.pt2", make(harm))
     with pytest.raises(ModelError, match=r"could run code.*--trust"):
@@ -128,6 +150,10 @@ def member(name: str) -> Callable[[dict[str, bytes]], None]:
         (graph(first(target="torch.ops.mine.op.default")), "mine.op"),
         (graph(first(target="_operator.attrgetter")), "attrgetter"),
         (graph(first(target="os.system")), "os.system"),
+        (graph(first(target="torch.ops.aten.save.default")), "aten.save"),
+        (graph(first(target="torch.ops.aten.from_file.default")), "aten.from_file"),
+        (graph(first(target="torch.ops.prim.Print.default")), "prim.Print"),
+        (graph(first(target="torch.ops.higher_order.aoti_call_delegate")), "aoti_call_delegate"),
         (graph(first(name="x): pass\nimport os #")), "characters"),
         (graph(lambda data: data["inputs"][0]["as_tensor"].update(name="x=exit()")), "characters"),
         (edit("models/model.json", spec("collections.defaultdict", '{"default_factory_module": "this"}')), "defaultdict"),
@@ -164,6 +190,8 @@ def test_what_a_program_of_tensors_does_not_need_is_refused(change: Any, why: st
         "1 << 10000",
         "lambdify(s0, 1)",
         "f'{s0}'",
+        "s0 # + 1",
+        "Symbol('a\\\nx28')",  # SymPy drops the end of a line, and leaves the backslash
         "(" * 5000,
     ],
 )
