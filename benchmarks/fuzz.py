@@ -33,6 +33,7 @@ from benchmarks._models import progress, two_cores
 CASES, QUICK_CASES = 10_000, 1_000
 CASE_S = 60.0
 CHILDREN = 2
+_SAID_EVERY = 500
 FINE = STATUSES[:2]
 
 
@@ -97,7 +98,9 @@ def try_all(
                 if request is None:
                     return outcomes
                 outcomes.append((request, ask(child, request, folder)))
-                progress(f"{next(done)} cases")
+                number = next(done)
+                if number % _SAID_EVERY == 0:
+                    progress(f"{number} of {len(wanted)} cases")
 
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(children) as threads:
         for outcomes in threads.map(work, [Path(folder) / str(i) for i in range(children)]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from placeit.errors import FileError, ModelError
 
-__all__ = ["check_external_files", "external_files", "node_names"]
+__all__ = ["check_external_files", "check_nodes", "external_files", "node_names"]
 
 _PARTS = {
     "model": {7: "graph", 20: "training", 25: "function"},
@@ -22,8 +23,18 @@ _PARTS = {
     "tensor": {13: "external data"},
 }
 """Numbers of the fields of ONNX's messages in which names of other files can be."""
+_NODES = {
+    "model": {7: "graph", 8: "operator set", 25: "function"},
+    "graph": {1: "node"},
+    "function": {7: "node", 9: "operator set"},
+    "node": {5: "attribute"},
+    "attribute": {6: "graph", 11: "graph"},
+}
+"""The same for nodes, and the versions of operators that they are written in."""
 _LOCATION = b"\n\x08location\x12"
 """How an entry of external data begins that names the file."""
+_LATEST = 1000
+"""No version of ONNX's operators comes near it; there were 26 in 2026."""
 
 
 def node_names(path: Path) -> set[str]:
@@ -40,6 +51,52 @@ def node_names(path: Path) -> set[str]:
                     if item in (2, 3):  # NodeProto.output and NodeProto.name
                         names.add(data[a:b].decode(errors="replace"))
     return names
+
+
+def check_nodes(path: Path) -> None:
+    """Check what OpenVINO's reader does not: it crashes where an op has too few inputs, and counts versions one by one.
+
+    Raises:
+        ModelError: an op lacks an input that it needs, or no version of ONNX has the number that the file says.
+    """
+    from onnx import OperatorSetIdProto, defs
+    from onnx.defs import OpSchema
+
+    needs: dict[str, list[bool]] = {}
+    version = 1
+    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        nodes = []
+        parts = [("model", 0, len(data))]
+        while parts:
+            kind, start, end = parts.pop()
+            fields = list(_protobuf_fields(data, start, end))
+            if kind == "operator set":
+                with contextlib.suppress(ValueError):  # damaged, as OpenVINO will say
+                    version = max(version, OperatorSetIdProto.FromString(data[start:end]).version)
+            elif kind == "node":
+                nodes.append(fields)
+            known = _NODES.get(kind, {})
+            parts += [(known[number], a, b) for number, a, b in fields if number in known]
+        if version > _LATEST:
+            raise ModelError(f"{path} uses version {version} of ONNX's operators, and there is none such: it is damaged.")
+        for fields in nodes:
+            texts = {number: data[a:b].decode(errors="replace") for number, a, b in fields if number in (2, 4, 7)}
+            op = texts.get(4, "")
+            if texts.get(7, "") not in ("", "ai.onnx"):
+                continue
+            if op not in needs:
+                try:
+                    schema = defs.get_schema(op, version, "")
+                    optional = [put.option == OpSchema.FormalParameterOption.Optional for put in schema.inputs]
+                    needs[op] = [not each for each in (optional + optional[-1:] * schema.min_input)[: schema.min_input]]
+                except defs.SchemaError:
+                    needs[op] = []
+            given = [b > a for number, a, b in fields if number == 1]
+            missing = len(given) < len(needs[op])
+            if missing or any(need and not there for need, there in zip(needs[op], given, strict=False)):
+                raise ModelError(
+                    f"{path}: op '{texts.get(2, '')}' ({op}) has {sum(given)} inputs and needs at least {len(needs[op])}."
+                )
 
 
 def external_files(path: Path) -> list[Path]:

@@ -30,7 +30,7 @@ from placeit.backends.base import Arrays, TensorSpec
 from placeit.backends.flops import bounded_shape
 from placeit.backends.inputs import OpenSizesError, resolve_shapes, with_suggestion
 from placeit.backends.ir import weights_end
-from placeit.backends.onnxfile import check_external_files, node_names
+from placeit.backends.onnxfile import check_external_files, check_nodes, node_names
 from placeit.backends.openvino_values import allowed_values
 from placeit.backends.opgraph import (
     build_graph,
@@ -245,7 +245,7 @@ def _explaining(path: Path) -> Iterator[None]:
 _NOISE = re.compile(
     r"Exception from |Check '|FrontEnd API failed|Model wasn't fully converted|Summary:|-- .* with a message:|While validating|"
     r"\[ONNX Frontend\] Conversion failed|(Converting|Loading) input model$|get_inputs$|Shape inference input shapes|"
-    r".*CALLBACK HAS THROWN: Check '"
+    r".*CALLBACK HAS THROWN: (Check '|Exception from )"
 )
 _OP = re.compile(r"While validating ONNX node '<Node\((?P<kind>\w+)\): (?P<name>[^>]*)>'")
 
@@ -291,6 +291,7 @@ def _convert_onnx(path: Path, shapes: Mapping[str, tuple[int, ...]], batch: int 
     if not front_end.supported(str(path)):
         # the converter would try other formats, and print what each of them says
         raise ModelError(f"Cannot read a model from {path}: OpenVINO does not recognise it as an ONNX model.")
+    check_nodes(path)
     source = front_end.load(str(path))
     partial = {place.get_names()[0]: source.get_partial_shape(place) for place in source.get_inputs()}
     wanted = resolve_shapes(path, partial, shapes, batch)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+from torch._export.verifier import SpecViolationError
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec, OutputKind, TensorArgument
 from torch.fx import Node
@@ -52,6 +53,7 @@ FAILURES = (
     NameError,
     OSError,
     RuntimeError,
+    SpecViolationError,
     TypeError,
     ValueError,
 )

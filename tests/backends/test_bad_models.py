@@ -120,6 +120,28 @@ def test_an_op_that_openvino_does_not_know(onnx_file):
     refused(onnx_file([node], [("x", F, [1])], [("y", F, [1])], domain="com.acme"), "com.acme.Frobnicate")
 
 
+@pytest.mark.parametrize(("kind", "inputs"), [("Conv", ["x"]), ("Clip", [""]), ("Max", []), ("Pad", ["x"])])
+def test_an_op_without_the_inputs_that_it_needs(onnx_file, kind, inputs):
+    node = helper.make_node(kind, inputs, ["y"])  # OpenVINO's reader would end the process
+    refused(onnx_file([node], [("x", F, [1, 3, 8, 8])], [("y", F, None)]), f"'y' ({kind})", "needs")
+
+
+def test_an_op_inside_another_without_the_inputs_that_it_needs(onnx_file):
+    ends = [helper.make_tensor_value_info("z", F, None)]
+    body = helper.make_graph([helper.make_node("Conv", ["x"], ["z"])], "body", [], ends)
+    node = helper.make_node("If", ["c"], ["y"], then_branch=body, else_branch=body)
+    path = onnx_file([node], [("x", F, [1, 3, 8, 8]), ("c", TensorProto.BOOL, [])], [("y", F, None)])
+    refused(path, "'z' (Conv)", "needs")
+
+
+def test_a_version_of_onnx_that_cannot_be(onnx_file):
+    path = onnx_file([helper.make_node("Relu", ["x"], ["y"])], [("x", F, [3])], [("y", F, [3])])
+    model = onnx.load(path)
+    model.opset_import[0].version = 1 << 40  # OpenVINO's reader would count up to it
+    onnx.save(model, path)
+    refused(path, "version 1099511627776")
+
+
 def test_shapes_that_do_not_fit_name_the_op(onnx_file):
     node = helper.make_node("MatMul", ["a", "b"], ["product"])
     path = onnx_file([node], [("a", F, [1, 4]), ("b", F, [5, 4])], [("product", F, None)])

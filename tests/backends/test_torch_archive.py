@@ -263,6 +263,14 @@ def test_what_pytorch_says_of_a_damaged_file_ends_as_a_sentence(program: Path, t
         load(path)
 
 
+def test_weights_that_are_said_to_be_none_are_damage(program: Path, tmp_path: Path) -> None:
+    def change(config: Json) -> None:
+        config["config"]["linear.weight"]["is_param"] = False
+
+    with pytest.raises(ModelError, match=r"damaged.*linear\.weight"):
+        load(changed(program, tmp_path / "model.pt2", edit("data/weights/model_weights_config.json", change)))
+
+
 def test_an_operator_that_nothing_here_defines_is_named(program: Path, tmp_path: Path) -> None:
     def change(model: Json) -> None:
         for node in model["nodes"]:
