@@ -36,4 +36,4 @@ def hopeless(value: float, best: float, worse: str) -> str | None:
     """Say why what is expected to have a value is not worth a run, by the best that is expected; None if it is."""
     if not value > HOPELESS * best > 0:
         return None
-    return f"not run: simulated {value / best:.{0 if value > 10 * best else 1}f} times {worse}"
+    return f"simulated {value / best:.{0 if value > 10 * best else 1}f} times {worse}"

@@ -358,10 +358,12 @@ def optimize(
         enough = least(finite) <= max(begin + budget - time.perf_counter(), TRIFLE_S)
         if len(seconds) > 1 and len(finite) and not enough:
             _LOG.warning(
-                "A run takes %.3g s. To compare placements takes about %.3g s at least, and the budget is %g s.",
+                "A run takes %.3g s. To compare placements takes about %.3g s at least, and of the budget of %g s there are "
+                "%.3g s left.",
                 finite.min(),
                 least(finite),
                 budget,
+                max(0.0, begin + budget - time.perf_counter()),
             )
         asked.append(enough or not len(finite))
         return asked[-1]
@@ -513,6 +515,8 @@ def _chosen(search: Search, order: Sequence[Entry], single: Entry | None) -> tup
         )
     if search.session.costs.shared and len(search.problem.device_names) > 1:
         return search.winner, "the budget is too short to compare placements over several devices with the single ones"
+    if len(order) == 1 and len(search.problem.device_names) == 1:
+        return search.winner, "it is the only device"
     if search.hurried:
         why = f"no time was left to decide whether a split placement is {better}; a larger budget may find one"
     elif search.ratio is not None:

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from placeit.errors import InfeasibleError, PlacementError, ProblemError
 from placeit.files import read_json, write_text
 from placeit.graph import Csr, csr, topological_order
+from placeit.units import about_bytes
 
 __all__ = ["Placement", "Problem"]
 
@@ -222,8 +223,8 @@ class Problem:
         if len(over):
             d = int(over[0])
             raise PlacementError(
-                f"{self.device_names[d]} has {self.memory[d]:.4g} bytes of memory; the ops placed there need {used[d]:.4g} for "
-                "their weights."
+                f"{self.device_names[d]} has {about_bytes(self.memory[d])} of memory; the ops placed there need "
+                f"{about_bytes(used[d])} for their weights."
             )
         return np.ascontiguousarray(devices, np.int32)
 

@@ -221,6 +221,7 @@ class Search:
         """Measure the most promising entries, learn from how long their segments took, search again."""
         if not self.session.executable:
             return
+        self.time_plain()
         if not self.promising():  # there is time for one run of each
             self.time_singles()
             return
@@ -292,15 +293,30 @@ class Search:
             simulated = min((seconds for seconds in parts if seconds is not None), default=0.0)
         return self.once.get(entry.name, simulated)
 
+    def time_plain(self) -> None:
+        """Run plain devices once where there is no time to race all single devices: nothing else says how long they take."""
+        fresh = [e for e in self.standing if e.placer == "single" and e.measured is None]
+        if needed(map(self.run_s, fresh), _ROUNDS) > max(self.left() * _TURN_SHARE, TRIFLE_S):
+            for entry in fresh:
+                if entry.simulated_s is None and (seconds := self.time_once(entry)) is not None:
+                    self.once[entry.name] = seconds
+
+    def time_once(self, entry: Entry) -> float | None:
+        """Seconds of one run of an entry, unless they are known; None if it fails."""
+        if (seconds := self.once.get(entry.name)) is not None:
+            return seconds
+        try:
+            with entry.home(self.session).executor(entry.plan) as executor:
+                seconds = executor.time()
+                return min(seconds, executor.time()) if seconds < self.left() else seconds  # the first one is cold
+        except FAILURES as error:
+            self.fail(entry, error)
+            return None
+
     def time_singles(self) -> None:
         """Run every single device once, unless that has been done."""
         for entry in [e for e in self.standing if e.placer == "single" and e.measured is None]:
-            try:
-                if (seconds := self.once.get(entry.name)) is None:
-                    with entry.home(self.session).executor(entry.plan) as executor:
-                        seconds = executor.time()
-            except FAILURES as error:
-                self.fail(entry, error)
+            if (seconds := self.time_once(entry)) is None:
                 continue
             used = np.eye(len(self.problem.device_names))[entry.groups[0]] if entry.alone is None else entry.alone.busy
             busy = used * seconds
@@ -310,7 +326,7 @@ class Search:
     def measure(self) -> None:
         """Race what is promising; where all of it fails, what is promising then, so that something is left if anything runs."""
         while (entries := self.promising()) and any(entry.measured is None for entry in entries):
-            what = f"measuring {len(entries)} placements"
+            what = f"measuring {len(entries)} placement{'s' if len(entries) > 1 else ''}"
             each = sum(map(self.run_s, self.with_others(entries)))
             rounds = int(np.clip(max(self.left(), TRIFLE_S) / each - WARMUP - CHECKS, 1, _ROUNDS)) if each > 0 else _ROUNDS
             self.race(entries, what, rounds=rounds, share=_TURN_SHARE, min_rounds=rounds)

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 from placeit.errors import UsageError
 
-__all__ = ["Dimension", "about_bytes", "format_quantity", "parse_quantity"]
+__all__ = ["Dimension", "about_bytes", "about_seconds", "format_quantity", "parse_quantity"]
 
 Dimension: TypeAlias = Literal["number", "bandwidth", "memory bandwidth", "time", "memory", "rate", "power"]
 
@@ -85,6 +85,14 @@ def about_bytes(value: float) -> str:
         if value >= _DECIMAL[prefix]:
             return "no limit" if value == float("inf") else f"{value / float(_DECIMAL[prefix]):.3g} {prefix}B"
     return f"{value:.3g} B"
+
+
+def about_seconds(value: float) -> str:
+    """Write how long ago something was: ``3 days``, ``40 s``."""
+    for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):
+        if value >= 2 * length:
+            return f"{value / length:.0f} {unit}"
+    return f"{max(0.0, value):.0f} s"
 
 
 def format_quantity(value: float, dimension: Dimension) -> str:

@@ -130,7 +130,7 @@ def test_a_placement_beyond_the_limits_is_refused(cache: Cache) -> None:
     model = inception_like()
     with Session(model, described(2), cache=cache, memory={"d0": 64}) as session:
         placement = Placement(model.graph.names, np.zeros(len(model.graph), np.int32), ("d0", "d1"))
-        with pytest.raises(PlacementError, match="d0 has 64 bytes of memory"):
+        with pytest.raises(PlacementError, match="d0 has 64 B of memory"):
             session.run(placement)
 
 

@@ -229,6 +229,15 @@ def test_the_answer_on_the_whole_cpu_runs_and_is_kept_like_any_other(
         session.run(placement)
 
 
+@needs_two_cores
+def test_where_only_one_single_device_can_be_raced_it_is_not_chosen_before_the_whole_cpu_was_run(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain_takes(monkeypatch, 1e-9)
+    monkeypatch.setattr("placeit.search.needed", lambda seconds, _: 0.0 if len(list(seconds)) < 2 else 1e9)
+    assert found_on_pair(cache).chosen.name == PLAIN
+
+
 # --- other precisions
 
 

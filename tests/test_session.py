@@ -95,7 +95,7 @@ def test_weights_that_do_not_fit_are_refused(cache: Cache) -> None:
     cluster = two_on_one_core(memory_bytes=100.0)
     with Session(inception_like(), cluster, cache=cache) as session:
         placement = session.placement(np.ones(len(session.grouping.groups), int))
-        with pytest.raises(PlacementError, match="100 bytes of memory"):
+        with pytest.raises(PlacementError, match="100 B of memory"):
             session.run(placement)
 
 

@@ -57,7 +57,7 @@ def test_a_start_is_measured_though_it_is_simulated_to_be_hopeless(cache: Cache)
         search.begin_with({"start": groups})
         search.propose(("heft", "cpop", "metis", "random-task-eft", "random"))
         assert "start" in {entry.name for entry in search.promising()}
-    found = optimize(inception_like(), cluster, placers=("heft", "metis"), budget=4, cache=cache, start=start)
+    found = optimize(inception_like(), cluster, placers=("heft", "metis"), budget=12, cache=cache, start=start)
     (mine,) = (candidate for candidate in found.candidates if candidate.name == "start")
     assert mine.measured is not None
     assert mine.output_error is not None
@@ -95,7 +95,7 @@ def test_a_start_that_is_a_single_device_is_that_candidate(cache: Cache) -> None
     [
         (("d0", "d2"), {}, "on 'd2', which is not one of the devices d0, d1"),
         (("d0", "d1"), {"pins": {"image": "d1"}}, "on d0, and it is pinned to d1"),
-        (("d0", "d1"), {"memory": {"d1": 1.0}}, "d1 has 1 bytes of memory"),
+        (("d0", "d1"), {"memory": {"d1": 1.0}}, "d1 has 1 B of memory"),
     ],
 )
 def test_a_start_that_does_not_fit_names_the_file_and_says_why(

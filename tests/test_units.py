@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from placeit.errors import PlaceitError, UsageError
-from placeit.units import Dimension, format_quantity, parse_quantity
+from placeit.units import Dimension, about_seconds, format_quantity, parse_quantity
 
 DIMENSIONS: list[Dimension] = ["number", "bandwidth", "memory bandwidth", "time", "memory", "rate", "power"]
 
@@ -54,6 +54,14 @@ def test_what_is_wrong_with_a_quantity_is_said(text: str, dimension: Dimension, 
     with pytest.raises(UsageError) as caught:
         parse_quantity(text, dimension)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(-1, "0 s"), (40, "40 s"), (119, "119 s"), (127, "2 min"), (7201, "2 h"), (3 * 86400, "3 days")],
+)
+def test_an_age_is_written_in_the_unit_that_says_enough(seconds: float, said: str) -> None:
+    assert about_seconds(seconds) == said
 
 
 @given(st.floats(min_value=0, max_value=1e300), st.sampled_from(DIMENSIONS))

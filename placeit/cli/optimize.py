@@ -173,9 +173,12 @@ def show(console: Console, found: Optimized, path: Path) -> None:
         sections.setdefault(_section(found, candidate), []).append(row(candidate))
     spare = ["simulator off by", "output error", "segments", *(f"speed-up over {single.name}" for single in others)]
     spare += ["95 % interval", *(["simulated"] if modelled else [])]
-    text.tables(console, heads, sections, left=2, spare=spare)
-    planned = {_name(candidate): candidate.failed for candidate in found.candidates}
-    text.show_failures(console, planned | {_name(candidate): candidate.failed for candidate in found.unplanned})
+    every = [cells for rows in sections.values() for cells in rows]
+    shown = [i for i in range(len(heads)) if i < 3 or any(cells[i] != text.NOTHING for cells in every)]
+    sections = {title: [[cells[i] for i in shown] for cells in rows] for title, rows in sections.items()}
+    text.tables(console, [heads[i] for i in shown], sections, left=2, spare=spare)
+    failed = {_name(one): one.failed for one in (*found.candidates, *(other.row for other in found.precisions))}
+    text.show_failures(console, failed | {_name(one): one.failed for one in found.unplanned})
     text.show_failures(console, {_name(candidate): candidate.not_run for candidate in found.candidates}, title="not run")
     text.show_unchecked(console, (candidate.output_error for candidate in found.candidates))
     for candidate in found.candidates:
@@ -213,18 +216,21 @@ def _facts(found: Optimized) -> dict[str, str]:
         "chosen": f"{_name(found.chosen)}, marked * above",
         "why": found.reason,
         "objective": _OBJECTIVES.get(found.objective),
-        "speed-up": None if found.speedup is None or best is None else f"{text.ratio(found.speedup)} over {best.name}",
+        "speed-up": None
+        if found.speedup is None or best is None or found.chosen is best
+        else f"{text.ratio(found.speedup)} over {best.name}",
         "output error": None if error is None else f"{text.error(error)} (relative to the uncut model's largest)",
         "precisions": "; ".join(_precisions(found)) or None,
         "bound": None
-        if math.isnan(found.bound_s)
-        else f"{text.seconds(found.bound_s)}: no placement can be faster {costs}, were cutting free",
+        if math.isnan(found.bound_s) or len(found.cluster) == 1
+        else f"{text.seconds(found.bound_s)}: no placement over {', '.join(found.cluster.names)} can be faster {costs}, were "
+        "cutting free",
         "simulator": None
         if errors is None
         else f"mean error {text.percent(errors.get('mape'))}, Pearson {_figure(errors.get('pearson'))}, "
         f"Spearman {_figure(errors.get('spearman'))}",
         "budget": f"{found.spent_s:.1f} s of {found.asked_s:g} s{', ended by Ctrl-C' if found.interrupted else ''}",
-        "compiling": f"{found.compiling_s:.1f} s of that, which no budget shortens",
+        "compiling": f"{found.compiling_s:.1f} s of that, which no budget shortens" if found.compiling_s else None,
         "pinned": ", ".join(f"{ops} to {device}" for ops, device in found.pins.items()) or None,
         "memory": f"at most {limits}" if limits else None,
     }
@@ -235,9 +241,11 @@ def _precisions(found: Optimized) -> Iterator[str]:
     """Say what another precision would take, over the same device in the precision that was asked for."""
     for other in found.precisions:
         measured = other.row.measured
-        taken = text.NOTHING if measured is None else text.seconds(measured.median)
+        if measured is None:
+            yield f"{other.row.name} {'was not measured' if other.row.failed is None else 'failed, as said above'}"
+            continue
         share = "" if other.ratio is None else f", {text.ratio(other.ratio)} of the time of {other.of}"
-        yield f"{other.row.name} takes {taken}{share}; no candidate"
+        yield f"{other.row.name} takes {text.seconds(measured.median)}{share}; no candidate"
     yield from found.without_precisions
 
 

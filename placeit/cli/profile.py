@@ -140,8 +140,9 @@ def _profiled_dict(profiled: Profiled | None) -> dict[str, Any] | None:
 
 def _said(profiled: Profiled) -> str:
     """Say how old costs are, and what else the machine did when they were measured."""
-    minutes = max(0.0, time.time() - profiled.at) / 60
-    ago = f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.0f} h" if minutes < 2880 else f"{minutes / 1440:.0f} days"
+    from placeit.units import about_seconds
+
+    ago = about_seconds(time.time() - profiled.at)
     when = f"Measured {ago} ago (from the cache; --no-cache measures afresh)" if profiled.cached else "Measured now"
     load = f", while other processes kept {profiled.load:.1f} cores busy" if profiled.load is not None else ""
     return f"{when}{load}."

@@ -116,12 +116,15 @@ def show_unchecked(console: Console, errors: Iterable[OutputError | None]) -> No
 
 
 def show_failures(console: Console, failed: Mapping[str, str | None], *, title: str = "failed") -> None:
-    """Say, by name, why something failed (or what the title says), if anything did."""
-    reasons = {name: why for name, why in failed.items() if why is not None}
-    if reasons:
+    """Say why something failed (or what the title says), if anything did: what did for the same reason, together."""
+    names: dict[str, list[str]] = {}
+    for name, why in failed.items():
+        if why is not None:
+            names.setdefault(why, []).append(name)
+    if names:
         console.print(f"\n{title}", style="bold")
-    for name, why in reasons.items():
-        paragraph(console, f"{name}: {why}", indent=2)
+    for why, some in names.items():
+        paragraph(console, f"{', '.join(some)}: {why}", indent=2)
 
 
 def shape(sizes: Sequence[int]) -> str:
@@ -184,7 +187,8 @@ def tables(
         else:
             _grid(console, widths, shown, columns, some, left)
     if len(shown) < len(columns):
-        paragraph(console, f"(--wide shows {len(columns) - len(shown)} more columns)", style="dim")
+        more = len(columns) - len(shown)
+        paragraph(console, f"(--wide shows {more} more column{'s' if more > 1 else ''})", style="dim")
 
 
 _GAP = 2

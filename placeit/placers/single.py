@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from placeit.errors import InfeasibleError
 from placeit.placers.base import CostFunction, best
 from placeit.problem import Problem
+from placeit.units import about_bytes
 
 __all__ = ["Single"]
 
@@ -36,7 +37,7 @@ class Single:
         if not len(devices):
             raise InfeasibleError(
                 f"None of the devices {', '.join(problem.device_names)} can run all {len(problem)} ops and hold their "
-                f"{problem.param_bytes.sum():.4g} bytes of weights; place the graph on several devices."
+                f"{about_bytes(problem.param_bytes.sum())} of weights; place the graph on several devices."
             )
         devices = devices[np.argsort(problem.compute.sum(axis=0)[devices], kind="stable")]
         return best(cost, np.repeat(devices[:, None], len(problem), axis=1), evaluations, deadline)

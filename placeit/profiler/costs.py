@@ -26,6 +26,7 @@ from placeit.profiler.passes import Passes
 from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.runtime import Runtime
 from placeit.runtime.segments import Costs, Profiled, Segmenter
+from placeit.units import about_seconds
 
 __all__ = ["Progress", "Worth", "cost_key", "profile", "supported"]
 
@@ -367,8 +368,10 @@ def _contradicted(
         if after[d][0] > high * _MARGIN or after[d][1] * _MARGIN < low
     ]
     if changed:
-        hours, how = (time.time() - kept.written) / 3600, "; ".join(changed)
-        _log.warning("The costs in the cache, %.3g hours old, do not hold any more: %s. They are measured again.", hours, how)
+        age = about_seconds(time.time() - kept.written)
+        _log.warning(
+            "The costs in the cache, %s old, do not hold any more: %s. They are measured again.", age, "; ".join(changed)
+        )
     return bool(changed)
 
 

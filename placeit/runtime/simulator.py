@@ -37,6 +37,7 @@ from placeit.problem import Problem
 from placeit.runtime import _kernel
 from placeit.runtime._kernel import Tables
 from placeit.runtime.scheduler import Links, Queue, check_discipline, deadlock
+from placeit.units import about_bytes
 
 __all__ = ["Schedule", "SimulatedCost", "Transfers", "schedule", "simulate", "simulator", "tables"]
 
@@ -268,8 +269,8 @@ def schedule(
     if memory and (peak > problem.memory).any():
         d = int(np.argmax(peak > problem.memory))
         raise PlacementError(
-            f"{problem.device_names[d]} has {problem.memory[d]:.4g} bytes of memory; this placement keeps {peak[d]:.4g} bytes "
-            "of weights and tensors there."
+            f"{problem.device_names[d]} has {about_bytes(problem.memory[d])} of memory; this placement keeps "
+            f"{about_bytes(peak[d])} of weights and tensors there."
         )
     start, finish = ws.node["start"], ws.node["finish"]
     moved = ops + np.flatnonzero(~np.isnan(start[ops:]))

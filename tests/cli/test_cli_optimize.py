@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 from broken_executors import NO_ROOM, broken, devices_of
 
+from placeit.errors import ExecutionError
 from placeit.problem import Placement
+from placeit.session import Session
 
 DESCRIBED = """
 devices:
@@ -126,7 +128,7 @@ def test_ctrl_c_keeps_the_best_placement_and_exits_with_130(
     def interrupt(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("placeit.placers.heft.Heft.place", interrupt)
+    monkeypatch.setattr("placeit.search.ask", interrupt)
     result = cli("optimize", tiny, "-d", ",".join(cores), "--budget", 5, "--placer", "heft")
     assert result.exit_code == 130
     assert "ended by Ctrl-C" in result.stdout
@@ -180,3 +182,52 @@ def test_the_whole_cpu_is_a_row_and_its_placement_runs_and_compares(
         compared = cli("compare", tiny, "-p", file, "-p", place_on(cores), "--runs", 6, *options, "--json")
         assert compared.exit_code == 0, compared.stderr
         assert {row["name"] for row in json.loads(compared.stdout)["candidates"]} >= {*singles, str(file)}
+
+
+def test_another_precision_that_fails_has_its_reason_in_the_report(
+    cli: Any, tiny: Path, cores: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("placeit.entries.other_precision", lambda *_: "bf16")
+    executor = Session.executor
+
+    def failing(self: Session, plan: Any, **options: Any) -> Any:
+        if self.precision == "bf16":
+            raise ExecutionError("There is no such kernel.")
+        return executor(self, plan, **options)
+
+    monkeypatch.setattr(Session, "executor", failing)
+    result = cli("optimize", tiny, "-d", cores[0], "--budget", 2, "--placer", "heft", "--compare-precisions")
+    assert result.exit_code == 0, result.stderr
+    assert f"\n{cores[0]} in bf16 (precision): There is no such kernel.\n" in result.stdout
+    assert f"precisions    {cores[0]} in bf16 failed, as said above\n" in result.stdout
+
+
+def test_the_only_device_needs_no_reason_from_placements(cli: Any, tiny: Path, cores: Sequence[str]) -> None:
+    result = cli("optimize", tiny, "-d", cores[0], "--budget", 2, "--placer", "heft")
+    assert result.exit_code == 0, result.stderr
+    assert "  it is the only device\n" in result.stdout
+    assert "split" not in result.stdout
+    assert "\nbound" not in result.stdout
+    assert "\nspeed-up " not in result.stdout
+
+
+def test_what_nothing_is_known_of_has_no_column(cli: Any, tiny: Path, tmp_path: Path) -> None:
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text(DESCRIBED)
+    result = cli("optimize", tiny, "-d", cluster, "--budget", 1, "--placer", "heft")
+    assert result.exit_code == 0, result.stderr
+    assert "simulated" in result.stdout
+    for heading in (" measured ", "95 % interval", "speed-up over", "output error", "simulator off by", "compiling"):
+        assert heading not in result.stdout.partition("\nchosen ")[0].partition("\n")[2]
+    assert "\ncompiling " not in result.stdout
+
+
+def test_what_failed_for_one_reason_has_it_once(
+    cli: Any, tiny: Path, cores: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if len(cores) < 2:
+        pytest.skip("needs two CPU cores, and this process may use one")
+    broken(monkeypatch, "opening", lambda plan: devices_of(plan) != {0})
+    result = cli("optimize", tiny, "-d", ",".join(cores), "--budget", 1, "--placer", "heft", "--placer", "cpop")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.count(NO_ROOM) == 1

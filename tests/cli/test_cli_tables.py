@@ -45,7 +45,7 @@ def test_columns_that_can_be_spared_are_left_out_first_and_said_to_be() -> None:
     shown = printed(75, spare=["segments", "speed-up over CPU@0"])
     assert "segments" not in shown
     assert "speed-up" in shown
-    assert "(--wide shows 1 more columns)" in shown
+    assert "(--wide shows 1 more column)" in shown
 
 
 def test_text_is_broken_between_words_before_a_table_is_stacked() -> None:

@@ -231,7 +231,7 @@ def test_memory_holds_weights_and_the_tensors_still_needed():
     placements = [[0, 0, 0], [0, 0, 1], [0, 1, 1]]
     assert simulate(problem, placements).tolist() == [3, 3 + 20, 3 + 10]
     assert simulate(problem, placements, memory=True).tolist() == [np.inf, 3 + 20, np.inf]
-    with pytest.raises(PlacementError, match="dev1 has 24 bytes of memory; this placement keeps 36 bytes"):
+    with pytest.raises(PlacementError, match="dev1 has 24 B of memory; this placement keeps 36 B"):
         schedule(problem, [0, 1, 1], memory=True)
 
 
@@ -240,7 +240,7 @@ def test_an_infeasible_placement_costs_infinity_and_has_no_schedule():
     assert simulate(problem, [[0, 0], [1, 0], [0, 1]]).tolist() == [2, np.inf, np.inf]
     with pytest.raises(PlacementError, match="'op0' cannot run on dev1"):
         schedule(problem, [1, 0])
-    with pytest.raises(PlacementError, match="dev1 has 3 bytes"):
+    with pytest.raises(PlacementError, match="dev1 has 3 B of memory; the ops placed there need 4 B"):
         schedule(problem, [0, 1])
 
 

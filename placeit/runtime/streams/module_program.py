@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from placeit.backends.torch_memory import peak_bytes
 from placeit.errors import DeviceError
+from placeit.units import about_bytes
 
 __all__ = ["ModuleProgram"]
 
@@ -80,7 +81,7 @@ class ModuleProgram:
                     there = _copies[_weight(tensor, place)] = tensor.detach().to(place, copy=True)
                 moved[key] = there
         except torch.OutOfMemoryError as error:
-            raise DeviceError(f"{place} is out of memory for {self.weight_bytes(place)} bytes of weights.") from error
+            raise DeviceError(f"{place} is out of memory for {about_bytes(self.weight_bytes(place))} of weights.") from error
         if place.type != "meta":
             torch.get_device_module(place).synchronize(place)  # weights come by the default stream, which no other waits for
         # every reference to a weight in the copy becomes one to its copy on the device
