@@ -76,15 +76,19 @@ def resolve_shapes(
     return resolved
 
 
-def with_suggestion(error: OpenSizesError, load: Callable[[Mapping[str, tuple[int, ...]]], object]) -> ModelError:
+def with_suggestion(
+    error: OpenSizesError, load: Callable[[Mapping[str, tuple[int, ...]]], object], explain: Callable[[str], str]
+) -> ModelError:
     """Complete the error of a model that leaves sizes open: by sizes with which it can be read, or by what was tried.
 
     Args:
         error: as it was raised.
         load: reads the model with the sizes of the inputs that had open ones; raises if they do not fit.
+        explain: makes a sentence of what it raises.
     """
     begin = time.perf_counter()
     tried: list[dict[str, tuple[int, ...]]] = []
+    why = ""
     for image, other in _SIZES:
         shapes = {name: _filled(shape, image, other) for name, shape in error.partial.items() if shape.is_dynamic}
         if shapes in tried:
@@ -94,7 +98,8 @@ def with_suggestion(error: OpenSizesError, load: Callable[[Mapping[str, tuple[in
         tried.append(shapes)
         try:
             load(shapes)
-        except Exception:  # noqa: BLE001, S112 (whatever fails, the error says which sizes are open)
+        except Exception as failed:  # noqa: BLE001 (whatever fails, the error says which sizes are open)
+            why = why or explain(str(failed))
             continue
         batch_only = all(
             shape.rank.is_static and not any(d.is_dynamic for d in list(shape)[1:]) for shape in error.partial.values()
@@ -103,7 +108,7 @@ def with_suggestion(error: OpenSizesError, load: Callable[[Mapping[str, tuple[in
         return ModelError(f"{error}: give all sizes. With these it can be read: {_options(shapes)}{batch}.")
     return ModelError(
         f"{error}: give all sizes with --input-shape NAME:SIZES. It could be read with none of those that were tried: "
-        f"{' or '.join(map(_options, tried))}."
+        f"{' or '.join(map(_options, tried))}. With the first of them: {why}"
     )
 
 
@@ -117,6 +122,8 @@ def _filled(shape: Any, image: int, other: int) -> tuple[int, ...]:
         return (1, other)
     sizes = [None if size.is_dynamic else size.get_length() for size in shape]
     guesses = [1, *[other] * (len(sizes) - 1)]
+    if sizes.count(None) == 1 and sizes[0] is not None and sizes[0] > 1:
+        guesses = [1] * len(sizes)  # as of the state of a recurrent network: layers, samples, units
     if len(sizes) == 4:
         last = sizes[3] in _CHANNELS and sizes[1] not in _CHANNELS
         if last or sizes[1] is None or sizes[1] in _CHANNELS:

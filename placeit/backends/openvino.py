@@ -203,7 +203,7 @@ def load(path: str | Path, *, input_shapes: Mapping[str, Sequence[int]] | None =
         try:
             return describe(read(path, shapes, batch), path)
         except OpenSizesError as error:
-            raise with_suggestion(error, lambda more: read(path, {**shapes, **more}, None)) from None
+            raise with_suggestion(error, lambda more: read(path, {**shapes, **more}, None), _useful_line) from None
 
 
 def _check_readable(path: Path) -> None:

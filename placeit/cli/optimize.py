@@ -101,7 +101,8 @@ def optimize(
     says why.
     """
     path = options.model.parent / f"{options.model.name}.placement.json" if output is None else output
-    check_outputs(path, inputs=[*options.files(), *named_files(placer), *(start or ()), resume])
+    beside_nothing = output is None and not path.parent.is_dir()  # then there is no model, which reading it will say
+    check_outputs(None if beside_nothing else path, inputs=[*options.files(), *named_files(placer), *(start or ()), resume])
     # imported only now, because it takes a second
     from placeit.caps import parse_caps
     from placeit.clusterfile import find_cluster
@@ -230,7 +231,7 @@ def _facts(found: Optimized) -> dict[str, str]:
         else f"mean error {text.percent(errors.get('mape'))}, Pearson {_figure(errors.get('pearson'))}, "
         f"Spearman {_figure(errors.get('spearman'))}",
         "budget": f"{found.spent_s:.1f} s of {found.asked_s:g} s{', ended by Ctrl-C' if found.interrupted else ''}",
-        "compiling": f"{found.compiling_s:.1f} s of that, which no budget shortens" if found.compiling_s else None,
+        "compiling": f"{found.compiling_s:.1f} s of that, which no budget shortens" if found.compiling_s >= 0.05 else None,
         "pinned": ", ".join(f"{ops} to {device}" for ops, device in found.pins.items()) or None,
         "memory": f"at most {limits}" if limits else None,
     }

@@ -202,6 +202,16 @@ def test_an_open_shape_says_which_option_resolves_it(packaged):
         "--input-shape x:1,3,",
     )
     refused(packaged("magika/models/standard_v3_3/model.onnx"), "--input-shape bytes:1,2048 (or --batch 1)")
+    recurrent = packaged("silero_vad/data/silero_vad_16k_op15.onnx")
+    refused(recurrent, "can be read: --input-shape input:1,512 --input-shape state:2,1,128.")
+    assert len(load(recurrent, input_shapes={"input": [1, 512], "state": [2, 1, 128]}).graph) > 10
+
+
+def test_where_no_open_size_that_was_tried_fits_the_error_says_why(onnx_file):
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    weights = np.ones((7, 3), np.float32)
+    path = onnx_file([node], [("x", F, ["N", "M"])], [("y", F, None)], initializers=[("w", weights)])
+    refused(path, "none of those that were tried: --input-shape x:1,128 or ", "With the first of them: ", "MatMul")
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ def arguments(command: str, model: Path, placement: Path) -> list[str]:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_model_that_is_not_there(cli: Any, placement: Path, command: str) -> None:
     paragraph(cli(*arguments(command, Path("missing.onnx"), placement)), "missing.onnx", "No such file")
+    paragraph(cli(*arguments(command, Path("missing/m.onnx"), placement)), "Cannot read missing/m.onnx: No such file")
     assert list(Path().iterdir()) == []
 
 
