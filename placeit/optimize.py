@@ -336,8 +336,8 @@ def optimize(
         KeyboardInterrupt: Ctrl-C before there was any placement; afterwards it ends the search.
     """
     check_objective(objective)
-    if not budget > 0:
-        raise UsageError(f"The budget is {budget} seconds; it must be positive.")
+    if not 0 < budget < math.inf:
+        raise UsageError(f"The budget is {budget:g} seconds; it must be positive, and end.")
     if seed < 0:
         raise UsageError(f"The seed is {seed}; it must not be negative.")
     check_tolerance(tolerance)

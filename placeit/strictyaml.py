@@ -126,4 +126,4 @@ class StrictYaml:
 def nearest(word: str, known: Collection[str]) -> str:
     """Suggest the known word that is closest, as the end of a message; empty if none is close."""
     close = difflib.get_close_matches(word, known, 1)
-    return f"; did you mean '{close[0]}'?" if close else ""
+    return f" (did you mean '{close[0]}'?)" if close else ""
