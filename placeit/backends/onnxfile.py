@@ -59,6 +59,7 @@ def check_nodes(path: Path) -> None:
     Raises:
         ModelError: an op lacks an input that it needs, or no version of ONNX has the number that the file says.
     """
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
     from onnx import OperatorSetIdProto, defs
     from onnx.defs import OpSchema
 
@@ -71,7 +72,7 @@ def check_nodes(path: Path) -> None:
             kind, start, end = parts.pop()
             fields = list(_protobuf_fields(data, start, end))
             if kind == "operator set":
-                with contextlib.suppress(ValueError):  # damaged, as OpenVINO will say
+                with contextlib.suppress(DecodeError):  # damaged, as OpenVINO will say
                     version = max(version, OperatorSetIdProto.FromString(data[start:end]).version)
             elif kind == "node":
                 nodes.append(fields)

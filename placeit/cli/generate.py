@@ -74,7 +74,7 @@ def generate(
     max_tasks: Annotated[
         int | None, typer.Option("--max-tasks", metavar="N", min=3, help="Most tasks of a graph.", show_default="100")
     ] = None,
-    terminal: Terminal,
+    terminal: Terminal,  # noqa: ARG001
 ) -> Output:
     """Generate placement problems of task graphs on device networks.
 
@@ -92,18 +92,16 @@ def generate(
     part = None if kind in _WITHOUT_PARTS else (split or Part.TRAIN).value
     endless = _cases(kind, part, seed, _choices("--graph", graph), _choices("--network", network), max_tasks)
     facts: dict[str, Any] = {"kind": kind.value, "split": part, "seed": seed}
-    files: list[dict[str, Any]] = []
     ends: dict[str, tuple[int, int]] = {}
 
     def told(problem: dict[str, Any]) -> None:
-        if terminal.json:  # nothing else needs a list of all
-            files.append(problem)
         for key in ("ops", "edges", "devices"):
             least, most = ends.get(key, (problem[key], problem[key]))
             ends[key] = min(least, problem[key]), max(most, problem[key])
 
     export_cases(endless, output, kind.value, facts, count=count, told=told)
-    data = {**facts, "output": str(output), "index": str(output / INDEX), "problems": files}
+    data = {**facts, "output": str(output), "index": str(output / INDEX), "problems": count}
+    data.update({key: {"least": least, "most": most} for key, (least, most) in ends.items()})
 
     def show(console: Console) -> None:
         shown = {key: f"{least}" if least == most else f"{least} .. {most}" for key, (least, most) in ends.items()}

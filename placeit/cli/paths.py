@@ -63,7 +63,10 @@ def check_outputs(*outputs: Path | None, inputs: Iterable[Path | None] = ()) -> 
             continue
         identity = _identity(path)
         if identity is not None and identity in taken:
-            raise UsageError(f"{path} is named twice: what is written there would replace what is read or written before.")
+            raise UsageError(
+                f"{path} is named twice, by this name or another, or belongs to a file that is: what is written there would "
+                "replace what is read or written before."
+            )
         taken.add(identity)
         check_writable(path)
 

@@ -142,6 +142,13 @@ def test_a_version_of_onnx_that_cannot_be(onnx_file):
     refused(path, "version 1099511627776")
 
 
+def test_a_damaged_version_of_operators(onnx_file):
+    path = onnx_file([helper.make_node("Relu", ["x"], ["y"])], [("x", F, [3])], [("y", F, [3])])
+    good = helper.make_opsetid("", 17).SerializeToString()
+    path.write_bytes(path.read_bytes().replace(good, good[:-1] + b"\xff"))
+    refused(path)
+
+
 def test_shapes_that_do_not_fit_name_the_op(onnx_file):
     node = helper.make_node("MatMul", ["a", "b"], ["product"])
     path = onnx_file([node], [("a", F, [1, 4]), ("b", F, [5, 4])], [("product", F, None)])

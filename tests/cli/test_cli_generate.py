@@ -17,11 +17,15 @@ def test_problems_of_every_kind_are_written_with_an_index(cli: Any, kind: str) -
     assert (said["kind"], said["split"], said["seed"], said["output"]) == (kind, split, 4, "out")
     assert (index["format"], index["kind"], index["seed"]) == ("placeit-problems", kind, 4)
     assert len(index["problems"]) == 2
-    for told, listed in zip(said["problems"], index["problems"], strict=True):
-        problem = Problem.from_json(Path("out") / told["file"])
+    for listed in index["problems"]:
+        problem = Problem.from_json(Path("out") / listed["file"])
         size = {"ops": len(problem), "edges": len(problem.edges), "devices": problem.devices}
-        assert told == {"file": listed["file"], **size}
+        assert listed == {"file": listed["file"], **size, "parameters": listed["parameters"]}
         assert listed["parameters"]
+    assert said["problems"] == 2
+    for key in ("ops", "edges", "devices"):
+        sizes = [problem[key] for problem in index["problems"]]
+        assert said[key] == {"least": min(sizes), "most": max(sizes)}
 
 
 def test_people_read_how_large_the_problems_are(cli: Any) -> None:
