@@ -195,11 +195,11 @@ def _section(found: Optimized, candidate: Candidate) -> str:
     if candidate.failed is not None:
         return "failed"
     if candidate.race is None:
-        return (
-            "not measured"
-            if candidate.measured is None
-            else "measured by an earlier search, whose times do not compare with others"
-        )
+        if candidate.measured is None:
+            return "not measured"
+        if candidate.earlier:
+            return "measured by an earlier search, whose times do not compare with others"
+        return "run one after the other, for want of time, so that their times hardly compare"
     race = found.races[candidate.race]
     earlier = ", earlier, so that its times do not compare with those above" if race is not found.races[-1] else ""
     return f"race {candidate.race + 1}: {race.what}, {race.rounds} round{'s' if race.rounds != 1 else ''}{earlier}"

@@ -135,6 +135,21 @@ def test_a_time_of_an_earlier_race_is_not_beside_those_of_the_last_one(
     assert "1.17" in tables["race 1"]  # over a, in the same race
 
 
+@pytest.mark.parametrize(
+    ("earlier", "title"), [(True, "measured by an earlier search"), (False, "run one after the other, for want of time")]
+)
+def test_what_was_measured_outside_of_a_race_says_where(
+    tiny: Path, cores: Sequence[str], cost_cache: Path, tmp_path: Path, *, earlier: bool, title: str
+) -> None:
+    found = optimize(tiny, cores[0], placers=["heft"], budget=1.0, cache=Cache(cost_cache))
+    alone = replace(found.chosen, race=None, earlier=earlier)
+    found = replace(found, chosen=alone, best_single=alone, candidates=(alone,), races=())
+    console = Console(width=200, file=io.StringIO(), markup=False, highlight=False, soft_wrap=True)
+    show(console, found, tmp_path / "p.json")
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().startswith(title)
+
+
 @pytest.mark.parametrize(("columns", "stacked"), [(80, False), (60, True)])
 def test_the_report_of_optimize_fits_the_terminal(
     command: Sequence[Any], monkeypatch: pytest.MonkeyPatch, columns: int, stacked: bool
