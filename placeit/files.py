@@ -15,7 +15,16 @@ from typing import Any
 
 from placeit.errors import FileError
 
-__all__ = ["check_writable", "own_descriptor", "read_json", "read_text", "replacing", "replacing_both", "write_text"]
+__all__ = [
+    "check_regular",
+    "check_writable",
+    "own_descriptor",
+    "read_json",
+    "read_text",
+    "replacing",
+    "replacing_both",
+    "write_text",
+]
 
 _PROBE = 4096
 _CHUNK = 1 << 20
@@ -182,6 +191,20 @@ def check_writable(path: Path) -> None:
             draft.temporary.write_bytes(bytes(_PROBE))  # an empty file fits on a full disk
         except OSError as error:
             raise FileError(f"Cannot write {path}: {error.strerror or error}. Choose another place for it.") from error
+
+
+def check_regular(path: Path) -> None:
+    """Check that a file which is there is none that ends never (``/dev/zero``), or can be read only once (a pipe).
+
+    Raises:
+        FileError: it is.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):  # who reads it will say so
+        return
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise FileError(f"Cannot read {path}: it is not a regular file. Copy what is in it to one.")
 
 
 def write_text(path: Path, text: str, *, sync: bool = True) -> None:

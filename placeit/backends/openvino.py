@@ -46,6 +46,7 @@ from placeit.backends.values import draw
 from placeit.cluster import Cluster, Device
 from placeit.devices.openvino_core import openvino_core
 from placeit.errors import FileError, ModelError
+from placeit.files import check_regular
 
 __all__ = ["FAILURES", "Model", "TensorSpec", "describe", "load", "relu_chain"]
 
@@ -209,6 +210,7 @@ def load(path: str | Path, *, input_shapes: Mapping[str, Sequence[int]] | None =
 def _check_readable(path: Path) -> None:
     for file in (path, path.with_suffix(".bin")) if path.suffix.lower() == ".xml" else (path,):
         weights = f", the weights of {path}" if file != path else ""
+        check_regular(file)
         try:
             with file.open("rb") as stream:
                 head = stream.read(4)

@@ -41,6 +41,7 @@ from placeit.backends.torch_values import allowed_values
 from placeit.backends.values import Range, common, draw
 from placeit.cluster import Cluster, Device
 from placeit.errors import DeviceError, FileError, ModelError, first_line
+from placeit.files import check_regular
 
 _log = logging.getLogger("placeit")
 
@@ -288,6 +289,7 @@ def _examples(program: ExportedProgram, inputs: Sequence[TensorSpec]) -> Arrays:
 
 
 def _read(path: Path, *, trust: bool) -> ExportedProgram:
+    check_regular(path)
     try:
         with path.open("rb") as stream:
             stream.read(1)

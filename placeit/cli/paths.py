@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from placeit.errors import FileError, UsageError
-from placeit.files import check_writable, replacing
+from placeit.files import check_regular, check_writable, replacing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -103,6 +103,7 @@ def read_tensors(path: Path, wanted: Mapping[str, TensorSpec]) -> dict[str, NDAr
 
     from placeit.backends.base import check_inputs
 
+    check_regular(path)
     try:
         # not numpy.load, which leaves the file open when it is no archive
         with zipfile.ZipFile(path) as archive:

@@ -37,6 +37,14 @@ def test_a_folder(tmp_path, suffix):
     refused(tmp_path / f"model{suffix}", "Is a directory", error=FileError)
 
 
+@pytest.mark.parametrize("suffix", [".onnx", ".xml", ".pt2"])
+def test_a_pipe_and_a_device_without_an_end(tmp_path, suffix):
+    os.mkfifo(tmp_path / f"pipe{suffix}")
+    (tmp_path / f"endless{suffix}").symlink_to("/dev/zero")
+    for name in ("pipe", "endless"):
+        refused(tmp_path / f"{name}{suffix}", "not a regular file", error=FileError)
+
+
 @pytest.mark.parametrize("suffix", [".onnx", ".xml"])
 @pytest.mark.parametrize("content", [b"", b"this is no model", bytes(range(256)) * 40, b"<?xml version='1.0'?><a/>"])
 def test_a_file_that_holds_no_model(tmp_path, suffix, content):

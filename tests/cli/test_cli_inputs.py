@@ -54,6 +54,12 @@ def valid(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.timeout(20)
+def test_inputs_from_what_never_ends_are_refused() -> None:
+    with pytest.raises(FileError, match="not a regular file"):
+        read_tensors(Path("/dev/zero"), {})
+
+
 def arguments(command: str, model: Path, devices: str, folder: Path) -> list[object]:
     """A valid command line; a placement that is asked for lies in the folder."""
     placement = folder / "placement.json"
