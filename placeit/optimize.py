@@ -397,8 +397,8 @@ def optimize(
             worth(np.array(_single_seconds(search)))
         interrupted = False
         try:
-            if session.costs.shared:
-                singles = [entry for entry in search.entries.values() if entry.placer == "single"]
+            singles = [entry for entry in search.entries.values() if entry.placer == "single"]
+            if session.costs.shared and singles:
                 search.once = {e.name: e.simulated_s for e in singles if e.simulated_s is not None}
             else:
                 search.propose(placers)

@@ -277,7 +277,7 @@ class Search:
         entries = sorted(dict.fromkeys([*singles, *ranked[:1]]), key=self.run_s)
         decision = needed([2 * self.run_s(entries[0])], FEWEST) if entries else 0.0
         room = max(self.left() * _TURN_SHARE, self.left() - decision, TRIFLE_S)
-        while fresh and needed(map(self.run_s, (*entries, *fresh)), _ROUNDS) > room:
+        while fresh and needed(map(self.run_s, (*entries, *fresh)), _ROUNDS if entries or len(fresh) > 1 else 1) > room:
             fresh.pop()
         while entries and needed(map(self.run_s, (*entries, *fresh)), 1) > room:  # the slowest first
             entries.pop()

@@ -66,6 +66,17 @@ def test_enough_time_says_nothing_and_profiles(tmp_path: Any, caplog: pytest.Log
     assert found.least_s < 20
 
 
+def test_where_pins_rule_out_every_single_device_a_short_budget_still_finds_a_placement() -> None:
+    model = inception_like()
+    first, last = model.graph.names[0], model.graph.names[-1]
+    pins = {first: "d0", last: "d1"}
+    found = optimize(model, slowed(300.0, 330.0), placers=("heft",), budget=0.6, cache=None, pins=pins)
+    assert found.placement.as_dict()[first] == "d0"
+    assert found.placement.as_dict()[last] == "d1"
+    assert found.best_single is None
+    assert found.reason
+
+
 def test_what_was_profiled_in_a_hurry_is_not_kept(tmp_path: Any) -> None:
     kept = Cache(tmp_path)
     optimize(inception_like(), slowed(300.0, 330.0), placers=("heft",), budget=0.6, cache=kept)
