@@ -409,6 +409,7 @@ def _valid(kept: Any, can: NDArray[np.bool_]) -> bool:
         and isinstance(kept.get("whole"), list)
         and [ends is not None for ends in kept["whole"]] == can.all(axis=0).tolist()
         and all(ends is None or (are_times(ends, 2) and 0 < ends[0] <= ends[1]) for ends in kept["whole"])
+        and all(ends is None or any(row[d] > 0 for row in core) for d, ends in enumerate(kept["whole"]))
     )
 
 

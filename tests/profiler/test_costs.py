@@ -163,6 +163,7 @@ def test_costs_that_the_whole_model_contradicts_are_measured_again(
         lambda value: value["whole"].__setitem__(0, [2.0, 1.0]),
         lambda value: value["whole"].__setitem__(0, [0.0, 10**400]),
         lambda value: value.pop("whole"),
+        lambda value: value.update(core=[[0.0]] * len(value["core"])),
     ],
 )
 def test_impossible_costs_in_the_cache_are_measured_again(
