@@ -152,6 +152,7 @@ def in_other_precision(session: Session, singles: Sequence[Entry]) -> tuple[list
         precision = other_precision(device, session.precision)
         if precision is None:
             why = "has neither bf16 nor f16" if device.kind == "openvino" else "computes in the types of the model"
+            why = "is only described" if device.described else why
             missing.append(f"{single.name} {why}")
             continue
         busy = np.eye(len(session.cluster))[d] if single.alone is None else single.alone.busy

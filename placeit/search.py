@@ -165,7 +165,7 @@ class Search:
         """Have single devices raced in another precision as well; return a sentence for each that has no other."""
         singles = [entry for entry in self.entries.values() if entry.placer == "single"]
         self.others, missing = in_other_precision(self.session, singles)
-        return missing
+        return missing if singles else ["there is no single device for the whole model to compare"]
 
     def begin_with(self, placements: Mapping[str, NDArray[np.int32]]) -> None:
         """Enter placements of groups that are measured whatever is simulated of them, and searched on from."""

@@ -272,6 +272,18 @@ def test_a_device_without_another_precision_says_so(cache: Cache) -> None:
     assert found.without_precisions == (f"{device.name} has neither bf16 nor f16",)
 
 
+def test_of_described_devices_no_other_precision_is_told(cache: Cache) -> None:
+    links = {pair: Link(1e9, 0.0, "described") for pair in (("a", "b"), ("b", "a"))}
+    figures: dict[str, Any] = {"kind": "described", "flops_per_s": 1e9, "bytes_per_s": 1e9}
+    cluster = Cluster((Device("a", **figures), Device("b", **figures)), links)
+    options: dict[str, Any] = {"placers": "heft", "budget": 2, "compare_precisions": True, "cache": cache}
+    assert optimize(inception_like(), cluster, **options).without_precisions == ("a is only described", "b is only described")
+    model = inception_like()
+    pins = {model.graph.names[0]: "a", model.graph.names[-1]: "b"}
+    (why,) = optimize(model, cluster, pins=pins, **options).without_precisions
+    assert "no single device" in why
+
+
 def test_with_bf16_asked_for_the_other_precision_is_f32(cache: Cache) -> None:
     device = f"CPU@{CORES[0]}"
     found = optimize(inception_like(), device, placers="heft", budget=2, precision="bf16", compare_precisions=True, cache=cache)
