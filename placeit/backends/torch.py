@@ -302,6 +302,8 @@ def _read(path: Path, *, trust: bool) -> ExportedProgram:
             with contextlib.nullcontext() if trust else _only_weights():
                 return torch.export.load(path)
         except (*FAILURES, pickle.UnpicklingError, zipfile.BadZipFile, EOFError) as error:
+            if isinstance(error, pickle.UnpicklingError) and not trust:
+                raise _untrusted(path, "something besides tensors is pickled in it") from error
             reason = first_paragraph(error)
             if "CUDA" in reason:
                 raise ValueError(
@@ -328,10 +330,13 @@ def _screen(path: Path) -> None:
     try:
         screen(path)
     except UntrustedError as error:
-        raise ModelError(
-            f"{path} could run code while it is loaded: {error}. If you trust whoever wrote it, add "
-            "--trust (trust=True in Python)."
-        ) from error
+        raise _untrusted(path, str(error)) from error
+
+
+def _untrusted(path: Path, why: str) -> ModelError:
+    return ModelError(
+        f"{path} could run code while it is loaded: {why}. If you trust whoever wrote it, add --trust (trust=True in Python)."
+    )
 
 
 @contextlib.contextmanager

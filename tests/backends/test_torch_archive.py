@@ -1,6 +1,7 @@
 """Files that would run code when they are loaded are refused before PyTorch sees them; those of real programs are not."""
 
 import contextlib
+import io
 import json
 import pickle
 import zipfile
@@ -107,13 +108,27 @@ def hidden_size(harm: Path) -> Callable[[dict[str, bytes]], None]:
     return change
 
 
+def pickled_weight(harm: Path) -> Callable[[dict[str, bytes]], None]:
+    def change(members: dict[str, bytes]) -> None:
+        folder = next(iter(members)).partition("/")[0]
+        config = json.loads(members[f"{folder}/data/weights/model_weights_config.json"])
+        weight = config["config"]["linear.weight"]
+        weight["use_pickle"] = True
+        written = io.BytesIO()
+        torch.save(Harm(harm), written)
+        members[f"{folder}/data/weights/model_weights_config.json"] = json.dumps(config).encode()
+        members[f"{folder}/data/weights/{weight['path_name']}"] = written.getvalue()
+
+    return change
+
+
 def enumeration(harm: Path) -> Callable[[dict[str, bytes]], None]:
     harm.with_name("harmful_module.py").write_text(f"import pathlib; pathlib.Path({str(harm)!r}).touch()")
     key = json.dumps([{"__enum__": True, "fqn": "harmful_module:Kind", "name": "a"}])
     return edit("models/model.json", spec("builtins.dict", key))
 
 
-@pytest.mark.parametrize("make", [opaque, size, guard, hidden_size, enumeration])
+@pytest.mark.parametrize("make", [opaque, size, guard, hidden_size, enumeration, pickled_weight])
 def test_a_file_that_runs_code_is_refused_and_runs_it_only_if_it_is_trusted(
     make: Any, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
