@@ -20,9 +20,10 @@ demo: setup ## export a model, then find, measure and run a placement for it
 
 test: lint types check ## everything that must pass before a commit
 
-lint: setup ## ruff: style and formatting
+lint: setup ## ruff: style and formatting; import-linter: no import from a layer above
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 
 types: setup ## strict mypy on the package
 	$(BIN)/mypy

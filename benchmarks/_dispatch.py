@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from placeit.profiler.trace import Span
-from placeit.runtime.segments import Plan
+from placeit.planning.segments import Plan
+from placeit.runtime.spans import Span
 from placeit.session import Session
 
 __all__ = ["gaps", "microseconds", "slower_after"]
@@ -36,7 +36,7 @@ def gaps(
         Gaps after which a segment started that was ready, and those of segments that made their device wait.
     """
     executor = session.executor(plan)
-    number = {session.runtime.op_names(segment)[0]: s for s, segment in enumerate(plan.segments) if not segment.free}
+    number = {session.runtime.op_names(segment)[0]: s for s, segment in enumerate(plan.segments) if not segment.passthrough}
     readers: dict[int, list[int]] = {}
     for producer, consumer in plan.problem.edges.tolist():
         readers.setdefault(consumer, []).append(producer)

@@ -215,7 +215,7 @@ class _Maker:
             return change_safetensors(content, self.rng)
         from safetensors import SafetensorError, safe_open
 
-        from placeit.errors import PlaceitError
+        from placeit.core.errors import PlaceitError
         from placeit.placers.learned.checkpoint import write_tensors
 
         path = self.seeds.parent / "made.safetensors"  # beside the seeds, where no case reads it

@@ -119,11 +119,11 @@ def _placeit() -> Main:
     import onnx  # noqa: F401
     import torch  # noqa: F401
 
-    import placeit.backends.torch
-    import placeit.optimize
-    import placeit.placers.learned.training  # noqa: F401
+    import placeit.backends.torch.model
+    import placeit.optimizer.optimize
+    import placeit.placers.learned.training.loop  # noqa: F401
     from placeit.cli import main
-    from placeit.devices.openvino_core import openvino_core
+    from placeit.devices.openvino import openvino_core
 
     openvino_core().get_versions("CPU")
     return main

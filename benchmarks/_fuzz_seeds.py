@@ -130,8 +130,8 @@ def _rest(folder: Path, devices: tuple[str, str]) -> None:
     import openvino
 
     from placeit.backends import load
+    from placeit.core.placement import Placement
     from placeit.devices.described import catalog
-    from placeit.problem import Placement
 
     for name in ("tiny", "text", "flow", "lstm"):
         openvino.save_model(openvino.convert_model(folder / "onnx" / f"{name}.onnx"), folder / "ir" / f"{name}.xml", False)

@@ -29,7 +29,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from placeit.errors import PlaceitError
+from placeit.core.errors import PlaceitError
 
 __all__ = ["Args", "Report", "main", "output", "parser", "quiet_output", "show"]
 

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from placeit.backends.coarsen import Grouping
-from placeit.backends.tensor_program import of_program
-from placeit.cluster import Cluster
+from placeit.backends.torch.tensor_program import of_program
+from placeit.core.cluster import Cluster
+from placeit.planning.coarsen import Grouping
+from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.runtime.devices.base import Buffer, Instance
 from placeit.runtime.runtime import Runtime
-from placeit.runtime.segments import Costs, Plan, Segmenter
 from placeit.workloads.tensors import shard
 from placeit.workloads.tensors.expression import elementwise, tensor
 
@@ -34,10 +34,10 @@ def levels(plan: Plan) -> list[list[int]]:
     for producer, consumer in sorted(
         plan.problem.edges.tolist(), key=lambda edge: edge[1]
     ):  # segments are in topological order
-        level[consumer] = max(level[consumer], level[producer] + (not plan.segments[producer].free))
+        level[consumer] = max(level[consumer], level[producer] + (not plan.segments[producer].passthrough))
     found: list[list[int]] = [[] for _ in range(max(level) + 1)]
     for s, segment in enumerate(plan.segments):
-        if not segment.free:
+        if not segment.passthrough:
             found[level[s]].append(s)
     return [numbers for numbers in found if numbers]
 
@@ -58,7 +58,7 @@ def empty_levels(cluster: Cluster) -> Iterator[LevelByLevel]:
     model = of_program(program, shard([value], 1), name="empty levels")
     grouping = Grouping.singletons(model.graph)
     placement = [*devices] * (EMPTY_LEVELS + 1)  # outputs come last
-    plan = Segmenter(grouping, Costs.free(len(model.graph), cluster)).plan(placement, merge=False)
+    plan = Segmenter(grouping, Costs.zero(len(model.graph), cluster)).plan(placement, merge=False)
     with Runtime(model, grouping, cluster) as runtime:
         yield LevelByLevel(runtime, plan)
 
@@ -102,12 +102,12 @@ class LevelByLevel:
     """
 
     def __init__(self, runtime: Runtime, plan: Plan) -> None:
-        programs = iter(runtime.compile([segment for segment in plan.segments if not segment.free]))
+        programs = iter(runtime.compile(plan.programs))
         held: dict[int, Buffer] = {}
         instances: list[Instance | None] = []
         self._devices, self._outputs = runtime.devices, dict[str, Buffer]()
         for segment in plan.segments:
-            if segment.free:
+            if segment.passthrough:
                 instances.append(None)
                 made = runtime.hand_through(segment, {t: held[t] for t in segment.inputs}, {})
             else:

@@ -17,9 +17,9 @@ import numpy as np
 
 from placeit import backends
 from placeit.backends.base import Model
-from placeit.errors import UsageError
-from placeit.optimize import Candidate, Optimized
-from placeit.profiler.cache import cache_folder
+from placeit.core.errors import UsageError
+from placeit.core.files import cache_folder
+from placeit.optimizer.result import Candidate, Optimized
 from placeit.runtime.measure import Measurement, Race
 from placeit.session import Session
 from placeit.workloads import models

@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.backends.coarsen import coarsen
-from placeit.devices.openvino_core import openvino_core
-from placeit.errors import PlaceitError
+from placeit.core.errors import PlaceitError
+from placeit.devices.openvino import openvino_core
+from placeit.planning.coarsen import coarsen
 from placeit.profiler.cache import Cache
-from placeit.session import OutputError, Session
+from placeit.runtime.check import OutputError
+from placeit.session import Session
 
 __all__ = ["FORMS", "GIVEN", "PLAIN", "Outcome", "serve"]
 

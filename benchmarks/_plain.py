@@ -14,7 +14,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from placeit.backends.openvino import Model
+from placeit.backends.openvino.model import OpenVinoModel
 from placeit.runtime.measure import timed
 
 __all__ = ["Infer", "Plain", "bound_thread", "by_name", "onnxruntime_alone", "openvino_alone", "openvino_options"]
@@ -80,5 +80,5 @@ def onnxruntime_alone(path: Path, inputs: Mapping[str, NDArray[np.generic]], *, 
     return functools.partial(session.run, [output.name for output in session.get_outputs()], dict(inputs))
 
 
-def by_name(model: Model, outputs: list[NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
+def by_name(model: OpenVinoModel, outputs: list[NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
     return {spec.name: np.array(value) for spec, value in zip(model.outputs, outputs, strict=True)}

@@ -38,22 +38,24 @@ from benchmarks._dispatch import gaps, microseconds, slower_after
 from benchmarks._harness import Args, Report
 from benchmarks._levels import EMPTY_LEVELS, LevelByLevel, empty_levels, simulated
 from benchmarks._models import fastest_split, progress, settled_race, two_cores
-from placeit.backends.coarsen import Grouping
-from placeit.backends.tensor_program import TensorProgram, load
-from placeit.cluster import Cluster
+from placeit.backends.torch.tensor_program import TensorProgram, load
+from placeit.core.cluster import Cluster
+from placeit.core.errors import UsageError
+from placeit.core.memory import keep_freed_memory
 from placeit.devices import discover
-from placeit.errors import UsageError
-from placeit.memory import keep_freed_memory
-from placeit.optimize import optimize
+from placeit.optimizer.optimize import optimize
+from placeit.planning.coarsen import Grouping
+from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.cache import Cache
-from placeit.runtime.devices.torch_cpu import use_threads
-from placeit.runtime.executor import PlanExecutor
+from placeit.runtime.check import OutputError
+from placeit.runtime.devices.pytorch import use_threads
+from placeit.runtime.drivers import drive
 from placeit.runtime.measure import faster, timed
+from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
-from placeit.runtime.segments import Costs, Plan, Segmenter
-from placeit.session import OutputError, Session
+from placeit.session import Session
 from placeit.workloads.tensor_graphs import TENSOR_GRAPHS
-from placeit.workloads.tensors import Program, ProgramOp, ProgramSegment
+from placeit.workloads.tensors import BlockProgram, ProgramOp, ProgramSegment
 
 ONE, OURS, FINE, LEVELS = "placeit, one device", "placeit", "placeit, each group a segment", "level by level, the same segments"
 ONE_CORE, BOTH_CORES, SHARDS = "PyTorch, one core", "PyTorch, both cores", "PyTorch, the same shards, one core"
@@ -191,8 +193,8 @@ def _launching(model: TensorProgram, cluster: Cluster) -> float:
     chain, one = model.chain(1, _HOPS), Cluster(cluster.devices[:1])
     grouping = Grouping.singletons(chain.graph)
     groups = len(grouping.groups)
-    with Runtime(chain, grouping, chain.driven(one)) as runtime:
-        plan = Segmenter(grouping, Costs.free(groups, runtime.cluster)).plan([0] * groups, merge=False)
+    with Runtime(chain, grouping, drive(one, chain)) as runtime:
+        plan = Segmenter(grouping, Costs.zero(groups, runtime.cluster)).plan([0] * groups, merge=False)
         with runtime.executor(plan) as executor:
             return median([executor.time() for _ in range(_REPEATS)][1:]) / _HOPS
 
@@ -214,10 +216,10 @@ def noting(model: TensorProgram) -> tuple[TensorProgram, Mapping[str, tuple[floa
     return replace(model, program=replace(program, ops=tuple(noted(op) for op in program.ops))), times
 
 
-def _on(cores: tuple[int, ...], program: Program, model: TensorProgram) -> Callable[[], float]:
+def _on(cores: tuple[int, ...], program: BlockProgram, model: TensorProgram) -> Callable[[], float]:
     """Time a program op after op on some cores, with as many threads, by the main thread.
 
-    That thread can keep tensors of any size that it frees, which is more than others can; see :mod:`placeit.memory`.
+    That thread can keep tensors of any size that it frees, which is more than others can; see :mod:`placeit.core.memory`.
     """
     leave = [block.tensor for whole in program.outputs.values() for block in whole.blocks]
     once = timed(torch.inference_mode()(ProgramSegment(program.ops, (), leave, program.split(model.values)).forward))

@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks._harness import Args, Report, main
 from benchmarks._models import model_file, progress
-from placeit.errors import ExecutionError
+from placeit.core.errors import ExecutionError
 from placeit.runtime.measure import faster, summed_up
 
 _PLACEIT = (sys.executable, "-m", "placeit")

@@ -16,14 +16,15 @@ from typing import Self, cast
 import numpy as np
 
 from benchmarks._harness import Args, Report, main
-from placeit.cluster import Cluster, Device
-from placeit.entries import Entry
-from placeit.objectives import get_objective
+from placeit.core.cluster import Cluster, Device
+from placeit.optimizer.entries import Entry
+from placeit.optimizer.search import Search
+from placeit.planning.segments import Plan
 from placeit.profiler.costs import Progress
+from placeit.runtime.check import OutputError
 from placeit.runtime.measure import Ratio
-from placeit.runtime.segments import Plan
-from placeit.search import Search
-from placeit.session import OutputError, Session
+from placeit.session import Session
+from placeit.simulator.objectives import get_objective
 
 ROUNDS = 40
 """Within which a clear gain should be found."""

@@ -27,15 +27,15 @@ from numpy.typing import NDArray
 
 from benchmarks._harness import Args, Report, main
 from benchmarks._models import MODELS, PACKAGED, load_model, progress, side_by_side, two_cores
-from placeit.cluster import Cluster, Link
+from placeit.core.cluster import Cluster, Link
 from placeit.devices import discover
 from placeit.placers.registry import parse_placer
+from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.calibration import calibrated
 from placeit.profiler.statistics import mape, pearson, spearman
 from placeit.runtime.measure import Measurement, faster, race
-from placeit.runtime.segments import Costs, Plan, Segmenter
-from placeit.runtime.simulator import SimulatedCost
 from placeit.session import Session
+from placeit.simulator.simulate import SimulatedCost
 
 _ALONE = "alone"
 _BLOCK = 10  # placements that are measured at a time: each has compiled segments of its own, which take memory
@@ -86,7 +86,7 @@ def _model(model: str, cluster: Cluster, args: Args, report: Report) -> None:
         report.row(
             model=where,
             kind="dense" if i % 2 == 0 else "runs",
-            segments=sum(not segment.free for segment in plan.segments),
+            segments=len(plan.programs),
             profiled_ms=before[i] * 1e3,
             calibrated_ms=after[i] * 1e3,
             measured_ms=took[i] * 1e3,

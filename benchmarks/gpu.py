@@ -26,23 +26,24 @@ import torch
 
 from benchmarks._harness import Args, Report, main
 from benchmarks._models import progress
-from placeit.backends.coarsen import Grouping
-from placeit.backends.tensor_program import load
-from placeit.cluster import Cluster, Device
+from placeit.backends.torch.tensor_program import load
+from placeit.core.cluster import Cluster, Device
+from placeit.core.errors import DeviceError
 from placeit.devices import discover
-from placeit.errors import DeviceError
-from placeit.optimize import Candidate, optimize
+from placeit.devices.nvml import GpuSampler, gpu_use
+from placeit.optimizer.optimize import optimize
+from placeit.optimizer.result import Candidate
+from placeit.planning.coarsen import Grouping
+from placeit.planning.segments import Costs, Segmenter
 from placeit.profiler.cache import Cache
-from placeit.profiler.nvml import GpuSampler, gpu_use
-from placeit.runtime.devices.base import TensorSpec
-from placeit.runtime.executor import Order
+from placeit.runtime.accelerators.accelerator import HOST, Memory
+from placeit.runtime.accelerators.executor import StreamExecutor
+from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator, torch_streams
+from placeit.runtime.accelerators.work import PlanTasks
+from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.measure import Measurement, faster, race, timed
+from placeit.runtime.plan_executor import DispatchOrder
 from placeit.runtime.runtime import Runtime
-from placeit.runtime.segments import Costs, Segmenter
-from placeit.runtime.streams.accelerator import HOST, Memory
-from placeit.runtime.streams.executor import StreamExecutor
-from placeit.runtime.streams.torch_accelerator import TorchAccelerator, torch_streams
-from placeit.runtime.streams.work import Work
 from placeit.session import Session
 from placeit.workloads.tensor_graphs import TENSOR_GRAPHS
 
@@ -118,7 +119,7 @@ def copies(accelerator: TorchAccelerator, report: Report) -> None:
 
 def _copy_seconds(accelerator: TorchAccelerator, src: int, dst: int, size: int) -> float:
     """Median seconds of a copy that the host launches and waits for."""
-    spec = TensorSpec((size,), "uint8")
+    spec = BufferSpec((size,), "uint8")
     ends: list[Memory] = []
     try:
         ends.extend(accelerator.allocate(device, size) for device in (src, dst))
@@ -142,7 +143,7 @@ def overhead(cluster: Cluster, accelerator: TorchAccelerator, report: Report) ->
     grouping, first = Grouping.singletons(model.graph), Cluster(cluster.devices[:1])
     groups = len(grouping.groups)
     runtime = Runtime(model, grouping, first, streams=torch_streams(accelerator))  # the caller closes the accelerator
-    plan = Segmenter(grouping, Costs.free(groups, first)).plan([0] * groups, merge=False)
+    plan = Segmenter(grouping, Costs.zero(groups, first)).plan([0] * groups, merge=False)
 
     def plain() -> None:
         model.program.run(values)
@@ -150,10 +151,10 @@ def overhead(cluster: Cluster, accelerator: TorchAccelerator, report: Report) ->
 
     candidates: dict[str, Callable[[], float]] = {"plain PyTorch": timed(plain)}
     with contextlib.ExitStack() as stack:
-        orders: tuple[Order, ...] = ("dynamic", "static", "graph")
+        orders: tuple[DispatchOrder, ...] = ("dynamic", "static", "graph")
         for order in orders:
             try:
-                executor = StreamExecutor(Work.of(runtime, plan), accelerator, order=order)
+                executor = StreamExecutor(PlanTasks.of(runtime, plan), accelerator, order=order)
             except DeviceError as error:
                 report.note(f"  order '{order}': {error}")
                 continue

@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks._harness import Args, Report, main
 from benchmarks._models import model_file, progress, two_cores
-from placeit.errors import ExecutionError
+from placeit.core.errors import ExecutionError
 
 _COMMAND = (sys.executable, "-c", "from placeit.cli import main; main()", "optimize")
 _MODEL = "resnet50"

@@ -26,14 +26,16 @@ import numpy as np
 from benchmarks._harness import Args, Report, main
 from benchmarks._models import MODELS, fastest_split, model_file, progress, settled_race, two_cores
 from benchmarks._plain import Plain, bound_thread, by_name, onnxruntime_alone, openvino_alone, openvino_options
-from placeit.backends.openvino import Model, load
-from placeit.devices.openvino_core import openvino_core
-from placeit.optimize import Candidate, optimize
-from placeit.problem import Placement
+from placeit.backends.openvino.model import OpenVinoModel, load
+from placeit.core.placement import Placement
+from placeit.devices.openvino import openvino_core
+from placeit.optimizer.optimize import optimize
+from placeit.optimizer.result import Candidate
 from placeit.profiler.cache import Cache
-from placeit.runtime.executor import PlanExecutor
+from placeit.runtime.check import OutputError
 from placeit.runtime.measure import Measurement, faster
-from placeit.session import OutputError, Session
+from placeit.runtime.plan_executor import PlanExecutor
+from placeit.session import Session
 
 OPENVINO, ONNX_RUNTIME, BOTH = "OpenVINO", "ONNX Runtime", "one of each"
 ALONE, ONE_DEVICE, TWO_DEVICES = "{} alone, one core", "placeit, {}, one device", "placeit, {}, two devices"
@@ -79,7 +81,7 @@ def _model(name: str, clusters: Mapping[str, tuple[str, str]], cache: Cache, arg
 
 
 def _placed(
-    model: Model, runtime: str, devices: Sequence[str], cache: Cache, args: Args, report: Report
+    model: OpenVinoModel, runtime: str, devices: Sequence[str], cache: Cache, args: Args, report: Report
 ) -> dict[str, Candidate]:
     """What is found for two devices: the answer and, if that is a single device, the fastest split."""
     found = optimize(
@@ -93,7 +95,7 @@ def _placed(
     return placed
 
 
-def _plain(model: Model, path: Path, thread: ThreadPoolExecutor) -> dict[str, Plain]:
+def _plain(model: OpenVinoModel, path: Path, thread: ThreadPoolExecutor) -> dict[str, Plain]:
     """Both runtimes alone, with inputs in place."""
     inputs = model.random_inputs()
     compiled = openvino_core().compile_model(model.ov_model, "CPU", openvino_options(1))

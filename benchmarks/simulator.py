@@ -13,9 +13,9 @@ import simpy
 from numpy.typing import NDArray
 
 from benchmarks._harness import Args, Report, main
-from placeit.problem import Problem
-from placeit.runtime.scheduler import Links, Queue, Scheduler, b_level
-from placeit.runtime.simulator import SimulatedCost, schedule
+from placeit.core.problem import Problem
+from placeit.simulator.scheduler import LinkModel, Queue, Scheduler, b_level
+from placeit.simulator.simulate import SimulatedCost, schedule
 
 _DEVICES = 8
 
@@ -32,7 +32,7 @@ def random_problem(ops: int, inputs: float, rng: np.random.Generator) -> Problem
     )
 
 
-def in_simpy(problem: Problem, place: list[int], links: Links, queue: Queue) -> float:
+def in_simpy(problem: Problem, place: list[int], links: LinkModel, queue: Queue) -> float:
     """Makespan of one placement by the same model, written as processes of SimPy; no two edges may share a tensor."""
     env = simpy.Environment()
     urgency: Any = [0] * len(place) if queue == "fifo" else [-rank for rank in b_level(problem, place)]
@@ -100,7 +100,7 @@ def run(args: Args, report: Report) -> None:
 
     worst = 0.0
     queues: tuple[Queue, ...] = ("fifo", "priority")
-    for links, queue in product(get_args(Links), queues):
+    for links, queue in product(get_args(LinkModel), queues):
         cost = SimulatedCost(problem, links=links, queue=queue)
         ours = best(partial(cost, placements), seconds) / len(placements)
         makespans = [in_simpy(problem, place, links, queue) for place in few.tolist()]

@@ -18,8 +18,8 @@ import numpy as np
 
 from benchmarks._harness import Args, Report, main
 from benchmarks._models import MODELS, load_model, progress, two_cores
+from placeit.core.memory import Use, give_back_freed_memory, own_use
 from placeit.devices import discover
-from placeit.memory import Use, give_back_freed_memory, own_use
 from placeit.session import Session
 
 _PLACEMENTS, _QUICK, _EVERY, _RUNS = 300, 60, 30, 2

@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit import Problem, place, simulate
-from placeit.errors import InfeasibleError
-from placeit.placers.base import CostFunction, best, option
+from placeit.core.errors import InfeasibleError
+from placeit.core.problem import CostFunction
+from placeit.placers.base import best, option
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from placeit.cli import main as command_line
-from placeit.errors import PlaceitError
+from placeit.core.errors import PlaceitError
 from placeit.workloads.models import MODELS, export_model
 
 

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from placeit.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from placeit.backends import load
     from placeit.backends.base import Model
-    from placeit.backends.coarsen import Grouping, coarsen
-    from placeit.cluster import Cluster, Device, Link
-    from placeit.clusterfile import find_cluster, read_cluster, write_cluster
+    from placeit.core.cluster import Cluster, Device, Link
+    from placeit.core.errors import PlaceitError
+    from placeit.core.graph import OpGraph
+    from placeit.core.placement import Placement
+    from placeit.core.problem import Problem
     from placeit.devices import available, discover
-    from placeit.errors import PlaceitError
-    from placeit.graph import OpGraph
-    from placeit.optimize import Candidate, Optimized, Unplanned, optimize
+    from placeit.devices.clusterfile import find_cluster, read_cluster, write_cluster
+    from placeit.optimizer.optimize import optimize
+    from placeit.optimizer.result import Candidate, Optimized, Unplanned
     from placeit.placers.api import place
     from placeit.placers.registry import placer_names
-    from placeit.problem import Placement, Problem
+    from placeit.planning.coarsen import Grouping, coarsen
     from placeit.profiler.cache import Cache
-    from placeit.runtime.simulator import schedule, simulate
-    from placeit.session import OutputError, RunReport, Session
+    from placeit.runtime.check import OutputError
+    from placeit.runtime.run_report import RunReport
+    from placeit.session import Session
+    from placeit.simulator.simulate import schedule, simulate
 
 __all__ = [
     "Cache",
@@ -55,40 +60,38 @@ __all__ = [
     "write_cluster",
 ]
 
-__version__ = "0.1.0"
-
 # importing OpenVINO reports it over the network wherever this package can be imported; placeit never does that
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
 
 _HOME = {
     "Cache": "placeit.profiler.cache",
-    "Candidate": "placeit.optimize",
-    "Cluster": "placeit.cluster",
-    "Device": "placeit.cluster",
-    "Grouping": "placeit.backends.coarsen",
-    "Link": "placeit.cluster",
+    "Candidate": "placeit.optimizer.result",
+    "Cluster": "placeit.core.cluster",
+    "Device": "placeit.core.cluster",
+    "Grouping": "placeit.planning.coarsen",
+    "Link": "placeit.core.cluster",
     "Model": "placeit.backends.base",
-    "OpGraph": "placeit.graph",
-    "Optimized": "placeit.optimize",
-    "OutputError": "placeit.session",
-    "Placement": "placeit.problem",
-    "PlaceitError": "placeit.errors",
-    "Problem": "placeit.problem",
-    "RunReport": "placeit.session",
+    "OpGraph": "placeit.core.graph",
+    "Optimized": "placeit.optimizer.result",
+    "OutputError": "placeit.runtime.check",
+    "Placement": "placeit.core.placement",
+    "PlaceitError": "placeit.core.errors",
+    "Problem": "placeit.core.problem",
+    "RunReport": "placeit.runtime.run_report",
     "Session": "placeit.session",
-    "Unplanned": "placeit.optimize",
+    "Unplanned": "placeit.optimizer.result",
     "available": "placeit.devices",
-    "coarsen": "placeit.backends.coarsen",
+    "coarsen": "placeit.planning.coarsen",
     "discover": "placeit.devices",
-    "find_cluster": "placeit.clusterfile",
+    "find_cluster": "placeit.devices.clusterfile",
     "load": "placeit.backends",
-    "optimize": "placeit.optimize",
+    "optimize": "placeit.optimizer.optimize",
     "place": "placeit.placers.api",
     "placer_names": "placeit.placers.registry",
-    "read_cluster": "placeit.clusterfile",
-    "schedule": "placeit.runtime.simulator",
-    "simulate": "placeit.runtime.simulator",
-    "write_cluster": "placeit.clusterfile",
+    "read_cluster": "placeit.devices.clusterfile",
+    "schedule": "placeit.simulator.simulate",
+    "simulate": "placeit.simulator.simulate",
+    "write_cluster": "placeit.devices.clusterfile",
 }
 """Where each public name lives. Modules are imported when a name of theirs is first used: some take seconds."""
 
@@ -103,15 +106,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-class _Package(ModuleType):
-    """Keeps ``placeit.optimize`` the function: importing the module of that name would put the module there."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(value, ModuleType) and value.__name__ == _HOME.get(name):
-            value = getattr(value, name)
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -16,30 +16,33 @@ from numpy.typing import ArrayLike, NDArray
 
 from placeit import backends
 from placeit.backends.base import Arrays, Model, checked_inputs
-from placeit.backends.coarsen import coarsen
-from placeit.caps import capped
-from placeit.cluster import Cluster, Device
-from placeit.clusterfile import find_cluster
+from placeit.core.cluster import Cluster, Device
+from placeit.core.errors import PlacementError, UsageError
+from placeit.core.interrupts import come_through
+from placeit.core.placement import Placement
 from placeit.devices import roofline_seconds
+from placeit.devices.caps import capped
+from placeit.devices.clusterfile import find_cluster
 from placeit.devices.host import free_bytes
-from placeit.errors import PlacementError, UsageError
-from placeit.interrupts import come_through
-from placeit.pins import divided, group_devices, held, pinned_ops
-from placeit.plain import plain_devices
-from placeit.problem import Placement
+from placeit.devices.nvml import GpuSampler, gpu_use
+from placeit.devices.plain import plain_devices
+from placeit.planning.coarsen import coarsen
+from placeit.planning.pins import divided, group_devices, held, pinned_ops
+from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.cache import Cache
 from placeit.profiler.costs import Progress, Worth, profile
-from placeit.profiler.nvml import GpuSampler, GpuUse, gpu_use
 from placeit.profiler.op_times import OpTime, op_times
-from placeit.profiler.trace import Span, utilization
+from placeit.profiler.trace import utilization
 from placeit.runtime.check import OutputCheck, OutputError, other_inputs
 from placeit.runtime.devices.worker import apart, within
-from placeit.runtime.executor import Order, PlanExecutor
-from placeit.runtime.measure import WARMUP, Measurement, Race, check_length
+from placeit.runtime.drivers import drive
+from placeit.runtime.measure import WARMUP, Race, check_length
+from placeit.runtime.plan_executor import DispatchOrder, PlanExecutor
+from placeit.runtime.run_report import RunReport
 from placeit.runtime.runtime import Runtime
-from placeit.runtime.segments import Costs, Plan, Segmenter
+from placeit.runtime.spans import Span
 
-__all__ = ["OutputError", "RunReport", "Session", "check_tolerance"]
+__all__ = ["Session", "check_tolerance"]
 
 
 _HURRY_S = 0.3  # for threads to end after an interrupt
@@ -51,36 +54,6 @@ def check_tolerance(tolerance: float | None) -> None:
     """Raise UsageError if a tolerance makes no sense."""
     if tolerance is not None and not tolerance >= 0:
         raise UsageError(f"The tolerance is {tolerance}; it must be a number that is not negative.")
-
-
-@dataclass(frozen=True, eq=False)
-class RunReport:
-    """What running a placement showed.
-
-    Attributes:
-        latency: seconds of single requests.
-        utilization: share of the time that each device computed, during the traced run.
-        output_error: against the whole model on one device.
-        failed: why the outputs are wrong, by the session's tolerance; None if they are right.
-        spans: what ran when, in the traced run.
-        outputs: by name.
-        plan: the segments that ran.
-        segment_s: median seconds of each segment of the plan in the timed runs, ``float64[S]``; 0 of one that runs nothing.
-        gpus: how busy each NVIDIA GPU of the machine was during the timed runs, by name; none without NVML.
-        interrupted: whether Ctrl-C ended the timed runs early. There is no traced run then, and no outputs, and
-            ``output_error`` is of the check before the timed runs.
-    """
-
-    latency: Measurement
-    utilization: dict[str, float]
-    output_error: OutputError
-    failed: str | None
-    spans: list[Span]
-    outputs: dict[str, NDArray[np.generic]]
-    plan: Plan
-    segment_s: NDArray[np.float64]
-    gpus: Mapping[str, GpuUse]
-    interrupted: bool = False
 
 
 class Session:
@@ -140,7 +113,7 @@ class Session:
         loaded = model if isinstance(model, Model) else backends.load(model, input_shapes=input_shapes, batch=batch)
         if inputs is not None:
             loaded = loaded.with_inputs(inputs)
-        self.cluster = loaded.driven(cluster)
+        self.cluster = drive(cluster, loaded)
         self.model = loaded.prepared(self.cluster)
         self.pins = dict(pins or {})
         self._pinned = pinned_ops(self.pins, self.model.graph.names, self.cluster.names)
@@ -155,7 +128,7 @@ class Session:
         self._costs: Costs | None = None
         self._able: list[int] = []  # devices that can run the model whole
         self._hurried = False
-        self._uncut: Callable[[Arrays], dict[str, NDArray[np.generic]]] | None = None
+        self._reference: Callable[[Arrays], dict[str, NDArray[np.generic]]] | None = None
         self._check: OutputCheck | None = None
         self._others: dict[tuple[Device, str], Session] = {}
 
@@ -168,7 +141,7 @@ class Session:
 
     def close(self) -> None:
         """Stop every thread, and give back the memory of what was compiled. Executors are closed by those who made them."""
-        self._uncut = None
+        self._reference = None
         with contextlib.ExitStack() as stack:
             for other in self._others.values():
                 other._hurried |= self._hurried
@@ -198,7 +171,7 @@ class Session:
         other.cluster, other.precision = Cluster((device,)), precision
         if precision != self.precision:
             other.tolerance = max(self.tolerance, _TOLERANCES.get(precision, 0.0))
-        other._runtime = other._costs = other._uncut = other._check = None
+        other._runtime = other._costs = other._reference = other._check = None
         other.pins, other._pinned, other._others = {}, np.full_like(self._pinned, -1), {}
         self._others[device, precision] = other
         return other
@@ -206,7 +179,8 @@ class Session:
     def home_of(self, placement: Placement) -> Session:
         """The session that runs a placement: this one, or one of the plain device that the placement is on.
 
-        A plain device (:func:`placeit.plain.plain_devices`) is none of the cluster's, and yet `placeit optimize` may choose it.
+        A plain device (:func:`placeit.devices.plain.plain_devices`) is none of the cluster's, and yet `placeit optimize` may
+        choose it.
         """
         used = set(placement.as_dict().values())
         if used.isdisjoint(self.cluster.names) and not self.pins:
@@ -329,12 +303,37 @@ class Session:
             raise UsageError("Groups can be split only before anything is measured or run: open another session.")
         self.grouping = grouping
 
-    def placement(self, groups: ArrayLike) -> Placement:
-        """Placement of the model's ops from the device of each group, ``int32[G]``."""
-        devices = np.asarray(groups, np.int32)[self.grouping.group_of]
-        return Placement(self.model.graph.names, devices, self.cluster.names, self.model.graph.hash)
+    def placement(self, groups: ArrayLike, plan: Plan | None = None) -> Placement:
+        """Placement of the model's ops from the device of each group, ``int32[G]``, and from the segments of its plan."""
+        group_of, segments = self.grouping.group_of, None
+        devices = np.asarray(groups, np.int32)[group_of]
+        if plan is not None:
+            segments = plan.segment_of[group_of]
+        return Placement(self.model.graph.names, devices, self.cluster.names, self.model.graph.hash, segments)
 
-    def executor(self, plan: Plan, *, requests: int = 1, order: Order = "dynamic") -> PlanExecutor:
+    def plan_of(self, placement: Placement) -> Plan:
+        """Plan a placement: its own segments, or else those of the lowest simulated makespan.
+
+        Its own segments are those that were measured. They count if every group of the session is within one of them.
+
+        Raises:
+            PlacementError: it does not fit the model, the devices or their memory, or its segments wait for each other.
+        """
+        groups = self.segmenter.problem().check(self.groups_of(placement))
+        if placement.segments is None:
+            return self.segmenter.plan(groups)
+        number = dict(zip(placement.op_names, placement.segments.tolist(), strict=True))
+        of_op = np.array([number[name] for name in self.model.graph.names], np.int32)
+        of = np.zeros(len(groups), np.int32)
+        of[self.grouping.group_of] = of_op
+        if (of[self.grouping.group_of] != of_op).any():  # groups of another kind
+            return self.segmenter.plan(groups)
+        ends = of[self.grouping.groups.edges]
+        if (ends[:, 0] > ends[:, 1]).any():
+            raise PlacementError("A segment of the placement reads from a later one: leave 'segments' out to plan it anew.")
+        return self.segmenter.merged(of, groups)
+
+    def executor(self, plan: Plan, *, requests: int = 1, order: DispatchOrder = "dynamic") -> PlanExecutor:
         """Compile a plan and put inputs in place; see :meth:`placeit.runtime.runtime.Runtime.executor`.
 
         Close it when it is not needed any more. A plan on a plain device of the cluster runs there, in :meth:`alone`.
@@ -360,11 +359,11 @@ class Session:
 
     def reference(self, inputs: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
         """Outputs of the model as its framework runs it, uncut and without placeit's executor, by name. Raises DeviceError."""
-        if self._uncut is None:
+        if self._reference is None:
             _ = self.costs
             device = self.cluster.devices[self._able[0]] if self._able else None
-            self._uncut = self.model.uncut(device, self.precision)
-        return apart(functools.partial(self._uncut, inputs))  # it may take long, and Ctrl-C be pressed
+            self._reference = self.model.reference(device, self.precision)
+        return apart(functools.partial(self._reference, inputs))  # it may take long, and Ctrl-C be pressed
 
     def check_outputs(self, executor: PlanExecutor, *, after: bool = False) -> OutputError:
         """Compare the outputs of an executor with the reference, on two inputs; see :class:`placeit.runtime.check.OutputCheck`.
@@ -419,8 +418,7 @@ class Session:
             return home.run(placement, runs=runs, duration=duration, warmup=warmup, inputs=inputs)
         wanted = {spec.name: spec for spec in self.model.inputs}
         given = self.model.sample_inputs() if inputs is None else checked_inputs(inputs, wanted)
-        groups = self.segmenter.problem().check(self.groups_of(placement))
-        plan = self.segmenter.plan(groups)
+        plan = self.plan_of(placement)
         interrupted = False
         with self.executor(plan) as executor:
             check = self._output_check(None if inputs is None else given)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from placeit.errors import DeviceError, ExecutionError
+from placeit.core.errors import DeviceError, ExecutionError
 from placeit.session import Session
 
 NO_ROOM = "The plan does not fit on cuda:1: it needs 9 GiB."

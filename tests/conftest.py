@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from placeit.backends import load
-from placeit.backends.openvino import Model
+from placeit.backends.openvino.model import OpenVinoModel
 from placeit.profiler.cache import Cache
 from placeit.workloads.models import export_model
 
@@ -25,7 +25,7 @@ def model_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[s
 
 
 @pytest.fixture(scope="session")
-def loaded_model(model_file: Callable[[str], Path]) -> Callable[[str], Model]:
+def loaded_model(model_file: Callable[[str], Path]) -> Callable[[str], OpenVinoModel]:
     """Load one of the built-in models, once in the whole test run."""
     return functools.cache(lambda name: load(model_file(name)))
 

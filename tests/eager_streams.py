@@ -6,7 +6,7 @@ from queue import SimpleQueue
 
 import torch
 
-from placeit.cluster import Device
+from placeit.core.cluster import Device
 
 
 class Eager:

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import openvino as ov
 
-from placeit.backends.openvino import Model, describe
+from placeit.backends.openvino.model import OpenVinoModel, describe
 
 ops = ov.opset13
 
 
-def random_model(seed: int, nodes: int) -> Model:
+def random_model(seed: int, nodes: int) -> OpenVinoModel:
     """Element-wise ops over a random graph: several readers of one tensor, several outputs, two inputs."""
     rng = np.random.default_rng(seed)
     inputs = [ops.parameter([1, 8], ov.Type.f32, name=name) for name in ("x", "y")]
@@ -32,7 +32,7 @@ def convolution(value: ov.Output, channels: int, size: int, rng: np.random.Gener
 
 
 @functools.cache
-def inception_like(seed: int = 0) -> Model:
+def inception_like(seed: int = 0) -> OpenVinoModel:
     """Branches of convolutions and pooling, concatenated twice, with an addition and a classifier."""
     rng = np.random.default_rng(seed)
     image = ops.parameter([1, 3, 12, 12], ov.Type.f32, name="image")

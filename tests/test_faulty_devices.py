@@ -27,25 +27,26 @@ from typer.testing import CliRunner
 
 from placeit.backends import load
 from placeit.backends.base import Model
-from placeit.backends.coarsen import coarsen
-from placeit.backends.torch import load as load_module
+from placeit.backends.torch.model import load as load_module
 from placeit.cli import app
-from placeit.cluster import Cluster, Device, Link
+from placeit.core.cluster import Cluster, Device, Link
 from placeit.devices.host import allowed_cores
-from placeit.optimize import optimize
+from placeit.optimizer.optimize import optimize
+from placeit.planning.coarsen import coarsen
+from placeit.planning.segments import Costs, Segmenter
 from placeit.profiler.cache import Cache
-from placeit.runtime.check import OutputCheck, other_inputs
-from placeit.runtime.devices.base import TensorSpec
+from placeit.runtime.accelerators.executor import StreamExecutor
+from placeit.runtime.accelerators.module_program import ModuleProgram
+from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator
+from placeit.runtime.check import OutputCheck, OutputError, other_inputs
+from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.devices.openvino import HostBuffer, OpenVinoDevice
 from placeit.runtime.devices.ort import OrtDevice
-from placeit.runtime.devices.torch_cpu import TorchDevice
+from placeit.runtime.devices.pytorch import TorchDevice
 from placeit.runtime.devices.worker import Worker
+from placeit.runtime.drivers import drive
 from placeit.runtime.runtime import Runtime
-from placeit.runtime.segments import Costs, Segmenter
-from placeit.runtime.streams.executor import StreamExecutor
-from placeit.runtime.streams.module_program import ModuleProgram
-from placeit.runtime.streams.torch_accelerator import TorchAccelerator
-from placeit.session import OutputError, Session
+from placeit.session import Session
 
 CORE = allowed_cores()[0]
 FAULTS = ("skipped", "stale", "swapped", "swallowed", "late", "overwritten")
@@ -154,7 +155,7 @@ def open_session(cache: Cache, tmp_path_factory: pytest.TempPathFactory, monkeyp
             run_at_once(monkeypatch)
         cluster = KINDS[kind]()
         model = torch_model(seed) if kind in ("torch", "streams") else onnx_model(seed, tmp_path_factory.getbasetemp())
-        return Session(model, model.driven(cluster) if kind == "torch" else cluster, cache=cache)
+        return Session(model, drive(cluster, model) if kind == "torch" else cluster, cache=cache)
 
     return opened
 
@@ -364,7 +365,7 @@ def injections(open_session: Any, inject: Any, kind: str, count: int) -> list[st
             for fault, number in itertools.product(faults, range(count // 2)):
                 rng = np.random.default_rng([seed, number])
                 groups = pool[rng.integers(len(pool))]
-                ran = [segment for segment in session.segmenter.plan(groups).segments if not segment.free]
+                ran = session.segmenter.plan(groups).programs
                 able = [fault != "swapped" or alike(session.runtime.source(segment).inputs) is not None for segment in ran]
                 begins = int(rng.choice([0, 0, 3, 4])) if fault in ("skipped", "stale", "swallowed") else 0
                 inject(Fault(fault, int(rng.integers(sum(able))), rng, begins))
@@ -485,7 +486,7 @@ class Elsewhere(OpenVinoDevice):
             buffer.space = self.space
         return made
 
-    def allocate(self, spec: TensorSpec) -> HostBuffer:
+    def allocate(self, spec: BufferSpec) -> HostBuffer:
         buffer = super().allocate(spec)
         buffer.space = self.space
         return buffer
@@ -520,9 +521,9 @@ class Mover:
 def test_a_tensor_that_does_not_arrive_or_arrives_late_is_seen(tmp_path_factory: pytest.TempPathFactory) -> None:
     model = onnx_model(1, tmp_path_factory.getbasetemp())
     cluster, grouping, mover = pair(), coarsen(model.graph), Mover()
-    plan = Segmenter(grouping, Costs.free(len(grouping.groups), cluster)).plan(np.arange(len(grouping.groups)) % 2)
+    plan = Segmenter(grouping, Costs.zero(len(grouping.groups), cluster)).plan(np.arange(len(grouping.groups)) % 2)
     inputs = model.random_inputs()
-    check = OutputCheck(inputs, other_inputs(model, inputs, given=False), model.uncut(None, "f32"))
+    check = OutputCheck(inputs, other_inputs(model, inputs, given=False), model.reference(None, "f32"))
     both = dict.fromkeys([(0, 1), (1, 0)], mover)
     with (
         Runtime(model, grouping, cluster, devices=tuple(map(Elsewhere, cluster.devices)), transports=both) as runtime,

@@ -16,14 +16,17 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from torch_models import Calling
 
-from placeit.backends import load, tensor_program
-from placeit.backends.openvino import describe
-from placeit.backends.torch import load as load_module
+from placeit.backends import load
+from placeit.backends.openvino.model import describe
+from placeit.backends.torch import tensor_program
+from placeit.backends.torch.model import load as load_module
 from placeit.cli import app
-from placeit.cluster import Cluster, Device, Link
+from placeit.core.cluster import Cluster, Device, Link
 from placeit.devices.host import allowed_cores
 from placeit.profiler.cache import Cache
-from placeit.session import OutputError, Session
+from placeit.runtime.check import OutputError
+from placeit.runtime.drivers import drive
+from placeit.session import Session
 
 ops = ov.opset13
 CORE = allowed_cores()[0]
@@ -124,7 +127,7 @@ def test_outputs_that_pass_for_each_other_by_the_tolerance_are_not_two(cache: Ca
 
 def test_a_model_without_inputs_is_not_checked(cache: Cache) -> None:
     model = tensor_program.load("ffnn", shards=2, batch=24, features=6, hidden=20)
-    report = report_of(model, model.driven(PAIR), cache)
+    report = report_of(model, drive(PAIR, model), cache)
     assert report.output_error.max_rel < 1e-4
     assert report.output_error.not_checked.startswith("the model has no inputs")
 
@@ -139,10 +142,10 @@ def test_whole_numbers_stay_in_the_range_that_is_known_to_be_valid(cache: Cache,
         return module.table[ids] * 2
 
     model = load_module(Calling(look_up, table=table), (torch.tensor([3, 1, 4, 1, 5]),))
-    run = model.uncut(None, "f32")
-    object.__setattr__(model, "uncut", lambda *_: lambda inputs: asked.append(inputs["x"].tolist()) or run(inputs))
+    run = model.reference(None, "f32")
+    object.__setattr__(model, "reference", lambda *_: lambda inputs: asked.append(inputs["x"].tolist()) or run(inputs))
     inputs = {"x": np.array([7, 8, 9, 9, 9])} if given else None
-    report = report_of(model, model.driven(PAIR), cache, inputs)
+    report = report_of(model, drive(PAIR, model), cache, inputs)
     assert report.output_error == OutputError(0.0, 0.0)
     if given:
         assert {tuple(sorted(values)) for values in asked} == {(7, 8, 9, 9, 9)}
@@ -156,7 +159,7 @@ def test_inputs_that_the_model_refuses_are_not_the_second_ones(cache: Cache) -> 
 
     rising = torch.tensor([0, 1, 3, 4, 7])
     model = load_module(Calling(steps, table=torch.arange(4.0)), (rising,))
-    report = report_of(model, model.driven(PAIR), cache, {"x": rising.numpy()})
+    report = report_of(model, drive(PAIR, model), cache, {"x": rising.numpy()})
     assert report.output_error == OutputError(0.0, 0.0, not_checked=report.output_error.not_checked)
     assert report.output_error.not_checked is not None
 
@@ -180,8 +183,7 @@ def with_weights(path: Path, target: Path, seed: int = 0) -> Path:
 
 
 def test_light_models_are_checked_once_they_have_weights(cache: Cache, tmp_path: Path) -> None:
-    path = LIGHT / "light_squeezenet.onnx"
-    assert report_of(load(path), PAIR, cache).output_error.not_checked.endswith(NOWHERE_ELSE)
+    path = LIGHT / "light_squeezenet.onnx"  # as it is, all classes are equal but for rounding, whatever the input
     error = report_of(load(with_weights(path, tmp_path / "model.onnx")), PAIR, cache).output_error
     assert error.not_checked is None
     assert error.max_rel < 1e-4

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from small_models import inception_like
 
-from placeit.cluster import Cluster, Device, Link
+from placeit.core.cluster import Cluster, Device, Link
+from placeit.core.errors import DeviceError, PlacementError, UsageError
+from placeit.core.placement import Placement
 from placeit.devices.host import allowed_cores
-from placeit.devices.openvino_core import openvino_core
-from placeit.errors import DeviceError, PlacementError, UsageError
-from placeit.problem import Placement
+from placeit.devices.openvino import openvino_core
 from placeit.profiler.cache import Cache
-from placeit.session import OutputError, Session
+from placeit.runtime.check import OutputError
+from placeit.session import Session
 
 CORE = f"CPU@{allowed_cores()[0]}"
 
@@ -97,6 +99,35 @@ def test_weights_that_do_not_fit_are_refused(cache: Cache) -> None:
         placement = session.placement(np.ones(len(session.grouping.groups), int))
         with pytest.raises(PlacementError, match="100 B of memory"):
             session.run(placement)
+
+
+def test_the_segments_of_a_placement_are_what_runs(session: Session) -> None:
+    groups = np.zeros(len(session.grouping.groups), np.int32)
+    finest = session.segmenter.plan(groups, merge=False)
+    merged = session.segmenter.plan(groups)
+    assert len(finest.segments) > len(merged.segments)
+    for plan, placement in (
+        (finest, session.placement(groups, finest)),
+        (merged, session.placement(groups, merged)),
+        (merged, session.placement(groups)),
+    ):
+        ran = session.run(placement, runs=1).plan
+        assert [segment.groups for segment in ran.segments] == [segment.groups for segment in plan.segments]
+
+
+def test_segments_of_other_groups_are_planned_anew(cache: Cache, session: Session) -> None:
+    groups = np.random.default_rng(1).integers(2, size=len(session.grouping.groups))
+    placement = session.placement(groups, session.segmenter.plan(groups, merge=False))
+    with Session(inception_like(), two_on_one_core(), max_groups=3, cache=cache) as coarse:
+        same = replace(placement, devices=np.zeros(len(placement), np.int32))
+        assert len(coarse.plan_of(same).segments) == 1
+
+
+def test_segments_that_wait_for_each_other_are_refused(session: Session) -> None:
+    placement = session.placement(np.zeros(len(session.grouping.groups), np.int32))
+    backwards = session.grouping.group_of.max() - session.grouping.group_of
+    with pytest.raises(PlacementError, match="reads from a later one"):
+        session.run(replace(placement, segments=backwards))
 
 
 def test_running_reports_latency_utilization_and_the_output_error(session: Session) -> None:

@@ -11,21 +11,23 @@ import torch
 from eager_streams import devices, run_at_once
 from torch_models import ConvNet, Transformer
 
-from placeit.backends import tensor_program
-from placeit.backends.coarsen import Grouping
-from placeit.backends.torch import load
-from placeit.cluster import Cluster, Device, Link
+from placeit.backends.torch import tensor_program
+from placeit.backends.torch.model import load
+from placeit.core.cluster import Cluster, Device, Link
+from placeit.core.errors import DeviceError, ExecutionError
+from placeit.core.placement import Placement
 from placeit.devices.host import allowed_cores
-from placeit.errors import DeviceError, ExecutionError
-from placeit.optimize import optimize
-from placeit.problem import Placement
+from placeit.optimizer.optimize import optimize
+from placeit.planning.coarsen import Grouping
+from placeit.planning.segments import Costs, Segmenter
 from placeit.profiler.costs import supported
+from placeit.runtime.accelerators.executor import StreamExecutor
+from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator, torch_streams
+from placeit.runtime.accelerators.work import PlanTasks
+from placeit.runtime.check import OutputError
+from placeit.runtime.drivers import drive
 from placeit.runtime.runtime import Runtime
-from placeit.runtime.segments import Costs, Segmenter
-from placeit.runtime.streams.executor import StreamExecutor
-from placeit.runtime.streams.torch_accelerator import TorchAccelerator, torch_streams
-from placeit.runtime.streams.work import Work
-from placeit.session import OutputError, Session
+from placeit.session import Session
 
 CORES = allowed_cores()[:2]
 
@@ -51,7 +53,7 @@ def conv_net():
 def plan_of(model, cluster, seed):
     grouping = Grouping.singletons(model.graph)
     place = np.random.default_rng(seed).integers(len(cluster), size=len(model.graph))
-    return grouping, Segmenter(grouping, Costs.free(len(model.graph), cluster)).plan(place, merge=bool(seed % 2))
+    return grouping, Segmenter(grouping, Costs.zero(len(model.graph), cluster)).plan(place, merge=bool(seed % 2))
 
 
 @pytest.mark.parametrize("cluster", [Cluster(tuple(devices("cpu", "cpu:0"))), MIXED], ids=["accelerators", "with a core set"])
@@ -63,7 +65,7 @@ def test_a_placement_found_there_computes_what_the_module_does(eager, cache, clu
     found = optimize(model, cluster, budget=20.0, start=split, cache=cache, max_groups=8)
     assert found.chosen.output_error.max_rel < 1e-5
     inputs = model.random_inputs(seed=3)
-    reference = model.uncut(None, "f32")(inputs)
+    reference = model.reference(None, "f32")(inputs)
     assert OutputError.between(found.run(inputs), reference).max_rel < 1e-5
     measured = [candidate for candidate in found.candidates if candidate.measured]
     assert any(len([n for n in candidate.placement.counts().values() if n]) == 2 for candidate in measured)
@@ -81,13 +83,13 @@ def test_a_placement_found_there_computes_what_the_module_does(eager, cache, clu
 @pytest.mark.parametrize("order", ["dynamic", "static"])
 def test_core_sets_run_side_by_side_and_wait_for_each_other(order):
     model = load(Transformer(), (torch.randint(20, (2, 8)),))
-    run = model.uncut(None, "f32")
+    run = model.reference(None, "f32")
     cluster = Cluster(tuple(map(core_set, CORES)))
     accelerator = TorchAccelerator(cluster.devices)
     for seed in range(6):
         grouping, plan = plan_of(model, cluster, seed)
         runtime = Runtime(model, grouping, cluster, streams=torch_streams(accelerator))
-        with StreamExecutor(Work.of(runtime, plan), accelerator, order=order, requests=2) as executor:
+        with StreamExecutor(PlanTasks.of(runtime, plan), accelerator, order=order, requests=2) as executor:
             for number in range(4):
                 inputs = model.random_inputs(number)
                 assert OutputError.between(executor.run(inputs), run(inputs)).max_rel < 1e-5
@@ -113,7 +115,7 @@ def test_after_its_session_is_closed_an_executor_is_an_error_and_not_a_wait_for_
 
 def test_a_core_set_beside_an_accelerator_has_copies_on_streams_of_the_accelerator(eager):
     model = load(Transformer(), (torch.randint(20, (2, 8)),))
-    run = model.uncut(None, "f32")
+    run = model.reference(None, "f32")
     accelerator = TorchAccelerator(MIXED.devices)
     for seed in range(6):
         grouping, plan = plan_of(model, MIXED, seed)
@@ -176,7 +178,7 @@ def test_what_pytorch_has_no_kernel_for_is_not_placed_there(eager, monkeypatch):
     model = conv_net()
     asked = []
     monkeypatch.setattr(type(model), "with_kernel", lambda self, key: asked.append(key) or set(model.graph.names))
-    cluster = model.driven(Cluster((Device("cuda:0", kind="cuda", runs_on="cuda:0"), core_set(CORES[0]))))
+    cluster = drive(Cluster((Device("cuda:0", kind="cuda", runs_on="cuda:0"), core_set(CORES[0]))), model)
     assert supported(model, Grouping.singletons(model.graph), cluster).all()
     assert sorted(asked) == ["CPU", "CUDA"]
 
@@ -184,12 +186,12 @@ def test_what_pytorch_has_no_kernel_for_is_not_placed_there(eager, monkeypatch):
 def test_a_gpu_runs_pytorch_models_by_pytorch_and_says_what_is_missing_without_one():
     model = conv_net()
     cluster = Cluster((Device("cuda:0", kind="cuda", runs_on="cuda:0", driver="NVIDIA 1.2"),))
-    (device,) = model.driven(cluster).devices
+    (device,) = drive(cluster, model).devices
     assert device.kind == "torch"
     assert device.driver == f"PyTorch {torch.__version__}, NVIDIA 1.2"
     if not torch.cuda.is_available():
         with pytest.raises(DeviceError, match="built without CUDA: install one built with it"):
-            Runtime(model, Grouping.singletons(model.graph), model.driven(cluster))
+            Runtime(model, Grouping.singletons(model.graph), drive(cluster, model))
 
 
 def test_nothing_is_slowed_down_on_purpose_beside_an_accelerator(eager):
@@ -210,7 +212,7 @@ def test_precision_is_that_of_the_module(eager):
 
 
 def test_convolutions_on_gpus_do_not_round_to_tf32_and_others_do_as_before(monkeypatch):
-    from placeit.runtime.streams import torch_accelerator
+    from placeit.runtime.accelerators import torch_accelerator
 
     class Gpus:
         @staticmethod
@@ -248,4 +250,4 @@ def test_on_a_gpu_a_placement_computes_what_the_module_does(cache, names):
     found = optimize(model, names, budget=5.0, cache=cache)
     inputs = model.random_inputs(seed=3)
     assert found.chosen.output_error.max_rel < 1e-4
-    assert OutputError.between(found.run(inputs), model.uncut(None, "f32")(inputs)).max_rel < 1e-4
+    assert OutputError.between(found.run(inputs), model.reference(None, "f32")(inputs)).max_rel < 1e-4

@@ -11,18 +11,19 @@ import torch
 from torch import nn
 from torch_models import Calling, ConvNet, Transformer
 
-from placeit.backends.coarsen import Grouping
-from placeit.backends.torch import Model, load
-from placeit.cluster import Cluster, Device
+from placeit.backends.torch.model import TorchModel, load
+from placeit.core.cluster import Cluster, Device
+from placeit.core.errors import DeviceError
 from placeit.devices.host import allowed_cores
-from placeit.errors import DeviceError
+from placeit.planning.coarsen import Grouping
+from placeit.planning.segments import Costs, Segmenter
 from placeit.profiler.cache import Cache
 from placeit.profiler.costs import supported
-from placeit.profiler.group_times import group_shares
 from placeit.runtime.devices.kinds import device_kind
+from placeit.runtime.drivers import drive
 from placeit.runtime.executor import Executor
+from placeit.runtime.group_times import group_shares
 from placeit.runtime.runtime import Runtime
-from placeit.runtime.segments import Costs, Segmenter
 from placeit.session import Session
 
 CORES = [f"CPU@{core}" for core in allowed_cores()[:2]]
@@ -31,7 +32,7 @@ TWO = Cluster(tuple(Device(name, runs_on=f"CPU@{CORE[0]}", cores=CORE) for name 
 
 
 @functools.cache
-def model_of(name: str) -> tuple[nn.Module, Model]:
+def model_of(name: str) -> tuple[nn.Module, TorchModel]:
     torch.manual_seed(0)
     if name == "conv net":
         module: nn.Module = ConvNet()
@@ -41,18 +42,18 @@ def model_of(name: str) -> tuple[nn.Module, Model]:
 
 
 @pytest.fixture(params=["conv net", "transformer"])
-def both(request: pytest.FixtureRequest) -> tuple[nn.Module, Model]:
+def both(request: pytest.FixtureRequest) -> tuple[nn.Module, TorchModel]:
     return model_of(request.param)
 
 
 @pytest.fixture
 def runtime() -> Iterator[Runtime]:
     model = model_of("transformer")[1]
-    with Runtime(model, Grouping.singletons(model.graph), model.driven(TWO)) as opened:
+    with Runtime(model, Grouping.singletons(model.graph), drive(TWO, model)) as opened:
         yield opened
 
 
-def test_a_placement_computes_what_the_module_does(both: tuple[nn.Module, Model], cache: Cache) -> None:
+def test_a_placement_computes_what_the_module_does(both: tuple[nn.Module, TorchModel], cache: Cache) -> None:
     module, model = both
     inputs = model.random_inputs(seed=7)
     with Session(model, ",".join(CORES), cache=cache) as session:
@@ -74,8 +75,8 @@ def test_a_placement_computes_what_the_module_does(both: tuple[nn.Module, Model]
 def test_any_placement_of_single_ops_computes_the_same(runtime: Runtime) -> None:
     """Whether neighbours are merged or not, and whatever ran before in the same buffers."""
     model = runtime.model
-    run = model.uncut(None, "f32")
-    segmenter = Segmenter(runtime.grouping, Costs.free(len(model.graph), runtime.cluster))
+    run = model.reference(None, "f32")
+    segmenter = Segmenter(runtime.grouping, Costs.zero(len(model.graph), runtime.cluster))
     for seed in range(6):
         placement = np.random.default_rng(seed).integers(2, size=len(model.graph))
         executor = Executor(runtime, segmenter.plan(placement, merge=seed % 2 == 0), requests=2)
@@ -89,14 +90,14 @@ def test_any_placement_of_single_ops_computes_the_same(runtime: Runtime) -> None
 def test_requests_in_flight_do_not_disturb_each_other() -> None:
     model = model_of("conv net")[1]
     inputs = [model.random_inputs(seed=seed) for seed in range(3)]
-    with Runtime(model, Grouping.singletons(model.graph), model.driven(TWO)) as runtime:
-        segmenter = Segmenter(runtime.grouping, Costs.free(len(model.graph), runtime.cluster))
+    with Runtime(model, Grouping.singletons(model.graph), drive(TWO, model)) as runtime:
+        segmenter = Segmenter(runtime.grouping, Costs.zero(len(model.graph), runtime.cluster))
         executor = Executor(runtime, segmenter.plan(np.arange(len(model.graph)) % 2), requests=3)
         for request, values in enumerate(inputs):
             executor.set_inputs(values, request=request)
         executor.times(12)
         for request, values in enumerate(inputs):
-            expected = model.uncut(None, "f32")(values)
+            expected = model.reference(None, "f32")(values)
             np.testing.assert_allclose(executor.outputs(request=request)["features"], expected["features"], atol=1e-5)
 
 
@@ -124,10 +125,10 @@ def test_every_request_starts_from_the_initial_state(cache: Cache) -> None:
     assert report.output_error.max_abs == 0
 
 
-def test_shares_of_groups_are_not_negative_and_sum_to_one(both: tuple[nn.Module, Model]) -> None:
+def test_shares_of_groups_are_not_negative_and_sum_to_one(both: tuple[nn.Module, TorchModel]) -> None:
     model = both[1]
     grouping = Grouping.singletons(model.graph)
-    shares = group_shares(model, grouping, model.driven(TWO).devices[0], passes=3)
+    shares = group_shares(model, grouping, drive(TWO, model).devices[0], passes=3)
     assert shares.sum() == pytest.approx(1.0)
     assert (shares >= 0).all()
     kinds = np.array(model.graph.kinds)

@@ -9,10 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from placeit.errors import UsageError
-from placeit.placers.learned.agent import Instance, Trajectory
-from placeit.placers.learned.training import Stage
-from placeit.runtime.simulator import SimulatedCost
+from placeit.core.errors import UsageError
+from placeit.placers.learned.agent import ProblemInstance, Trajectory
+from placeit.placers.learned.training.loop import Stage
+from placeit.simulator.simulate import SimulatedCost
 from placeit.testing.problems import random_problem
 
 
@@ -30,7 +30,7 @@ class ToyAgent:
     def config(self) -> Mapping[str, bool | int | float | str]:
         return {"hidden": self.hidden, "pace": self.pace}
 
-    def logits(self, instance: Instance) -> Tensor:
+    def logits(self, instance: ProblemInstance) -> Tensor:
         problem = instance.problem
         seconds = np.where(problem.feasible, problem.compute, 0.0)
         fastest = problem.compute.min(axis=1, keepdims=True)
@@ -39,7 +39,7 @@ class ToyAgent:
         scores = self.pace * self.network(x)[:, :, 0]
         return torch.log_softmax(scores.masked_fill(~torch.tensor(problem.feasible), -torch.inf), dim=1)
 
-    def rollout(self, instances: Sequence[Instance], rng: np.random.Generator) -> Trajectory:
+    def rollout(self, instances: Sequence[ProblemInstance], rng: np.random.Generator) -> Trajectory:
         steps = max(len(instance.problem) for instance in instances)
         rewards, valid = np.zeros((steps, len(instances))), np.zeros((steps, len(instances)), bool)
         placements, costs = [], np.empty(len(instances))
@@ -60,7 +60,7 @@ class ToyAgent:
             entropy = -(logits.exp() * logits.clamp_min(-1e9)).sum(dim=1)
             yield steps, np.full(len(steps), b), logits[steps, trajectory.placements[b]], entropy
 
-    def loss(self, kind: str, instances: Sequence[Instance], rng: np.random.Generator) -> Tensor:
+    def loss(self, kind: str, instances: Sequence[ProblemInstance], rng: np.random.Generator) -> Tensor:
         """``imitation``: every op on its fastest device."""
         if kind != "imitation":
             raise UsageError(f"The agent 'toy' cannot learn by '{kind}'; it can by imitation.")
@@ -82,7 +82,7 @@ class ExploringAgent(ToyAgent):
         self.costs: list[float] = []
         self.explored: list[float] = []
 
-    def rollout(self, instances: Sequence[Instance], rng: np.random.Generator) -> Trajectory:
+    def rollout(self, instances: Sequence[ProblemInstance], rng: np.random.Generator) -> Trajectory:
         trajectory = super().rollout(instances, rng)
         if self.network.training:
             self.explored.append(self.explore)
@@ -107,12 +107,12 @@ def toy(seed: int = 0, **options: Any) -> ToyAgent:
 
 
 @functools.cache
-def toy_instance(seed: int, ops: int = 6, devices: int = 3) -> Instance:
+def toy_instance(seed: int, ops: int = 6, devices: int = 3) -> ProblemInstance:
     problem = random_problem(ops, devices, seed)
-    return Instance(problem, SimulatedCost(problem), problem.critical_path)
+    return ProblemInstance(problem, SimulatedCost(problem), problem.critical_path)
 
 
-def draw_toys(rng: np.random.Generator, count: int, progress: float) -> list[Instance]:
+def draw_toys(rng: np.random.Generator, count: int, progress: float) -> list[ProblemInstance]:
     return [toy_instance(int(seed)) for seed in rng.integers(1000, 1064, size=count)]
 
 

@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from benchmarks.giph.policies import STEPS_PER_OP, search
 from benchmarks.giph.problems import Dataset, dataset, instance
 from benchmarks.giph.sizes import Sizes
+from placeit.core.problem import Problem
 from placeit.placers.feasibility import random_placements
-from placeit.placers.learned.agent import Agent, Instance
+from placeit.placers.learned.agent import Agent, ProblemInstance
+from placeit.placers.learned.agents.giph.agent import shipped
+from placeit.placers.learned.agents.hdp import Hdp
 from placeit.placers.learned.checkpoint import load_agent, save_agent
-from placeit.placers.learned.giph import shipped
-from placeit.placers.learned.hdp import Hdp
 from placeit.placers.learned.registry import make_agent
-from placeit.placers.learned.training import Stage, train
-from placeit.problem import Problem
+from placeit.placers.learned.training.loop import Stage, train
 from placeit.workloads.datasets import DatasetKind
 
 __all__ = [
@@ -101,12 +101,10 @@ class Training(Job):
 
     ``giph paper`` has the paper's features and width and learns by the paper's REINFORCE: one problem an update, the mean of
     the rewards before as baseline (Appendix B.7), learning rate 0.01 (section 5), 200 episodes. What is left of the differences
-    from the paper: its features are squashed and relative (:data:`placeit.placers.learned.gpnet.NODE_FEATURES`), rewards are
-    divided by the problem's critical path and the gradient by the number of decisions, the weights are those of the best
-    evaluation on problems held out, and searches, those of evaluations too, draw at temperature 0.6.
-
-    Placeto learns by REINFORCE as the trainer has it by default, not by the paper's: several problems an update, returns
-    compared with their mean at the same step, advantages normalised, the rate falling from 0.01 to zero.
+    from the paper: its features are squashed and relative (``NODE_FEATURES`` of
+    :mod:`placeit.placers.learned.agents.giph.gpnet`), rewards are divided by the problem's critical path and the gradient by
+    the number of decisions, the weights are those of the best evaluation on problems held out, and searches, those of
+    evaluations too, draw at temperature 0.6.
     """
 
     policy: str
@@ -143,7 +141,7 @@ class Training(Job):
         sizes, seed = setup.sizes, setup.seed + self.number
         cached = [instance(problem, self.objective) for problem in data.train]
 
-        def draw(rng: np.random.Generator, count: int, progress: float) -> list[Instance]:  # noqa: ARG001
+        def draw(rng: np.random.Generator, count: int, progress: float) -> list[ProblemInstance]:  # noqa: ARG001
             return [cached[i] for i in rng.integers(len(cached), size=count).tolist()]
 
         if self.policy == "placeto":

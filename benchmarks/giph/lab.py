@@ -13,7 +13,7 @@ from multiprocessing import get_context
 import numpy as np
 
 from benchmarks.giph.jobs import Job, Outcome, Setup
-from placeit.errors import PlaceitError
+from placeit.core.errors import PlaceitError
 
 __all__ = ["JobError", "Lab", "attempt", "column"]
 
@@ -129,7 +129,7 @@ def _read(path: object) -> Outcome:
 def _prepare() -> None:
     import torch
 
-    from placeit.memory import keep_freed_memory
+    from placeit.core.memory import keep_freed_memory
 
     torch.set_num_threads(1)
     keep_freed_memory()

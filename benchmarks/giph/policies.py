@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from placeit.core.problem import Problem
 from placeit.placers.feasibility import random_placements
 from placeit.placers.learned.agent import Agent
-from placeit.placers.learned.giph import GiphAgent
-from placeit.placers.learned.placeto import PlacetoAgent
+from placeit.placers.learned.agents.giph.agent import GiphAgent
+from placeit.placers.learned.agents.placeto.agent import PlacetoAgent
 from placeit.placers.random_task_eft import earliest_finish_devices
-from placeit.problem import Problem
 
 __all__ = ["STEPS_PER_OP", "UNTRAINED", "VARIANTS", "search"]
 

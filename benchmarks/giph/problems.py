@@ -10,13 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.giph.sizes import Sizes
-from placeit.errors import UsageError
-from placeit.objectives import EnergyCost, TotalCost
-from placeit.placers.base import CostFunction
+from placeit.core.errors import UsageError
+from placeit.core.problem import CostFunction, Problem
 from placeit.placers.heft import Heft
-from placeit.placers.learned.agent import Instance
-from placeit.problem import Problem
-from placeit.runtime.simulator import SimulatedCost, simulate
+from placeit.placers.learned.agent import ProblemInstance
+from placeit.simulator.objectives import EnergyCost, TotalCost
+from placeit.simulator.simulate import SimulatedCost, simulate
 from placeit.workloads.churn import churn
 from placeit.workloads.datasets import CHURN_NETWORK_CHOICES, GRAPH_CHOICES, DatasetKind, giph_dataset
 from placeit.workloads.device_networks import DeviceNetworkParameters, problem_of, random_device_network
@@ -68,20 +67,20 @@ class NoisyCost:
         return simulate(self._problem, placements, noise=self._noise, seed=int(self._rng.integers(2**63)))
 
 
-def instance(problem: Problem, objective: str = "latency", noise: float = 0.0, seed: int = 0) -> Instance:
+def instance(problem: Problem, objective: str = "latency", noise: float = 0.0, seed: int = 0) -> ProblemInstance:
     """Return a problem with an objective, in multiples of a lower bound of it: for latencies that is the SLR."""
     cost: CostFunction
     if objective == "latency":
         cost = NoisyCost(problem, noise, seed) if noise else SimulatedCost(problem)
-        return Instance(problem, cost, problem.critical_path)
+        return ProblemInstance(problem, cost, problem.critical_path)
     if objective == "total-cost":
-        return Instance(problem, TotalCost(problem), float(problem.compute.min(axis=1).sum()))
+        return ProblemInstance(problem, TotalCost(problem), float(problem.compute.min(axis=1).sum()))
     if objective == "energy":
         power = BUSY_W * _relative_speed(problem) ** 2
         idle = np.minimum(IDLE_W, power)
         joules = np.where(problem.feasible, problem.compute, 0.0) * (power - idle)
         least = joules.min(axis=1, where=problem.feasible, initial=np.inf).sum() + idle.sum() * problem.critical_path
-        return Instance(problem, EnergyCost(problem, power, idle, joules_per_byte=JOULES_PER_BYTE), float(least))
+        return ProblemInstance(problem, EnergyCost(problem, power, idle, joules_per_byte=JOULES_PER_BYTE), float(least))
     raise UsageError(f"There is no objective '{objective}' here; there are {', '.join(OBJECTIVES)}.")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.giph.bench import PARTS
 from benchmarks.giph.figures import Figures
 from benchmarks.giph.jobs import Setup
-from placeit.files import write_text
+from placeit.core.files import write_text
 
 __all__ = ["write_results"]
 

@@ -6,7 +6,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from placeit.errors import ModelError, UsageError
+from placeit.core.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
     from placeit.backends.base import Model
@@ -15,9 +15,9 @@ __all__ = ["files_of", "load", "suffixes"]
 
 _GROUP = "placeit.backends"
 _BUILT_IN = (
-    EntryPoint("onnx", "placeit.backends.openvino:load", _GROUP),
-    EntryPoint("xml", "placeit.backends.openvino:load", _GROUP),
-    EntryPoint("pt2", "placeit.backends.torch:load", _GROUP),
+    EntryPoint("onnx", "placeit.backends.openvino.model:load", _GROUP),
+    EntryPoint("xml", "placeit.backends.openvino.model:load", _GROUP),
+    EntryPoint("pt2", "placeit.backends.torch.model:load", _GROUP),
 )
 _WEIGHTS = (".pt", ".pth", ".ckpt", ".safetensors", ".bin")
 
@@ -26,7 +26,7 @@ def suffixes() -> dict[str, EntryPoint]:
     """Return the loader of each file suffix (``.onnx``): the built-in ones and those of installed plug-ins.
 
     A plug-in names a suffix without its dot in the entry-point group ``placeit.backends`` and points to a function like
-    :func:`placeit.backends.openvino.load`.
+    :func:`placeit.backends.openvino.model.load`.
 
     Raises:
         UsageError: two loaders claim one suffix.
@@ -47,7 +47,7 @@ def load(path: str | Path, **options: Any) -> Model:
 
     Args:
         path: the file.
-        options: handed to the backend; see :func:`placeit.backends.openvino.load`.
+        options: handed to the backend; see :func:`placeit.backends.openvino.model.load`.
 
     Raises:
         ModelError: no backend reads such files, or the file holds no model that it can read.
@@ -78,7 +78,7 @@ def files_of(path: str | Path) -> list[Path]:
         case ".xml":
             return [path, path.with_suffix(".bin")]
         case ".onnx":
-            from placeit.backends.onnxfile import external_files
+            from placeit.backends.onnx.file import external_files
 
             return [path, *external_files(path)]
         case _:

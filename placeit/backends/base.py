@@ -7,27 +7,25 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.cluster import Cluster, Device
-from placeit.errors import UsageError
-from placeit.graph import OpGraph
+from placeit.core.cluster import Cluster, Device
+from placeit.core.errors import UsageError
+from placeit.core.graph import OpGraph
 
 if TYPE_CHECKING:
     import onnx
-    import openvino
-    import torch
 
 __all__ = [
     "Arrays",
+    "Format",
     "Model",
-    "OnnxSegments",
-    "OpenVinoSegments",
+    "OnnxKinds",
     "TensorSpec",
-    "TorchSegments",
+    "TorchKernels",
     "check_inputs",
     "checked_inputs",
     "numpy_can_hold",
@@ -35,6 +33,9 @@ __all__ = [
 
 Arrays: TypeAlias = Mapping[str, NDArray[np.generic]]
 """Values of inputs or outputs, by name."""
+
+Format: TypeAlias = Literal["openvino", "onnx", "torch"]
+"""What a segment is given to a runtime as: an ``openvino.Model``, an ``onnx.ModelProto`` or a ``torch.nn.Module``."""
 
 _KINDS_OF_NUMBER = "biuf"
 
@@ -60,8 +61,7 @@ class TensorSpec:
 class Model(ABC):
     """A model, with its task graph.
 
-    There is a subclass for each framework. How a model is run is said by what it is besides: :class:`OpenVinoSegments`,
-    :class:`TorchSegments`, or both.
+    There is a subclass for each framework. ``formats`` says which runtimes can be given segments of it.
 
     In the task graph an op of kind ``Parameter`` stands for each input, and one of kind ``Result`` for each output.
 
@@ -138,16 +138,32 @@ class Model(ABC):
             digest.update(np.ascontiguousarray(value).tobytes())
         return digest.hexdigest()
 
+    @property
     @abstractmethod
-    def driven(self, cluster: Cluster) -> Cluster:
-        """Return the cluster with each device's ``kind`` set to the runtime that runs such a model there.
+    def formats(self) -> frozenset[Format]:
+        """Formats that segments can be had in."""
+
+    @abstractmethod
+    def segment(self, form: Format, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> Any:
+        """Cut a part out.
+
+        Args:
+            form: one of ``formats``.
+            ops: op numbers of the part, ascending.
+            enter: tensors that it reads from outside, its first inputs; the model's own inputs among ``ops`` follow, in op
+                order.
+            leave: tensors that others read, its first outputs; the model's own outputs among ``ops`` follow, in op order.
+
+        Returns:
+            What the format says. A PyTorch module goes from tensors to a tuple of tensors; its weights are buffers that lie in
+            the memory of the model's.
 
         Raises:
-            DeviceError: nothing runs such a model on one of the devices; names it and says what to do.
+            DeviceError: this part cannot be had in this format.
         """
 
     def prepared(self, cluster: Cluster) -> Model:  # noqa: ARG002
-        """Return the model with what the runtimes of a driven cluster need besides; itself if they need nothing.
+        """Return the model with the formats that the drivers of a cluster's devices need; itself if it has them.
 
         Raises:
             DeviceError: one of the runtimes cannot have it.
@@ -155,7 +171,7 @@ class Model(ABC):
         return self
 
     @abstractmethod
-    def uncut(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:
+    def reference(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:
         """Prepare the whole model as its framework runs it by itself, to compare outputs with.
 
         Every call starts from the model's initial state, if it has any.
@@ -179,45 +195,17 @@ class Model(ABC):
 
 
 @runtime_checkable
-class OpenVinoSegments(Protocol):
-    """A model whose parts can be had as OpenVINO models."""
-
-    def openvino_segment(self, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> openvino.Model:
-        """Cut a part out.
-
-        Args:
-            ops: op numbers of the part, ascending.
-            enter: tensors that it reads from outside, its first inputs; the model's own inputs among ``ops`` follow, in op
-                order.
-            leave: tensors that others read, its first outputs; the model's own outputs among ``ops`` follow, in op order.
-        """
-        ...
-
-
-@runtime_checkable
-class OnnxSegments(Protocol):
-    """A model whose parts can be had as ONNX models."""
+class OnnxKinds(Protocol):
+    """A model with segments as ONNX that says which of its ops compute alike."""
 
     def onnx_kinds(self) -> Iterator[tuple[Collection[str], onnx.ModelProto]]:
         """Yield the ops that can be part of one, by name, those together that compute alike, with one of them as a model."""
         ...
 
-    def onnx_segment(self, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> onnx.ModelProto:
-        """Cut a part out; see :meth:`OpenVinoSegments.openvino_segment`. Raises DeviceError."""
-        ...
-
 
 @runtime_checkable
-class TorchSegments(Protocol):
-    """A model whose parts can be had as PyTorch modules."""
-
-    def torch_segment(self, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> torch.nn.Module:
-        """Cut a part out; see :meth:`OpenVinoSegments.openvino_segment`.
-
-        Returns:
-            A module from tensors to a tuple of tensors, whose weights are buffers and lie in the memory of the model's.
-        """
-        ...
+class TorchKernels(Protocol):
+    """A model with segments as PyTorch modules that says which of its ops PyTorch can run."""
 
     def with_kernel(self, dispatch_key: str) -> Collection[str]:
         """Name the ops that PyTorch has a kernel for on some kind of device.

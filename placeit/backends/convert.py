@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from placeit.backends.base import Model
-from placeit.backends.ir import write_ir
-from placeit.errors import ModelError, UsageError
+from placeit.backends.openvino.ir import write_ir
+from placeit.core.errors import ModelError, UsageError
 
 __all__ = ["convert"]
 
@@ -21,16 +21,17 @@ def convert(model: Model, path: Path) -> None:
         ModelError: the model cannot be written in this format.
         FileError: the file cannot be written.
     """
-    from placeit.backends.openvino import Model as OpenVinoModel
+    from placeit.backends.openvino.model import OpenVinoModel
 
     if path.suffix not in (".onnx", ".xml"):
         raise UsageError(f"Cannot write {path}: a model is written as ONNX (.onnx) or OpenVINO IR (.xml).")
     if not isinstance(model, OpenVinoModel):
-        from placeit.backends import torch, torch_export
+        from placeit.backends.torch import export
+        from placeit.backends.torch.model import TorchModel
 
-        if not isinstance(model, torch.Model):
+        if not isinstance(model, TorchModel):
             raise ModelError(f"{model.path} is of a format that placeit cannot write in another.")
-        write = torch_export.write_onnx if path.suffix == ".onnx" else torch_export.write_ir
+        write = export.write_onnx if path.suffix == ".onnx" else export.write_ir
         write(model, path)
         return
     if path.suffix == ".onnx":

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from placeit.backends.flops import bodies
+from placeit.backends.openvino.flops import bodies
 
 if TYPE_CHECKING:
     import onnx

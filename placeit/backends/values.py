@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Range", "common", "draw"]
+__all__ = ["ValueRange", "common", "draw"]
 
 
 @dataclass(frozen=True)
-class Range:
+class ValueRange:
     """Whole numbers that some op allows.
 
     Attributes:
@@ -26,20 +26,20 @@ class Range:
     apart: int | None = None
 
 
-def common(ranges: Iterable[Range]) -> Range | None:
+def common(ranges: Iterable[ValueRange]) -> ValueRange | None:
     """Return what all of some ranges allow; None if there are none. A range that leaves nothing of those before is ignored."""
-    found: Range | None = None
+    found: ValueRange | None = None
     for one in ranges:
         if found is None:
             found = one
             continue
         low, end = max(found.low, one.low), min(found.end, one.end)
         if low < end:
-            found = Range(low, end, one.apart if found.apart is None else found.apart)
+            found = ValueRange(low, end, one.apart if found.apart is None else found.apart)
     return found
 
 
-def draw(rng: np.random.Generator, allowed: Range, shape: tuple[int, ...], dtype: str) -> NDArray[np.generic]:
+def draw(rng: np.random.Generator, allowed: ValueRange, shape: tuple[int, ...], dtype: str) -> NDArray[np.generic]:
     """Draw uniformly, without equal ones where they should be apart and the range has that many."""
     axis, count = allowed.apart, allowed.end - allowed.low
     if axis is not None and axis < len(shape) and shape[axis] <= count:

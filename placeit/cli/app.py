@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from placeit import __version__
 from placeit.cli import compare, devices, export, generate, inspect, optimize, profile, run, train
 from placeit.cli.command import command
 from placeit.cli.placers import ListsPlacers
-from placeit.interrupts import guarded
+from placeit.core.interrupts import guarded
+from placeit.core.version import __version__
 
 __all__ = ["app", "main"]
 

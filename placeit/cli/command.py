@@ -19,9 +19,9 @@ from typing import Any
 import typer
 
 from placeit.cli.terminal import Output, Terminal, printable
-from placeit.errors import FileError, PlaceitError
-from placeit.files import own_descriptor
-from placeit.interrupts import INTERRUPTED, come_through, happened
+from placeit.core.errors import FileError, PlaceitError
+from placeit.core.files import own_descriptor
+from placeit.core.interrupts import INTERRUPTED, come_through, happened
 
 __all__ = ["command"]
 

@@ -12,16 +12,15 @@ from placeit.cli.command import FAILED
 from placeit.cli.options import CheckedOptions, LengthOptions, SeedOption
 from placeit.cli.placements import naming, open_session
 from placeit.cli.terminal import Output, Terminal
-from placeit.errors import UsageError
-from placeit.interrupts import INTERRUPTED
+from placeit.core.errors import UsageError
+from placeit.core.interrupts import INTERRUPTED
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
     from rich.console import Console
 
-    from placeit.entries import Entry
-    from placeit.problem import Placement
+    from placeit.core.placement import Placement
+    from placeit.optimizer.entries import Entry
+    from placeit.planning.segments import Plan
     from placeit.runtime.measure import Ratio
     from placeit.session import Session
 
@@ -53,9 +52,9 @@ def compare(
     fails, or has wrong outputs, is out, and the table says why; the others are compared, and the exit code is 1. Ctrl-C ends
     the race and keeps what was measured.
     """
-    from placeit.entries import measured_median
+    from placeit.optimizer.entries import measured_median
+    from placeit.optimizer.races import race_all
     from placeit.runtime.measure import faster
-    from placeit.search import race_all
 
     runs = length.rounds()
     files = placement or []
@@ -64,10 +63,10 @@ def compare(
     with terminal.progress() as progress, open_session(options, files, progress) as (session, placements):
         named = dict(zip(map(str, files), placements, strict=True))
         alone = {name: home for name, given in named.items() if (home := session.home_of(given)) is not session}
-        groups = _candidates(session, {name: given for name, given in named.items() if name not in alone})
+        plans = _candidates(session, {name: given for name, given in named.items() if name not in alone})
         entries, interrupted = race_all(
             session,
-            groups,
+            plans,
             alone,
             rounds=runs,
             duration=length.duration,
@@ -145,16 +144,17 @@ def compare(
     return Output(data, show, INTERRUPTED if interrupted else code)
 
 
-def _candidates(session: Session, placements: dict[str, Placement]) -> dict[str, NDArray[np.int32]]:
-    """Device of each group, by name, for every single device that can hold the model and for each placement."""
+def _candidates(session: Session, placements: dict[str, Placement]) -> dict[str, Plan]:
+    """Plan every single device that can hold the model, and each placement, by name."""
     import numpy as np
 
     problem = session.segmenter.problem()
     names = session.cluster.names
-    candidates = {names[d]: np.full(len(problem), d, np.int32) for d in problem.single_devices}
+    singles = {names[d]: np.full(len(problem), d, np.int32) for d in problem.single_devices}
+    candidates = {name: session.segmenter.plan(groups) for name, groups in singles.items()}
     for name, placement in placements.items():
         with naming(name):
-            candidates[name] = problem.check(session.groups_of(placement))
+            candidates[name] = session.plan_of(placement)
     if not candidates:
         raise UsageError(
             "No single device can hold the whole model (too little memory, or some op cannot run there), and no --placement is "

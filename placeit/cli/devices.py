@@ -14,9 +14,9 @@ from placeit.cli.terminal import Output, Terminal
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from placeit.cluster import Cluster, Device, Link
+    from placeit.core.cluster import Cluster, Device, Link
+    from placeit.devices.nvml import GpuSample
     from placeit.profiler.cache import Cache
-    from placeit.profiler.nvml import GpuSample
 
 __all__ = ["EXAMPLES", "devices", "link_dicts", "show_links"]
 
@@ -40,9 +40,9 @@ def devices(
     Without --devices, everything that can be named on this machine is listed, with the names that ask for another runtime
     (ort: is ONNX Runtime, torch: is PyTorch, for PyTorch models), and the links are those of 'auto'.
     """
-    from placeit.clusterfile import find_cluster
+    from placeit.devices.clusterfile import find_cluster
     from placeit.devices.discovery import available, other_names
-    from placeit.profiler.nvml import sample_gpus
+    from placeit.devices.nvml import sample_gpus
 
     cluster = find_cluster(devices)
     listed = cluster.devices if devices is not None else tuple(available())
@@ -107,7 +107,7 @@ def show_links(console: Console, links: Mapping[tuple[str, str], Link]) -> None:
 
 def _measured_links(cluster: Cluster, cache: Cache | None) -> dict[tuple[str, str], Link]:
     """Measure the links between the real devices of a cluster, as far as it does not state them."""
-    from placeit.cluster import Cluster
+    from placeit.core.cluster import Cluster
     from placeit.profiler.links import probe
 
     real = tuple(device for device in cluster.devices if not device.described)

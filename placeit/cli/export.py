@@ -13,7 +13,7 @@ from placeit.cli.options import ModelOptions
 from placeit.cli.paths import check_outputs
 from placeit.cli.placements import naming, read_placement
 from placeit.cli.terminal import Output, Terminal
-from placeit.errors import UsageError
+from placeit.core.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,8 +71,8 @@ def export(
     model = options.load()
     if placement is None:
         return _convert(model, options.model, output, weights, names)
-    from placeit.backends.hetero import HOW_TO_RUN, export_hetero
-    from placeit.backends.openvino import Model as OpenVinoModel
+    from placeit.backends.openvino.hetero import HOW_TO_RUN, export_hetero
+    from placeit.backends.openvino.model import OpenVinoModel
 
     if not isinstance(model, OpenVinoModel):
         raise UsageError(

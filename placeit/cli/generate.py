@@ -12,7 +12,7 @@ import typer
 from placeit.cli import text
 from placeit.cli.options import SeedOption
 from placeit.cli.terminal import Output, Terminal
-from placeit.errors import UsageError
+from placeit.core.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console

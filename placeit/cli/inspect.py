@@ -15,7 +15,7 @@ from placeit.cli.terminal import Output, Terminal, printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from placeit.backends.openvino import TensorSpec
+    from placeit.backends.openvino.model import TensorSpec
 
 __all__ = ["EXAMPLES", "inspect"]
 
@@ -38,7 +38,7 @@ def inspect(
 
     Inputs, outputs, ops of each kind, the work they are, and the groups of ops that are placed together.
     """
-    from placeit.backends.coarsen import coarsen
+    from placeit.planning.coarsen import coarsen
 
     model = options.load()
     grouping = coarsen(model.graph, max_groups=options.max_groups, keep_together=model.together)

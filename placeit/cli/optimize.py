@@ -13,12 +13,12 @@ from placeit.cli import text
 from placeit.cli.options import CheckedOptions, SeedOption, cost_cache
 from placeit.cli.paths import OutputFile, check_outputs, named_files
 from placeit.cli.terminal import Output, Terminal
-from placeit.interrupts import INTERRUPTED
+from placeit.core.interrupts import INTERRUPTED
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from placeit.optimize import Candidate, Optimized, Unplanned
+    from placeit.optimizer.result import Candidate, Optimized, Unplanned
 
 __all__ = ["EXAMPLES", "optimize", "show"]
 
@@ -104,11 +104,11 @@ def optimize(
     beside_nothing = output is None and not path.parent.is_dir()  # then there is no model, which reading it will say
     check_outputs(None if beside_nothing else path, inputs=[*options.files(), *named_files(placer), *(start or ()), resume])
     # imported only now, because it takes a second
-    from placeit.caps import parse_caps
-    from placeit.clusterfile import find_cluster
-    from placeit.optimize import DEFAULT_PLACERS
-    from placeit.optimize import optimize as find
-    from placeit.pins import parse_pins
+    from placeit.devices.caps import parse_caps
+    from placeit.devices.clusterfile import find_cluster
+    from placeit.optimizer.optimize import DEFAULT_PLACERS
+    from placeit.optimizer.optimize import optimize as find
+    from placeit.planning.pins import parse_pins
 
     pins, caps = parse_pins(pin or ()), parse_caps(memory or ())
     cluster = find_cluster(options.devices)
@@ -222,10 +222,9 @@ def _facts(found: Optimized) -> dict[str, str]:
         else f"{text.ratio(found.speedup)} over {best.name}",
         "output error": None if error is None else f"{text.error(error)} (relative to the uncut model's largest)",
         "precisions": "; ".join(_precisions(found)) or None,
-        "bound": None
+        "lower bound": None
         if math.isnan(found.bound_s) or len(found.cluster) == 1
-        else f"{text.seconds(found.bound_s)}: no placement over {', '.join(found.cluster.names)} can be faster {costs}, were "
-        "cutting free",
+        else f"{text.seconds(found.bound_s)} on {', '.join(found.cluster.names)}, ignoring cut costs, {costs}",
         "simulator": None
         if errors is None
         else f"mean error {text.percent(errors.get('mape'))}, Pearson {_figure(errors.get('pearson'))}, "

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from placeit.cli.paths import read_tensors
-from placeit.errors import UsageError
+from placeit.core.errors import UsageError
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from placeit.backends.base import Model
-    from placeit.cluster import Cluster
+    from placeit.core.cluster import Cluster
     from placeit.profiler.cache import Cache
     from placeit.profiler.costs import Progress
     from placeit.session import Session
@@ -118,7 +118,7 @@ class SessionOptions(GroupOptions):
 
     def files(self) -> list[Path]:
         """Files that are read for these options, the cluster file and the inputs included."""
-        from placeit.clusterfile import names_file
+        from placeit.devices.clusterfile import names_file
 
         cluster = [Path(self.devices)] if self.devices is not None and names_file(self.devices) else []
         return [*super().files(), *cluster, *([] if self.inputs is None else [self.inputs])]

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from placeit.errors import FileError, UsageError
-from placeit.files import check_regular, check_writable, replacing
+from placeit.core.errors import FileError, UsageError
+from placeit.core.files import check_regular, check_writable, replacing
 
 if TYPE_CHECKING:
     import numpy as np

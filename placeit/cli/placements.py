@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from placeit.cli.options import SessionOptions
-from placeit.errors import DeviceError, PlacementError, UsageError
+from placeit.core.errors import DeviceError, PlacementError, UsageError
 
 if TYPE_CHECKING:
-    from placeit.graph import OpGraph
-    from placeit.problem import Placement
+    from placeit.core.graph import OpGraph
+    from placeit.core.placement import Placement
     from placeit.profiler.costs import Progress
     from placeit.session import Session
 
@@ -28,7 +28,7 @@ PlacementOption = Annotated[
 
 def read_placement(path: Path, graph: OpGraph) -> Placement:
     """Read a placement and check that it covers a model. Raises FileError or PlacementError, naming the file."""
-    from placeit.problem import Placement
+    from placeit.core.placement import Placement
 
     placement = Placement.load(path)
     with naming(path):
@@ -45,9 +45,9 @@ def open_session(
     Raises:
         FileError, PlacementError: a placement cannot be read, or does not fit the model and the devices; names the file.
     """
-    from placeit.clusterfile import find_cluster
-    from placeit.plain import plain_devices
-    from placeit.problem import Placement
+    from placeit.core.placement import Placement
+    from placeit.devices.clusterfile import find_cluster
+    from placeit.devices.plain import plain_devices
 
     placements = [Placement.load(path) for path in files]
     named = list(dict.fromkeys(name for placement in placements for name in placement.device_names))

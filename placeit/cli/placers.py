@@ -7,7 +7,7 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-from placeit.errors import UsageError
+from placeit.core.errors import UsageError
 
 __all__ = ["ListsPlacers"]
 
@@ -24,7 +24,7 @@ class ListsPlacers(TyperCommand):
 
 
 def _lines(width: int) -> list[str]:
-    from placeit.optimize import DEFAULT_PLACERS
+    from placeit.optimizer.optimize import DEFAULT_PLACERS
     from placeit.placers.registry import placer_names, placer_options, placer_summary
 
     lines: list[str] = []

@@ -17,12 +17,12 @@ from placeit.cli.devices import link_dicts, show_links
 from placeit.cli.options import SessionOptions
 from placeit.cli.paths import OutputFile, check_outputs
 from placeit.cli.terminal import Output, Terminal, jsonable, printable
-from placeit.files import write_text
+from placeit.core.files import write_text
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from placeit.runtime.segments import Profiled
+    from placeit.planning.segments import Profiled
 
 __all__ = ["EXAMPLES", "profile"]
 
@@ -140,7 +140,7 @@ def _profiled_dict(profiled: Profiled | None) -> dict[str, Any] | None:
 
 def _said(profiled: Profiled) -> str:
     """Say how old costs are, and what else the machine did when they were measured."""
-    from placeit.units import about_seconds
+    from placeit.core.units import about_seconds
 
     ago = about_seconds(time.time() - profiled.at)
     when = f"Measured {ago} ago (from the cache; --no-cache measures afresh)" if profiled.cached else "Measured now"

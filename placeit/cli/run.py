@@ -13,8 +13,8 @@ from placeit.cli.options import CheckedOptions, LengthOptions
 from placeit.cli.paths import OutputFile, check_outputs, write_tensors
 from placeit.cli.placements import PlacementOption, naming, open_session
 from placeit.cli.terminal import Output, Terminal
-from placeit.files import write_text
-from placeit.interrupts import INTERRUPTED
+from placeit.core.files import write_text
+from placeit.core.interrupts import INTERRUPTED
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -11,10 +11,10 @@ from placeit.cli.terminal import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from placeit.cluster import Cluster
+    from placeit.core.cluster import Cluster
+    from placeit.planning.segments import Plan
+    from placeit.runtime.check import OutputError
     from placeit.runtime.measure import Measurement, Ratio
-    from placeit.runtime.segments import Plan
-    from placeit.session import OutputError
 
 __all__ = [
     "NOTHING",
@@ -295,7 +295,7 @@ def paragraph(console: Console, text: str, *, label: str = "", indent: int = 0, 
 
 def programs(plan: Plan) -> int:
     """Count the segments that run something."""
-    return sum(not segment.free for segment in plan.segments)
+    return len(plan.programs)
 
 
 def emulated(cluster: Cluster) -> list[str]:

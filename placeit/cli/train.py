@@ -11,7 +11,7 @@ from placeit.cli import text
 from placeit.cli.options import SeedOption
 from placeit.cli.paths import OutputFile, check_outputs, named_files
 from placeit.cli.terminal import Output, Terminal
-from placeit.errors import UsageError
+from placeit.core.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -94,12 +94,12 @@ def train(
     if folder is None and (resume or tensorboard):
         raise UsageError(f"{'--resume' if resume else '--tensorboard'} needs --folder, where the training is kept.")
     # imported only now, because it takes a second
-    from placeit.memory import keep_freed_memory
+    from placeit.core.memory import keep_freed_memory
     from placeit.placers.learned.checkpoint import save_agent
     from placeit.placers.learned.registry import parse_agent
-    from placeit.placers.learned.sources import find_source, read_folder
-    from placeit.placers.learned.stages import default_stages, parse_stage, scale_updates
-    from placeit.placers.learned.training import train as run
+    from placeit.placers.learned.training.loop import train as run
+    from placeit.placers.learned.training.sources import find_source, read_folder
+    from placeit.placers.learned.training.stages import default_stages, parse_stage, scale_updates
 
     keep_freed_memory()
     learner = parse_agent(agent, seed=seed)

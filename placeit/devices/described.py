@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from placeit.cluster import Device, Power
-from placeit.errors import ClusterError
-from placeit.units import Dimension, parse_quantity
+from placeit.core.cluster import Device, Power
+from placeit.core.errors import ClusterError
+from placeit.core.units import Dimension, parse_quantity
 
 __all__ = ["FIGURES", "ROOFLINE_EFFICIENCY", "catalog", "roofline_seconds"]
 

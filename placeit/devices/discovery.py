@@ -8,12 +8,12 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
-from placeit.cluster import Cluster, Device
+from placeit.core.cluster import Cluster, Device
+from placeit.core.errors import DeviceError
 from placeit.devices.host import allowed_cores, memory_bytes, one_per_physical_core
 from placeit.devices.names import DeviceName, format_cores, parse_devices
-from placeit.devices.openvino_core import openvino_core
-from placeit.errors import DeviceError
-from placeit.profiler.nvml import gpus, why_not
+from placeit.devices.nvml import gpus, why_not
+from placeit.devices.openvino import openvino_core
 
 __all__ = ["available", "discover", "other_names", "resolve"]
 
@@ -123,7 +123,7 @@ def _driver(runtime: str) -> str:
         import torch
 
         return f"PyTorch {torch.__version__}"
-    from placeit.runtime.devices.ort import onnxruntime
+    from placeit.devices.onnxruntime import onnxruntime
 
     return f"ONNX Runtime {onnxruntime().__version__}"
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from placeit.errors import DeviceError, UsageError
+from placeit.core.errors import DeviceError, UsageError
 
 __all__ = ["DeviceName", "check_disjoint", "format_cores", "parse_device", "parse_devices"]
 

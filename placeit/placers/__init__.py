@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from placeit.core.problem import CostFunction
 from placeit.placers.api import place
-from placeit.placers.base import CostFunction, Placer, option
+from placeit.placers.base import Placer, option
 from placeit.placers.registry import PlacerOption, get_placer, parse_placer, placer_names, placer_options
 
 __all__ = [

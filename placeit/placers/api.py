@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from placeit.errors import UsageError
-from placeit.placers.base import CostFunction, Placer
+from placeit.core.errors import UsageError
+from placeit.core.placement import Placement
+from placeit.core.problem import CostFunction, Problem
+from placeit.placers.base import Placer
 from placeit.placers.registry import parse_placer
-from placeit.problem import Placement, Problem
 
 __all__ = ["place"]
 
@@ -39,7 +40,7 @@ def place(
         PlacementError: the placer returned a placement that is not valid.
     """
     if cost is None:
-        from placeit.runtime.simulator import SimulatedCost
+        from placeit.simulator.simulate import SimulatedCost
 
         cost = SimulatedCost(problem)
     if isinstance(placer, str):

@@ -12,9 +12,9 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.errors import PlaceitError, PlacementError
-from placeit.placers.base import CostFunction, Placer
-from placeit.problem import Problem
+from placeit.core.errors import PlaceitError, PlacementError
+from placeit.core.problem import CostFunction, Problem
+from placeit.placers.base import Placer
 from placeit.runtime.devices.worker import Gate, Worker
 
 __all__ = ["ask"]

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import field
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.problem import Problem
+from placeit.core.problem import CostFunction, Problem
 
-__all__ = ["CostFunction", "Incumbent", "Placer", "best", "is_over", "option"]
+__all__ = ["Incumbent", "Placer", "best", "is_over", "option"]
 
 _AT_ONCE = 1024  # placements that are valued between two looks at the clock
-
-CostFunction: TypeAlias = Callable[[NDArray[np.int32]], NDArray[np.float64]]
-"""``cost(placements: int32[B, V]) -> float64[B]``, seconds. A simulator and a measured executor look the same."""
 
 
 @runtime_checkable

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.errors import UsageError
-from placeit.placers.base import CostFunction, option
+from placeit.core.errors import UsageError
+from placeit.core.problem import CostFunction, Problem
+from placeit.placers.base import option
 from placeit.placers.heft import Heft
-from placeit.placers.list_scheduling import Plan, list_schedule, pinned
-from placeit.problem import Problem
+from placeit.placers.list_scheduling import ListSchedule, list_schedule, pinned
 
 if TYPE_CHECKING:
     from ortools.sat.python.cp_model import CpModel
@@ -53,7 +53,7 @@ class CpSat:
         """
         return self.plan(problem, seed=seed, deadline=deadline)[0].placement
 
-    def plan(self, problem: Problem, *, seed: int = 0, deadline: float | None = None) -> tuple[Plan, float]:
+    def plan(self, problem: Problem, *, seed: int = 0, deadline: float | None = None) -> tuple[ListSchedule, float]:
         """Return the best plan found, never worse than HEFT's, and a lower bound of the makespan of all plans, in seconds.
 
         The solver counts in millionths of HEFT's makespan and rounds down, so a plan that is proven optimal may lie above
@@ -93,7 +93,7 @@ class CpSat:
         return (plan if plan.makespan < known.makespan else known), bound
 
 
-def _model(model: CpModel, problem: Problem, known: Plan) -> tuple[list[dict[int, Any]], list[Any]]:
+def _model(model: CpModel, problem: Problem, known: ListSchedule) -> tuple[list[dict[int, Any]], list[Any]]:
     """Fill the model; returns whether each op is on each of its devices, and its start."""
 
     def ticks(seconds: float) -> int:

@@ -7,16 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.placers.base import CostFunction
+from placeit.core.problem import CostFunction, Problem
 from placeit.placers.list_scheduling import (
-    Plan,
+    ListSchedule,
     downward_ranks,
     list_schedule,
     mean_comm,
     priority_order,
     upward_ranks,
 )
-from placeit.problem import Problem
 
 __all__ = ["Cpop"]
 
@@ -41,7 +40,7 @@ class Cpop:
         """Return the placement of :meth:`plan`; the cost function and the seed are not used."""
         return self.plan(problem).placement
 
-    def plan(self, problem: Problem) -> Plan:
+    def plan(self, problem: Problem) -> ListSchedule:
         """Return the placement with the planned schedule; links are without contention.
 
         Raises:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.graph import unique_rows
-from placeit.placers.base import CostFunction, best, is_over, option
+from placeit.core.graph import unique_rows
+from placeit.core.problem import CostFunction, Problem
+from placeit.placers.base import best, is_over, option
 from placeit.placers.feasibility import fits, repair
 from placeit.placers.list_scheduling import priority_order, upward_ranks
-from placeit.problem import Problem
-from placeit.runtime._kernel import jit
+from placeit.simulator.kernel import jit
 
 __all__ = ["CriticalPath"]
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.errors import UsageError
-from placeit.placers.base import CostFunction, Incumbent, is_over, option
+from placeit.core.errors import UsageError
+from placeit.core.problem import CostFunction, Problem
+from placeit.placers.base import Incumbent, is_over, option
 from placeit.placers.local_search import starts
-from placeit.problem import Problem
-from placeit.runtime._kernel import jit
-from placeit.runtime.simulator import SimulatedCost
+from placeit.simulator.kernel import jit
+from placeit.simulator.simulate import SimulatedCost
 
 __all__ = ["Exact"]
 

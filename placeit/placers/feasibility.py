@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.errors import InfeasibleError
-from placeit.problem import Problem
-from placeit.units import about_bytes
+from placeit.core.errors import InfeasibleError
+from placeit.core.problem import Problem
+from placeit.core.units import about_bytes
 
 __all__ = ["check_room", "fits", "pack", "random_placements", "repair"]
 

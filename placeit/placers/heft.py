@@ -8,13 +8,12 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.placers.base import CostFunction
-from placeit.placers.list_scheduling import Plan, list_schedule, priority_order, upward_ranks
-from placeit.problem import Problem
+from placeit.core.problem import CostFunction, Problem
+from placeit.placers.list_scheduling import ListSchedule, list_schedule, priority_order, upward_ranks
 
 __all__ = ["Heft", "HeftPlan"]
 
-HeftPlan: TypeAlias = Plan
+HeftPlan: TypeAlias = ListSchedule
 
 
 @dataclass(frozen=True)

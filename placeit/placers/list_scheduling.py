@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.core.problem import Problem
 from placeit.placers.feasibility import repair
-from placeit.problem import Problem
-from placeit.runtime._kernel import jit
+from placeit.simulator.kernel import jit
 
 __all__ = [
-    "Plan",
+    "ListSchedule",
     "downward_ranks",
     "list_schedule",
     "mean_comm",
@@ -29,7 +29,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class ListSchedule:
     """A placement with the schedule that a list scheduler planned for it.
 
     Attributes:
@@ -109,7 +109,7 @@ def priority_order(
     return order
 
 
-def list_schedule(problem: Problem, order: NDArray[np.int32], compute: NDArray[np.float64] | None = None) -> Plan:
+def list_schedule(problem: Problem, order: NDArray[np.int32], compute: NDArray[np.float64] | None = None) -> ListSchedule:
     """Place ops one by one where each finishes first, inserting into idle gaps, within memory.
 
     Links are without contention. Where weights run out of room the devices are chosen as if memory were unbounded, the
@@ -134,7 +134,7 @@ def list_schedule(problem: Problem, order: NDArray[np.int32], compute: NDArray[n
     priority = np.empty(len(problem))
     # by start, then finish (an op of no duration goes before the one that starts with it), then order of planning
     priority[np.lexsort((turn, finish, start))] = np.arange(len(problem), 0, -1)
-    return Plan(placement, start, finish, float(finish.max()), priority)
+    return ListSchedule(placement, start, finish, float(finish.max()), priority)
 
 
 def pinned(problem: Problem, placement: NDArray[np.int32]) -> NDArray[np.float64]:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.placers.base import CostFunction, Incumbent, option
+from placeit.core.problem import CostFunction, Problem
+from placeit.placers.base import Incumbent, option
 from placeit.placers.feasibility import fits
 from placeit.placers.heft import Heft
-from placeit.problem import Problem
 
 __all__ = ["LocalSearch", "starts"]
 

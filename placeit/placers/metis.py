@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.graph import unique_rows
-from placeit.placers.base import CostFunction, best, option
+from placeit.core.graph import unique_rows
+from placeit.core.problem import CostFunction, Problem
+from placeit.placers.base import best, option
 from placeit.placers.feasibility import repair
 from placeit.placers.list_scheduling import mean_compute
-from placeit.problem import Problem
 
 __all__ = ["Metis"]
 

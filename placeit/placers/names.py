@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from placeit.errors import UsageError
+from placeit.core.errors import UsageError
 
 __all__ = ["check_size", "entry_table", "load_entry", "parse_options"]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.placers.base import CostFunction, best, option
+from placeit.core.problem import CostFunction, Problem
+from placeit.placers.base import best, option
 from placeit.placers.feasibility import random_placements
-from placeit.problem import Problem
 
 __all__ = ["RandomSearch"]
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.placers.base import CostFunction, Incumbent, is_over, option
+from placeit.core.problem import CostFunction, Problem
+from placeit.placers.base import Incumbent, is_over, option
 from placeit.placers.feasibility import random_placements
-from placeit.problem import Problem
-from placeit.runtime._kernel import CONTENTION_FREE, FIFO, WEIGHTS_ONLY, Tables, jit, make_workspace, makespan_kernel
+from placeit.simulator.kernel import CONTENTION_FREE, FIFO, WEIGHTS_ONLY, Tables, jit, make_workspace, makespan_kernel
 
 __all__ = ["RandomTaskEft", "earliest_finish_devices"]
 
@@ -69,7 +69,7 @@ def earliest_finish_devices(problem: Problem, placement: NDArray[np.int32], ops:
     Returns:
         ``int32[K]``.
     """
-    from placeit.runtime.simulator import tables
+    from placeit.simulator.simulate import tables
 
     answer = np.empty(len(ops), np.int32)
     _earliest_finish(answer, tables(problem), np.array(placement, np.int32), ops.astype(np.int64))

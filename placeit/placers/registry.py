@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from typing import Any
 
-from placeit.errors import UsageError
+from placeit.core.errors import UsageError
 from placeit.placers.base import Placer
 from placeit.placers.names import check_size, entry_table, load_entry, parse_options
 
@@ -26,13 +26,13 @@ _BUILTIN = {
     "cpop": "placeit.placers.cpop:Cpop",
     "critical-path": "placeit.placers.critical_path:CriticalPath",
     "exact": "placeit.placers.exact:Exact",
-    "giph": "placeit.placers.learned.giph:Giph",
-    "guided": "placeit.placers.learned.guided:Guided",
-    "hdp": "placeit.placers.learned.hdp:Hdp",
+    "giph": "placeit.placers.learned.agents.giph.agent:Giph",
+    "guided": "placeit.placers.learned.agents.giph.guided:Guided",
+    "hdp": "placeit.placers.learned.agents.hdp:Hdp",
     "heft": "placeit.placers.heft:Heft",
     "local-search": "placeit.placers.local_search:LocalSearch",
     "metis": "placeit.placers.metis:Metis",
-    "placeto": "placeit.placers.learned.placeto:Placeto",
+    "placeto": "placeit.placers.learned.agents.placeto.agent:Placeto",
     "random": "placeit.placers.random_search:RandomSearch",
     "random-task-eft": "placeit.placers.random_task_eft:RandomTaskEft",
     "single": "placeit.placers.single:Single",

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.errors import InfeasibleError
-from placeit.placers.base import CostFunction, best
-from placeit.problem import Problem
-from placeit.units import about_bytes
+from placeit.core.errors import InfeasibleError
+from placeit.core.problem import CostFunction, Problem
+from placeit.core.units import about_bytes
+from placeit.placers.base import best
 
 __all__ = ["Single"]
 

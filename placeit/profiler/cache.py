@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from placeit import __version__
-from placeit.errors import FileError
+from placeit.core.errors import FileError
+from placeit.core.files import cache_folder
+from placeit.core.version import __version__
 
-__all__ = ["Cache", "Kept", "are_numbers", "are_times", "cache_folder"]
+__all__ = ["Cache", "Kept", "are_numbers", "are_times"]
 
 _log = logging.getLogger("placeit")
 _VERSION = 3
@@ -42,15 +43,6 @@ class Kept:
     value: Any
     written: float
     load: float | None
-
-
-def cache_folder() -> Path:
-    """Where costs are kept: ``$PLACEIT_CACHE``, else ``$XDG_CACHE_HOME/placeit``, else ``~/.cache/placeit``."""
-    if own := os.environ.get("PLACEIT_CACHE"):
-        return Path(own).expanduser()
-    shared = os.environ.get("XDG_CACHE_HOME", "")
-    # the XDG specification has relative paths ignored
-    return (Path(shared) if Path(shared).is_absolute() else Path("~/.cache").expanduser()) / "placeit"
 
 
 class Cache:

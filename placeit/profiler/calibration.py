@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.runtime.segments import Costs, Plan
+from placeit.planning.segments import Costs, Plan
 
 __all__ = ["calibrated"]
 
@@ -34,7 +34,7 @@ def calibrated(costs: Costs, runs: Sequence[tuple[Plan, NDArray[np.float64]]]) -
     for plan, seconds in runs:
         for s, segment in enumerate(plan.segments):
             said, took = float(plan.problem.compute[s, segment.device]), float(seconds[s])
-            if not segment.free and said > 0 and took > 0:
+            if not segment.passthrough and said > 0 and took > 0:
                 spent[segment.device] += took
                 predicted[segment.device] += said
                 parts.append((segment.device, segment.groups, said, took))

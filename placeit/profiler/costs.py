@@ -14,19 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.backends.base import Model
-from placeit.backends.coarsen import Grouping
-from placeit.budget import TRIFLE_S
-from placeit.cluster import Cluster, Link
-from placeit.errors import InfeasibleError
-from placeit.memory import freed_memory_is_kept
+from placeit.core.cluster import Cluster, Link
+from placeit.core.errors import InfeasibleError
+from placeit.core.memory import freed_memory_is_kept
+from placeit.core.units import about_seconds
+from placeit.planning.coarsen import Grouping
+from placeit.planning.segments import Costs, Profiled, Segmenter
 from placeit.profiler.cache import Cache, Kept, are_numbers, are_times
-from placeit.profiler.links import Links, device_key, probe
+from placeit.profiler.links import LinkCosts, device_key, probe
 from placeit.profiler.load import MachineLoad
 from placeit.profiler.passes import Passes
+from placeit.runtime.budget import TRIFLE_S
 from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.runtime import Runtime
-from placeit.runtime.segments import Costs, Profiled, Segmenter
-from placeit.units import about_seconds
 
 __all__ = ["Progress", "Worth", "cost_key", "profile", "supported"]
 
@@ -123,7 +123,7 @@ def profile(
             the cache if that takes another time than it took then.
         progress: called between passes.
         worth: asked once what a run takes is known, unless the costs were kept. If it says no, nothing else is measured: the
-            costs then are those runs, in equal shares for all groups (:attr:`placeit.runtime.segments.Costs.shared`).
+            costs then are those runs, in equal shares for all groups (:attr:`placeit.planning.segments.Costs.shared`).
     """
     begin = time.perf_counter()
     can = supported(model, grouping, cluster)
@@ -168,7 +168,7 @@ def profile(
 class _Profile:
     """The passes of :func:`profile` over one model on one cluster."""
 
-    def __init__(self, grouping: Grouping, runtime: Runtime, can: NDArray[np.bool_], links: Links) -> None:
+    def __init__(self, grouping: Grouping, runtime: Runtime, can: NDArray[np.bool_], links: LinkCosts) -> None:
         self.grouping, self.runtime, self.can, self.links = grouping, runtime, can, links
         self.groups, self.devices = can.shape
         self.once = np.full(self.devices, np.inf)  # seconds of the whole model in its first run
@@ -188,7 +188,7 @@ class _Profile:
             runtime = _unslowed(self.runtime, self.grouping, stack)
             if runtime is not self.runtime:
                 stack.callback(self._count_compiling, runtime)
-            free = Costs.free(self.groups, replace(self.links.cluster, links=_measured(self.links.cluster)))
+            free = Costs.zero(self.groups, replace(self.links.cluster, links=_measured(self.links.cluster)))
             segmenter = Segmenter(self.grouping, free)
 
             def passes(placement: NDArray[np.int32], *, merge: bool = False) -> Passes:
@@ -348,7 +348,7 @@ def _contradicted(
     groups = len(can)
     with contextlib.ExitStack() as stack:
         runtime = _unslowed(runtime, grouping, stack)
-        segmenter = Segmenter(grouping, Costs.free(groups, runtime.cluster))
+        segmenter = Segmenter(grouping, Costs.zero(groups, runtime.cluster))
         now: dict[int, Passes] = {}
         for d in before:
             executor = stack.enter_context(runtime.executor(segmenter.plan(np.full(groups, d, np.int32))))

@@ -14,18 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.backends.base import Model
-from placeit.backends.coarsen import Grouping
-from placeit.budget import TRIFLE_S
-from placeit.cluster import Cluster, Device, Link
+from placeit.core.cluster import Cluster, Device, Link
+from placeit.core.memory import freed_memory_is_kept
 from placeit.devices.host import cpu_name
-from placeit.memory import freed_memory_is_kept
+from placeit.planning.coarsen import Grouping
+from placeit.planning.segments import Costs, Segmenter
 from placeit.profiler.cache import Cache, are_numbers, are_times
 from placeit.profiler.load import MachineLoad
+from placeit.runtime.budget import TRIFLE_S
 from placeit.runtime.devices.kinds import device_kind
+from placeit.runtime.drivers import drive
 from placeit.runtime.runtime import Runtime
-from placeit.runtime.segments import Costs, Segmenter
 
-__all__ = ["Links", "device_key", "probe"]
+__all__ = ["LinkCosts", "device_key", "probe"]
 
 _HOPS = 12
 _SMALL, _LARGE = 256, 1 << 19
@@ -34,7 +35,7 @@ _PASSES, _WARMUP = 11, 2
 
 
 @dataclass(frozen=True, eq=False)
-class Links:
+class LinkCosts:
     """What segments and links cost.
 
     Attributes:
@@ -71,7 +72,7 @@ def probe(
     cache: Cache | None = None,
     afresh: bool = False,
     deadline: float = math.inf,
-) -> Links:
+) -> LinkCosts:
     """Measure dispatch on every device and every link that the cluster does not describe.
 
     A chain of 12 element-wise segments runs on one device and then back and forth between two, with a small and with a large
@@ -109,26 +110,26 @@ def probe(
     measured = {
         (names[i], names[j]): Link(float("inf") if rate is None else rate, delay) for i, j, rate, delay in kept["links"]
     }
-    return Links(np.array(kept["dispatch"]), np.array(kept["empty"]), replace(cluster, links={**measured, **cluster.links}))
+    return LinkCosts(np.array(kept["dispatch"]), np.array(kept["empty"]), replace(cluster, links={**measured, **cluster.links}))
 
 
 def _any_chain(cluster: Cluster) -> tuple[Cluster, Callable[[int, int], Model]]:
     """Find what runs on all devices, and return the cluster as it is driven then."""
     kinds = {device.kind for device in cluster.devices}
     if kinds == {"openvino"}:
-        from placeit.backends.openvino import relu_chain
+        from placeit.backends.openvino.model import relu_chain
 
         return cluster, relu_chain
     model: Model
     if "ort" in kinds or any(d.kind == "openvino" and not d.core_set for d in cluster.devices):
-        from placeit.backends.onnx_segments import relu_chain as onnx_chain
+        from placeit.backends.onnx.segments import relu_chain as onnx_chain
 
         model = onnx_chain(1, 1)
     else:
-        from placeit.backends.torch import relu_chain as torch_chain
+        from placeit.backends.torch.model import relu_chain as torch_chain
 
         model = torch_chain(1, 1)
-    return model.driven(cluster), model.chain
+    return drive(cluster, model), model.chain
 
 
 def _valid(kept: Any, devices: int, unknown: list[list[int]]) -> bool:
@@ -182,7 +183,7 @@ def _time_routes(
 ) -> dict[tuple[int, int], tuple[float, float, int]]:
     """Median seconds per hop, and of a segment, of chains that alternate between two devices, interleaved; and of how many."""
     groups = len(grouping.groups)
-    segmenter = Segmenter(grouping, Costs.free(len(grouping.groups), runtime.cluster))
+    segmenter = Segmenter(grouping, Costs.zero(len(grouping.groups), runtime.cluster))
     samples: dict[tuple[int, int], list[float]] = {route: [] for route in routes}
     with contextlib.ExitStack() as stack:
         plans = {route: segmenter.plan([route[g % 2] for g in range(groups)], merge=False) for route in routes}

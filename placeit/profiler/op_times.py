@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.backends.base import Model
-from placeit.backends.coarsen import Grouping
-from placeit.cluster import Cluster, Device
+from placeit.core.cluster import Cluster, Device
+from placeit.planning.coarsen import Grouping
+from placeit.planning.segments import Plan
 from placeit.runtime.devices.base import RuntimeDevice
 from placeit.runtime.devices.emulated import SlowedDevice
 from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.devices.openvino import OpenVinoDevice, OpenVinoProgram
 from placeit.runtime.runtime import Runtime
-from placeit.runtime.segments import Plan
 
 __all__ = ["COLUMNS", "OpTime", "csv_table", "op_times"]
 
@@ -76,7 +76,7 @@ def op_times(
             executor.set_inputs(model.sample_inputs())
             for _ in range(passes):
                 executor.time()
-        running = [s for s, segment in enumerate(plan.segments) if not segment.free]
+        running = [s for s, segment in enumerate(plan.segments) if not segment.passthrough]
         programs = runtime.compile([plan.segments[s] for s in running])
         found: list[OpTime] = []
         for s, program in zip(running, programs, strict=True):
@@ -130,7 +130,7 @@ def csv_table(plan: Plan, grouping: Grouping, seconds: NDArray[np.float64], ops:
     names, graph = plan.problem.device_names, grouping.graph
     for s, segment in enumerate(plan.segments):
         members = np.flatnonzero(np.isin(grouping.group_of, segment.groups))
-        device, took = names[segment.device], "" if segment.free else repr(float(seconds[s]))
+        device, took = names[segment.device], "" if segment.passthrough else repr(float(seconds[s]))
         table.writerow(("segment", s, device, graph.names[members[0]], "", len(members), "", took))
         for one in ops:
             if one.segment == s:

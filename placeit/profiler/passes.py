@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.backends.coarsen import Grouping
-from placeit.runtime.executor import PlanExecutor
+from placeit.planning.coarsen import Grouping
 from placeit.runtime.measure import median_interval
+from placeit.runtime.plan_executor import PlanExecutor
 
 __all__ = ["Passes"]
 

@@ -5,45 +5,16 @@ from __future__ import annotations
 import heapq
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from placeit.files import write_text
+from placeit.core.files import write_text
+from placeit.runtime.spans import Span
 
-__all__ = ["Span", "utilization", "write_chrome_trace"]
+__all__ = ["utilization", "write_chrome_trace"]
 
-_ARROW = " -> "
 _PROCESSES = {"compute": (1, "devices"), "copy": (2, "links")}
-
-
-@dataclass(frozen=True)
-class Span:
-    """Something that took a while.
-
-    Attributes:
-        track: where: the name of a device, or ``A -> B`` for a link.
-        name: what is shown on it: op names.
-        start: seconds, of any clock that all spans share.
-        finish: seconds; not before ``start``.
-        args: what is shown when the span is selected; anything that JSON can hold.
-    """
-
-    track: str
-    name: str
-    start: float
-    finish: float
-    args: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.start) and math.isfinite(self.finish) and self.start <= self.finish):
-            raise ValueError(f"'{self.name}' on {self.track} runs from {self.start} s to {self.finish} s")
-
-    @property
-    def category(self) -> str:
-        """``copy`` on a link, ``compute`` on a device."""
-        return "copy" if _ARROW in self.track else "compute"
 
 
 def write_chrome_trace(path: str | Path, spans: Sequence[Span], *, devices: Sequence[str] = ()) -> None:

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.backends.base import Arrays, Model
-from placeit.errors import PlaceitError
-from placeit.runtime.executor import PlanExecutor
+from placeit.core.errors import PlaceitError
+from placeit.runtime.plan_executor import PlanExecutor
 
 __all__ = ["OutputCheck", "OutputError", "other_inputs"]
 

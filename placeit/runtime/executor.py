@@ -6,202 +6,30 @@ import functools
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from time import perf_counter
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placeit.backends.base import checked_inputs
-from placeit.errors import DeviceError, ExecutionError, PlaceitError, UsageError
-from placeit.profiler.trace import Span
-from placeit.runtime.blank import is_blank
-from placeit.runtime.devices.base import Buffer, Done, Instance, Program
-from placeit.runtime.devices.openvino import HostBuffer
+from placeit.core.errors import ExecutionError, PlaceitError, UsageError
+from placeit.planning.segments import Plan
+from placeit.runtime.devices.base import Program
 from placeit.runtime.devices.worker import Gate, Worker
-from placeit.runtime.scheduler import Instruction, Scheduler, Start, Transfer
-from placeit.runtime.segments import Plan
+from placeit.runtime.plan_executor import check_timeout, empty_samples, seconds_of
+from placeit.runtime.slots import Slot
+from placeit.runtime.spans import Span
+from placeit.simulator.scheduler import Instruction, Scheduler, Start, Transfer
 
 if TYPE_CHECKING:
     from placeit.runtime.runtime import Runtime
 
-__all__ = ["Executor", "Order", "PlanExecutor", "check_timeout", "empty_samples", "seconds_of"]
+__all__ = ["Executor"]
 
-Order: TypeAlias = Literal["dynamic", "static", "graph"]
-"""Who decides what runs when: the scheduler as things end, or the simulated schedule ahead of time, launched or replayed."""
-
-_KEPT_SAMPLES = 1000  # times of a segment
 _LOOK_S = 0.5  # between two looks at whether the threads that a run needs are still there
-
-
-def empty_samples(segments: int) -> list[deque[float]]:
-    """Make room for the times of each segment in its last runs."""
-    return [deque(maxlen=_KEPT_SAMPLES) for _ in range(segments)]
-
-
-def seconds_of(samples: Sequence[deque[float]], *, last: bool) -> NDArray[np.float64]:
-    """``float64[S]``, median seconds of each segment, or of the last run; zero if there are none."""
-    seconds = np.zeros(len(samples))
-    for s, times in enumerate(samples):
-        if times:
-            seconds[s] = times[-1] if last else np.median(times)
-    return seconds
-
-
-class PlanExecutor(Protocol):
-    """A plan, ready to run. Use it as a context manager, or call :meth:`close`."""
-
-    @property
-    def plan(self) -> Plan:
-        """What it runs."""
-        ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None: ...
-
-    def close(self) -> None:
-        """Let go of buffers and programs. Closing twice does nothing more."""
-        ...
-
-    def set_inputs(self, inputs: Mapping[str, NDArray[np.generic]], *, request: int = 0) -> None:
-        """Copy the model's inputs into place, from where each run takes them.
-
-        Raises:
-            UsageError: an input is missing, unknown, or has another shape or type than the model wants.
-        """
-        ...
-
-    def outputs(self, *, request: int = 0) -> dict[str, NDArray[np.generic]]:
-        """Return copies of the outputs of the last run, by name."""
-        ...
-
-    def run(self, inputs: Mapping[str, NDArray[np.generic]], *, timeout: float | None = None) -> dict[str, NDArray[np.generic]]:
-        """Run once and return the outputs by name; see :meth:`times`. Raises UsageError or ExecutionError."""
-        ...
-
-    def time(self, *, timeout: float | None = None) -> float:
-        """Run once on the inputs in place and return the seconds it took; see :meth:`times`. Raises ExecutionError."""
-        ...
-
-    def times(self, count: int, *, timeout: float | None = None) -> float:
-        """Run ``count`` requests, as many in flight as the executor was made for, and return the seconds they took.
-
-        Args:
-            count: how many requests.
-            timeout: seconds until an ExecutionError says what still runs; None to wait for as long as it takes.
-
-        Raises:
-            ExecutionError: a device failed, has been closed, or takes longer than ``timeout``.
-            UsageError: no request at all.
-        """
-        ...
-
-    def spans(self) -> list[Span]:
-        """What ran when in the last call: one span per segment and transfer, on a track per device and per link."""
-        ...
-
-    def segment_seconds(self, *, last: bool = False) -> NDArray[np.float64]:
-        """``float64[S]``, median seconds of each segment over many runs, or of the last one; zero if it runs nothing."""
-        ...
-
-    def blank(self, sentinel: int) -> str | None:
-        """Fill all that a run writes, outputs and what segments hand each other, with NaN; types without it with a sentinel.
-
-        What the next run does not write, or writes too late, then shows (:mod:`placeit.runtime.check`).
-
-        Args:
-            sentinel: 0 or 1.
-
-        Returns:
-            Who has written where nothing should have been written, as far as that can be told; None if nobody has. After a
-            first call that is anybody at all, if nothing has run since, and else whoever had reported the end before.
-        """
-        ...
-
-
-class _Slot:
-    """One request in flight: instances whose buffers are wired to each other ahead of time, and its progress."""
-
-    def __init__(self, executor: Executor, number: int) -> None:
-        runtime, plan = executor.runtime, executor.plan
-        self.number = number
-        self.inputs = {name: HostBuffer(spec) for name, spec in runtime.inputs.items()}
-        self.outputs: dict[str, Buffer] = {}
-        self.starts: list[tuple[Instance, Done] | None] = []
-        self.copies: dict[tuple[int, int], tuple[int, Buffer, Buffer, Done]] = {}
-        self.ran: list[tuple[int, float, float]] = []
-        self.moved: list[tuple[int, int, int, float, float]] = []
-        # what each segment (s,) and each transfer (tensor, destination) writes; what it had written when it was reported
-        self.writes: dict[tuple[int, ...], list[Buffer]] = {}
-        self.written: dict[tuple[int, ...], list[NDArray[np.generic]]] | None = None
-        self.blanked: int | None = None
-        held: dict[tuple[int, int], Buffer] = {}
-        compact = {t: i for i, t in enumerate(plan.tensors)}
-        readers: dict[int, set[int]] = {t: set() for t in plan.tensors}
-        for segment in plan.segments:
-            for t in segment.inputs:
-                readers[t].add(segment.device)
-        for s, (segment, program) in enumerate(zip(plan.segments, executor.programs, strict=True)):
-            d = segment.device
-            entering = {t: held[t, d] for t in segment.inputs}
-            if program is None:
-                made = runtime.hand_through(segment, entering, self.inputs)
-                self.starts.append(None)
-            else:
-                instance = runtime.devices[d].instance(program)
-                for i, buffer in enumerate([*entering.values(), *(self.inputs[name] for name in runtime.inputs_of(segment))]):
-                    instance.bind(i, buffer)
-                made = self.writes[s,] = [instance.output(i) for i in range(len(program.outputs))]
-                self.starts.append((instance, functools.partial(executor.op_done, number, s)))
-            self.outputs |= zip(runtime.outputs_of(segment), made[len(segment.outputs) :], strict=True)
-            for t, buffer in zip(segment.outputs, made, strict=False):
-                held[t, d] = buffer
-                for far in readers[t] - {d}:
-                    held[t, far] = buffer
-                    if buffer.space != runtime.devices[far].space:
-                        if (d, far) not in runtime.transports:
-                            names = runtime.devices[d].name, runtime.devices[far].name
-                            raise DeviceError(
-                                f"Nothing moves tensors from '{names[0]}' to '{names[1]}', whose memories differ: give the "
-                                "runtime a transport from one to the other."
-                            )
-                        held[t, far] = runtime.devices[far].allocate(runtime.spec(t))
-                        self.writes[compact[t], far] = [held[t, far]]
-                    if (d, far) in runtime.transports:
-                        done = functools.partial(executor.transfer_done, number, compact[t], d, far)
-                        self.copies[compact[t], far] = (d, buffer, held[t, far], done)
-
-    def reported(self, what: tuple[int, ...]) -> None:
-        """Keep what a segment or a transfer has written, in a run that is checked."""
-        if self.written is not None and what in self.writes:
-            self.written[what] = [np.array(buffer.array()) for buffer in self.writes[what]]
-
-    def blank(self, sentinel: int) -> tuple[int, ...] | None:
-        """Blank what segments and transfers write; return one that has written what it should not have."""
-        found = None
-        for what, buffers in self.writes.items():
-            # looked at just before they are filled, so that nothing is missed between; together, as some may share their memory
-            values = [buffer.array() for buffer in buffers]
-            undisturbed = True
-            if self.blanked is not None:
-                undisturbed = all(is_blank(value, self.blanked) for value in values)
-            elif self.written is not None and what in self.written:
-                pairs = zip(values, self.written[what], strict=True)
-                undisturbed = all(np.array(now).tobytes() == then.tobytes() for now, then in pairs)
-            for buffer in buffers:
-                buffer.blank(sentinel)
-            if not undisturbed:
-                found = what
-        self.blanked, self.written = sentinel, None
-        return found
-
-    def clear(self) -> None:
-        """Forget what ran when."""
-        self.ran.clear()
-        self.moved.clear()
 
 
 class _Run:
@@ -221,7 +49,7 @@ class _Run:
         caller: the thread that waits, if runs begin there, as no device has a worker; None if no decision is made there.
     """
 
-    def __init__(self, slots: list[_Slot], waiting: int, caller: int | None) -> None:
+    def __init__(self, slots: list[Slot], waiting: int, caller: int | None) -> None:
         self.slots, self.waiting, self.caller = slots, waiting, caller
         self.left = len(slots)
         self.begun = self.stopped = self.dropped = False
@@ -261,8 +89,8 @@ class Executor:
         if requests < 1:
             raise UsageError(f"An executor is made for at least one request in flight; got {requests}.")
         self.runtime, self.plan = runtime, plan
-        compiled = iter(cast("list[Program]", runtime.compile([segment for segment in plan.segments if not segment.free])))
-        self.programs = [None if segment.free else next(compiled) for segment in plan.segments]
+        compiled = iter(cast("list[Program]", runtime.compile(plan.programs)))
+        self.programs = [None if segment.passthrough else next(compiled) for segment in plan.segments]
         self._scheduler = Scheduler(plan.problem, plan.placement, links="channel", queue="priority")
         self._samples = empty_samples(len(plan.segments))
         self._turn = threading.RLock()  # of the threads that call
@@ -270,8 +98,10 @@ class Executor:
         self._run: _Run | None = None  # the last one
         self._closed = False
         self._lost = False  # whether nobody knows what still runs
-        self._slots = [_Slot(self, number) for number in range(requests)]
-        used = dict.fromkeys([s.device for s in plan.segments if not s.free] or [s.device for s in plan.segments])
+        self._slots = [
+            Slot(runtime, plan, self.programs, number, self.op_done, self.transfer_done) for number in range(requests)
+        ]
+        used = dict.fromkeys([s.device for s in plan.programs] or [s.device for s in plan.segments])
         of_devices = [worker for d in used if (worker := _worker_of(runtime.devices[d])) is not None]
         of_links = [_worker_of(link) for pair, link in runtime.transports.items() if used.keys() >= set(pair)]
         self._first = of_devices[0] if of_devices else None  # where runs begin: segments are in topological order
@@ -388,7 +218,7 @@ class Executor:
             self._wait(self._run, deadline)
         return deadline
 
-    def _slot(self, request: int) -> _Slot:
+    def _slot(self, request: int) -> Slot:
         self.runtime.check_process()
         if self._closed:
             raise ExecutionError("This executor is closed: make a new one.")
@@ -578,12 +408,6 @@ class Executor:
             return []
         run.dropped, run.waiting = True, 0
         return [step for slot in run.slots for step in self._scheduler.abort(slot.number)]
-
-
-def check_timeout(timeout: float | None) -> None:
-    """Raise UsageError unless it is a positive number of seconds, or None for no limit."""
-    if timeout is not None and not timeout > 0:
-        raise UsageError(f"'timeout' must be a positive number of seconds; got {timeout}.")
 
 
 def _failure(what: str, error: BaseException) -> PlaceitError:

@@ -18,18 +18,18 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from placeit.errors import ExecutionError, PlaceitError, UsageError
+from placeit.core.errors import ExecutionError, PlaceitError, UsageError
 
 __all__ = [
     "FAILURES",
     "FEWEST",
     "WARMUP",
-    "Candidate",
     "Leave",
     "Measurement",
     "Progress",
     "Race",
     "Ratio",
+    "TimedRun",
     "check_length",
     "faster",
     "median_interval",
@@ -38,7 +38,7 @@ __all__ = [
     "timed",
 ]
 
-Candidate: TypeAlias = Callable[[], float]
+TimedRun: TypeAlias = Callable[[], float]
 """Runs once and returns the seconds that the run took, by its own clock. :func:`timed` makes one of any callable."""
 
 Progress: TypeAlias = Callable[[int, float], None]
@@ -116,7 +116,7 @@ class Race:
     """
 
     def __init__(
-        self, candidates: Mapping[str, Candidate], *, seed: int = 0, warmup: int = WARMUP, leave: Leave | None = None
+        self, candidates: Mapping[str, TimedRun], *, seed: int = 0, warmup: int = WARMUP, leave: Leave | None = None
     ) -> None:
         if not candidates:
             raise UsageError("There is nothing to measure: the race has no candidates.")
@@ -233,7 +233,7 @@ class Race:
 
 
 def race(
-    candidates: Mapping[str, Candidate],
+    candidates: Mapping[str, TimedRun],
     *,
     rounds: int | None = None,
     budget_s: float | None = None,
@@ -249,7 +249,7 @@ def race(
     )
 
 
-def timed(run: Callable[[], object]) -> Candidate:
+def timed(run: Callable[[], object]) -> TimedRun:
     """Turn a callable into a candidate by timing it from outside."""
 
     def once() -> float:

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Generic, TypeVar
 
-from placeit.memory import Use, give_back_freed_memory, own_use
+from placeit.core.memory import Use, give_back_freed_memory, own_use
 
 __all__ = ["Programs"]
 

@@ -12,20 +12,21 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from placeit.backends.base import Model, OnnxSegments, OpenVinoSegments, TorchSegments
-from placeit.backends.coarsen import Grouping
-from placeit.cluster import Cluster
+from placeit.backends.base import Format, Model
+from placeit.core.cluster import Cluster
+from placeit.core.errors import DeviceError, ExecutionError, GraphError
+from placeit.core.memory import Use
 from placeit.devices.host import memory_bytes
-from placeit.errors import DeviceError, ExecutionError, GraphError
-from placeit.memory import Use
-from placeit.runtime.devices.base import Buffer, Program, RuntimeDevice, SegmentSource, TensorSpec, Transport
+from placeit.planning.coarsen import Grouping
+from placeit.planning.segments import Plan, Segment
+from placeit.runtime.accelerators.accelerator import StreamProgram, Streams
+from placeit.runtime.devices.base import Buffer, BufferSpec, Program, RuntimeDevice, SegmentSource, Transport
 from placeit.runtime.devices.emulated import EmulatedLink, SlowedDevice
 from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.devices.worker import Gate, apart
-from placeit.runtime.executor import Executor, Order, PlanExecutor
+from placeit.runtime.executor import Executor
+from placeit.runtime.plan_executor import DispatchOrder, PlanExecutor
 from placeit.runtime.programs import Programs
-from placeit.runtime.segments import Plan, Segment
-from placeit.runtime.streams.accelerator import StreamProgram, Streams
 
 __all__ = ["Runtime"]
 
@@ -77,8 +78,8 @@ class Runtime:
         self.precision = precision
         self._input_of = {spec.op: spec.name for spec in model.inputs}
         self._output_of = {spec.op: spec.name for spec in model.outputs}
-        self.inputs = {spec.name: TensorSpec(spec.shape, spec.dtype) for spec in model.inputs}
-        self.model_outputs = {spec.name: TensorSpec(spec.shape, spec.dtype) for spec in model.outputs}
+        self.inputs = {spec.name: BufferSpec(spec.shape, spec.dtype) for spec in model.inputs}
+        self.model_outputs = {spec.name: BufferSpec(spec.shape, spec.dtype) for spec in model.outputs}
         room = _KEPT_MODELS * float(grouping.groups.param_bytes.sum()) + _KEPT_BYTES
         self._programs: Programs[tuple[str, tuple[int, ...]], Program | StreamProgram] = Programs(
             Use(min(room, _KEPT_SHARE * memory_bytes()), _KEPT_THREADS), most=(_KEPT_PROGRAMS, room), weights=self._weights
@@ -124,14 +125,14 @@ class Runtime:
                 "a session in this process."
             )
 
-    def executor(self, plan: Plan, *, requests: int = 1, order: Order = "dynamic") -> PlanExecutor:
+    def executor(self, plan: Plan, *, requests: int = 1, order: DispatchOrder = "dynamic") -> PlanExecutor:
         """Make a plan ready to run, with the executor that drives these devices.
 
         Args:
             plan: what to run.
             requests: how many requests may be in flight at once.
             order: who decides what runs when; accelerators can be given everything ahead
-                (:class:`placeit.runtime.streams.executor.StreamExecutor`).
+                (:class:`placeit.runtime.accelerators.executor.StreamExecutor`).
 
         Raises:
             DeviceError: a segment cannot be compiled for its device, there is no room for its weights or buffers, or the order
@@ -147,11 +148,11 @@ class Runtime:
                     "out."
                 )
             return Executor(self, plan, requests=requests)
-        from placeit.runtime.streams.executor import StreamExecutor
-        from placeit.runtime.streams.work import Work
+        from placeit.runtime.accelerators.executor import StreamExecutor
+        from placeit.runtime.accelerators.work import PlanTasks
 
         accelerator, timed = self.streams.accelerator, order != "graph"
-        return StreamExecutor(Work.of(self, plan), accelerator, requests=requests, order=order, timed=timed)
+        return StreamExecutor(PlanTasks.of(self, plan), accelerator, requests=requests, order=order, timed=timed)
 
     def compile(self, segments: Sequence[Segment]) -> list[Program | StreamProgram]:
         """Compile segments for their devices, or take the programs that equal devices have compiled. Raises DeviceError."""
@@ -207,10 +208,10 @@ class Runtime:
         graph = self.grouping.graph
         return graph.names[int(graph.tensor_op[self.grouping.op_tensor[tensor]])]
 
-    def spec(self, tensor: int) -> TensorSpec:
+    def spec(self, tensor: int) -> BufferSpec:
         """Shape, type and memory order of a tensor of the group graph when it crosses a segment's border."""
         graph, t = self.grouping.graph, int(self.grouping.op_tensor[tensor])
-        return TensorSpec(graph.tensor_shapes[t], graph.tensor_dtypes[t], t in self.channels_last)
+        return BufferSpec(graph.tensor_shapes[t], graph.tensor_dtypes[t], t in self.channels_last)
 
     def hand_through(self, segment: Segment, entering: Mapping[int, Buffer], inputs: Mapping[str, Buffer]) -> list[Buffer]:
         """Buffers of the outputs of a segment that runs nothing: tensors for other segments, then outputs of the model."""
@@ -288,41 +289,38 @@ class _Source:
     segment: Segment
 
     @functools.cached_property
-    def inputs(self) -> tuple[TensorSpec, ...]:
+    def inputs(self) -> tuple[BufferSpec, ...]:
         runtime = self.runtime
         ends = (runtime.inputs[name] for name in runtime.inputs_of(self.segment))
         return (*map(runtime.spec, self.segment.inputs), *ends)
 
     @functools.cached_property
-    def outputs(self) -> tuple[TensorSpec, ...]:
+    def outputs(self) -> tuple[BufferSpec, ...]:
         runtime = self.runtime
         ends = (runtime.model_outputs[name] for name in runtime.outputs_of(self.segment))
         return (*map(runtime.spec, self.segment.outputs), *ends)
 
     def openvino_model(self) -> object:
-        if not isinstance(self.runtime.model, OpenVinoSegments):
-            raise self._foreign("OpenVINO")
-        return self.runtime.model.openvino_segment(*self._parts())
+        return self._as("openvino", "OpenVINO")
 
     def onnx_model(self) -> object:
-        if not isinstance(self.runtime.model, OnnxSegments):
-            raise self._foreign("ONNX")
-        return self.runtime.model.onnx_segment(*self._parts())
+        return self._as("onnx", "ONNX")
 
     def torch_module(self) -> object:
-        if not isinstance(self.runtime.model, TorchSegments):
-            raise self._foreign("PyTorch")
-        return self.runtime.model.torch_segment(*self._parts())
+        return self._as("torch", "PyTorch")
+
+    def _as(self, form: Format, framework: str) -> object:
+        model = self.runtime.model
+        if form not in model.formats:
+            device = self.runtime.cluster.names[self.segment.device]
+            raise DeviceError(
+                f"{device} runs {framework} programs, and {model.path} is not read with {framework}: convert it with `placeit "
+                "export`, or choose other devices."
+            )
+        return model.segment(form, *self._parts())
 
     def _parts(self) -> tuple[list[int], list[int], list[int]]:
         """Ops, tensors that enter and tensors that leave, by their numbers in the task graph."""
         runtime, segment, op_tensor = self.runtime, self.segment, self.runtime.grouping.op_tensor
         enter, leave = ([int(op_tensor[t]) for t in tensors] for tensors in (segment.inputs, segment.outputs))
         return runtime.ops(segment), enter, leave
-
-    def _foreign(self, framework: str) -> DeviceError:
-        device, model = self.runtime.cluster.names[self.segment.device], self.runtime.model
-        return DeviceError(
-            f"{device} runs {framework} programs, and {model.path} is not read with {framework}: convert it with `placeit "
-            "export`, or choose other devices."
-        )

@@ -23,11 +23,11 @@ import numpy as np
 import pytest
 import torch
 
-from placeit.errors import UsageError
-from placeit.placers.learned.agent import Agent, Instance
+from placeit.core.errors import UsageError
+from placeit.placers.learned.agent import Agent, ProblemInstance
 from placeit.placers.learned.checkpoint import load_agent, save_agent, weights_of
-from placeit.placers.learned.sources import simulated
-from placeit.placers.learned.training import Stage, evaluate, train
+from placeit.placers.learned.training.loop import Stage, evaluate, train
+from placeit.placers.learned.training.sources import simulated
 from placeit.testing.problems import random_problem
 
 __all__ = ["AgentConformance"]
@@ -46,7 +46,7 @@ class AgentConformance:
         """Return an untrained agent, of a size for the instances; the same each time."""
         raise NotImplementedError
 
-    def instances(self) -> Sequence[Instance]:
+    def instances(self) -> Sequence[ProblemInstance]:
         """Problems of different sizes: scarce memory, scarce devices, a single op and a single device among them."""
         problems = [
             random_problem(7, 3, 0),
@@ -118,7 +118,7 @@ class AgentConformance:
         instances = self.instances()
 
         def weights(name: str, crash_at: float) -> dict[str, torch.Tensor]:
-            def draw(_rng: np.random.Generator, _count: int, progress: float) -> Sequence[Instance]:
+            def draw(_rng: np.random.Generator, _count: int, progress: float) -> Sequence[ProblemInstance]:
                 if progress == crash_at:
                     raise InterruptedError
                 return instances

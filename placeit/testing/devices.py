@@ -25,9 +25,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from placeit.errors import DeviceError, PlaceitError
+from placeit.core.errors import DeviceError, PlaceitError
 from placeit.runtime.blank import is_blank
-from placeit.runtime.devices.base import Done, Instance, RuntimeDevice, TensorSpec
+from placeit.runtime.devices.base import BufferSpec, DoneCallback, Instance, RuntimeDevice
 from placeit.runtime.devices.openvino import HostBuffer
 
 __all__ = ["ComputingDeviceConformance", "DeviceConformance"]
@@ -282,7 +282,7 @@ class _Runs:
         self.times: list[tuple[float, float]] = []
         self.errors: list[BaseException | None] = []
 
-    def done(self, label: int) -> Done:
+    def done(self, label: int) -> DoneCallback:
         def done(start: float, finish: float, error: BaseException | None) -> None:
             self.times.append((start, finish))
             self.errors.append(error)
@@ -295,10 +295,10 @@ class _Source:
     """Tensors of several kinds, each multiplied by itself and added to itself, and given back in another order."""
 
     inputs = (
-        TensorSpec((2, 3), "float32"),
-        TensorSpec((), "float32"),
-        TensorSpec((4,), "int64"),
-        TensorSpec((1, 2, 3, 4), "float32", channels_last=True),
+        BufferSpec((2, 3), "float32"),
+        BufferSpec((), "float32"),
+        BufferSpec((4,), "int64"),
+        BufferSpec((1, 2, 3, 4), "float32", channels_last=True),
     )
     order = (3, 1, 0, 2)
     outputs = (inputs[3], inputs[1], inputs[0], inputs[2])
@@ -334,8 +334,8 @@ class _Source:
 class _Pick:
     """One of four numbers, whose kernel fails if there is no such number."""
 
-    inputs = (TensorSpec((4,), "float32"), TensorSpec((1,), "int64"))
-    outputs = (TensorSpec((1,), "float32"),)
+    inputs = (BufferSpec((4,), "float32"), BufferSpec((1,), "int64"))
+    outputs = (BufferSpec((1,), "float32"),)
 
     def openvino_model(self) -> object:
         import openvino as ov
@@ -357,8 +357,8 @@ class _Pick:
 
 
 class _Broken:
-    inputs: tuple[TensorSpec, ...] = ()
-    outputs = (TensorSpec((2,), "float32"),)
+    inputs: tuple[BufferSpec, ...] = ()
+    outputs = (BufferSpec((2,), "float32"),)
 
     def openvino_model(self) -> object:
         import openvino as ov
@@ -378,14 +378,14 @@ class _Broken:
 
 
 def _onnx_model(
-    inputs: Sequence[TensorSpec],
+    inputs: Sequence[BufferSpec],
     names: Sequence[str],
     nodes: Sequence[tuple[str, list[str], list[str]]],
-    outputs: Sequence[TensorSpec],
+    outputs: Sequence[BufferSpec],
 ) -> object:
     from onnx import helper
 
-    def value(name: str, spec: TensorSpec) -> Any:
+    def value(name: str, spec: BufferSpec) -> Any:
         return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype)), spec.memory_shape)
 
     graph = helper.make_graph(

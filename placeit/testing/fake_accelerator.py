@@ -18,176 +18,34 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.errors import DeviceError, ExecutionError
+from placeit.core.errors import DeviceError, ExecutionError
+from placeit.runtime.accelerators.accelerator import HOST, Inbox, LoadedProgram, Replay, Token
 from placeit.runtime.blank import blank_value, is_blank
-from placeit.runtime.devices.base import TensorSpec
+from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.devices.null import VirtualClock
-from placeit.runtime.streams.accelerator import HOST, Inbox, LoadedProgram, Replay, Token
-from placeit.testing.happens_before import Access, HappensBefore
+from placeit.testing.fake_streams import (
+    FakeEvent,
+    FakeMemory,
+    FakeStream,
+    FakeView,
+    Mark,
+    Submission,
+    Turn,
+    Wait,
+    one_at_a_time,
+)
+from placeit.testing.happens_before import HappensBefore
 
-__all__ = ["FakeAccelerator", "Run"]
+__all__ = ["FakeAccelerator"]
 
+_host = threading.get_ident  # the thread that calls
 _SECONDS = (0.0, 1.0, 2.0, 10.0, 100.0)  # some things take a hundred times as long as others, and some no time at all
-_UNREADABLE = 0xFF  # NaN in every floating-point type
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
-
-
-def _call(method: Callable[_P, _R]) -> Callable[_P, _R]:
-    """A call of the accelerator, one at a time, and none by a host function."""
-
-    @functools.wraps(method)
-    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        accelerator: Any = args[0]
-        with accelerator._lock:
-            if accelerator._in_host_function:
-                accelerator.order.faults.append(f"a host function calls '{method.__name__}'")
-            return method(*args, **kwargs)
-
-    return call
-
-
-class _Turn:
-    """A lock that passes on what its holders have learned."""
-
-    def __init__(self, accelerator: FakeAccelerator) -> None:
-        self._accelerator, self._lock = accelerator, threading.RLock()
-        self._known: Mapping[Hashable, int] = {}
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        self._accelerator._begin_turn(self._known)
-
-    def __exit__(self, *error: object) -> None:
-        self._known = self._accelerator._end_turn()
-        self._lock.release()
-
-
-class _Memory:
-    def __init__(self, number: int, device: int, nbytes: int) -> None:
-        self.number, self.device = number, device
-        self.bytes = np.full(nbytes, _UNREADABLE, np.uint8)
-
-    def __repr__(self) -> str:
-        return f"memory {self.number}"
-
-
-class _View:
-    def __init__(self, memory: _Memory, spec: TensorSpec, number: int) -> None:
-        self.memory, self.number = memory, number
-        count = int(np.prod(spec.shape, dtype=np.int64)) * np.dtype(spec.dtype).itemsize
-        self.array: NDArray[Any] = memory.bytes[:count].view(spec.dtype).reshape(spec.memory_shape)
-        if spec.channels_last:
-            self.array = self.array.transpose(0, 3, 1, 2)
-        self.access = Access(memory, self)
-
-    def __repr__(self) -> str:
-        return f"tensor {self.number} of {self.memory}"
-
-
-class _Mark:
-    """A place in a stream: what an event stands for."""
-
-    def __init__(self, device: int, clock: Mapping[Hashable, int]) -> None:
-        self.device, self.clock = device, clock
-        self.reached_at: float | None = None
-        self.then: list[Callable[[], None]] = []
-
-    @property
-    def reached(self) -> bool:
-        return self.reached_at is not None
-
-    def reach(self, now: float) -> None:
-        self.reached_at = now
-        for call in self.then:
-            call()
-
-
-class _Event:
-    mark: _Mark | None = None
-
-
-class _Stream:
-    def __init__(self, number: int, device: int) -> None:
-        self.number, self.device = number, device
-        self.queue: deque[_Mark | _Wait | Run] = deque()
-        self.busy = False
-
-    def __repr__(self) -> str:
-        return f"stream {self.number}"
-
-
-class _Wait:
-    def __init__(self, mark: _Mark) -> None:
-        self.mark = mark
-        self.asked = False
-
-
-class Run:
-    """A program or a copy on a stream.
-
-    Attributes:
-        program: None for a copy.
-        src: device that it runs on, or copies from.
-        dst: device that it runs on, or copies to.
-        inputs: what it reads.
-        outputs: what it writes.
-        start: virtual seconds.
-        finish: virtual seconds.
-        tell: who is told if it fails when it runs, on a device in the host's memory.
-        fails: whether it does, whatever the program.
-        hangs: whether it does not end.
-    """
-
-    def __init__(
-        self,
-        program: LoadedProgram | None,
-        inputs: Sequence[_View],
-        outputs: Sequence[_View],
-        device: int,
-        tell: tuple[Inbox, Token] | None = None,
-        *,
-        fails: bool = False,
-    ) -> None:
-        self.program, self.inputs, self.outputs = program, inputs, outputs
-        self.tell, self.fails, self.hangs = tell, fails, False
-        self.src, self.dst = device, device
-        if program is None:
-            self.src, self.dst = inputs[0].memory.device, outputs[0].memory.device
-        self.start = self.finish = 0.0
-        self._given: list[NDArray[Any]] = []
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that it writes."""
-        return sum(view.array.nbytes for view in self.outputs)
-
-    def begin(self) -> None:
-        """Take the inputs, and make the outputs unreadable."""
-        self._given = [view.array.copy() for view in self.inputs]
-        for view in self.outputs:
-            view.array[...] = np.full(view.array.itemsize, _UNREADABLE, np.uint8).view(view.array.dtype)[0]
-
-    def end(self) -> None:
-        """Fill the outputs, unless the inputs have changed."""
-        if any(view.array.tobytes() != given.tobytes() for view, given in zip(self.inputs, self._given, strict=True)):
-            return
-        if self.fails:
-            raise RuntimeError("this job fails")
-        outputs = [view.array for view in self.outputs]
-        if self.program is not None:
-            self.program.launch(self._given, outputs)
-        else:
-            outputs[0][...] = self._given[0]
 
 
 class FakeAccelerator:
@@ -238,30 +96,30 @@ class FakeAccelerator:
         self.order = HappensBefore()
         self.waits = self.launches = 0
         self.allocated = dict.fromkeys((HOST, *range(devices)), 0)
-        self.trace: list[Run] = []
+        self.trace: list[Submission] = []
         self._peers, self._memory_bytes, self._seconds = peers, memory_bytes, seconds
         self._on_host, self._fail_job, self._hang_at = frozenset(on_host), frozenset(fail_job), hang_at
         self.closed = False
         self._lock = threading.RLock()
-        self._turns: list[_Turn] = []
+        self._turns: list[Turn] = []
         self._held: dict[int, int] = {}  # turns, by thread
         self._in_host_function = False
         self._skip_wait, self._fail_at, self._die_at, self._patience = skip_wait, fail_at, die_at, patience
         self._rng = np.random.default_rng(seed)
         self._clock = VirtualClock()
         self._made = 0
-        self._streams: dict[tuple[int, int], _Stream] = {}
+        self._streams: dict[tuple[int, int], FakeStream] = {}
         self._broken: str | None = None
         self._delivered: dict[tuple[int, Token], Mapping[Hashable, int]] = {}
         self._captured: list[Callable[[], None]] | None = None
-        self._hanging: tuple[_Stream, Run] | None = None
+        self._hanging: tuple[FakeStream, Submission] | None = None
 
-    @_call
+    @one_at_a_time
     def turn(self) -> AbstractContextManager[object]:
         """A lock that :meth:`close` takes."""
         if self.closed:
             raise ExecutionError("The fake accelerator is closed.")
-        self._turns.append(_Turn(self))
+        self._turns.append(Turn(self._begin_turn, self._end_turn))
         return self._turns[-1]
 
     def close(self) -> None:
@@ -291,79 +149,79 @@ class FakeAccelerator:
         """What was given."""
         return self._peers is None or (src, dst) in self._peers
 
-    @_call
+    @one_at_a_time
     def free_bytes(self, device: int) -> float:
         """What is not in use."""
         return self._memory_bytes - self.allocated[device]
 
-    @_call
-    def allocate(self, device: int, nbytes: int) -> _Memory:
+    @one_at_a_time
+    def allocate(self, device: int, nbytes: int) -> FakeMemory:
         """Unreadable memory."""
         if device != HOST and nbytes > self.free_bytes(device):
             raise DeviceError(f"{self.names[device]} is out of memory.")
         self.allocated[device] += nbytes
-        return _Memory(self._number(), device, nbytes)
+        return FakeMemory(self._number(), device, nbytes)
 
-    @_call
-    def free(self, memory: _Memory) -> None:
+    @one_at_a_time
+    def free(self, memory: FakeMemory) -> None:
         """Check that nothing uses the memory, and make it unreadable."""
         self.order.free(memory, host=_host())
-        memory.bytes[:] = _UNREADABLE
+        memory.make_unreadable()
         self.allocated[memory.device] -= len(memory.bytes)
 
-    @_call
+    @one_at_a_time
     def trim(self) -> None:
         """Do nothing: nothing is kept in reserve."""
 
-    @_call
-    def view(self, memory: _Memory, spec: TensorSpec) -> _View:
+    @one_at_a_time
+    def view(self, memory: FakeMemory, spec: BufferSpec) -> FakeView:
         """An array in the memory."""
-        return _View(memory, spec, self._number())
+        return FakeView(memory, spec, self._number())
 
-    @_call
-    def write(self, view: _View, value: NDArray[np.generic]) -> None:
+    @one_at_a_time
+    def write(self, view: FakeView, value: NDArray[np.generic]) -> None:
         """Write as the host."""
         self.order.use(_host(), "the host", host=_host(), writes=[view.access])
         np.copyto(view.array, value, casting="same_kind")
 
-    @_call
-    def read(self, view: _View) -> NDArray[np.generic]:
+    @one_at_a_time
+    def read(self, view: FakeView) -> NDArray[np.generic]:
         """Read as the host."""
         self.order.use(_host(), "the host", host=_host(), reads=[view.access])
         return view.array.copy()
 
-    @_call
-    def blank(self, view: _View, sentinel: int) -> None:
+    @one_at_a_time
+    def blank(self, view: FakeView, sentinel: int) -> None:
         """Write as the host."""
         self.order.use(_host(), "the host", host=_host(), writes=[view.access])
         view.array[...] = blank_value(view.array.dtype, sentinel)
 
-    @_call
-    def is_blank(self, view: _View, sentinel: int) -> bool:
+    @one_at_a_time
+    def is_blank(self, view: FakeView, sentinel: int) -> bool:
         """Read as the host."""
         self.order.use(_host(), "the host", host=_host(), reads=[view.access])
         return is_blank(view.array, sentinel)
 
-    @_call
-    def stream(self, device: int, number: int) -> _Stream:
+    @one_at_a_time
+    def stream(self, device: int, number: int) -> FakeStream:
         """A stream, empty when it is first asked for."""
-        return self._streams.setdefault((device, number), _Stream(self._number(), device))
+        return self._streams.setdefault((device, number), FakeStream(self._number(), device))
 
-    @_call
-    def event(self, device: int, *, timed: bool = False) -> _Event:  # noqa: ARG002
+    @one_at_a_time
+    def event(self, device: int, *, timed: bool = False) -> FakeEvent:  # noqa: ARG002
         """An event that marks nothing."""
-        return _Event()
+        return FakeEvent()
 
-    @_call
-    def elapsed(self, first: _Event, second: _Event) -> float:
+    @one_at_a_time
+    def elapsed(self, first: FakeEvent, second: FakeEvent) -> float:
         """Virtual seconds."""
         assert first.mark is not None and second.mark is not None, "an event that was never recorded has no time"  # noqa: PT018
         ends = first.mark.reached_at, second.mark.reached_at
         assert ends[0] is not None and ends[1] is not None, "an event that has not happened has no time"  # noqa: PT018
         return ends[1] - ends[0]
 
-    @_call
-    def record(self, event: _Event, stream: _Stream) -> None:
+    @one_at_a_time
+    def record(self, event: FakeEvent, stream: FakeStream) -> None:
         """Queue a mark."""
         if self._captured is not None:
             self._captured.append(functools.partial(self.record, event, stream))
@@ -371,8 +229,8 @@ class FakeAccelerator:
         event.mark = self._mark(stream)
         self._pass_time()
 
-    @_call
-    def wait(self, stream: _Stream, event: _Event) -> None:
+    @one_at_a_time
+    def wait(self, stream: FakeStream, event: FakeEvent) -> None:
         """Queue a wait for what the event marks now."""
         if self._captured is not None:
             self._captured.append(functools.partial(self.wait, stream, event))
@@ -384,13 +242,13 @@ class FakeAccelerator:
             self._wait(stream, event.mark)
         self._pass_time()
 
-    @_call
+    @one_at_a_time
     def launch(
         self,
-        stream: _Stream,
+        stream: FakeStream,
         program: LoadedProgram,
-        inputs: Sequence[_View],
-        outputs: Sequence[_View],
+        inputs: Sequence[FakeView],
+        outputs: Sequence[FakeView],
         inbox: Inbox,
         token: Token,
     ) -> None:
@@ -404,12 +262,12 @@ class FakeAccelerator:
         if number == self._die_at:
             self._broken = self.names[stream.device]
         tell = (inbox, token) if stream.device in self._on_host else None
-        run = Run(program, inputs, outputs, stream.device, tell, fails=tell is not None and number in self._fail_job)
+        run = Submission(program, inputs, outputs, stream.device, tell, fails=tell is not None and number in self._fail_job)
         run.hangs = number == self._hang_at
         self._run(stream, f"launch {number}", run)
 
-    @_call
-    def copy(self, stream: _Stream, source: _View, destination: _View) -> None:
+    @one_at_a_time
+    def copy(self, stream: FakeStream, source: FakeView, destination: FakeView) -> None:
         """Queue a copy."""
         if self._captured is not None:
             self._captured.append(functools.partial(self.copy, stream, source, destination))
@@ -418,10 +276,10 @@ class FakeAccelerator:
         owner = ends[1] if ends[0] == HOST else ends[0]
         assert stream.device == owner, "a copy belongs on a stream of its source, or of its destination if that is the host"
         assert HOST in ends or self.can_peer(*ends), f"{self.names[ends[0]]} cannot write to {self.names[ends[1]]}"
-        self._run(stream, f"the copy of {source}", Run(None, [source], [destination], stream.device))
+        self._run(stream, f"the copy of {source}", Submission(None, [source], [destination], stream.device))
 
-    @_call
-    def notify(self, stream: _Stream, event: _Event, inbox: Inbox, token: Token) -> None:  # noqa: ARG002
+    @one_at_a_time
+    def notify(self, stream: FakeStream, event: FakeEvent, inbox: Inbox, token: Token) -> None:  # noqa: ARG002
         """Report an event, some time after it has happened."""
         mark = event.mark
         assert mark is not None, "nobody can be told of an event that was never recorded"
@@ -447,7 +305,7 @@ class FakeAccelerator:
                     return None
                 time.sleep(1e-4)
 
-    def finish(self, stream: _Stream) -> None:
+    def finish(self, stream: FakeStream) -> None:
         """Let time pass until the stream is empty."""
         with self._lock:
             mark = self._mark(stream)
@@ -468,8 +326,8 @@ class FakeAccelerator:
             if not going_on:
                 time.sleep(1e-4)
 
-    @_call
-    def capture(self, streams: Sequence[_Stream], launches: Callable[[], None]) -> Replay:
+    @one_at_a_time
+    def capture(self, streams: Sequence[FakeStream], launches: Callable[[], None]) -> Replay:
         """Keep the calls, and make them again on every replay."""
         calls: list[Callable[[], None]] = []
         self._captured = calls
@@ -494,30 +352,30 @@ class FakeAccelerator:
         self._made += 1
         return self._made
 
-    def _run(self, stream: _Stream, what: str, run: Run) -> None:
+    def _run(self, stream: FakeStream, what: str, run: Submission) -> None:
         accesses = [view.access for view in run.inputs], [view.access for view in run.outputs]
         self.order.use(stream, what, *accesses, host=_host())
         self._queue(stream, run)
         self._pass_time()
 
-    def _mark(self, stream: _Stream) -> _Mark:
-        mark = _Mark(stream.device, self.order.mark(stream))
+    def _mark(self, stream: FakeStream) -> Mark:
+        mark = Mark(stream.device, self.order.mark(stream))
         self._queue(stream, mark)
         return mark
 
-    def _wait(self, stream: _Stream, mark: _Mark) -> None:
+    def _wait(self, stream: FakeStream, mark: Mark) -> None:
         self.order.after(stream, mark.clock)
-        self._queue(stream, _Wait(mark))
+        self._queue(stream, Wait(mark))
 
-    def _queue(self, stream: _Stream, item: _Mark | _Wait | Run) -> None:
+    def _queue(self, stream: FakeStream, item: Mark | Wait | Submission) -> None:
         stream.queue.append(item)
         self._advance(stream)
 
-    def _advance(self, stream: _Stream) -> None:
+    def _advance(self, stream: FakeStream) -> None:
         """Let a stream go on as far as it can."""
         while stream.queue and not stream.busy and self._broken != self.names[stream.device]:
             item = stream.queue[0]
-            if isinstance(item, Run) and (item.tell is None or not item.tell[0].over):
+            if isinstance(item, Submission) and (item.tell is None or not item.tell[0].over):
                 stream.busy = True
                 item.begin()
                 item.start = self._clock.now
@@ -526,16 +384,16 @@ class FakeAccelerator:
                 else:
                     self._after(functools.partial(self._end, stream, item), item)
                 return
-            if isinstance(item, _Wait) and not item.mark.reached:
+            if isinstance(item, Wait) and not item.mark.reached:
                 if not item.asked:
                     item.asked = True
                     item.mark.then.append(functools.partial(self._advance, stream))
                 return
             stream.queue.popleft()
-            if isinstance(item, _Mark):
+            if isinstance(item, Mark):
                 item.reach(self._clock.now)
 
-    def _end(self, stream: _Stream, run: Run) -> None:
+    def _end(self, stream: FakeStream, run: Submission) -> None:
         try:
             run.end()
         except BaseException as error:
@@ -548,7 +406,7 @@ class FakeAccelerator:
         stream.queue.popleft()
         self._advance(stream)
 
-    def _deliver(self, mark: _Mark, inbox: Inbox, token: Token) -> None:
+    def _deliver(self, mark: Mark, inbox: Inbox, token: Token) -> None:
         self._delivered[id(inbox), token] = mark.clock
         self._call_back(functools.partial(inbox.put, token))
 
@@ -557,7 +415,7 @@ class FakeAccelerator:
         function()
         self._in_host_function = False
 
-    def _after(self, call: Callable[[], None], run: Run | None = None) -> None:
+    def _after(self, call: Callable[[], None], run: Submission | None = None) -> None:
         """Call back when a run ends or a report arrives: at random, or as was given."""
         if self._seconds is None:
             seconds = float(self._rng.choice(_SECONDS))
@@ -566,9 +424,8 @@ class FakeAccelerator:
         self._clock.at(self._clock.now + seconds, call)
 
     def _pass_time(self) -> None:
-        if self._seconds is None:
-            for _ in range(int(self._rng.poisson(self._patience))):
-                self._clock.step()
+        for _ in range(0 if self._seconds else int(self._rng.poisson(self._patience))):
+            self._clock.step()
 
     def _let_one_thing_happen(self, awaited: str, *, patient: bool = False) -> bool:
         """Say whether something has happened, or may if another thread goes on."""
@@ -576,8 +433,7 @@ class FakeAccelerator:
             return True
         if self._broken is not None:
             raise DeviceError(f"{self._broken} has failed.")
-        others = len(self._held.keys() - {_host()})
-        if not (patient or others or self._hanging):
+        if not (patient or self._hanging or self._held.keys() - {_host()}):
             raise AssertionError(f"nothing is left to happen, and {awaited} has not come: the streams wait for each other")
         return False
 
@@ -592,8 +448,3 @@ class FakeAccelerator:
             if not self._held[_host()]:
                 del self._held[_host()]
             return self.order.mark(_host())
-
-
-def _host() -> int:
-    """The thread that calls."""
-    return threading.get_ident()

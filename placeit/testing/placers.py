@@ -25,10 +25,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from placeit.errors import InfeasibleError, UsageError
+from placeit.core.errors import InfeasibleError, UsageError
+from placeit.core.problem import Problem
 from placeit.placers import CostFunction, get_placer, parse_placer, place, placer_options
-from placeit.problem import Problem
-from placeit.runtime.simulator import SimulatedCost
+from placeit.simulator.simulate import SimulatedCost
 from placeit.testing.problems import random_problem
 
 __all__ = ["PlacerConformance"]
@@ -137,7 +137,7 @@ class PlacerConformance:
         problem = random_problem(*self.sizes[-1], everywhere=1.0)
         problem.to_json(tmp_path / "problem.json")
         code = (
-            "import sys; from placeit.placers import place; from placeit.problem import Problem; "
+            "import sys; from placeit.placers import place; from placeit.core.problem import Problem; "
             "print(place(Problem.from_json(sys.argv[1]), sys.argv[2], seed=5).devices.tolist())"
         )
         command = [sys.executable, "-c", code, str(tmp_path / "problem.json"), self.placer]

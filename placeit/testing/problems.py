@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from placeit.problem import Problem
+from placeit.core.problem import Problem
 
 __all__ = ["random_problem"]
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.errors import PlacementError, UsageError
-from placeit.problem import Problem
+from placeit.core.errors import PlacementError, UsageError
+from placeit.core.problem import Problem
 from placeit.workloads.device_networks import DeviceNetwork
 
 __all__ = ["carry_placement", "churn"]

@@ -12,8 +12,8 @@ from zlib import crc32
 
 import numpy as np
 
-from placeit.errors import UsageError
-from placeit.problem import Problem
+from placeit.core.errors import UsageError
+from placeit.core.problem import Problem
 from placeit.workloads.churn import churn
 from placeit.workloads.device_networks import DeviceNetwork, DeviceNetworkParameters, problem_of, random_device_network
 from placeit.workloads.parameters import Choices, draw_parameters

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.errors import ProblemError
-from placeit.problem import Problem
+from placeit.core.errors import ProblemError
+from placeit.core.problem import Problem
 from placeit.workloads.parameters import check_range
 from placeit.workloads.task_graphs import TaskGraph
 

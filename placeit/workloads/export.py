@@ -9,8 +9,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from placeit.errors import FileError, UsageError
-from placeit.files import replacing
+from placeit.core.errors import FileError, UsageError
+from placeit.core.files import replacing
 from placeit.workloads.datasets import Case
 
 __all__ = ["INDEX", "export_cases"]
@@ -28,7 +28,7 @@ def export_cases(
     count: int | None = None,
     told: Callable[[dict[str, Any]], object] | None = None,
 ) -> None:
-    """Write each problem as a file of its own (:meth:`placeit.problem.Problem.to_json`), and an index of them.
+    """Write each problem as a file of its own (:meth:`placeit.core.problem.Problem.to_json`), and an index of them.
 
     Problems are written as they come, and none is kept. The index holds ``facts``, and for each problem its file, its size and
     what was drawn for it. Ctrl-C leaves the files that are whole, with an index of them; after any other error nothing is left.

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from placeit.problem import Problem
+from placeit.core.problem import Problem
 from placeit.workloads.datasets import GRAPH_CHOICES, NETWORK_CHOICES, cases, draw_problem
 from placeit.workloads.device_networks import problem_of
 from placeit.workloads.parameters import Choices

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from placeit.errors import ModelError
-from placeit.files import replacing
+from placeit.core.errors import ModelError
+from placeit.core.files import replacing
 
 __all__ = ["MODELS", "BertBase", "InceptionV3", "ResNet50", "build_model", "export_model"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from placeit.errors import UsageError
+from placeit.core.errors import UsageError
 
 __all__ = ["Choices", "check_range", "draw_parameters"]
 

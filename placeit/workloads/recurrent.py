@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
-from placeit.errors import UsageError
+from placeit.core.errors import UsageError
 from placeit.workloads.device_networks import DeviceNetwork, DeviceNetworkParameters, random_device_network
 from placeit.workloads.task_graphs import TaskGraph
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.errors import UsageError
-from placeit.problem import Problem
+from placeit.core.errors import UsageError
+from placeit.core.problem import Problem
 from placeit.workloads.mobility import Sighting, grid_points, traffic
 
 __all__ = [

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.errors import UsageError
+from placeit.core.errors import UsageError
 from placeit.workloads.parameters import check_range
 
 __all__ = ["TaskGraph", "TaskGraphParameters", "random_task_graph"]

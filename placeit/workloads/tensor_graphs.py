@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from placeit.errors import UsageError
-from placeit.workloads.tensors import Program, shard
+from placeit.core.errors import UsageError
+from placeit.workloads.tensors import BlockProgram, shard
 from placeit.workloads.tensors.expression import (
     causal,
     crop,
@@ -35,7 +35,7 @@ _EPSILON = 1e-5
 _ROTARY_BASE = 10000.0
 
 
-def chain_mm(*, size: int = 2048, shards: int = 2, partition: Partition | None = None) -> Program:
+def chain_mm(*, size: int = 2048, shards: int = 2, partition: Partition | None = None) -> BlockProgram:
     """ChainMM (C.1): ``(A B) + (C (D E))``, all of them square.
 
     Args:
@@ -56,7 +56,7 @@ def chain_mm(*, size: int = 2048, shards: int = 2, partition: Partition | None =
 
 def ffnn(
     *, batch: int = 4096, features: int = 32, hidden: int = 8192, shards: int = 2, partition: Partition | None = None
-) -> Program:
+) -> BlockProgram:
     """FFNN (C.2): ``softmax(relu(X W1 + b1) W2 + b2)``, with as many results as features.
 
     Args:
@@ -87,7 +87,7 @@ def llama_block(
     hidden: int = 2752,
     shards: int = 2,
     partition: Partition | None = None,
-) -> Program:
+) -> BlockProgram:
     """Llama-block (C.3): one transformer block of Llama without a batch: attention and feed-forward, each with a residual.
 
     Root-mean-square normalisation, rotary embedding of queries and keys, causal attention, SwiGLU.
@@ -116,7 +116,7 @@ def llama_layer(
     vocabulary: int = 8000,
     shards: int = 2,
     partition: Partition | None = None,
-) -> Program:
+) -> BlockProgram:
     """Llama-layer (C.3): a Llama-block, the last normalisation, and the scores of the token that comes next.
 
     The paper does not say how a layer differs from a block. Its authors' cost graph of a layer adds a normalisation and the
@@ -141,7 +141,7 @@ def llama_layer(
     return shard([einsum("logits", "sd,dv->sv", final, unembedding)], shards, partition)
 
 
-TENSOR_GRAPHS: Mapping[str, Callable[..., Program]] = MappingProxyType(
+TENSOR_GRAPHS: Mapping[str, Callable[..., BlockProgram]] = MappingProxyType(
     {"chain-mm": chain_mm, "ffnn": ffnn, "llama-block": llama_block, "llama-layer": llama_layer}
 )
 """What builds each of the programs, by name."""
@@ -158,7 +158,7 @@ PAPER_SIZES: Mapping[str, Mapping[str, int]] = MappingProxyType(
 """Sizes of the paper's Appendix C; heads and the width of the feed-forward part are those of Llama 7B."""
 
 
-def tensor_graph(name: str, *, paper_sizes: bool = False, **options: Any) -> Program:
+def tensor_graph(name: str, *, paper_sizes: bool = False, **options: Any) -> BlockProgram:
     """Build one of the programs by name.
 
     Args:

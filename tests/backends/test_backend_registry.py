@@ -4,7 +4,7 @@ import pytest
 
 import placeit.backends
 from placeit.backends import load, suffixes
-from placeit.errors import ModelError, UsageError
+from placeit.core.errors import ModelError, UsageError
 
 
 def plug_in(monkeypatch, *points):
@@ -39,5 +39,7 @@ def test_an_installed_plug_in_reads_its_files(monkeypatch):
 
 def test_two_backends_for_one_suffix_are_an_error(monkeypatch):
     plug_in(monkeypatch, ("onnx", "toy:read"))
-    with pytest.raises(UsageError, match=r"Two backends claim \.onnx files: placeit\.backends\.openvino:load and toy:read"):
+    with pytest.raises(
+        UsageError, match=r"Two backends claim \.onnx files: placeit\.backends\.openvino\.model:load and toy:read"
+    ):
         load("model.onnx")

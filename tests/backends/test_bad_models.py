@@ -8,7 +8,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from placeit.backends import files_of, load
-from placeit.errors import FileError, ModelError
+from placeit.core.errors import FileError, ModelError
 
 F, I64 = TensorProto.FLOAT, TensorProto.INT64
 

@@ -17,9 +17,9 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 import placeit
-from placeit.backends.onnx_segments import with_onnx
-from placeit.backends.openvino import describe
-from placeit.backends.torch import load as load_torch
+from placeit.backends.onnx.segments import with_onnx
+from placeit.backends.openvino.model import describe
+from placeit.backends.torch.model import load as load_torch
 
 ops = ov.opset13
 
@@ -197,7 +197,7 @@ def test_an_onnx_model_is_the_same_from_another_path_and_in_another_process(
     again = placeit.load(other)
     assert f"{again.graph.hash}, {with_onnx(again).identity}" == expected
     program = (
-        "import sys, placeit; from placeit.backends.onnx_segments import with_onnx; model = placeit.load(sys.argv[1]); "
+        "import sys, placeit; from placeit.backends.onnx.segments import with_onnx; model = placeit.load(sys.argv[1]); "
         "print(f'{model.graph.hash}, {with_onnx(model).identity}')"
     )
     done = subprocess.run([sys.executable, "-c", program, str(other)], capture_output=True, text=True, check=True)

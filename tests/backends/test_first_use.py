@@ -6,7 +6,7 @@ import textwrap
 
 SCRIPT = """
     import builtins, threading, time
-    import placeit.backends.openvino
+    import placeit.backends.openvino.model
     from openvino import Type, opset13
 
     load = builtins.__import__

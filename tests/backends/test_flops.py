@@ -3,7 +3,7 @@ import openvino
 import pytest
 from openvino import opset13 as op
 
-from placeit.backends.flops import bounded_shape, node_flops
+from placeit.backends.openvino.flops import bounded_shape, node_flops
 
 
 def tensor(*shape, dtype=np.float32):

@@ -16,7 +16,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from placeit.backends import load
-from placeit.errors import PlaceitError
+from placeit.core.errors import PlaceitError
 
 ROUNDS = 200
 

@@ -3,10 +3,10 @@ import openvino
 import pytest
 
 from placeit.backends import load
-from placeit.backends.coarsen import coarsen
-from placeit.backends.hetero import HOW_TO_RUN, export_hetero
-from placeit.devices.openvino_core import openvino_core
-from placeit.errors import FileError, PlacementError
+from placeit.backends.openvino.hetero import HOW_TO_RUN, export_hetero
+from placeit.core.errors import FileError, PlacementError
+from placeit.devices.openvino import openvino_core
+from placeit.planning.coarsen import coarsen
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 from openvino import opset13 as op
 
 from placeit.backends import load
-from placeit.devices.openvino_core import openvino_core
+from placeit.devices.openvino import openvino_core
 
 F, I64 = TensorProto.FLOAT, TensorProto.INT64
 LIGHT = ["bvlc_alexnet", "densenet121", "inception_v1", "inception_v2", "shufflenet", "squeezenet", "zfnet512"]
@@ -103,7 +103,7 @@ def test_an_op_that_does_nothing_leaves_inputs_and_outputs_their_names(onnx_file
     assert [spec.name for spec in model.inputs] == ["x"]
     assert [spec.name for spec in model.outputs] == outputs
     given = model.random_inputs()
-    np.testing.assert_array_equal(model.uncut(None, "f32")(given)["y"], given["x"])
+    np.testing.assert_array_equal(model.reference(None, "f32")(given)["y"], given["x"])
 
 
 def test_loading_prints_nothing_sends_nothing_and_leaves_logging_alone(packaged, capfd, tmp_path):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from placeit.backends import load
-from placeit.backends.coarsen import coarsen
+from placeit.planning.coarsen import coarsen
 from placeit.workloads.models import MODELS, build_model
 
 BERTS = [pytest.param(*figures, marks=pytest.mark.slow) for figures in (("bert", 390, 448, 88), ("bert_base", 393, 451, 90))]

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from small_models import inception_like
 
-from placeit.backends.coarsen import coarsen
-from placeit.backends.openvino import Model, describe
-from placeit.backends.segment import channels_last_tensors, extract
-from placeit.devices.openvino_core import openvino_core
-from placeit.graph import OpGraph
+from placeit.backends.openvino.model import OpenVinoModel, describe
+from placeit.backends.openvino.segment import channels_last_tensors, extract
+from placeit.core.graph import OpGraph
+from placeit.devices.openvino import openvino_core
+from placeit.planning.coarsen import coarsen
 
 ops = ov.opset13
 F32 = {"INFERENCE_PRECISION_HINT": "f32"}
@@ -29,7 +29,9 @@ def crossing(graph: OpGraph, part_of: NDArray[np.int32], part: int) -> tuple[lis
     return np.unique(entering).tolist(), np.unique(leaving).tolist()
 
 
-def run_in_parts(model: Model, part_of: NDArray[np.int32], channels_last: frozenset[int]) -> dict[str, NDArray[np.float32]]:
+def run_in_parts(
+    model: OpenVinoModel, part_of: NDArray[np.int32], channels_last: frozenset[int]
+) -> dict[str, NDArray[np.float32]]:
     """Compile and run parts in order; tensors between them stay as the parts made them."""
     graph, core = model.graph, openvino_core()
     inputs = model.random_inputs()
@@ -50,7 +52,7 @@ def run_in_parts(model: Model, part_of: NDArray[np.int32], channels_last: frozen
     return answers
 
 
-def whole(model: Model) -> dict[str, NDArray[np.float32]]:
+def whole(model: OpenVinoModel) -> dict[str, NDArray[np.float32]]:
     inputs = model.random_inputs()
     values = openvino_core().compile_model(model.ov_model, "CPU", F32)([inputs[spec.name] for spec in model.inputs])
     return {spec.name: np.array(values[i]) for i, spec in enumerate(model.outputs)}

@@ -8,15 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import placeit
-from placeit.backends.coarsen import Grouping, coarsen
-from placeit.backends.tensor_program import load, of_program
-from placeit.cluster import Cluster, Device
+from placeit.backends.torch.tensor_program import load, of_program
+from placeit.core.cluster import Cluster, Device
+from placeit.core.errors import DeviceError, ExecutionError, ModelError
 from placeit.devices.host import allowed_cores
-from placeit.errors import DeviceError, ExecutionError, ModelError
+from placeit.planning.coarsen import Grouping, coarsen
+from placeit.planning.segments import Costs, Segmenter
+from placeit.runtime.check import OutputError
+from placeit.runtime.drivers import drive
 from placeit.runtime.executor import Executor
 from placeit.runtime.runtime import Runtime
-from placeit.runtime.segments import Costs, Segmenter
-from placeit.session import OutputError
 from placeit.workloads.tensors import shard
 from placeit.workloads.tensors.expression import crop, elementwise, tensor
 
@@ -37,7 +38,7 @@ def on_cpu(model, grouping):
 
 def outputs_of(model, placement, *, merge, grouping):
     with on_cpu(model, grouping) as runtime:
-        plan = Segmenter(grouping, Costs.free(len(grouping.groups), runtime.cluster)).plan(placement, merge=merge)
+        plan = Segmenter(grouping, Costs.zero(len(grouping.groups), runtime.cluster)).plan(placement, merge=merge)
         executor = Executor(runtime, plan)
         executor.time()
         return executor.run({})
@@ -51,7 +52,7 @@ def test_any_placement_computes_what_the_uncut_program_computes(name, data):
     grouping = coarsen(model.graph, max_groups=data.draw(st.sampled_from([8, 96])))
     placement = data.draw(st.lists(st.integers(0, 1), min_size=len(grouping.groups), max_size=len(grouping.groups)))
     outputs = outputs_of(model, placement, merge=data.draw(st.booleans()), grouping=grouping)
-    assert OutputError.between(outputs, model.uncut(None, "f32")({})).max_rel < 1e-4
+    assert OutputError.between(outputs, model.reference(None, "f32")({})).max_rel < 1e-4
 
 
 def test_outputs_are_blocks_that_join_to_the_whole():
@@ -102,7 +103,7 @@ def test_an_op_that_fails_in_a_run_is_named_with_its_device():
 def test_segments_share_the_memory_of_the_inputs():
     model = load("chain-mm", shards=2, size=8)
     everything = range(len(model.graph))
-    first, second = (model.torch_segment(everything, (), ()) for _ in range(2))
+    first, second = (model.segment("torch", everything, (), ()) for _ in range(2))
     pointers = [sorted(buffer.data_ptr() for buffer in segment.buffers()) for segment in (first, second)]
     assert pointers[0] == pointers[1]
 
@@ -135,7 +136,7 @@ def test_kernels_are_those_of_this_pytorch():
 
 def test_a_device_that_only_openvino_drives_is_refused():
     with pytest.raises(DeviceError, match=r"NPU.*chain-mm is a PyTorch model"):
-        load("chain-mm", size=4).driven(Cluster((Device("NPU", runs_on="NPU"),)))
+        drive(Cluster((Device("NPU", runs_on="NPU"),)), load("chain-mm", size=4))
 
 
 def test_an_output_that_no_op_makes_is_refused_by_name():
@@ -151,4 +152,4 @@ def test_an_output_may_be_read_by_other_ops_as_well():
     model = of_program(shard([y, last], 2), shard([y, last], 1), name="two")
     grouping = Grouping.singletons(model.graph)
     outputs = outputs_of(model, [v % 2 for v in range(len(model.graph))], merge=True, grouping=grouping)
-    assert OutputError.between(outputs, model.uncut(None, "f32")({})).max_abs == 0
+    assert OutputError.between(outputs, model.reference(None, "f32")({})).max_abs == 0

@@ -13,9 +13,9 @@ import pytest
 import torch
 import tqdm
 
-from placeit.backends.torch import load
-from placeit.backends.torch_archive import screen
-from placeit.errors import ModelError
+from placeit.backends.torch.archive import screen
+from placeit.backends.torch.model import load
+from placeit.core.errors import ModelError
 
 Json = dict[str, Any]
 

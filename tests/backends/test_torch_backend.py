@@ -17,34 +17,35 @@ from torch import nn
 from torch_models import Calling, ConvNet, Transformer
 
 import placeit.backends
-from placeit.backends.coarsen import coarsen
 from placeit.backends.convert import convert
-from placeit.backends.torch import Model, load
-from placeit.cluster import Cluster, Device
-from placeit.errors import DeviceError, FileError, ModelError, UsageError
+from placeit.backends.torch.model import TorchModel, load
+from placeit.core.cluster import Cluster, Device
+from placeit.core.errors import DeviceError, FileError, ModelError, UsageError
+from placeit.planning.coarsen import coarsen
+from placeit.runtime.drivers import drive
 
 X = torch.arange(6.0).reshape(2, 3)
 
 
 @functools.cache
-def conv_net() -> tuple[ConvNet, Model]:
+def conv_net() -> tuple[ConvNet, TorchModel]:
     torch.manual_seed(0)
     module = ConvNet()
     return module, load(module, (torch.randn(1, 3, 8, 8),))
 
 
 @functools.cache
-def transformer() -> tuple[Transformer, Model]:
+def transformer() -> tuple[Transformer, TorchModel]:
     torch.manual_seed(1)
     module = Transformer()
     return module, load(module, (torch.randint(20, (2, 6)), 0.5))
 
 
-def of_kind(model: Model, kind: str) -> list[str]:
+def of_kind(model: TorchModel, kind: str) -> list[str]:
     return [name for name, have in zip(model.graph.names, model.graph.kinds, strict=True) if have == kind]
 
 
-def calling(function: Callable[..., Any], *others: Any, **buffers: torch.Tensor) -> Model:
+def calling(function: Callable[..., Any], *others: Any, **buffers: torch.Tensor) -> TorchModel:
     return load(Calling(function, **buffers), (X, *others), name="small")
 
 
@@ -140,7 +141,7 @@ def test_the_mode_of_the_module_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("net", [conv_net, transformer])
-def test_the_program_uncut_is_the_module_in_evaluation_mode(net: Callable[[], tuple[nn.Module, Model]]) -> None:
+def test_the_program_uncut_is_the_module_in_evaluation_mode(net: Callable[[], tuple[nn.Module, TorchModel]]) -> None:
     module, model = net()
     inputs = model.random_inputs(seed=3)
     module.eval()
@@ -148,15 +149,15 @@ def test_the_program_uncut_is_the_module_in_evaluation_mode(net: Callable[[], tu
         expected = module(*(torch.from_numpy(value) for value in inputs.values()), *([0.5] if net is transformer else []))
     module.train()
     leaves = torch.utils._pytree.tree_leaves(expected)
-    ours = model.uncut(None, "f32")(inputs)
-    whole = model.torch_segment(range(len(model.graph)), [], [])(*(torch.from_numpy(value) for value in inputs.values()))
+    ours = model.reference(None, "f32")(inputs)
+    whole = model.segment("torch", range(len(model.graph)), [], [])(*(torch.from_numpy(value) for value in inputs.values()))
     for spec, leaf, cut in zip(model.outputs, leaves, whole, strict=True):
         torch.testing.assert_close(torch.from_numpy(ours[spec.name]), leaf)
         torch.testing.assert_close(cut, leaf)
 
 
 @pytest.mark.parametrize("net", [conv_net, transformer])
-def test_a_model_cut_into_groups_computes_the_same(net: Callable[[], tuple[nn.Module, Model]]) -> None:
+def test_a_model_cut_into_groups_computes_the_same(net: Callable[[], tuple[nn.Module, TorchModel]]) -> None:
     model = net()[1]
     graph, grouping = model.graph, coarsen(model.graph)
     inputs = model.random_inputs(seed=1)
@@ -170,17 +171,17 @@ def test_a_model_cut_into_groups_computes_the_same(net: Callable[[], tuple[nn.Mo
         leaving = sorted({t for (u, v), t in edges if u in ops and v not in ops})
         ends = [by_op[graph.names[v]] for v in ops if graph.kinds[v] == "Result"]
         own = [torch.from_numpy(inputs[by_op[graph.names[v]]]) for v in ops if graph.kinds[v] == "Parameter"]
-        outputs = model.torch_segment(ops, entering, leaving)(*(values[t] for t in entering), *own)
+        outputs = model.segment("torch", ops, entering, leaving)(*(values[t] for t in entering), *own)
         values |= zip(leaving, outputs, strict=False)
         made |= zip(ends, outputs[len(leaving) :], strict=True)
-    expected = model.uncut(None, "f32")(inputs)
+    expected = model.reference(None, "f32")(inputs)
     for name, value in expected.items():
         np.testing.assert_allclose(made[name].numpy(), value, rtol=1e-5, atol=1e-5)
 
 
 def test_weights_of_segments_are_buffers_that_share_the_models_memory() -> None:
     module, model = conv_net()
-    segment = model.torch_segment(range(len(model.graph)), [], [])
+    segment = model.segment("torch", range(len(model.graph)), [], [])
     assert not list(segment.parameters())
     addresses = {buffer.data_ptr() for buffer in segment.buffers()}
     assert module.stem.weight.data_ptr() in addresses
@@ -199,7 +200,9 @@ def test_the_same_program_has_the_same_ops_however_it_comes(tmp_path: Path) -> N
     assert {name: value.tolist() for name, value in again.random_inputs().items()} == {
         name: value.tolist() for name, value in inputs.items()
     }
-    np.testing.assert_array_equal(again.uncut(None, "f32")(inputs)["output.0"], model.uncut(None, "f32")(inputs)["output.0"])
+    np.testing.assert_array_equal(
+        again.reference(None, "f32")(inputs)["output.0"], model.reference(None, "f32")(inputs)["output.0"]
+    )
 
 
 def test_open_sizes_are_fixed_by_the_example_inputs() -> None:
@@ -214,7 +217,7 @@ def test_keyword_arguments_and_constants_are_known_by_their_names() -> None:
     model = load(module, {"ids": torch.zeros(1, 4, dtype=torch.long), "scale": 2.0})
     assert [spec.name for spec in model.inputs] == ["ids"]
     assert model.random_inputs()["ids"].tolist() == [[0, 0, 0, 0]]
-    assert model.uncut(None, "f32")(model.random_inputs())["output.0"].shape == (1, 4, 20)
+    assert model.reference(None, "f32")(model.random_inputs())["output.0"].shape == (1, 4, 20)
 
 
 def test_no_grad_inside_a_program_is_no_obstacle() -> None:
@@ -240,7 +243,7 @@ def test_state_is_kept_together_and_every_run_starts_from_the_initial_one() -> N
     assert {model.graph.kinds[model.graph.index[name]] for name in sharers} == {"select", "select_scatter"}
     grouping = coarsen(model.graph, keep_together=model.together)
     assert len({int(grouping.group_of[model.graph.index[name]]) for name in sharers}) == 1
-    run, inputs = model.uncut(None, "f32"), {"x": X.numpy()}
+    run, inputs = model.reference(None, "f32"), {"x": X.numpy()}
     for _ in range(2):
         np.testing.assert_array_equal(run(inputs)["output"], X[0].numpy() + 1)
     assert module.seen == 0
@@ -320,7 +323,7 @@ def test_the_op_that_cannot_be_lowered_is_named() -> None:
 
 def test_a_segment_computes_where_its_inputs_are() -> None:
     model = calling(lambda _, x: x.to("cpu", torch.float64) + torch.zeros_like(x, device="cpu"))
-    segment = model.torch_segment(range(len(model.graph)), [], [])
+    segment = model.segment("torch", range(len(model.graph)), [], [])
     assert segment(X.to("meta"))[0].device.type == "meta"
 
 
@@ -329,7 +332,7 @@ def test_a_segment_takes_its_inputs_in_any_order_of_memory() -> None:
     graph = model.graph
     ops = [graph.index[name] for name in ("view", "add")]
     enter = [t for (_, v), t in zip(graph.edges.tolist(), graph.edge_tensor.tolist(), strict=True) if v == ops[0]]
-    segment = model.torch_segment(ops, enter, [int(np.flatnonzero(graph.tensor_op == ops[1])[0])])
+    segment = model.segment("torch", ops, enter, [int(np.flatnonzero(graph.tensor_op == ops[1])[0])])
     for value in (X, X.t().contiguous().t()):
         assert segment(value)[0].tolist() == [1, 2, 3, 4, 5, 6]
 
@@ -342,7 +345,7 @@ def test_random_numbers_are_announced(caplog: pytest.LogCaptureFixture) -> None:
 def test_what_fails_uncut_is_a_device_error() -> None:
     model = calling(lambda _, x: torch.complex(x, x).relu().abs())  # PyTorch has no such kernel
     with pytest.raises(DeviceError, match=r"PyTorch cannot run small uncut on the CPU: .*complex"):
-        model.uncut(None, "f32")({"x": X.numpy()})
+        model.reference(None, "f32")({"x": X.numpy()})
 
 
 def test_shapes_cannot_be_changed_by_option() -> None:
@@ -419,11 +422,11 @@ def test_nothing_in_a_file_is_unpickled_but_tensors(tmp_path: Path) -> None:
 def test_cpu_core_sets_are_driven_by_pytorch_and_other_devices_of_openvino_are_refused() -> None:
     model = conv_net()[1]
     core, described = Device("a", runs_on="CPU@0", cores=(0,), driver="OpenVINO"), Device("b", kind="described")
-    driven = model.driven(Cluster((core, described)))
+    driven = drive(Cluster((core, described)), model)
     assert [device.kind for device in driven.devices] == ["torch", "described"]
     assert driven.devices[0].driver == f"PyTorch {torch.__version__}"
     with pytest.raises(DeviceError, match=r"OpenVINO drives GPU\.0, and ConvNet is a PyTorch model.*placeit export"):
-        model.driven(Cluster((Device("GPU.0", runs_on="GPU.0"),)))
+        drive(Cluster((Device("GPU.0", runs_on="GPU.0"),)), model)
 
 
 def test_ops_without_a_kernel_are_not_supported() -> None:
@@ -451,7 +454,7 @@ def test_an_op_without_a_kernel_for_its_type_is_not_supported(function: Callable
 @pytest.mark.parametrize("net", [conv_net, transformer])
 @pytest.mark.parametrize("suffix", [".onnx", ".xml"])
 def test_a_model_that_is_written_in_another_format_computes_the_same(
-    tmp_path: Path, net: Callable[[], tuple[nn.Module, Model]], suffix: str
+    tmp_path: Path, net: Callable[[], tuple[nn.Module, TorchModel]], suffix: str
 ) -> None:
     model = net()[1]
     path = tmp_path / f"model{suffix}"
@@ -462,7 +465,7 @@ def test_a_model_that_is_written_in_another_format_computes_the_same(
     ]
     assert [(spec.name, spec.shape) for spec in written.outputs] == [(spec.name, spec.shape) for spec in model.outputs]
     inputs = model.random_inputs(seed=2)
-    ours, theirs = model.uncut(None, "f32")(inputs), written.uncut(None, "f32")(inputs)
+    ours, theirs = model.reference(None, "f32")(inputs), written.reference(None, "f32")(inputs)
     for name, value in ours.items():
         np.testing.assert_allclose(theirs[name], value, rtol=1e-4, atol=1e-4)
 
@@ -490,8 +493,8 @@ def test_assignments_and_nested_arguments_survive_another_format(
     convert(model, tmp_path / f"model{suffix}")
     written = placeit.backends.load(tmp_path / f"model{suffix}")
     inputs = model.random_inputs(seed=2)
-    ours = model.uncut(None, "f32")(inputs)
-    theirs = written.uncut(None, "f32")({spec.name: inputs[spec.name] for spec in written.inputs})
+    ours = model.reference(None, "f32")(inputs)
+    theirs = written.reference(None, "f32")({spec.name: inputs[spec.name] for spec in written.inputs})
     for name, value in ours.items():
         np.testing.assert_allclose(theirs[name], value, rtol=1e-5)
 

@@ -12,10 +12,10 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from torch_models import Calling, ConvNet, Transformer
 
-from placeit.backends.coarsen import coarsen
-from placeit.backends.torch import Model, load
-from placeit.backends.torch_memory import peak_bytes
-from placeit.backends.torch_program import quiet
+from placeit.backends.torch.memory import peak_bytes
+from placeit.backends.torch.model import TorchModel, load
+from placeit.backends.torch.program import quiet
+from placeit.planning.coarsen import coarsen
 
 X = torch.arange(6.0).reshape(2, 3)
 
@@ -55,13 +55,14 @@ MODELS: list[tuple[nn.Module, tuple[Any, ...]]] = [
 ]
 
 
-def segments(model: Model) -> list[torch.fx.GraphModule]:
+def segments(model: TorchModel) -> list[torch.fx.GraphModule]:
     """The whole model, and each group of it apart."""
     graph, grouping = model.graph, coarsen(model.graph)
     edges = list(zip(graph.edges.tolist(), graph.edge_tensor.tolist(), strict=True))
     cuts = [range(len(graph)), *(np.flatnonzero(grouping.group_of == g).tolist() for g in range(len(grouping.groups)))]
     return [
-        model.torch_segment(
+        model.segment(
+            "torch",
             ops,
             sorted({t for (u, v), t in edges if v in ops and u not in ops}),
             sorted({t for (u, v), t in edges if u in ops and v not in ops}),

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from torch import nn
 from torch_models import Calling
 
-from placeit.backends import torch as torch_backend
-from placeit.backends.openvino import Model, describe
+from placeit.backends.openvino.model import OpenVinoModel, describe
+from placeit.backends.torch import model as torch_backend
+from placeit.core.placement import Placement
 from placeit.devices.host import allowed_cores
-from placeit.devices.openvino_core import openvino_core
-from placeit.problem import Placement
+from placeit.devices.openvino import openvino_core
 from placeit.session import Session
 
 ops = ov.opset13
@@ -30,7 +30,7 @@ def const(*values: int) -> Any:
     return ops.constant(np.array(values if len(values) != 1 else values[0], np.int64))
 
 
-def model_of(build: Callable[[Any], Any], *shape: int, dtype: ov.Type = ov.Type.i64) -> Model:
+def model_of(build: Callable[[Any], Any], *shape: int, dtype: ov.Type = ov.Type.i64) -> OpenVinoModel:
     index = ops.parameter(list(shape), dtype, name="index")
     return describe(ov.Model([ops.result(build(index))], [index], "values"), Path("values"))
 
@@ -152,7 +152,7 @@ def test_a_pytorch_program_without_examples_indexes_what_is_there(case: str) -> 
     drawn = [model.random_inputs(seed) for seed in SEEDS]
     values = {int(x) for inputs in drawn for value in inputs.values() for x in value.reshape(-1)}
     assert values == (set(range(end)) if end else {1})
-    run = model.uncut(None, "f32")
+    run = model.reference(None, "f32")
     for inputs in drawn[:3]:
         run(inputs)
 

@@ -21,7 +21,7 @@ from benchmarks.giph.problems import NoisyCost, changing, depth, heft_slr, insta
 from benchmarks.giph.results import write_results
 from benchmarks.giph.sizes import FULL, QUICK, Sizes
 from placeit.placers.learned.registry import make_agent
-from placeit.runtime.simulator import simulate
+from placeit.simulator.simulate import simulate
 from placeit.testing.problems import random_problem
 from placeit.workloads.datasets import cases
 from placeit.workloads.mixture import draw_any_problem

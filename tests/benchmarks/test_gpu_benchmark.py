@@ -8,9 +8,9 @@ from eager_streams import devices, run_at_once
 
 from benchmarks import gpu
 from benchmarks._harness import Args, Report, main
-from placeit.cluster import Cluster
-from placeit.errors import DeviceError
-from placeit.runtime.streams.torch_accelerator import TorchAccelerator
+from placeit.core.cluster import Cluster
+from placeit.core.errors import DeviceError
+from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator
 
 SMALL = {
     "chain-mm": {"size": 32},

@@ -3,14 +3,15 @@ import pytest
 from benchmarks import _levels, _torch_executor, executor
 from benchmarks._dispatch import gaps
 from benchmarks._harness import Args, Report, main
-from placeit.backends.coarsen import Grouping
-from placeit.backends.tensor_program import load
-from placeit.cluster import Cluster, Device
+from placeit.backends.torch.tensor_program import load
+from placeit.core.cluster import Cluster, Device
+from placeit.core.errors import UsageError
 from placeit.devices.host import allowed_cores
-from placeit.errors import UsageError
+from placeit.planning.coarsen import Grouping
+from placeit.planning.segments import Costs, Segmenter
+from placeit.runtime.check import OutputError
 from placeit.runtime.runtime import Runtime
-from placeit.runtime.segments import Costs, Segmenter
-from placeit.session import OutputError, Session
+from placeit.session import Session
 
 SMALL = {"chain-mm": {"size": 64}, "ffnn": {"batch": 64, "features": 8, "hidden": 64}}
 
@@ -19,7 +20,7 @@ def finest_plan(model, seconds=0.0):
     core = min(allowed_cores())
     cluster = Cluster(tuple(Device(name, kind="torch", runs_on=f"CPU@{core}", cores=(core,)) for name in "ab"))
     grouping = Grouping.singletons(model.graph)
-    costs = Costs.free(len(model.graph), cluster)
+    costs = Costs.zero(len(model.graph), cluster)
     costs.core[:] = seconds
     return Segmenter(grouping, costs).plan([v % 2 for v in range(len(model.graph))], merge=False), grouping, cluster
 
@@ -58,7 +59,7 @@ def test_gaps_are_between_segments_or_between_the_kernels_of_their_ops():
         between_segments, _ = gaps(session, plan, runs=5)
         between_kernels, _ = gaps(session, plan, runs=5, ops=times)
     assert times.keys() == {op.name for op in model.program.ops}
-    assert len(between_kernels) == len(between_segments) == 5 * (sum(not segment.free for segment in plan.segments) - 1)
+    assert len(between_kernels) == len(between_segments) == 5 * (len(plan.programs) - 1)
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -69,13 +70,13 @@ def test_level_by_level_computes_the_same(name):
         levels = _levels.LevelByLevel(runtime, plan)
         for _ in range(2):
             assert levels.time() > 0
-        assert OutputError.between(levels.outputs(), model.uncut(None, "f32")({})).max_rel < 1e-4
+        assert OutputError.between(levels.outputs(), model.reference(None, "f32")({})).max_rel < 1e-4
 
 
 def test_no_segment_shares_a_level_with_one_that_it_reads_from():
     plan, _, _ = finest_plan(load("ffnn", shards=4, **SMALL["ffnn"]))
     level = {s: number for number, numbers in enumerate(_levels.levels(plan)) for s in numbers}
-    assert sorted(level) == [s for s, segment in enumerate(plan.segments) if not segment.free]
+    assert sorted(level) == [s for s, segment in enumerate(plan.segments) if not segment.passthrough]
     assert all(level[u] < level[v] for u, v in plan.problem.edges.tolist() if v in level)
 
 

@@ -12,13 +12,13 @@ from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner
 
 from placeit.backends import load
-from placeit.backends.coarsen import coarsen
 from placeit.cli import app
 from placeit.cli.terminal import Lines
+from placeit.core.placement import Placement
 from placeit.devices import discover
 from placeit.devices.host import allowed_cores
-from placeit.plain import plain_devices
-from placeit.problem import Placement
+from placeit.devices.plain import plain_devices
+from placeit.planning.coarsen import coarsen
 
 Cli = Callable[..., Any]
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from placeit.cli.command import command
 from placeit.cli.terminal import Output, Terminal
-from placeit.errors import ModelError, UsageError
+from placeit.core.errors import ModelError, UsageError
 
 
 def invoke(work: Callable[[], dict[str, Any]], *arguments: str) -> Any:

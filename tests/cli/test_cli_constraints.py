@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from placeit.problem import Placement
+from placeit.core.placement import Placement
 
 
 def test_the_answer_to_pins_that_split_groups_runs(cli: Any, tiny: Path, cores: Sequence[str], tmp_path: Path) -> None:

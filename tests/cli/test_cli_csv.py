@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from placeit.problem import Placement
+from placeit.core.placement import Placement
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from placeit.devices.openvino_core import openvino_core
+from placeit.devices.openvino import openvino_core
 
 
 def mapping(cores: Sequence[str]) -> list[str]:

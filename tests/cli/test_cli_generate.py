@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from placeit.problem import Problem
+from placeit.core.problem import Problem
 
 
 @pytest.mark.parametrize("kind", ["random", "single", "multi", "churn", "recurrent", "sensor-fusion"])

@@ -16,13 +16,14 @@ import torch
 from onnx import TensorProto, helper
 from torch_models import Calling
 
-from placeit.backends import load, tensor_program
-from placeit.backends import torch as torch_backend
+from placeit.backends import load
+from placeit.backends.torch import model as torch_backend
+from placeit.backends.torch import tensor_program
 from placeit.cli.paths import read_tensors
+from placeit.core.errors import FileError, UsageError
+from placeit.core.placement import Placement
 from placeit.devices.host import allowed_cores
-from placeit.errors import FileError, UsageError
-from placeit.optimize import optimize
-from placeit.problem import Placement
+from placeit.optimizer.optimize import optimize
 from placeit.profiler.cache import Cache
 from placeit.session import Session
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from broken_executors import NO_ROOM, broken, devices_of
 
-from placeit.errors import ExecutionError
-from placeit.problem import Placement
+from placeit.core.errors import ExecutionError
+from placeit.core.placement import Placement
 from placeit.session import Session
 
 DESCRIBED = """
@@ -128,7 +128,7 @@ def test_ctrl_c_keeps_the_best_placement_and_exits_with_130(
     def interrupt(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("placeit.search.ask", interrupt)
+    monkeypatch.setattr("placeit.optimizer.search.ask", interrupt)
     result = cli("optimize", tiny, "-d", ",".join(cores), "--budget", 5, "--placer", "heft")
     assert result.exit_code == 130
     assert "ended by Ctrl-C" in result.stdout
@@ -187,7 +187,7 @@ def test_the_whole_cpu_is_a_row_and_its_placement_runs_and_compares(
 def test_another_precision_that_fails_has_its_reason_in_the_report(
     cli: Any, tiny: Path, cores: Sequence[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("placeit.entries.other_precision", lambda *_: "bf16")
+    monkeypatch.setattr("placeit.optimizer.entries.other_precision", lambda *_: "bf16")
     executor = Session.executor
 
     def failing(self: Session, plan: Any, **options: Any) -> Any:

@@ -13,9 +13,9 @@ import numpy as np
 import onnx
 import pytest
 
+from placeit.core.placement import Placement
 from placeit.placers.learned.checkpoint import save_agent
 from placeit.placers.learned.registry import make_agent
-from placeit.problem import Placement
 
 
 def refused(result: Any, path: Path) -> None:

@@ -13,7 +13,7 @@ import onnxruntime
 import pytest
 from broken_executors import broken
 
-from placeit.problem import Placement
+from placeit.core.placement import Placement
 
 
 @pytest.fixture

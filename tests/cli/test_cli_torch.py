@@ -11,7 +11,7 @@ import torch
 from torch_models import Calling, ConvNet
 
 import placeit.backends
-from placeit.backends import torch as torch_backend
+from placeit.backends.torch import model as torch_backend
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_a_program_is_exported(cli: Any, program: Path, tmp_path: Path, suffix: 
     assert data["weights"] == (str(tmp_path / "net.bin") if suffix == ".xml" else None)
     first, second = (placeit.backends.load(path) for path in (program, output))
     inputs = first.random_inputs()
-    ours, theirs = (model.uncut(None, "f32")(inputs) for model in (first, second))
+    ours, theirs = (model.reference(None, "f32")(inputs) for model in (first, second))
     np.testing.assert_allclose(theirs["scores"], ours["scores"], rtol=1e-4, atol=1e-5)
 
 

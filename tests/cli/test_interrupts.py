@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from placeit.core.interrupts import INTERRUPTED
 from placeit.devices.host import allowed_cores
-from placeit.interrupts import INTERRUPTED
-from placeit.runtime.devices.base import TensorSpec
+from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.devices.emulated import EmulatedLink
 from placeit.runtime.devices.openvino import HostBuffer
 from placeit.runtime.devices.worker import Gate
@@ -160,7 +160,7 @@ def test_no_emulated_sleep_is_too_long(command: str, tiny: Path, tmp_path: Path,
 def test_closing_wakes_an_emulated_link_that_sleeps() -> None:
     link = EmulatedLink("a -> b", bandwidth=1e-9, latency=0.0)
     ended = Gate()
-    buffer = HostBuffer(TensorSpec((1024,), "float32"))
+    buffer = HostBuffer(BufferSpec((1024,), "float32"))
     link.start(buffer, buffer, lambda *_: ended.open())
     assert not ended.wait(0.05)
     link.close()
@@ -188,7 +188,7 @@ def test_after_the_command_ctrl_c_ends_the_process_without_a_word(tiny: Path, tm
 def test_an_interrupt_that_is_swallowed_ends_the_process_all_the_same(swallow: str, tmp_path: Path, cost_cache: Path) -> None:
     code = f"""
 import time
-import placeit.interrupts as interrupts
+import placeit.core.interrupts as interrupts
 class Finalized:
     def __del__(self):
         time.sleep(1000)

@@ -15,11 +15,11 @@ import pytest
 from alarms import alarm
 from numpy.typing import NDArray
 
-from placeit.errors import InfeasibleError, PlacementError, UsageError
+from placeit.core.errors import InfeasibleError, PlacementError, UsageError
 from placeit.placers import parse_placer
 from placeit.placers.asking import ask
 from placeit.placers.base import Incumbent
-from placeit.runtime.simulator import SimulatedCost
+from placeit.simulator.simulate import SimulatedCost
 from placeit.testing.problems import random_problem
 
 ENDLESS = (

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from placeit.errors import UsageError
+from placeit.core.errors import UsageError
+from placeit.core.problem import Problem
 from placeit.placers.cp_sat import CpSat
 from placeit.placers.exact import Exact
 from placeit.placers.heft import Heft
-from placeit.problem import Problem
-from placeit.runtime.simulator import SimulatedCost
+from placeit.simulator.simulate import SimulatedCost
 from placeit.testing.problems import random_problem
 
 

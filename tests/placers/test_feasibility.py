@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from placeit.errors import InfeasibleError
+from placeit.core.errors import InfeasibleError
+from placeit.core.problem import Problem
 from placeit.placers.feasibility import fits, pack, random_placements, repair
-from placeit.problem import Problem
 from placeit.testing.problems import random_problem
 
 

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from placeit.core.problem import Problem
 from placeit.placers.cp_sat import CpSat
 from placeit.placers.cpop import Cpop
 from placeit.placers.heft import Heft
 from placeit.placers.list_scheduling import list_schedule, pinned
-from placeit.problem import Problem
-from placeit.runtime.simulator import schedule
+from placeit.simulator.simulate import schedule
 from placeit.testing.problems import random_problem
 
 problems = st.builds(

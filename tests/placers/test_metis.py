@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from placeit.core.problem import Problem
 from placeit.placers.critical_path import CriticalPath
 from placeit.placers.metis import Metis
-from placeit.problem import Problem
-from placeit.runtime.simulator import SimulatedCost, simulate
+from placeit.simulator.simulate import SimulatedCost, simulate
 from placeit.testing.problems import random_problem
 
 

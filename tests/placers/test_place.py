@@ -6,11 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from placeit.errors import PlacementError, UsageError
+from placeit.core.errors import PlacementError, UsageError
+from placeit.core.placement import Placement
+from placeit.core.problem import Problem
 from placeit.placers import place
 from placeit.placers.heft import Heft
-from placeit.problem import Placement, Problem
-from placeit.runtime.simulator import SimulatedCost, simulate
+from placeit.simulator.simulate import SimulatedCost, simulate
 from placeit.testing.problems import random_problem
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from placeit.core.problem import Problem
 from placeit.placers.annealing import Annealing
 from placeit.placers.heft import Heft
-from placeit.problem import Problem
-from placeit.runtime.simulator import SimulatedCost, simulate
+from placeit.simulator.simulate import SimulatedCost, simulate
 
 
 @pytest.fixture(scope="module")

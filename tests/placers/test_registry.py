@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from placeit.errors import UsageError
+from placeit.core.errors import UsageError
 from placeit.placers import get_placer, parse_placer, placer_names, placer_options
 from placeit.placers.annealing import Annealing
 from placeit.placers.local_search import LocalSearch
@@ -134,7 +134,7 @@ def test_a_plugin_is_listed_by_name_without_being_imported(plugin):
 def test_two_placers_of_one_name_are_an_error_that_names_both(tmp_path):
     site = installed(tmp_path, name="other", entry="heft = other:Heft")
     code = (
-        "import placeit.placers as p; from placeit.errors import UsageError\n"
+        "import placeit.placers as p; from placeit.core.errors import UsageError\n"
         "try: p.placer_names()\nexcept UsageError as e: print(e)"
     )
     out = run_with_packages([site], code).stdout
@@ -145,14 +145,14 @@ def test_two_placers_of_one_name_are_an_error_that_names_both(tmp_path):
     ("target", "message"),
     [
         ("nowhere:Placer", r"'mine' \(nowhere:Placer\) cannot be loaded: No module named 'nowhere'"),
-        ("placeit.errors:Missing", "cannot be loaded: .*Missing"),
-        ("placeit.errors:UsageError", "is not a dataclass with a method 'place'"),
+        ("placeit.core.errors:Missing", "cannot be loaded: .*Missing"),
+        ("placeit.core.errors:UsageError", "is not a dataclass with a method 'place'"),
     ],
 )
 def test_a_plugin_that_cannot_be_used_is_an_error_that_names_it(tmp_path, target, message):
     site = installed(tmp_path, name="mine", entry=f"mine = {target}")
     code = (
-        "import placeit.placers as p; from placeit.errors import UsageError\n"
+        "import placeit.placers as p; from placeit.core.errors import UsageError\n"
         "try: p.get_placer('mine')\nexcept UsageError as e: print(e)"
     )
     import re

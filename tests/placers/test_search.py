@@ -12,7 +12,7 @@ from placeit.placers.local_search import LocalSearch
 from placeit.placers.random_search import RandomSearch
 from placeit.placers.random_task_eft import RandomTaskEft
 from placeit.placers.single import Single
-from placeit.runtime.simulator import SimulatedCost, simulate
+from placeit.simulator.simulate import SimulatedCost, simulate
 from placeit.testing.problems import random_problem
 
 SEARCHES = [Annealing(evaluations=3000), LocalSearch(evaluations=3000)]

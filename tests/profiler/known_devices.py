@@ -10,8 +10,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.cluster import Device
-from placeit.runtime.devices.base import Buffer, Done, Instance, Program, SegmentSource, TensorSpec
+from placeit.core.cluster import Device
+from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, Program, SegmentSource
 from placeit.runtime.devices.kinds import DeviceKind
 from placeit.runtime.devices.worker import Worker
 
@@ -53,7 +53,7 @@ truth: list[Truth] = []
 class _Buffer:
     space = "host"
 
-    def __init__(self, spec: TensorSpec, writer: int) -> None:
+    def __init__(self, spec: BufferSpec, writer: int) -> None:
         self.spec, self.writer = spec, writer
         self._array = np.zeros(spec.shape, spec.dtype)
 
@@ -99,13 +99,13 @@ class _Device:
     def instance(self, program: Program) -> Instance:
         return _Instance(cast("_Program", program), self._number)
 
-    def allocate(self, spec: TensorSpec) -> Buffer:
+    def allocate(self, spec: BufferSpec) -> Buffer:
         return _Buffer(spec, -1)
 
-    def start(self, instance: Instance, done: Done) -> None:
+    def start(self, instance: Instance, done: DoneCallback) -> None:
         self._worker.submit(lambda: self._run(cast("_Instance", instance), done))
 
-    def _run(self, instance: _Instance, done: Done) -> None:
+    def _run(self, instance: _Instance, done: DoneCallback) -> None:
         known, d = truth[0], self._number
         with known.changed:
             known.begun[d] += 1

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from placeit.errors import FileError
-from placeit.profiler.cache import Cache, are_times, cache_folder
+from placeit.core.errors import FileError
+from placeit.core.files import cache_folder
+from placeit.profiler.cache import Cache, are_times
 
 KEY = {"graph": "abc", "device": "CPU@0", "threads": 1}
 

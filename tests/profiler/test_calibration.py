@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from small_models import random_model
 
-from placeit.backends.coarsen import Grouping
-from placeit.cluster import Cluster, Device, Link
+from placeit.core.cluster import Cluster, Device, Link
+from placeit.planning.coarsen import Grouping
+from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.calibration import calibrated
-from placeit.runtime.segments import Costs, Plan, Segmenter
 
 GROUPING = Grouping.singletons(random_model(6, 14).graph)
 GROUPS = len(GROUPING.groups)

@@ -14,16 +14,17 @@ from onnx import TensorProto, helper
 from small_models import inception_like, random_model
 
 import placeit
-from placeit import memory
-from placeit.backends.coarsen import coarsen
-from placeit.backends.openvino import Model
-from placeit.cluster import Cluster, Device, Link
+from placeit.backends.openvino.model import OpenVinoModel
+from placeit.core import memory
+from placeit.core.cluster import Cluster, Device, Link
 from placeit.devices import discover
 from placeit.devices.host import allowed_cores
+from placeit.planning.coarsen import coarsen
 from placeit.profiler import cache as cache_file
 from placeit.profiler import links
 from placeit.profiler.cache import Cache
 from placeit.profiler.costs import profile
+from placeit.runtime.drivers import drive
 from placeit.runtime.runtime import Runtime
 
 FIRST = allowed_cores()[0]
@@ -41,11 +42,11 @@ class _Cache(Cache):
         raise _Asked(self._path(key).name)
 
 
-def entry(model: Model, cluster: Cluster, *, max_groups: int = 96, precision: str = "f32") -> str:
+def entry(model: OpenVinoModel, cluster: Cluster, *, max_groups: int = 96, precision: str = "f32") -> str:
     """Where the costs of a model on a cluster are looked for."""
     names = cluster.names
     cluster = replace(cluster, links={(a, b): Link(1e9, 0.0) for a in names for b in names if a != b})
-    cluster = model.driven(cluster)
+    cluster = drive(cluster, model)
     model = model.prepared(cluster)
     grouping = coarsen(model.graph, max_groups=max_groups, keep_together=model.together)
     with Runtime(model, grouping, cluster, precision=precision) as runtime, pytest.raises(_Asked) as asked:

@@ -13,16 +13,16 @@ import openvino as ov
 import pytest
 from small_models import inception_like
 
-from placeit.backends.coarsen import Grouping, coarsen
-from placeit.cluster import Cluster, Device, Link
+from placeit.core.cluster import Cluster, Device, Link
+from placeit.core.errors import DeviceError, ExecutionError, InfeasibleError
 from placeit.devices.host import allowed_cores
-from placeit.errors import DeviceError, ExecutionError, InfeasibleError
+from placeit.planning.coarsen import Grouping, coarsen
+from placeit.planning.segments import Segmenter
 from placeit.profiler import costs
 from placeit.profiler.cache import Cache
 from placeit.profiler.costs import profile, supported
 from placeit.profiler.load import MachineLoad
 from placeit.runtime.runtime import Runtime
-from placeit.runtime.segments import Segmenter
 
 CORES = allowed_cores()[:1]
 MODEL = inception_like()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from placeit.cluster import Cluster, Device, Link
+from placeit.core.cluster import Cluster, Device, Link
 from placeit.devices.host import allowed_cores
 from placeit.profiler import links
 from placeit.profiler.cache import Cache

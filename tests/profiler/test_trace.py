@@ -8,8 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from placeit.errors import FileError
-from placeit.profiler.trace import Span, utilization, write_chrome_trace
+from placeit.core.errors import FileError
+from placeit.profiler.trace import utilization, write_chrome_trace
+from placeit.runtime.spans import Span
 
 times = st.floats(0, 100).map(lambda seconds: round(seconds, 6))
 

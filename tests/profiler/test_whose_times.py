@@ -11,13 +11,13 @@ import pytest
 from known_devices import EMPTY_S, Truth, truth
 from small_models import inception_like, ops, random_model
 
-from placeit.backends.coarsen import Grouping
-from placeit.backends.openvino import Model, describe
-from placeit.cluster import Cluster, Device, Link
+from placeit.backends.openvino.model import OpenVinoModel, describe
+from placeit.core.cluster import Cluster, Device, Link
+from placeit.planning.coarsen import Grouping
+from placeit.planning.segments import Costs
 from placeit.profiler.costs import profile
 from placeit.runtime.devices import kinds
 from placeit.runtime.runtime import Runtime
-from placeit.runtime.segments import Costs
 
 FREE = {"Parameter", "Result"}
 
@@ -35,7 +35,7 @@ def times(rng: np.random.Generator, names: list[str], devices: int, scale: float
     return dict(zip(names, map(tuple, table.tolist()), strict=True))
 
 
-def profiled(model: Model, devices: int) -> tuple[Costs, list[int]]:
+def profiled(model: OpenVinoModel, devices: int) -> tuple[Costs, list[int]]:
     names = [f"d{d}" for d in range(devices)]
     links = {(a, b): Link(1e12, 0.0, "measured") for a in names for b in names if a != b}
     cluster = Cluster(tuple(Device(name, "known", name) for name in names))
@@ -48,7 +48,7 @@ def profiled(model: Model, devices: int) -> tuple[Costs, list[int]]:
 
 @pytest.mark.parametrize("model", [random_model(3, 9), inception_like()], ids=["random", "inception-like"])
 @pytest.mark.parametrize("devices", [1, 2, 3])
-def test_every_group_gets_its_own_times_on_every_device(model: Model, devices: int) -> None:
+def test_every_group_gets_its_own_times_on_every_device(model: OpenVinoModel, devices: int) -> None:
     rng = np.random.default_rng(devices)
     names = [name for name, kind in zip(model.graph.names, model.graph.kinds, strict=True) if kind not in FREE]
     truth.append(Truth(times(rng, names, devices, 1e-3), times(rng, names, devices, 1e-4)))
@@ -75,7 +75,7 @@ def test_groups_that_a_device_lacks_get_no_time_there_and_the_others_keep_theirs
         np.testing.assert_allclose(found.cut[g], [cut[0], 0.0], rtol=1e-6, atol=1e-12, err_msg=f"cut of {name}")
 
 
-def chain(lengths: list[int]) -> Model:
+def chain(lengths: list[int]) -> OpenVinoModel:
     """Ops one after the other whose tensors grow and shrink, with one that is read again later."""
     x = ops.parameter([1, lengths[0]], ov.Type.f32, name="x")
     values = [x.output(0)]

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from placeit.backends.coarsen import Grouping
-from placeit.cluster import Cluster, Device, Link
-from placeit.graph import OpGraph
+from placeit.core.cluster import Cluster, Device, Link
+from placeit.core.graph import OpGraph
+from placeit.planning.coarsen import Grouping
+from placeit.planning.segments import Costs, Plan, Segmenter
+from placeit.runtime.accelerators.executor import StreamExecutor
+from placeit.runtime.accelerators.work import PlanTasks
 from placeit.runtime.runtime import Runtime
-from placeit.runtime.segments import Costs, Plan, Segmenter
-from placeit.runtime.streams.executor import StreamExecutor
-from placeit.runtime.streams.work import Work
 from placeit.testing.fake_accelerator import FakeAccelerator
 from placeit.testing.problems import random_problem
 
@@ -149,7 +149,9 @@ class Case:
 
     def work(self, **bytes_of):
         segments = self.plan.segments
-        return Work.of(self.runtime, self.plan, [Program(self.runtime, s, **bytes_of) for s in segments if not s.free])
+        return PlanTasks.of(
+            self.runtime, self.plan, [Program(self.runtime, s, **bytes_of) for s in segments if not s.passthrough]
+        )
 
     def accelerator(self, **options):
         return FakeAccelerator(len(self.runtime.cluster), self.seed, peers=self.peers, **options)

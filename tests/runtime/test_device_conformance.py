@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 from small_models import random_model
 
-from placeit.cluster import Device
+from placeit.core.cluster import Device
+from placeit.core.errors import DeviceError, ExecutionError
 from placeit.devices.host import allowed_cores
-from placeit.errors import DeviceError, ExecutionError
-from placeit.runtime.devices.base import RuntimeDevice, TensorSpec
+from placeit.runtime.devices.base import BufferSpec, RuntimeDevice
 from placeit.runtime.devices.emulated import EmulatedLink, SlowedDevice
 from placeit.runtime.devices.null import NullDevice, VirtualClock
 from placeit.runtime.devices.openvino import HostBuffer, OpenVinoDevice
@@ -92,7 +92,7 @@ def test_a_worker_without_a_core_to_run_on_is_a_device_error() -> None:
 
 
 def test_a_link_moves_one_tensor_at_a_time_in_order() -> None:
-    link, buffer = EmulatedLink("placeit link", bandwidth=1e6, latency=1e-3), HostBuffer(TensorSpec((1000,), "float32"))
+    link, buffer = EmulatedLink("placeit link", bandwidth=1e6, latency=1e-3), HostBuffer(BufferSpec((1000,), "float32"))
     times: list[tuple[float, float]] = []
     over = threading.Semaphore(0)
 

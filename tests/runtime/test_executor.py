@@ -15,19 +15,19 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from small_models import random_model
 
-from placeit.backends.coarsen import Grouping
-from placeit.backends.openvino import Model, describe
-from placeit.cluster import Cluster, Device, Link
+from placeit.backends.openvino.model import OpenVinoModel, describe
+from placeit.core.cluster import Cluster, Device, Link
+from placeit.core.errors import DeviceError, ExecutionError, UsageError
 from placeit.devices import discover
 from placeit.devices.host import allowed_cores
-from placeit.devices.openvino_core import openvino_core
-from placeit.errors import DeviceError, ExecutionError, UsageError
-from placeit.runtime.devices.base import Done, Instance, SegmentSource
+from placeit.devices.openvino import openvino_core
+from placeit.planning.coarsen import Grouping
+from placeit.planning.segments import Costs, Plan, Segmenter
+from placeit.runtime.devices.base import DoneCallback, Instance, SegmentSource
 from placeit.runtime.devices.null import NullDevice, NullLink, VirtualClock
 from placeit.runtime.devices.openvino import OpenVinoDevice
 from placeit.runtime.executor import Executor
 from placeit.runtime.runtime import Runtime
-from placeit.runtime.segments import Costs, Plan, Segmenter
 
 ops = ov.opset13
 
@@ -50,7 +50,7 @@ def described(devices: int) -> Cluster:
     return Cluster(tuple(Device(name, kind="described") for name in names), links)
 
 
-def null_runtime(model: Model, grouping: Grouping, cluster: Cluster, plan: Plan) -> tuple[Runtime, VirtualClock]:
+def null_runtime(model: OpenVinoModel, grouping: Grouping, cluster: Cluster, plan: Plan) -> tuple[Runtime, VirtualClock]:
     clock = VirtualClock()
     seconds = {s.groups: float(plan.problem.compute[i, s.device]) for i, s in enumerate(plan.segments)}
 
@@ -101,7 +101,7 @@ def test_a_run_on_null_devices_equals_the_simulated_schedule_event_for_event(
             groups = sorted({int(grouping.group_of[model.graph.index[name]]) for name in span.args["ops"]})
             ran[label[tuple(groups)]] = (span.start, span.finish)
     for s, segment in enumerate(plan.segments):
-        if not segment.free:
+        if not segment.passthrough:
             assert ran[s] == pytest.approx((simulated.start[s], simulated.finish[s]), abs=1e-12)
     assert clock.now == pytest.approx(simulated.makespan, abs=1e-12)
     assert len(moved) == len(simulated.transfers.tensor)
@@ -127,7 +127,7 @@ def one_core_names(count: int) -> list[str]:
     return [f"CPU@{core}" for core in cores[:count]]
 
 
-def whole_outputs(model: Model) -> dict[str, NDArray[np.generic]]:
+def whole_outputs(model: OpenVinoModel) -> dict[str, NDArray[np.generic]]:
     inputs = model.random_inputs()
     values = openvino_core().compile_model(model.ov_model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})(
         [inputs[spec.name] for spec in model.inputs]
@@ -136,13 +136,13 @@ def whole_outputs(model: Model) -> dict[str, NDArray[np.generic]]:
 
 
 @pytest.fixture
-def real() -> Iterator[Callable[..., tuple[Model, Runtime, Segmenter]]]:
+def real() -> Iterator[Callable[..., tuple[OpenVinoModel, Runtime, Segmenter]]]:
     """Open a random model on the first allowed core, renamed and emulated as asked for."""
     opened: list[Runtime] = []
 
     def make(
-        seed: int, nodes: int, cluster: Cluster | None = None, model: Model | None = None
-    ) -> tuple[Model, Runtime, Segmenter]:
+        seed: int, nodes: int, cluster: Cluster | None = None, model: OpenVinoModel | None = None
+    ) -> tuple[OpenVinoModel, Runtime, Segmenter]:
         model = random_model(seed, nodes) if model is None else model
         if cluster is None:
             core = one_core_names(1)[0]
@@ -164,7 +164,7 @@ def real() -> Iterator[Callable[..., tuple[Model, Runtime, Segmenter]]]:
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("merge", [True, False])
 def test_any_placement_gives_the_outputs_of_the_uncut_model(
-    real: Callable[..., tuple[Model, Runtime, Segmenter]], seed: int, merge: bool
+    real: Callable[..., tuple[OpenVinoModel, Runtime, Segmenter]], seed: int, merge: bool
 ) -> None:
     model, runtime, segmenter = real(seed, 12)
     placement = np.random.default_rng(seed).integers(2, size=len(runtime.grouping.groups))
@@ -177,7 +177,7 @@ def test_any_placement_gives_the_outputs_of_the_uncut_model(
 @pytest.mark.parametrize("merge", [True, False])
 @pytest.mark.parametrize("device_of_constant", [0, 1])
 def test_outputs_that_are_a_constant_or_an_input_are_there(
-    real: Callable[..., tuple[Model, Runtime, Segmenter]], device_of_constant: int, merge: bool
+    real: Callable[..., tuple[OpenVinoModel, Runtime, Segmenter]], device_of_constant: int, merge: bool
 ) -> None:
     x = ops.parameter([1, 8], ov.Type.f32, name="x")
     anchors = ops.add(ops.constant(np.arange(4, dtype=np.float32)), ops.constant(np.float32(0.5)))
@@ -191,7 +191,7 @@ def test_outputs_that_are_a_constant_or_an_input_are_there(
 
 
 def test_many_requests_in_flight_do_not_disturb_each_other(
-    real: Callable[..., tuple[Model, Runtime, Segmenter]],
+    real: Callable[..., tuple[OpenVinoModel, Runtime, Segmenter]],
 ) -> None:
     model, runtime, segmenter = real(3, 12)
     placement = np.random.default_rng(3).integers(2, size=len(runtime.grouping.groups))
@@ -207,7 +207,7 @@ def test_many_requests_in_flight_do_not_disturb_each_other(
 
 
 def test_an_emulated_link_and_a_slowed_device_change_times_and_no_outputs(
-    real: Callable[..., tuple[Model, Runtime, Segmenter]],
+    real: Callable[..., tuple[OpenVinoModel, Runtime, Segmenter]],
 ) -> None:
     core = one_core_names(1)[0]
     cores = discover(core).devices[0].cores
@@ -224,7 +224,7 @@ def test_an_emulated_link_and_a_slowed_device_change_times_and_no_outputs(
     assert all(span.finish - span.start >= 2e-3 for span in transfers)
 
 
-def test_spans_never_overlap_on_a_device_or_a_link(real: Callable[..., tuple[Model, Runtime, Segmenter]]) -> None:
+def test_spans_never_overlap_on_a_device_or_a_link(real: Callable[..., tuple[OpenVinoModel, Runtime, Segmenter]]) -> None:
     model, runtime, segmenter = real(7, 15)
     placement = np.random.default_rng(7).integers(2, size=len(runtime.grouping.groups))
     executor = Executor(runtime, segmenter.plan(placement, merge=False))
@@ -246,7 +246,7 @@ def test_spans_never_overlap_on_a_device_or_a_link(real: Callable[..., tuple[Mod
     ],
 )
 def test_inputs_that_do_not_fit_the_model_are_refused(
-    real: Callable[..., tuple[Model, Runtime, Segmenter]],
+    real: Callable[..., tuple[OpenVinoModel, Runtime, Segmenter]],
     change: Callable[[dict[str, NDArray[np.generic]]], object],
     says: str,
 ) -> None:
@@ -263,7 +263,7 @@ class _Failing(NullDevice):
 
     started = 0
 
-    def start(self, instance: Instance, done: Done) -> None:
+    def start(self, instance: Instance, done: DoneCallback) -> None:
         self.started += 1
         failure = ExecutionError("device d0 is out of memory") if self.started == 3 else None
         super().start(instance, lambda start, finish, _: done(start, finish, failure))
@@ -291,7 +291,7 @@ def test_a_failed_segment_ends_the_request_with_its_error_and_the_next_request_r
     with pytest.raises(ExecutionError, match="out of memory"):
         executor.time()
     executor.time()
-    assert len([span for span in executor.spans() if span.track in cluster.names]) == sum(not s.free for s in plan.segments)
+    assert len([span for span in executor.spans() if span.track in cluster.names]) == len(plan.programs)
 
 
 def test_a_described_device_cannot_be_opened() -> None:

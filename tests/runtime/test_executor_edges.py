@@ -14,20 +14,20 @@ from numpy.typing import NDArray
 from openvino.op.util import Variable, VariableInfo
 from small_models import random_model
 
-from placeit.backends.coarsen import Grouping, coarsen
-from placeit.backends.openvino import Model, describe
-from placeit.backends.opgraph import name_nodes
-from placeit.cluster import Cluster, Device, Link
+from placeit.backends.openvino.graph import name_nodes
+from placeit.backends.openvino.model import OpenVinoModel, describe
+from placeit.core.cluster import Cluster, Device, Link
+from placeit.core.errors import DeviceError, ExecutionError, GraphError, ModelError, PlaceitError, UsageError
 from placeit.devices.host import allowed_cores
-from placeit.devices.openvino_core import openvino_core
-from placeit.errors import DeviceError, ExecutionError, GraphError, ModelError, PlaceitError, UsageError
+from placeit.devices.openvino import openvino_core
+from placeit.planning.coarsen import Grouping, coarsen
+from placeit.planning.segments import Costs, Segmenter
 from placeit.runtime.check import OutputCheck, other_inputs
-from placeit.runtime.devices.base import Buffer, Done, Instance, RuntimeDevice, TensorSpec, Transport
+from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, RuntimeDevice, Transport
 from placeit.runtime.devices.null import NullDevice, NullLink, VirtualClock
 from placeit.runtime.devices.openvino import OpenVinoDevice, OpenVinoInstance
 from placeit.runtime.executor import Executor
 from placeit.runtime.runtime import Runtime
-from placeit.runtime.segments import Costs, Segmenter
 
 ops = ov.opset13
 CORE = allowed_cores()[0]
@@ -37,13 +37,15 @@ DEVICES = tuple(Device(name, runs_on=f"CPU@{CORE}", cores=(CORE,)) for name in (
 CLUSTER = Cluster(DEVICES, LINKS)
 
 
-def model_of(values: list[ov.Output], inputs: list[ov.Node], sinks: tuple[ov.Node, ...] = ()) -> Model:
+def model_of(values: list[ov.Output], inputs: list[ov.Node], sinks: tuple[ov.Node, ...] = ()) -> OpenVinoModel:
     model = ov.Model([ops.result(value) for value in values], list(sinks), inputs, "edge")
     name_nodes(model, keep=lambda _: True)
     return describe(model, Path("edge"))
 
 
-def inputs_and_references(model: Model) -> Iterator[tuple[dict[str, NDArray[np.generic]], dict[str, NDArray[np.generic]]]]:
+def inputs_and_references(
+    model: OpenVinoModel,
+) -> Iterator[tuple[dict[str, NDArray[np.generic]], dict[str, NDArray[np.generic]]]]:
     whole = openvino_core().compile_model(model.ov_model, "CPU", F32)
     for seed in range(3):
         inputs = model.random_inputs(seed)
@@ -51,11 +53,11 @@ def inputs_and_references(model: Model) -> Iterator[tuple[dict[str, NDArray[np.g
         yield inputs, {spec.name: np.array(values[i]) for i, spec in enumerate(model.outputs)}
 
 
-def check_everywhere(model: Model, grouping: Grouping, rtol: float = 1e-3) -> None:
+def check_everywhere(model: OpenVinoModel, grouping: Grouping, rtol: float = 1e-3) -> None:
     """Run on one device, cut into groups, and merged; every time with several inputs in the same buffers."""
     groups = np.arange(len(grouping.groups))
     with Runtime(model, grouping, CLUSTER) as runtime:
-        segmenter = Segmenter(grouping, Costs.free(len(groups), CLUSTER))
+        segmenter = Segmenter(grouping, Costs.zero(len(groups), CLUSTER))
         plans = [segmenter.plan(groups * 0), segmenter.plan(groups % 2, merge=False), segmenter.plan(groups // 2 % 2)]
         executors = [Executor(runtime, plan) for plan in plans]
         for inputs, expected in inputs_and_references(model):
@@ -65,7 +67,7 @@ def check_everywhere(model: Model, grouping: Grouping, rtol: float = 1e-3) -> No
                 for name, value in expected.items():
                     assert outputs[name].dtype == value.dtype
                     np.testing.assert_allclose(outputs[name], value, rtol=rtol, atol=1e-5)
-        check = OutputCheck(inputs, other_inputs(model, inputs, given=False), model.uncut(None, "f32"))
+        check = OutputCheck(inputs, other_inputs(model, inputs, given=False), model.reference(None, "f32"))
         for executor in executors:
             error = check(executor).worse(check(executor, after=True))
             assert error.max_rel <= rtol
@@ -87,46 +89,46 @@ def test_any_element_type_and_shape_crosses_borders(kind: str, shape: list[int])
     check_everywhere(model, Grouping.singletons(model.graph))
 
 
-def _booleans() -> Model:
+def _booleans() -> OpenVinoModel:
     x = ops.parameter([2, 3], ov.Type.boolean, name="x")
     return model_of([ops.logical_not(ops.logical_and(ops.logical_not(x), x)).output(0)], [x])
 
 
-def _types_that_numpy_lacks() -> Model:
+def _types_that_numpy_lacks() -> OpenVinoModel:
     x = ops.parameter([2, 4], ov.Type.f32, name="x")
     half, nibble = ops.convert(ops.tanh(x), "bf16"), ops.convert(ops.relu(x), "u4")
     return model_of([ops.tanh(ops.convert(ops.relu(half), "f32")).output(0), ops.convert(nibble, "f32").output(0)], [x])
 
 
-def _inputs_that_are_outputs() -> Model:
+def _inputs_that_are_outputs() -> OpenVinoModel:
     x, y, unused = (ops.parameter([2, 3], ov.Type.f32, name=name) for name in ("x", "y", "unused"))
     return model_of([x.output(0), ops.tanh(y).output(0), y.output(0)], [x, y, unused])
 
 
-def _nothing_to_compute() -> Model:
+def _nothing_to_compute() -> OpenVinoModel:
     x = ops.parameter([2, 3], ov.Type.f32, name="x")
     return model_of([x.output(0)], [x])
 
 
-def _a_tensor_that_is_several_outputs() -> Model:
+def _a_tensor_that_is_several_outputs() -> OpenVinoModel:
     y = ops.tanh(ops.relu(ops.parameter([2, 3], ov.Type.f32, name="x")))
     return model_of([y.output(0), y.output(0), ops.relu(y).output(0)], [y.input_value(0).get_node().input_value(0).get_node()])
 
 
-def _reshapes() -> Model:
+def _reshapes() -> OpenVinoModel:
     x = ops.parameter([2, 6], ov.Type.f32, name="x")
     flat = ops.reshape(x, ops.constant([12]), False)
     again = ops.reshape(ops.tanh(x), ops.constant([3, 4]), False)
     return model_of([flat.output(0), again.output(0), ops.reshape(again, ops.constant([12]), False).output(0)], [x])
 
 
-def _several_ports() -> Model:
+def _several_ports() -> OpenVinoModel:
     x = ops.parameter([2, 6], ov.Type.f32, name="x")
     split = ops.split(ops.tanh(x), ops.constant(1), 3)
     return model_of([ops.add(split.output(0), split.output(2)).output(0), split.output(1)], [x])
 
 
-def _loop() -> Model:
+def _loop() -> OpenVinoModel:
     x, inside = ops.parameter([1, 4], ov.Type.f32, name="x"), ops.parameter([1, 4], ov.Type.f32, name="inside")
     body = ov.Model([ops.result(ops.constant(np.array([True]))), ops.result(ops.tanh(ops.add(inside, inside)))], [inside])
     condition, value = body.get_results()
@@ -139,7 +141,7 @@ def _loop() -> Model:
     return model_of([ops.relu(last).output(0)], [x])
 
 
-def _if() -> Model:
+def _if() -> OpenVinoModel:
     x, condition = ops.parameter([1, 4], ov.Type.f32, name="x"), ops.parameter([1, 1], ov.Type.f32, name="c")
     then, other = (ops.parameter([1, 4], ov.Type.f32, name=name) for name in ("then", "other"))
     bodies = ov.Model([ops.result(ops.tanh(then))], [then]), ov.Model([ops.result(ops.relu(other))], [other])
@@ -165,7 +167,7 @@ def _if() -> Model:
         _if,
     ],
 )
-def test_unusual_models_give_the_outputs_of_the_uncut_model(build: Callable[[], Model]) -> None:
+def test_unusual_models_give_the_outputs_of_the_uncut_model(build: Callable[[], OpenVinoModel]) -> None:
     model = build()
     # where a core computes in bf16, the uncut model need not round to it in between, and a border does
     rtol = 2**-7 if build is _types_that_numpy_lacks else 1e-3
@@ -181,7 +183,7 @@ def test_an_output_of_a_type_that_numpy_lacks_is_refused_by_name() -> None:
         model_of([y.output(0)], [x])
 
 
-def _data_dependent(depth: int) -> Model:
+def _data_dependent(depth: int) -> OpenVinoModel:
     """The sizes of some tensors depend on the input; they end in two outputs, one of which has a fixed size."""
     x = ops.parameter([3, 4], ov.Type.f32, name="x")
     found = ops.convert(ops.non_zero(ops.relu(x)), "f32")
@@ -206,7 +208,7 @@ def test_cutting_a_tensor_whose_size_depends_on_the_data_is_refused_by_name() ->
         Runtime(model, Grouping.singletons(model.graph), CLUSTER)
 
 
-def _with_state() -> Model:
+def _with_state() -> OpenVinoModel:
     """Adds up the inputs that it has seen."""
     info = VariableInfo()
     info.data_shape, info.data_type, info.variable_id = ov.PartialShape([1, 4]), ov.Type.f32, "total"
@@ -228,16 +230,16 @@ def test_tearing_ops_apart_that_share_state_is_refused_by_name() -> None:
 
 
 @pytest.fixture
-def opened() -> Iterator[Callable[..., tuple[Model, Executor]]]:
+def opened() -> Iterator[Callable[..., tuple[OpenVinoModel, Executor]]]:
     """Open a random model on two devices that share a core, every group a segment."""
     runtimes: list[Runtime] = []
 
-    def make(requests: int = 1, devices: tuple[RuntimeDevice, ...] | None = None) -> tuple[Model, Executor]:
+    def make(requests: int = 1, devices: tuple[RuntimeDevice, ...] | None = None) -> tuple[OpenVinoModel, Executor]:
         model = random_model(4, 12)
         grouping = Grouping.singletons(model.graph)
         runtimes.append(Runtime(model, grouping, CLUSTER, devices=devices))
         groups = len(grouping.groups)
-        plan = Segmenter(grouping, Costs.free(groups, CLUSTER)).plan(np.arange(groups) % 2, merge=False)
+        plan = Segmenter(grouping, Costs.zero(groups, CLUSTER)).plan(np.arange(groups) % 2, merge=False)
         return model, Executor(runtimes[-1], plan, requests=requests)
 
     yield make
@@ -245,7 +247,7 @@ def opened() -> Iterator[Callable[..., tuple[Model, Executor]]]:
         runtime.close()
 
 
-def test_outputs_are_not_overwritten_by_the_next_run(opened: Callable[..., tuple[Model, Executor]]) -> None:
+def test_outputs_are_not_overwritten_by_the_next_run(opened: Callable[..., tuple[OpenVinoModel, Executor]]) -> None:
     model, executor = opened()
     first = executor.run(model.random_inputs(0))
     kept = {name: value.copy() for name, value in first.items()}
@@ -256,7 +258,7 @@ def test_outputs_are_not_overwritten_by_the_next_run(opened: Callable[..., tuple
         assert value.flags.c_contiguous
 
 
-def test_inputs_are_copied_whatever_their_order_in_memory(opened: Callable[..., tuple[Model, Executor]]) -> None:
+def test_inputs_are_copied_whatever_their_order_in_memory(opened: Callable[..., tuple[OpenVinoModel, Executor]]) -> None:
     model, executor = opened()
     inputs = model.random_inputs()
     expected = executor.run(inputs)
@@ -298,7 +300,7 @@ class _Faulty(OpenVinoDevice):
     ids=repr,
 )
 def test_whatever_inference_raises_is_an_execution_error_and_the_next_run_works(
-    opened: Callable[..., tuple[Model, Executor]], failure: Exception
+    opened: Callable[..., tuple[OpenVinoModel, Executor]], failure: Exception
 ) -> None:
     model, executor = opened(devices=(_Faulty(DEVICES[0], failure, 3), OpenVinoDevice(DEVICES[1])))
     inputs, expected = next(inputs_and_references(model))
@@ -312,11 +314,11 @@ def test_whatever_inference_raises_is_an_execution_error_and_the_next_run_works(
 class _Reporting(NullDevice):
     """Reports what it is told to for its third segment."""
 
-    def __init__(self, name: str, clock: VirtualClock, report: Callable[[Done, float, float], None]) -> None:
+    def __init__(self, name: str, clock: VirtualClock, report: Callable[[DoneCallback, float, float], None]) -> None:
         super().__init__(name, clock, lambda _: 1.0)
         self.report, self.started = report, 0
 
-    def start(self, instance: Instance, done: Done) -> None:
+    def start(self, instance: Instance, done: DoneCallback) -> None:
         self.started += 1
         strange = self.started == 3
 
@@ -330,12 +332,12 @@ class _Reporting(NullDevice):
 
 
 def on_null_devices(
-    report: Callable[[Done, float, float], None], requests: int = 1
+    report: Callable[[DoneCallback, float, float], None], requests: int = 1
 ) -> tuple[Executor, tuple[_Reporting, NullDevice]]:
     model = random_model(2, 20)
     grouping = Grouping.singletons(model.graph)
     groups = len(grouping.groups)
-    plan = Segmenter(grouping, Costs.free(groups, CLUSTER)).plan(np.arange(groups) % 2, merge=False)
+    plan = Segmenter(grouping, Costs.zero(groups, CLUSTER)).plan(np.arange(groups) % 2, merge=False)
     clock = VirtualClock()
     devices = _Reporting("a", clock, report), NullDevice("b", clock, lambda _: 1.0)
     links: dict[tuple[int, int], Transport] = {(0, 1): NullLink(clock, 1e9, 0.1), (1, 0): NullLink(clock, 1e9, 0.1)}
@@ -365,13 +367,13 @@ def test_after_an_error_no_further_requests_begin_and_those_in_flight_end() -> N
     executor, (device, _) = on_null_devices(lambda done, start, finish: done(start, finish, ExecutionError("no")), requests=3)
     with pytest.raises(ExecutionError, match="no"):
         executor.times(1000)
-    segments = sum(not segment.free for segment in executor.plan.segments)
+    segments = len(executor.plan.programs)
     assert device.started < 3 * segments
     executor.times(7)
 
 
 def test_a_device_that_reports_twice_is_an_error_and_no_hang() -> None:
-    def twice(done: Done, start: float, finish: float) -> None:
+    def twice(done: DoneCallback, start: float, finish: float) -> None:
         done(start, finish, None)
         done(start, finish, None)
 
@@ -382,7 +384,7 @@ def test_a_device_that_reports_twice_is_an_error_and_no_hang() -> None:
         executor.time()
 
 
-def test_an_interrupted_run_stops_and_the_next_one_works(opened: Callable[..., tuple[Model, Executor]]) -> None:
+def test_an_interrupted_run_stops_and_the_next_one_works(opened: Callable[..., tuple[OpenVinoModel, Executor]]) -> None:
     model, executor = opened(requests=2)
     for request in range(2):
         executor.set_inputs(model.random_inputs(), request=request)
@@ -399,7 +401,7 @@ def test_an_interrupted_run_stops_and_the_next_one_works(opened: Callable[..., t
     assert executor.times(4) > 0
 
 
-def test_a_closed_runtime_is_an_error_and_no_hang(opened: Callable[..., tuple[Model, Executor]]) -> None:
+def test_a_closed_runtime_is_an_error_and_no_hang(opened: Callable[..., tuple[OpenVinoModel, Executor]]) -> None:
     model, executor = opened()
     executor.run(model.random_inputs())
     executor.runtime.close()
@@ -408,7 +410,7 @@ def test_a_closed_runtime_is_an_error_and_no_hang(opened: Callable[..., tuple[Mo
     executor.runtime.close()
 
 
-def test_threads_that_share_an_executor_take_turns(opened: Callable[..., tuple[Model, Executor]]) -> None:
+def test_threads_that_share_an_executor_take_turns(opened: Callable[..., tuple[OpenVinoModel, Executor]]) -> None:
     model, executor = opened()
     given = [model.random_inputs(seed) for seed in range(4)]
     expected = [executor.run(inputs) for inputs in given]
@@ -431,7 +433,7 @@ def test_threads_that_share_an_executor_take_turns(opened: Callable[..., tuple[M
     assert not wrong
 
 
-def test_no_request_at_all_is_a_usage_error(opened: Callable[..., tuple[Model, Executor]]) -> None:
+def test_no_request_at_all_is_a_usage_error(opened: Callable[..., tuple[OpenVinoModel, Executor]]) -> None:
     with pytest.raises(UsageError, match="at least one request"):
         opened(requests=0)
     with pytest.raises(UsageError, match="at least one request"):
@@ -456,7 +458,7 @@ def test_memories_without_a_link_between_them_are_refused() -> None:
     runtime = Runtime(model, grouping, CLUSTER, devices=devices, transports={})
     groups = len(grouping.groups)
     with pytest.raises(DeviceError, match=r"'a' to 'b'|'b' to 'a'"):
-        Executor(runtime, Segmenter(grouping, Costs.free(groups, CLUSTER)).plan(np.arange(groups) % 2, merge=False))
+        Executor(runtime, Segmenter(grouping, Costs.zero(groups, CLUSTER)).plan(np.arange(groups) % 2, merge=False))
 
 
 def test_a_program_that_gets_no_request_is_a_device_error() -> None:
@@ -476,11 +478,11 @@ def test_a_program_that_gets_no_request_is_a_device_error() -> None:
         device.close()
 
 
-def test_a_buffer_that_does_not_fit_is_a_device_error(opened: Callable[..., tuple[Model, Executor]]) -> None:
+def test_a_buffer_that_does_not_fit_is_a_device_error(opened: Callable[..., tuple[OpenVinoModel, Executor]]) -> None:
     _, executor = opened()
     device: RuntimeDevice = executor.runtime.devices[0]
     program = next(program for program in executor.programs if program is not None and program.inputs)
     instance = device.instance(program)
-    wrong: Buffer = device.allocate(TensorSpec((3, 5), "float32"))
+    wrong: Buffer = device.allocate(BufferSpec((3, 5), "float32"))
     with pytest.raises(DeviceError, match="input 0"):
         instance.bind(0, wrong)

@@ -30,16 +30,17 @@ from small_models import random_model
 
 from placeit.backends import load
 from placeit.backends.base import Model
-from placeit.backends.coarsen import Grouping
-from placeit.backends.torch import load as load_torch
-from placeit.cluster import Cluster, Device, Link
+from placeit.backends.torch.model import load as load_torch
+from placeit.core.cluster import Cluster, Device, Link
+from placeit.core.errors import ExecutionError, UsageError
 from placeit.devices.host import allowed_cores
-from placeit.errors import ExecutionError, UsageError
-from placeit.runtime.devices.base import Done, Instance, Program, RuntimeDevice, SegmentSource
+from placeit.planning.coarsen import Grouping
+from placeit.planning.segments import Costs, Segmenter
+from placeit.runtime.devices.base import DoneCallback, Instance, Program, RuntimeDevice, SegmentSource
 from placeit.runtime.devices.kinds import device_kind
-from placeit.runtime.executor import PlanExecutor
+from placeit.runtime.drivers import drive
+from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
-from placeit.runtime.segments import Costs, Segmenter
 
 # interrupts are of the timer that pytest-timeout would use otherwise
 pytestmark = pytest.mark.timeout(280, method="thread")
@@ -124,7 +125,7 @@ class Troubled:
     def allocate(self, spec: Any) -> Any:
         return self._inner.allocate(spec)
 
-    def start(self, instance: Instance, done: Done) -> None:
+    def start(self, instance: Instance, done: DoneCallback) -> None:
         if self.refusal is not None:
             refusal, self.refusal = self.refusal, None
             raise refusal
@@ -142,13 +143,13 @@ class Bench:
         kind = framework if framework == "ort" else "openvino"
         devices = tuple(Device(name, kind, runs_on, cores=numbers) for name in "ab")
         links = {pair: Link(1e9, 1e-5, "emulated") for pair in (("a", "b"), ("b", "a"))} if emulated else {}
-        cluster = model.driven(Cluster(devices, links))
+        cluster = drive(Cluster(devices, links), model)
         self.model = model.prepared(cluster)
         self.devices = [Troubled(device_kind(device).open(device, "f32")) for device in cluster.devices]
         grouping = Grouping.singletons(self.model.graph)
         self.runtime = Runtime(self.model, grouping, cluster, devices=self.devices)
         groups = len(grouping.groups)
-        self.plan = Segmenter(grouping, Costs.free(groups, cluster)).plan(np.arange(groups) % 2, merge=False)
+        self.plan = Segmenter(grouping, Costs.zero(groups, cluster)).plan(np.arange(groups) % 2, merge=False)
 
     def executor(self, requests: int = 1) -> PlanExecutor:
         executor = self.runtime.executor(self.plan, requests=requests)
@@ -226,11 +227,11 @@ def test_values_that_an_onnx_kernel_refuses_are_an_execution_error(tmp_path: Pat
     onnx.save(proto, tmp_path / "model.onnx")
     model = load(tmp_path / "model.onnx")
     runs_on, numbers = SETS[cores]
-    cluster = model.driven(Cluster((Device("a", framework, runs_on, cores=numbers),)))
+    cluster = drive(Cluster((Device("a", framework, runs_on, cores=numbers),)), model)
     model = model.prepared(cluster)
     grouping = Grouping.singletons(model.graph)
     groups = len(grouping.groups)
-    plan = Segmenter(grouping, Costs.free(groups, cluster)).plan(np.zeros(groups, int))
+    plan = Segmenter(grouping, Costs.zero(groups, cluster)).plan(np.zeros(groups, int))
     with Runtime(model, grouping, cluster) as runtime, runtime.executor(plan) as executor:
         first = executor.run(good)
         for _ in range(3):
@@ -583,7 +584,7 @@ def test_placements_of_a_model_leave_no_threads_and_closing_gives_those_of_devic
     grouping = Grouping.singletons(model.graph)
     groups = len(grouping.groups)
     cluster = Cluster(tuple(Device(name, runs_on=ONE, cores=CORES[:1]) for name in "ab"))
-    segmenter = Segmenter(grouping, Costs.free(groups, cluster))
+    segmenter = Segmenter(grouping, Costs.zero(groups, cluster))
     before, opened, kept = workers(), list[int](), []
     with Runtime(model, grouping, cluster) as runtime:
         for seed in range(6):

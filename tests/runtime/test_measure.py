@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from placeit.errors import DeviceError, ExecutionError, UsageError
+from placeit.core.errors import DeviceError, ExecutionError, UsageError
 from placeit.runtime import measure
 from placeit.runtime.measure import FEWEST, Measurement, Race, Ratio, faster, median_interval, race, timed
 

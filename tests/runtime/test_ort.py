@@ -20,25 +20,27 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from placeit.backends import load
-from placeit.backends.coarsen import Grouping, coarsen
-from placeit.backends.onnx_segments import OnnxModel, with_onnx
-from placeit.backends.torch import load as load_torch
-from placeit.cluster import Cluster, Device
-from placeit.clusterfile import read_cluster, write_cluster
+from placeit.backends.onnx.segments import OnnxModel, with_onnx
+from placeit.backends.torch.model import load as load_torch
+from placeit.core.cluster import Cluster, Device
+from placeit.core.errors import DeviceError, InfeasibleError, UsageError
 from placeit.devices import discover
+from placeit.devices.clusterfile import read_cluster, write_cluster
 from placeit.devices.host import allowed_cores
 from placeit.devices.names import parse_device, parse_devices
-from placeit.errors import DeviceError, InfeasibleError, UsageError
+from placeit.planning.coarsen import Grouping, coarsen
+from placeit.planning.segments import Costs, Segmenter
 from placeit.profiler.costs import profile
-from placeit.runtime.devices.base import RuntimeDevice, TensorSpec
+from placeit.runtime.check import OutputError
+from placeit.runtime.devices.base import BufferSpec, RuntimeDevice
 from placeit.runtime.devices.emulated import SlowedDevice
 from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.devices.openvino import HostBuffer
 from placeit.runtime.devices.ort import OrtDevice
+from placeit.runtime.drivers import drive
 from placeit.runtime.executor import Executor
 from placeit.runtime.runtime import Runtime
-from placeit.runtime.segments import Costs, Segmenter
-from placeit.session import OutputError, Session
+from placeit.session import Session
 from placeit.testing.devices import ComputingDeviceConformance
 
 CORES = allowed_cores()
@@ -118,9 +120,9 @@ def run(model: OnnxModel, grouping: Grouping, placement: list[int], *, merge: bo
     """Run a placement on ONNX Runtime (0) and OpenVINO (1), and compare it with OpenVINO's answer for the whole model."""
     inputs = model.random_inputs()
     with Runtime(model, grouping, Cluster((ONE, OTHER))) as runtime:
-        plan = Segmenter(grouping, Costs.free(len(grouping.groups), runtime.cluster)).plan(placement, merge=merge)
+        plan = Segmenter(grouping, Costs.zero(len(grouping.groups), runtime.cluster)).plan(placement, merge=merge)
         answers = Executor(runtime, plan).run(inputs)
-    return OutputError.between(answers, model.uncut(OTHER, "f32")(inputs))
+    return OutputError.between(answers, model.reference(OTHER, "f32")(inputs))
 
 
 def onnx_ops(model: OnnxModel) -> set[str]:
@@ -232,14 +234,14 @@ def test_an_op_in_the_middle_of_a_node_cannot_be_cut_off(model: OnnxModel) -> No
         if whole.names[u] in inner and whole.names[v] in inner
     )
     with pytest.raises(DeviceError, match=r"the ONNX model has no tensor there"):
-        model.onnx_segment([int(whole.tensor_op[tensor])], [], [tensor])
+        model.segment("onnx", [int(whole.tensor_op[tensor])], [], [tensor])
 
 
 def test_what_reads_more_in_the_onnx_model_is_refused_by_name(model: OnnxModel) -> None:
     last = len(model.graph) - 1
     tensor = int(model.graph.edge_tensor[model.graph.edges[:, 1] == last][0])
     with pytest.raises(DeviceError, match=r"in the ONNX model it reads 'image'"):
-        model.onnx_segment([int(model.graph.tensor_op[tensor])], [], [tensor])
+        model.segment("onnx", [int(model.graph.tensor_op[tensor])], [], [tensor])
 
 
 def test_ops_that_compute_alike_come_together_and_others_apart(model: OnnxModel) -> None:
@@ -342,7 +344,7 @@ def test_a_cluster_file_may_ask_for_it_too(tmp_path: Path) -> None:
 
 def test_an_onnx_model_on_an_nvidia_gpu_is_for_onnx_runtime(model: OnnxModel) -> None:
     whole = load(model.path)
-    cluster = whole.driven(Cluster((Device("cuda:0", "cuda", "cuda:0", driver="NVIDIA 1"), OTHER)))
+    cluster = drive(Cluster((Device("cuda:0", "cuda", "cuda:0", driver="NVIDIA 1"), OTHER)), whole)
     assert [device.kind for device in cluster.devices] == ["ort", "openvino"]
     assert isinstance(whole.prepared(cluster), OnnxModel)
     assert whole.prepared(Cluster((OTHER,))) is whole
@@ -374,7 +376,7 @@ def test_a_missing_package_is_an_error_that_says_how_to_get_it(monkeypatch: pyte
 
 def test_onnx_runtime_leaves_nothing_in_the_home_folder(tmp_path: Path) -> None:
     program = (
-        "from placeit.runtime.devices.ort import onnxruntime\n"
+        "from placeit.devices.onnxruntime import onnxruntime\n"
         "from onnx import helper\n"
         "ends = [[helper.make_tensor_value_info(name, 1, [2])] for name in 'xy']\n"
         "graph = helper.make_graph([helper.make_node('Relu', ['x'], ['y'])], 'g', *ends)\n"
@@ -408,7 +410,7 @@ def test_another_precision_is_refused() -> None:
 
 
 class Negation:
-    inputs = outputs = (TensorSpec((2, 3), "float32"),)
+    inputs = outputs = (BufferSpec((2, 3), "float32"),)
 
     def onnx_model(self) -> object:
         ends = [helper.make_tensor_value_info(name, FLOAT, [2, 3]) for name in "xy"]
@@ -425,14 +427,14 @@ def device():
 
 def test_a_buffer_of_another_shape_or_type_is_refused(device: OrtDevice) -> None:
     instance = device.instance(device.compile(Negation()))  # type: ignore[arg-type]
-    for spec in (TensorSpec((3, 2), "float32"), TensorSpec((2, 3), "int64")):
+    for spec in (BufferSpec((3, 2), "float32"), BufferSpec((2, 3), "int64")):
         with pytest.raises(DeviceError, match=r"does not fit input 0 of a segment, float32 \[2, 3\]"):
             instance.bind(0, HostBuffer(spec))
 
 
 def test_a_session_with_other_shapes_than_the_segment_is_refused(device: OrtDevice) -> None:
     segment = Negation()
-    segment.inputs = (TensorSpec((6,), "float32"),)
+    segment.inputs = (BufferSpec((6,), "float32"),)
     with pytest.raises(DeviceError, match=r"segment for one: .*\[\[2, 3\]\] in the ONNX model, not \[\[6\]\]"):
         device.compile(segment)  # type: ignore[arg-type]
 

@@ -8,16 +8,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_ort import OTHER, grouped, model  # noqa: F401 (a fixture)
 
-from placeit.cluster import Cluster, Device
-from placeit.errors import DeviceError, ExecutionError
+from placeit.core.cluster import Cluster, Device
+from placeit.core.errors import DeviceError, ExecutionError
+from placeit.planning.segments import Costs, Segmenter
+from placeit.runtime.accelerators import ort_program
+from placeit.runtime.accelerators.ort_program import ort_streams
+from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator
+from placeit.runtime.check import OutputError
 from placeit.runtime.devices import ort
 from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.runtime import Runtime
-from placeit.runtime.segments import Costs, Segmenter
-from placeit.runtime.streams import ort_program
-from placeit.runtime.streams.ort_program import ort_streams
-from placeit.runtime.streams.torch_accelerator import TorchAccelerator
-from placeit.session import OutputError
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def opened(model, accelerator):  # noqa: F811
 
 def plan_of(runtime, placement, *, merge=True):
     groups = len(runtime.grouping.groups)
-    return Segmenter(runtime.grouping, Costs.free(groups, runtime.cluster)).plan(placement, merge=merge)
+    return Segmenter(runtime.grouping, Costs.zero(groups, runtime.cluster)).plan(placement, merge=merge)
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -47,7 +47,7 @@ def test_any_placement_gives_openvinos_answer(model, accelerator, data, merge): 
     with runtime.executor(plan, requests=2) as executor:
         for seed in range(2):
             inputs = model.random_inputs(seed)
-            assert OutputError.between(executor.run(inputs), model.uncut(OTHER, "f32")(inputs)).max_rel < 1e-4
+            assert OutputError.between(executor.run(inputs), model.reference(OTHER, "f32")(inputs)).max_rel < 1e-4
         executor.times(4)
 
 
@@ -62,7 +62,7 @@ def test_a_segment_has_one_session_on_a_device_for_as_long_as_an_executor_uses_i
     monkeypatch.setattr(ort_program, "open_session", count)
     runtime = opened(model, accelerator)
     plan = plan_of(runtime, np.arange(len(runtime.grouping.groups)) % 2, merge=False)
-    segments = sum(not segment.free for segment in plan.segments)
+    segments = len(plan.programs)
     with runtime.executor(plan), runtime.executor(plan, requests=2):
         assert len(made) == segments
         assert set(made) == set(accelerator.names)
@@ -130,5 +130,5 @@ def test_segments_on_a_gpu_hand_tensors_over_there(model):  # noqa: F811
         plan = plan_of(runtime, np.zeros(len(runtime.grouping.groups), int), merge=False)
         with runtime.executor(plan, requests=2) as executor:
             inputs = model.random_inputs()
-            assert OutputError.between(executor.run(inputs), model.uncut(OTHER, "f32")(inputs)).max_rel < 1e-4
+            assert OutputError.between(executor.run(inputs), model.reference(OTHER, "f32")(inputs)).max_rel < 1e-4
             assert all("host" in span.track for span in executor.spans() if span.category == "copy")

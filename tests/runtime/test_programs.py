@@ -18,16 +18,16 @@ from small_models import convolution, inception_like, ops
 from torch import nn
 
 from placeit.backends.base import Model
-from placeit.backends.onnx_segments import relu_chain
-from placeit.backends.openvino import describe
-from placeit.backends.torch import load as load_torch
-from placeit.cluster import Cluster, Device, Link
+from placeit.backends.onnx.segments import relu_chain
+from placeit.backends.openvino.model import describe
+from placeit.backends.torch.model import load as load_torch
+from placeit.core.cluster import Cluster, Device, Link
+from placeit.core.memory import Use
 from placeit.devices.host import allowed_cores
-from placeit.memory import Use
+from placeit.planning.segments import Costs, Segmenter
 from placeit.runtime import runtime as runtime_file
 from placeit.runtime.devices.worker import Worker
 from placeit.runtime.programs import Programs
-from placeit.runtime.segments import Costs, Segmenter
 from placeit.session import Session
 
 
@@ -200,7 +200,7 @@ def test_closing_lets_go_of_every_program_at_once(model: Callable[[], Model], pr
     gc.disable()
     try:
         with Session(model(), cluster(prefix), cache=None, max_groups=8) as session:
-            segmenter = Segmenter(session.grouping, Costs.free(len(session.grouping.groups), session.cluster))
+            segmenter = Segmenter(session.grouping, Costs.zero(len(session.grouping.groups), session.cluster))
             alternating = np.arange(len(session.grouping.groups), dtype=np.int32) % 2
             with session.executor(segmenter.plan(alternating, merge=False)) as executor:
                 executor.time()
@@ -249,7 +249,7 @@ def test_memory_is_bounded_by_what_programs_really_take(bound: float, monkeypatc
     model, counts = wide_model(), []
     assert model.graph.param_bytes.sum() < 2e6  # by weights alone nothing would be let go
     with Session(model, cluster(), cache=None) as session:
-        segmenter = Segmenter(session.grouping, Costs.free(len(session.grouping.groups), session.cluster))
+        segmenter = Segmenter(session.grouping, Costs.zero(len(session.grouping.groups), session.cluster))
         for placement in placements(session, 40):
             with session.executor(segmenter.plan(placement)) as executor:
                 executor.time()
@@ -262,7 +262,7 @@ def test_programs_are_let_go_while_others_run(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(runtime_file, "_KEPT_PROGRAMS", 1)
     with Session(inception_like(), cluster(), cache=None) as session:
         groups = len(session.grouping.groups)
-        segmenter = Segmenter(session.grouping, Costs.free(groups, session.cluster))
+        segmenter = Segmenter(session.grouping, Costs.zero(groups, session.cluster))
         inputs = session.model.random_inputs()
         running = session.executor(segmenter.plan(np.arange(groups, dtype=np.int32) % 2))
         expected, stop, wrong = running.run(inputs), threading.Event(), []

@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 from stream_cases import Case, Model, Program, random_case
 
-from placeit.backends.coarsen import Grouping
-from placeit.cluster import Cluster, Device, Link
-from placeit.errors import DeviceError, ExecutionError, UsageError
-from placeit.graph import OpGraph
+from placeit.core.cluster import Cluster, Device, Link
+from placeit.core.errors import DeviceError, ExecutionError, UsageError
+from placeit.core.graph import OpGraph
+from placeit.planning.coarsen import Grouping
+from placeit.planning.segments import Costs, Segmenter
+from placeit.runtime.accelerators.accelerator import HOST
+from placeit.runtime.accelerators.executor import StreamExecutor
+from placeit.runtime.accelerators.layout import RequestLayout
+from placeit.runtime.accelerators.work import PlanTasks
 from placeit.runtime.runtime import Runtime
-from placeit.runtime.scheduler import Scheduler, Transfer
-from placeit.runtime.segments import Costs, Segmenter
-from placeit.runtime.streams.accelerator import HOST
-from placeit.runtime.streams.executor import StreamExecutor
-from placeit.runtime.streams.layout import Layout
-from placeit.runtime.streams.work import Work
+from placeit.simulator.scheduler import Scheduler, Transfer
 from placeit.testing.fake_accelerator import FakeAccelerator
 
 ORDERS = ("dynamic", "static", "graph")
@@ -198,7 +198,7 @@ def test_copies_run_beside_segments():
 
 def test_a_chain_takes_the_memory_of_the_two_tensors_that_are_alive():
     case = chain(10, [0] * 10)
-    layout = Layout(case.work(), FakeAccelerator(1), fixed=False)
+    layout = RequestLayout(case.work(), FakeAccelerator(1), fixed=False)
     assert layout.bytes_on(0) == 2 * 400
     assert layout.bytes_on(HOST) == 2 * 400  # input and output keep theirs
 
@@ -209,7 +209,7 @@ def test_a_fixed_order_shares_more_memory():
     kinds = ["Parameter", "Op", "Op", "Op", "Op", "Op", "Op", "Op", "Result"]
     edges += [(0, 3), (3, 7)]
     case = case_of(kinds, edges, [0] * 9)
-    taken = [Layout(case.work(), FakeAccelerator(1), fixed=fixed).bytes_on(0) for fixed in (False, True)]
+    taken = [RequestLayout(case.work(), FakeAccelerator(1), fixed=fixed).bytes_on(0) for fixed in (False, True)]
     assert taken[1] < taken[0]
 
 
@@ -351,10 +351,10 @@ def test_weights_that_cannot_be_loaded_name_the_segment():
             raise DeviceError(f"{place} is out of memory.")
 
     case = chain(2, [0, 0])
-    programs = [Heavy(case.runtime, s) for s in case.plan.segments if not s.free]
+    programs = [Heavy(case.runtime, s) for s in case.plan.programs]
     accelerator = case.accelerator()
     with pytest.raises(DeviceError, match=r"segment that starts with 'op1' cannot be loaded onto fake:0: .*out of memory"):
-        StreamExecutor(Work.of(case.runtime, case.plan, programs), accelerator)
+        StreamExecutor(PlanTasks.of(case.runtime, case.plan, programs), accelerator)
     assert not any(accelerator.allocated.values())
 
 

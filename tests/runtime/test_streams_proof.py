@@ -11,13 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stream_cases import random_case, run_case
 
-from placeit.errors import DeviceError, ExecutionError
-from placeit.runtime.devices.base import TensorSpec
-from placeit.runtime.streams.accelerator import HOST, Inbox
-from placeit.runtime.streams.clocks import Clocks
-from placeit.runtime.streams.executor import StreamExecutor
-from placeit.runtime.streams.launcher import Launcher
-from placeit.runtime.streams.layout import Layout
+from placeit.core.errors import DeviceError, ExecutionError
+from placeit.runtime.accelerators.accelerator import HOST, Inbox
+from placeit.runtime.accelerators.clocks import Clocks
+from placeit.runtime.accelerators.executor import StreamExecutor
+from placeit.runtime.accelerators.launcher import Launcher
+from placeit.runtime.accelerators.layout import RequestLayout
+from placeit.runtime.devices.base import BufferSpec
 from placeit.testing.fake_accelerator import FakeAccelerator
 from placeit.testing.happens_before import HOST_THREAD, Access, HappensBefore
 
@@ -39,7 +39,7 @@ def test_every_run_of_random_plans_is_ordered_and_right(order, plans):
         assert right, (seed, order)
         assert not any(accelerator.allocated.values())
         waits += accelerator.waits
-        layout = Layout(case.work(), accelerator, fixed=order != "dynamic")
+        layout = RequestLayout(case.work(), accelerator, fixed=order != "dynamic")
         shared += len(layout.specs) - len(layout.slots)
     assert waits > 5 * plans  # or the test would show little
     assert shared > plans / 2
@@ -120,8 +120,8 @@ def test_sharing_memory_too_early_is_found(order, monkeypatch):
     def careless(self, ancestors):
         return share(self, [~0] * len(ancestors))  # as if every launch had ended before every other
 
-    share = Layout._share
-    monkeypatch.setattr(Layout, "_share", careless)
+    share = RequestLayout._share
+    monkeypatch.setattr(RequestLayout, "_share", careless)
     found = sum(bool(run_case(random_case(seed), order=order)[0].order.faults) for seed in range(20))
     assert found > 10
 
@@ -403,7 +403,7 @@ def test_the_fake_gives_wrong_data_to_what_reads_too_early():
     for seed in range(30):
         fake = FakeAccelerator(1, seed, patience=0.0)
         memory = [fake.allocate(place, 8) for place in (HOST, 0, 0)]
-        views = [fake.view(m, TensorSpec((1,), "float64")) for m in memory]
+        views = [fake.view(m, BufferSpec((1,), "float64")) for m in memory]
         fake.write(views[0], [1.0])
         first, second = fake.stream(0, 0), fake.stream(0, 1)
         fake.copy(first, views[0], views[1])

@@ -7,19 +7,19 @@ from eager_streams import devices, run_at_once
 from stream_cases import random_case
 from test_streams import chain
 
-from placeit.backends.coarsen import Grouping
-from placeit.backends.torch import load
-from placeit.cluster import Cluster, Device
-from placeit.errors import DeviceError, ExecutionError
-from placeit.runtime.devices.base import TensorSpec
+from placeit.backends.torch.model import load
+from placeit.core.cluster import Cluster, Device
+from placeit.core.errors import DeviceError, ExecutionError
+from placeit.planning.coarsen import Grouping
+from placeit.planning.segments import Costs, Segmenter
+from placeit.runtime.accelerators import torch_accelerator as accelerators
+from placeit.runtime.accelerators.accelerator import HOST, Inbox
+from placeit.runtime.accelerators.executor import StreamExecutor
+from placeit.runtime.accelerators.module_program import ModuleProgram
+from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator, torch_streams
+from placeit.runtime.accelerators.work import PlanTasks
+from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.runtime import Runtime
-from placeit.runtime.segments import Costs, Segmenter
-from placeit.runtime.streams import torch_accelerator as accelerators
-from placeit.runtime.streams.accelerator import HOST, Inbox
-from placeit.runtime.streams.executor import StreamExecutor
-from placeit.runtime.streams.module_program import ModuleProgram
-from placeit.runtime.streams.torch_accelerator import TorchAccelerator, torch_streams
-from placeit.runtime.streams.work import Work
 
 
 class Step(torch.nn.Module):
@@ -44,9 +44,7 @@ class Shared(torch.nn.Module):
 def torch_work(places, module=Step):
     case = chain(len(places), places)
     steps = iter(range(1, len(places) + 1))
-    return case, Work.of(
-        case.runtime, case.plan, [ModuleProgram(module(float(next(steps)))) for s in case.plan.segments if not s.free]
-    )
+    return case, PlanTasks.of(case.runtime, case.plan, [ModuleProgram(module(float(next(steps)))) for s in case.plan.programs])
 
 
 def expected(value, steps):
@@ -88,7 +86,7 @@ def test_weights_are_on_a_device_once_and_for_as_long_as_a_program_there_uses_th
 
 def test_what_a_segment_makes_on_the_way_counts_as_it_is_alive_where_that_matters(exported):
     _, model = exported
-    program = ModuleProgram(model.torch_segment(range(len(model.graph)), [], []))
+    program = ModuleProgram(model.segment("torch", range(len(model.graph)), [], []))
     assert program.workspace_bytes(1e9) >= program.workspace_bytes(0) >= 3 * 6 * 4 + 3 * 4  # at least its two outputs
     assert program.workspace_bytes(0) < program.workspace_bytes(1e9)
     assert ModuleProgram(Step(2.0)).workspace_bytes(0) == 0
@@ -138,14 +136,14 @@ def branches(exported, accelerator, seed):
     grouping = Grouping.singletons(model.graph)
     names = [f"{d}" for d in range(len(accelerator.names))]
     cluster = Cluster(tuple(Device(name, "cuda") for name in names))
-    costs = Costs.free(len(grouping.groups), cluster)
+    costs = Costs.zero(len(grouping.groups), cluster)
     place = np.random.default_rng(seed).integers(0, len(names), len(grouping.groups))
     plan = Segmenter(grouping, costs).plan(place, merge=bool(seed % 2))
     runtime = Runtime(model, grouping, cluster, streams=torch_streams(accelerator))
     inputs = model.random_inputs(seed)
     with torch.inference_mode():
         results = module(*(torch.tensor(value) for value in inputs.values()))
-    return Work.of(runtime, plan), inputs, dict(zip(runtime.model_outputs, results, strict=True))
+    return PlanTasks.of(runtime, plan), inputs, dict(zip(runtime.model_outputs, results, strict=True))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -193,10 +191,10 @@ def test_memory_that_runs_out_lets_go_of_what_the_segment_had_made(cpu):
 def test_views_of_memory_have_shape_type_and_order(cpu):
     memory = cpu.allocate(HOST, 96)
     for spec in (
-        TensorSpec((), "float32"),
-        TensorSpec((2, 3), "int64"),
-        TensorSpec((5,), "bool"),
-        TensorSpec((1, 2, 3, 4), "float32", channels_last=True),
+        BufferSpec((), "float32"),
+        BufferSpec((2, 3), "int64"),
+        BufferSpec((5,), "bool"),
+        BufferSpec((1, 2, 3, 4), "float32", channels_last=True),
     ):
         view = cpu.view(memory, spec)
         value = np.random.default_rng(0).integers(0, 2, spec.shape).astype(spec.dtype)
@@ -353,7 +351,7 @@ def test_random_plans_on_gpus_run_in_order(gpus, seed):
     graph = case.runtime.grouping.graph
     Evaluate.shapes, Evaluate.dtypes = graph.tensor_shapes, graph.tensor_dtypes
     fake = case.work()
-    work = Work.of(case.runtime, case.plan, [ModuleProgram(Evaluate(t.program)) for t in fake.tasks if t.program])
+    work = PlanTasks.of(case.runtime, case.plan, [ModuleProgram(Evaluate(t.program)) for t in fake.tasks if t.program])
     with StreamExecutor(work, gpus) as executor:
         got, want = executor.run(case.inputs()), case.expected(case.inputs())
     for name in want:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from placeit.errors import PlacementError, UsageError
+from placeit.core.errors import PlacementError, UsageError
 from placeit.placers.feasibility import random_placements
 from placeit.workloads.churn import carry_placement, churn
 from placeit.workloads.device_networks import DeviceNetworkParameters, problem_of, random_device_network

@@ -8,8 +8,8 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from placeit.errors import FileError, UsageError
-from placeit.problem import Problem
+from placeit.core.errors import FileError, UsageError
+from placeit.core.problem import Problem
 from placeit.workloads.datasets import (
     GRAPH_CHOICES,
     Case,

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from placeit.errors import InfeasibleError, ProblemError, UsageError
-from placeit.runtime.simulator import simulate
+from placeit.core.errors import InfeasibleError, ProblemError, UsageError
+from placeit.simulator.simulate import simulate
 from placeit.workloads.device_networks import DeviceNetwork, DeviceNetworkParameters, problem_of, random_device_network
 from placeit.workloads.task_graphs import TaskGraph, TaskGraphParameters, random_task_graph
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from placeit.backends import load
-from placeit.devices.openvino_core import openvino_core
-from placeit.errors import FileError, ModelError
+from placeit.core.errors import FileError, ModelError
+from placeit.devices.openvino import openvino_core
 from placeit.workloads.models import MODELS, build_model, export_model
 
 # as published; Inception-V3 without its auxiliary head

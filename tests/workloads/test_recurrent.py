@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from placeit.errors import UsageError
-from placeit.graph import topological_order
+from placeit.core.errors import UsageError
+from placeit.core.graph import topological_order
 from placeit.workloads.recurrent import (
     RecurrentCell,
     group_operators,

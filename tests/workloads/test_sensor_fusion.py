@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from placeit.errors import UsageError
+from placeit.core.errors import UsageError
 from placeit.workloads.mobility import Sighting, grid_points, traffic
 from placeit.workloads.sensor_fusion import (
     BLOCK_M,

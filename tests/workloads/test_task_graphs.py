@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from placeit.errors import UsageError
-from placeit.graph import topological_order
+from placeit.core.errors import UsageError
+from placeit.core.graph import topological_order
 from placeit.workloads.parameters import draw_parameters
 from placeit.workloads.task_graphs import TaskGraph, TaskGraphParameters, random_task_graph
 

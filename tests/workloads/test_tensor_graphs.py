@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import placeit
-from placeit.cluster import Cluster, Device, Link
-from placeit.errors import ClusterError, UsageError
+from placeit.core.cluster import Cluster, Device, Link
+from placeit.core.errors import ClusterError, UsageError
 from placeit.workloads.tensor_graphs import PAPER_SIZES, TENSOR_GRAPHS, chain_mm, ffnn, llama_block, llama_layer, tensor_graph
-from placeit.workloads.tensors import Program, ProgramSegment, shard
+from placeit.workloads.tensors import BlockProgram, ProgramSegment, shard
 from placeit.workloads.tensors.expression import causal, crop, einsum, elementwise, reduction, tensor, to_complex, to_real
 from placeit.workloads.tensors.nodes import Node
 
@@ -69,7 +69,7 @@ def expected(name: str, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {"logits": norm(x[-1:], v["norm3.weight"]) @ v["Wvocabulary"]}
 
 
-def check(name: str, program: Program, whole: Program) -> None:
+def check(name: str, program: BlockProgram, whole: BlockProgram) -> None:
     inputs = program.random_inputs(1)
     results = program.run(inputs)
     references = expected(name, inputs)
@@ -81,7 +81,7 @@ def check(name: str, program: Program, whole: Program) -> None:
         torch.testing.assert_close(results[key], uncut[key], rtol=1e-4, atol=1e-5)
 
 
-def small(name: str, **options: Any) -> Program:
+def small(name: str, **options: Any) -> BlockProgram:
     return tensor_graph(name, **SMALL[name], **options)
 
 
@@ -341,7 +341,7 @@ def test_products_are_those_of_the_published_cost_graphs(file: str, program: Any
         assert (len(built.graph), len(built.graph.edges)) == (len(published["compute"]), len(published["edges"]))
 
 
-def _products(program: Program) -> set[str]:
+def _products(program: BlockProgram) -> set[str]:
     # the product of one token with the vocabulary is cheaper than many an element-wise op
     return {op.name for op in program.ops if op.kind == "matmul" and not op.name.startswith("logits")}
 

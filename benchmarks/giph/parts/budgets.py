@@ -23,12 +23,12 @@ from benchmarks.giph.jobs import Job, Outcome, Setup
 from benchmarks.giph.lab import Lab
 from benchmarks.giph.policies import STEPS_PER_OP
 from benchmarks.giph.problems import heft_slr
+from placeit.core.problem import Problem
 from placeit.placers.annealing import Annealing
 from placeit.placers.base import Placer
-from placeit.placers.learned.giph import Giph
-from placeit.placers.learned.guided import Guided
-from placeit.problem import Problem
-from placeit.runtime.simulator import SimulatedCost
+from placeit.placers.learned.agents.giph.agent import Giph
+from placeit.placers.learned.agents.giph.guided import Guided
+from placeit.simulator.simulate import SimulatedCost
 from placeit.workloads.datasets import DatasetKind
 
 __all__ = ["Budgeted", "jobs", "tell"]

@@ -16,7 +16,7 @@ from benchmarks.giph.jobs import Evaluation, Job, Setup
 from benchmarks.giph.lab import Lab, column
 from benchmarks.giph.parts.search import policies
 from benchmarks.giph.problems import depth, heft_slr
-from placeit.problem import Problem
+from placeit.core.problem import Problem
 
 __all__ = ["by_depth", "jobs", "tell"]
 

@@ -21,9 +21,9 @@ from benchmarks.giph.jobs import Job, Outcome, Setup, Training, load_policy, sta
 from benchmarks.giph.lab import Lab
 from benchmarks.giph.policies import search
 from benchmarks.giph.problems import instance
-from placeit.objectives import AmortisedCost, RelocationCost
 from placeit.placers.heft import Heft
-from placeit.runtime.simulator import SimulatedCost
+from placeit.simulator.objectives import AmortisedCost, RelocationCost
+from placeit.simulator.simulate import SimulatedCost
 from placeit.workloads.churn import carry_placement
 from placeit.workloads.datasets import sensor_fusion_cases
 from placeit.workloads.sensor_fusion import SensorFusionCase

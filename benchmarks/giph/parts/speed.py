@@ -20,11 +20,11 @@ from benchmarks.giph.jobs import Job, Outcome, Setup
 from benchmarks.giph.lab import Lab
 from benchmarks.giph.policies import UNTRAINED, VARIANTS, search
 from benchmarks.giph.problems import instance
+from placeit.core.problem import Problem
 from placeit.placers.feasibility import random_placements
-from placeit.placers.learned.agent import Agent, Instance
+from placeit.placers.learned.agent import Agent, ProblemInstance
 from placeit.placers.learned.registry import make_agent
-from placeit.placers.learned.training import Stage, train
-from placeit.problem import Problem
+from placeit.placers.learned.training.loop import Stage, train
 from placeit.workloads.device_networks import DeviceNetworkParameters, problem_of, random_device_network
 from placeit.workloads.task_graphs import TaskGraphParameters, random_task_graph
 
@@ -77,7 +77,7 @@ def _problems(setup: Setup) -> list[Problem]:
     return found
 
 
-def _search_ms(policy: Agent | str, one: Instance, rng: np.random.Generator) -> float:
+def _search_ms(policy: Agent | str, one: ProblemInstance, rng: np.random.Generator) -> float:
     began = time.perf_counter()
     if isinstance(policy, str):
         start = random_placements(one.problem, 1, rng)[0]
@@ -89,7 +89,7 @@ def _search_ms(policy: Agent | str, one: Instance, rng: np.random.Generator) -> 
     return 1e3 * (time.perf_counter() - began) / steps
 
 
-def _training_ms(agent: Agent, one: Instance, kind: str, seed: int) -> float:
+def _training_ms(agent: Agent, one: ProblemInstance, kind: str, seed: int) -> float:
     stage = Stage(lambda rng, count, progress: [one] * count, 1, kind, problems=1)  # noqa: ARG005
     began = time.perf_counter()
     train(agent, [stage], evaluate_on=(), seed=seed)

@@ -10,21 +10,21 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from placeit.placers.base import CostFunction
-from placeit.problem import Problem
+from placeit.core.problem import CostFunction, Problem
 
-__all__ = ["Agent", "Explorer", "Instance", "Remembering", "Trajectory"]
+__all__ = ["Agent", "Explorer", "ProblemInstance", "Remembering", "Trajectory"]
 
 
 @dataclass(frozen=True, eq=False)
-class Instance:
+class ProblemInstance:
     """A problem to learn from, and what its placements cost.
 
     Attributes:
         problem: the problem.
         cost: values placements: a simulator, measured runs, or another objective.
         unit: what costs are divided by, so that rewards of different problems can be compared; positive, finite. For
-            makespans the lower bound of the schedule length ratio is usual (:attr:`placeit.problem.Problem.critical_path`).
+            makespans the lower bound of the schedule length ratio is usual
+            (:attr:`placeit.core.problem.Problem.critical_path`).
     """
 
     problem: Problem
@@ -74,7 +74,7 @@ class Agent(Protocol):
         """Arguments that make an untrained agent of the same shape: ``type(agent)(**agent.config)``."""
         ...
 
-    def rollout(self, instances: Sequence[Instance], rng: np.random.Generator) -> Trajectory:
+    def rollout(self, instances: Sequence[ProblemInstance], rng: np.random.Generator) -> Trajectory:
         """Play one episode for each problem, sampling decisions; gradients are not needed."""
         ...
 
@@ -89,7 +89,7 @@ class Agent(Protocol):
         """
         ...
 
-    def loss(self, kind: str, instances: Sequence[Instance], rng: np.random.Generator) -> Tensor:
+    def loss(self, kind: str, instances: Sequence[ProblemInstance], rng: np.random.Generator) -> Tensor:
         """Return a scalar to minimise, for ways of training other than REINFORCE, such as ``imitation``.
 
         Raises:

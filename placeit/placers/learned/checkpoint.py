@@ -15,8 +15,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from placeit.errors import FileError, UsageError
-from placeit.files import replacing
+from placeit.core.errors import FileError, UsageError
+from placeit.core.files import replacing
 from placeit.placers.learned.agent import Agent
 from placeit.placers.learned.registry import agent_class, option_types
 

@@ -8,7 +8,7 @@ import typing
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any
 
-from placeit.errors import UsageError
+from placeit.core.errors import UsageError
 from placeit.placers.names import entry_table, load_entry, parse_options
 
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ GROUP = "placeit.agents"
 """The entry-point group in which a plug-in names its agents."""
 
 _BUILTIN = {
-    "giph": "placeit.placers.learned.giph:GiphAgent",
-    "hdp": "placeit.placers.learned.hdp:HdpAgent",
-    "placeto": "placeit.placers.learned.placeto:PlacetoAgent",
+    "giph": "placeit.placers.learned.agents.giph.agent:GiphAgent",
+    "hdp": "placeit.placers.learned.agents.hdp:HdpAgent",
+    "placeto": "placeit.placers.learned.agents.placeto.agent:PlacetoAgent",
 }
 
 

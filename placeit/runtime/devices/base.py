@@ -14,14 +14,14 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Buffer", "Done", "Instance", "Program", "RuntimeDevice", "TensorSpec", "Transport"]
+__all__ = ["Buffer", "BufferSpec", "DoneCallback", "Instance", "Program", "RuntimeDevice", "Transport"]
 
-Done = Callable[[float, float, BaseException | None], None]
+DoneCallback = Callable[[float, float, BaseException | None], None]
 """``done(start, finish, error)``, in seconds of ``time.perf_counter``, called once from any thread."""
 
 
 @dataclass(frozen=True)
-class TensorSpec:
+class BufferSpec:
     """Shape and element type of a tensor, and whether its channels are last in memory.
 
     Attributes:
@@ -72,12 +72,12 @@ class Program(Protocol):
     """A segment compiled for one device."""
 
     @property
-    def inputs(self) -> tuple[TensorSpec, ...]:
+    def inputs(self) -> tuple[BufferSpec, ...]:
         """What it reads: tensors from other segments first, then inputs of the model."""
         ...
 
     @property
-    def outputs(self) -> tuple[TensorSpec, ...]:
+    def outputs(self) -> tuple[BufferSpec, ...]:
         """What it makes: tensors for other segments first, then outputs of the model."""
         ...
 
@@ -131,11 +131,11 @@ class RuntimeDevice(Protocol):
         """Make an instance of a program that this device, or one of the same key, has compiled. Raises DeviceError."""
         ...
 
-    def allocate(self, spec: TensorSpec) -> Buffer:
+    def allocate(self, spec: BufferSpec) -> Buffer:
         """Make a buffer in the memory that instances read from."""
         ...
 
-    def start(self, instance: Instance, done: Done) -> None:
+    def start(self, instance: Instance, done: DoneCallback) -> None:
         """Run an instance and return at once. Instances run one at a time, in the order in which they were started.
 
         ``done`` is called after ``start`` has returned, or on another thread: the caller may hold a lock that ``done`` takes.
@@ -152,12 +152,12 @@ class SegmentSource(Protocol):
     """A segment as devices see it before compilation: each kind of device asks for the form it understands."""
 
     @property
-    def inputs(self) -> tuple[TensorSpec, ...]:
+    def inputs(self) -> tuple[BufferSpec, ...]:
         """Tensors from other segments, then inputs of the model."""
         ...
 
     @property
-    def outputs(self) -> tuple[TensorSpec, ...]:
+    def outputs(self) -> tuple[BufferSpec, ...]:
         """Tensors for other segments, then outputs of the model."""
         ...
 
@@ -181,7 +181,7 @@ class SegmentSource(Protocol):
 class Transport(Protocol):
     """Moves tensors along one directed link. Transfers run one at a time, in the order in which they were started."""
 
-    def start(self, source: Buffer, destination: Buffer, done: Done) -> None:
+    def start(self, source: Buffer, destination: Buffer, done: DoneCallback) -> None:
         """Copy and return at once."""
         ...
 

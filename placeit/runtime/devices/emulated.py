@@ -7,7 +7,7 @@ import functools
 import threading
 from time import perf_counter
 
-from placeit.runtime.devices.base import Buffer, Done, Instance, Program, RuntimeDevice, SegmentSource, TensorSpec
+from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, Program, RuntimeDevice, SegmentSource
 from placeit.runtime.devices.worker import Gate, Worker
 
 __all__ = ["EmulatedLink", "SlowedDevice"]
@@ -50,15 +50,15 @@ class SlowedDevice:
         """Make an instance on the real device."""
         return self._inner.instance(program)
 
-    def allocate(self, spec: TensorSpec) -> Buffer:
+    def allocate(self, spec: BufferSpec) -> Buffer:
         """Allocate on the real device."""
         return self._inner.allocate(spec)
 
-    def start(self, instance: Instance, done: Done) -> None:
+    def start(self, instance: Instance, done: DoneCallback) -> None:
         """Run on the real device, then keep its thread asleep for the rest of the time."""
         self._inner.start(instance, functools.partial(self._finish, done))
 
-    def _finish(self, done: Done, start: float, finish: float, error: BaseException | None) -> None:
+    def _finish(self, done: DoneCallback, start: float, finish: float, error: BaseException | None) -> None:
         _sleep(start + (finish - start) * self._slowdown - perf_counter(), self._closing)
         done(start, perf_counter(), error)
 
@@ -87,11 +87,11 @@ class EmulatedLink:
         """The thread that transfers run on."""
         return self._worker
 
-    def start(self, source: Buffer, destination: Buffer, done: Done) -> None:  # noqa: ARG002
+    def start(self, source: Buffer, destination: Buffer, done: DoneCallback) -> None:  # noqa: ARG002
         """Start the clock of a transfer, behind those already under way."""
         self._worker.submit(functools.partial(self._run, perf_counter(), destination.nbytes, done))
 
-    def _run(self, asked: float, moved: int, done: Done) -> None:
+    def _run(self, asked: float, moved: int, done: DoneCallback) -> None:
         # by the clock at which it was asked for: waking this thread is part of the time, not on top of it
         start = max(asked, self._free_at)
         self._free_at = start + self._latency + moved / self._bandwidth

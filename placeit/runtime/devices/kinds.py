@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.cluster import Device
-from placeit.errors import DeviceError
+from placeit.core.cluster import Device
+from placeit.core.errors import DeviceError
 from placeit.runtime.devices.base import RuntimeDevice
 
 if TYPE_CHECKING:
     from placeit.backends.base import Model
-    from placeit.backends.coarsen import Grouping
-    from placeit.runtime.streams.accelerator import Streams
+    from placeit.planning.coarsen import Grouping
+    from placeit.runtime.accelerators.accelerator import Streams
 
 __all__ = ["DeviceKind", "device_kind"]
 
 _KINDS = {
     "openvino": "placeit.runtime.devices.openvino:KIND",
     "ort": "placeit.runtime.devices.ort:KIND",
-    "torch": "placeit.runtime.devices.torch_cpu:KIND",
+    "torch": "placeit.runtime.devices.pytorch:KIND",
 }
 """Where each kind of device is, by ``Device.kind``. A module is imported when a device of its kind is used."""
 

@@ -13,7 +13,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.runtime.devices.base import Buffer, Done, Instance, Program, SegmentSource, TensorSpec
+from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, Program, SegmentSource
 
 __all__ = ["NullDevice", "NullLink", "VirtualClock"]
 
@@ -56,7 +56,7 @@ class VirtualClock:
 class _NullBuffer:
     """The shape of a tensor without its memory."""
 
-    def __init__(self, spec: TensorSpec, space: str) -> None:
+    def __init__(self, spec: BufferSpec, space: str) -> None:
         self.spec, self.space = spec, space
 
     @property
@@ -112,11 +112,11 @@ class NullDevice:
         """Make an instance."""
         return _NullInstance(cast("_NullProgram", program), self.space)
 
-    def allocate(self, spec: TensorSpec) -> Buffer:
+    def allocate(self, spec: BufferSpec) -> Buffer:
         """Make a buffer that holds zeros."""
         return _NullBuffer(spec, self.space)
 
-    def start(self, instance: Instance, done: Done) -> None:
+    def start(self, instance: Instance, done: DoneCallback) -> None:
         """Be busy for the instance's time, once what was started before has ended."""
         seconds = cast("_NullInstance", instance).seconds
         start = max(self._clock.now, self._free_at)
@@ -140,7 +140,7 @@ class NullLink:
         self._clock, self._bandwidth, self._latency = clock, bandwidth, latency
         self._free_at = 0.0
 
-    def start(self, source: Buffer, destination: Buffer, done: Done) -> None:  # noqa: ARG002
+    def start(self, source: Buffer, destination: Buffer, done: DoneCallback) -> None:  # noqa: ARG002
         """Be busy for the time of the transfer, once what was started before has ended."""
         seconds = self._latency + destination.nbytes / self._bandwidth
         start = max(self._clock.now, self._free_at)

@@ -2,74 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.cluster import Device
-from placeit.devices.openvino_core import openvino_core
-from placeit.errors import DeviceError
+from placeit.core.cluster import Device
+from placeit.core.errors import DeviceError
+from placeit.devices.openvino import (
+    compile_model,
+    compile_properties,
+    explaining,
+    openvino_core,
+    target_name,
+    what_openvino_says,
+)
 from placeit.runtime.blank import blank_value
-from placeit.runtime.devices.base import Buffer, Done, Instance, Program, SegmentSource, TensorSpec
-from placeit.runtime.devices.compiled import compile_cached
+from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, Program, SegmentSource
 from placeit.runtime.devices.kinds import DeviceKind
 from placeit.runtime.devices.worker import Worker, perform
 
 if TYPE_CHECKING:
     from placeit.backends.base import Model
-    from placeit.backends.coarsen import Grouping
-    from placeit.backends.openvino import Model as OpenVinoModel
+    from placeit.backends.openvino.model import OpenVinoModel
+    from placeit.planning.coarsen import Grouping
 
-__all__ = ["KIND", "HostBuffer", "OpenVinoDevice", "OpenVinoProgram", "compile_model", "explaining"]
-
-_FAILURES = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, MemoryError)
-"""C++ exceptions, as the bindings translate them."""
-
-
-def _target(device: Device) -> str:
-    return device.runs_on.partition("@")[0]
-
-
-def _configuration(device: Device, precision: str) -> dict[str, Any]:
-    """Return the properties that a model is compiled with for a device."""
-    if device.runs_on == "CPU" and len(device.cores) > 1:
-        # all of the machine is OpenVINO's own to divide, as it is for whoever compiles a model for low latency without placeit
-        return {"INFERENCE_PRECISION_HINT": precision, "PERFORMANCE_HINT": "LATENCY"}
-    config: dict[str, Any] = {"INFERENCE_PRECISION_HINT": precision, "NUM_STREAMS": 1}
-    if _target(device) == "CPU":
-        threads = max(1, len(device.cores))
-        config |= {"INFERENCE_NUM_THREADS": threads, "ENABLE_CPU_PINNING": False}
-        if threads == 1:
-            # A stream of one thread loses what a kernel throws: infer returns without an error, with the outputs of the run
-            # before. It also starts two threads for each compiled model. Without streams inference runs in the calling thread
-            # and nowhere else, its errors arrive, and it takes as long. With two threads and more none gets lost.
-            config["NUM_STREAMS"] = 0
-    return config
-
-
-def compile_model(model: Any, device: Device, precision: str, **properties: Any) -> Any:
-    """Compile an ``openvino.Model`` for a device, with further properties if need be. Raises DeviceError."""
-    with explaining(f"OpenVINO cannot compile a model for {device.name}"):
-        return compile_cached(openvino_core(), model, _target(device), _configuration(device, precision) | properties)
-
-
-@contextlib.contextmanager
-def explaining(what: str) -> Iterator[None]:
-    """Turn what OpenVINO raises into a DeviceError that says ``what`` went wrong."""
-    try:
-        yield
-    except _FAILURES as error:
-        raise DeviceError(f"{what}: {_reason(error)}") from error
-
-
-def _reason(error: BaseException) -> str:
-    """Return the last line of what OpenVINO says, which is the one that matters."""
-    lines = str(error).strip().splitlines()
-    return lines[-1] if lines else type(error).__name__
+__all__ = ["KIND", "HostBuffer", "OpenVinoDevice", "OpenVinoProgram"]
 
 
 class HostBuffer:
@@ -77,7 +37,7 @@ class HostBuffer:
 
     space = "host"
 
-    def __init__(self, spec: TensorSpec, tensor: Any = None) -> None:
+    def __init__(self, spec: BufferSpec, tensor: Any = None) -> None:
         import openvino
 
         self.spec = spec
@@ -154,8 +114,8 @@ class OpenVinoDevice:
     def __init__(self, device: Device, *, precision: str = "f32", properties: Mapping[str, Any] | None = None) -> None:
         self.name = device.name
         self._device, self._precision, self._properties = device, precision, dict(properties or {})
-        configuration = _configuration(device, precision) | self._properties
-        self.program_key = f"openvino {_target(device)} {sorted(configuration.items())}"
+        configuration = compile_properties(device, precision) | self._properties
+        self.program_key = f"openvino {target_name(device)} {sorted(configuration.items())}"
         self._worker = Worker(f"placeit {device.name}", device.cores)
 
     @property
@@ -174,16 +134,16 @@ class OpenVinoDevice:
         with explaining(f"OpenVINO cannot make buffers for {self.name}"):
             return OpenVinoInstance(cast("OpenVinoProgram", program))
 
-    def allocate(self, spec: TensorSpec) -> HostBuffer:
+    def allocate(self, spec: BufferSpec) -> HostBuffer:
         """Allocate host memory."""
         return HostBuffer(spec)
 
-    def start(self, instance: Instance, done: Done) -> None:
+    def start(self, instance: Instance, done: DoneCallback) -> None:
         """Queue an instance."""
         self._worker.submit(functools.partial(perform, cast("OpenVinoInstance", instance).run, self._explain, done))
 
     def _explain(self, error: BaseException) -> str:
-        return f"Inference failed on {self.name}: {_reason(error)}"
+        return f"Inference failed on {self.name}: {what_openvino_says(error)}"
 
     def close(self) -> None:
         """Stop the worker thread."""
@@ -191,7 +151,7 @@ class OpenVinoDevice:
 
 
 def _read(model: Model, device: Device) -> OpenVinoModel:
-    from placeit.backends.openvino import Model as OpenVinoModel
+    from placeit.backends.openvino.model import OpenVinoModel
 
     if not isinstance(model, OpenVinoModel):
         raise DeviceError(
@@ -204,11 +164,11 @@ def _read(model: Model, device: Device) -> OpenVinoModel:
 def _supported(model: Model, device: Device) -> Collection[str]:
     ov_model = _read(model, device).ov_model
     with explaining(f"OpenVINO does not say what {device.name} supports"):
-        return set(openvino_core().query_model(ov_model, _target(device)))
+        return set(openvino_core().query_model(ov_model, target_name(device)))
 
 
 def _group_shares(model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> NDArray[np.float64]:
-    from placeit.profiler.counters import group_shares
+    from placeit.runtime.devices.counters import group_shares
 
     return group_shares(_read(model, device), grouping, device, precision, passes=passes)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -12,19 +11,20 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.backends.base import OnnxSegments
-from placeit.cluster import Device
+from placeit.backends.base import OnnxKinds
+from placeit.core.cluster import Device
+from placeit.core.errors import DeviceError, first_line
 from placeit.devices.host import one_per_physical_core
-from placeit.errors import DeviceError, first_line
-from placeit.runtime.devices.base import Buffer, Done, Instance, Program, SegmentSource, TensorSpec
+from placeit.devices.onnxruntime import onnxruntime
+from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, Program, SegmentSource
 from placeit.runtime.devices.kinds import DeviceKind
 from placeit.runtime.devices.openvino import HostBuffer
 from placeit.runtime.devices.worker import Worker, perform
 
 if TYPE_CHECKING:
     from placeit.backends.base import Model
-    from placeit.backends.coarsen import Grouping
-    from placeit.runtime.streams.accelerator import Streams
+    from placeit.planning.coarsen import Grouping
+    from placeit.runtime.accelerators.accelerator import Streams
 
 __all__ = [
     "KIND",
@@ -34,27 +34,9 @@ __all__ = [
     "check_device",
     "explaining",
     "on_gpu",
-    "onnxruntime",
     "open_session",
     "provider",
 ]
-
-
-def onnxruntime() -> Any:
-    """Import ONNX Runtime. Raises DeviceError, saying how to install it.
-
-    Its telemetry (1.31) writes to the user's home folder and sends to Microsoft, which nobody has asked for here: it is off
-    unless the user's environment says otherwise.
-    """
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise DeviceError(
-            f"ONNX Runtime is not there ({error}): install it with `pip install placeit[ort]`, or for NVIDIA GPUs with `pip "
-            "install onnxruntime-gpu`, or choose devices that OpenVINO drives."
-        ) from error
-    return onnxruntime
 
 
 @functools.cache
@@ -136,7 +118,7 @@ class OrtInstance:
             self._binding.synchronize_outputs()
 
 
-def _ort_value(array: NDArray[np.generic], spec: TensorSpec) -> Any:
+def _ort_value(array: NDArray[np.generic], spec: BufferSpec) -> Any:
     """Wrap host memory, without a copy."""
     data = array.transpose(0, 2, 3, 1) if spec.channels_last else array
     if not data.flags.c_contiguous:
@@ -153,8 +135,8 @@ class OrtDevice:
     as it has cores: each session starts its own, bound to the set.
 
     A GPU is driven in this way where devices of other kinds are in the same cluster; GPUs alone are driven through streams
-    (:mod:`placeit.runtime.streams.ort_program`). All sessions of the GPU compute on one stream. What a segment reads and makes
-    lies in host memory here, too, so every segment copies its inputs to the GPU and its outputs back.
+    (:mod:`placeit.runtime.accelerators.ort_program`). All sessions of the GPU compute on one stream. What a segment reads and
+    makes lies in host memory here, too, so every segment copies its inputs to the GPU and its outputs back.
 
     Args:
         device: the device; ``runs_on`` is a core set (``ort:CPU@0``) or a GPU (``cuda:0``, ``ort:cuda:0``).
@@ -199,11 +181,11 @@ class OrtDevice:
         with explaining(f"ONNX Runtime cannot make buffers for {self.name}"):
             return OrtInstance(cast("OrtProgram", program), rebind=self._on_gpu)
 
-    def allocate(self, spec: TensorSpec) -> HostBuffer:
+    def allocate(self, spec: BufferSpec) -> HostBuffer:
         """Allocate host memory."""
         return HostBuffer(spec)
 
-    def start(self, instance: Instance, done: Done) -> None:
+    def start(self, instance: Instance, done: DoneCallback) -> None:
         """Queue an instance."""
         self._worker.submit(functools.partial(perform, cast("OrtInstance", instance).run, self._explain, done))
 
@@ -310,7 +292,7 @@ def _session(model: Any, of: tuple[str, dict[str, str]], cores: tuple[int, ...] 
 
 def _supported(model: Model, device: Device) -> Collection[str]:
     """Name the ops that this ONNX Runtime has kernels for, which only making a session of one of each kind can tell."""
-    if not isinstance(model, OnnxSegments):
+    if not isinstance(model, OnnxKinds):
         raise DeviceError(
             f"ONNX Runtime drives {device.name}, and {model.path} is not an ONNX model: write it as one (`placeit export "
             "model.pt2 -o model.onnx`), or choose other devices."
@@ -334,7 +316,7 @@ def _supported(model: Model, device: Device) -> Collection[str]:
 
 
 def _group_shares(model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> NDArray[np.float64]:
-    from placeit.profiler.group_times import group_shares
+    from placeit.runtime.group_times import group_shares
 
     return group_shares(model, grouping, device, precision, passes=passes)
 
@@ -342,7 +324,7 @@ def _group_shares(model: Model, grouping: Grouping, device: Device, precision: s
 def _streams(devices: Sequence[Device], precision: str) -> Streams | None:
     if not all(device.kind == "ort" and on_gpu(device) for device in devices):
         return None
-    from placeit.runtime.streams.ort_program import open_streams
+    from placeit.runtime.accelerators.ort_program import open_streams
 
     return open_streams(devices, precision)
 

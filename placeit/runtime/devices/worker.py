@@ -12,8 +12,8 @@ from queue import SimpleQueue
 from time import perf_counter
 from typing import TypeVar
 
-from placeit.errors import DeviceError, ExecutionError
-from placeit.runtime.devices.base import Done
+from placeit.core.errors import DeviceError, ExecutionError
+from placeit.runtime.devices.base import DoneCallback
 
 __all__ = ["Gate", "Worker", "apart", "perform", "within"]
 
@@ -85,7 +85,7 @@ def within(seconds: float, job: Callable[[], None]) -> bool:
     return ended.is_open
 
 
-def perform(run: Callable[[], object], explain: Callable[[BaseException], str], done: Done) -> None:
+def perform(run: Callable[[], object], explain: Callable[[BaseException], str], done: DoneCallback) -> None:
     """Run something and report when it began and ended; the job of a device's worker.
 
     Args:

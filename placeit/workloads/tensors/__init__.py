@@ -6,8 +6,8 @@ of each op's indices (:mod:`~placeit.workloads.tensors.partition`) turns it into
 (:mod:`~placeit.workloads.tensors.program`), whole or in segments (:mod:`~placeit.workloads.tensors.segment`).
 """
 
-from placeit.workloads.tensors.program import Block, BlockTensor, MetaOp, Program, ProgramOp, WholeTensor
+from placeit.workloads.tensors.program import Block, BlockProgram, BlockTensor, MetaOp, ProgramOp, WholeTensor
 from placeit.workloads.tensors.segment import ProgramSegment
 from placeit.workloads.tensors.sharding import shard
 
-__all__ = ["Block", "BlockTensor", "MetaOp", "Program", "ProgramOp", "ProgramSegment", "WholeTensor", "shard"]
+__all__ = ["Block", "BlockProgram", "BlockTensor", "MetaOp", "ProgramOp", "ProgramSegment", "WholeTensor", "shard"]

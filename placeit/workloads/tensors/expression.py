@@ -15,8 +15,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from placeit.errors import UsageError
-from placeit.workloads.tensors.nodes import Crop, Input, Kernel, Node, Op, Range, Reduction
+from placeit.core.errors import UsageError
+from placeit.workloads.tensors.nodes import Crop, IndexRange, Input, Kernel, Node, Op, Reduction
 
 __all__ = [
     "causal",
@@ -170,7 +170,7 @@ def causal(name: str, indices: str, operand: Node) -> Node:
     if len(indices) < 2:
         raise UsageError(f"Op '{name}' compares the last two indices of '{indices}', which has {len(indices)}.")
 
-    def kernel(ranges: Mapping[str, Range]) -> Kernel:
+    def kernel(ranges: Mapping[str, IndexRange]) -> Kernel:
         first = ranges[indices[-2]][0] - ranges[indices[-1]][0] + 1
         return lambda block: torch.full_like(block, -math.inf).triu(first).add_(block)
 
@@ -178,7 +178,7 @@ def causal(name: str, indices: str, operand: Node) -> Node:
     return replace(_op(name, "fill", equation, (operand,), torch.clone, flops=1.0), kernel=kernel)
 
 
-def crop(name: str, operand: Node, *ranges: Range) -> Node:
+def crop(name: str, operand: Node, *ranges: IndexRange) -> Node:
     """Take a part of a tensor, one range per dimension; its reader says in which blocks.
 
     Raises:

@@ -10,11 +10,11 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from placeit.errors import UsageError
+from placeit.core.errors import UsageError
 
-__all__ = ["Crop", "Input", "Kernel", "Node", "Op", "Range", "Reduction", "in_order"]
+__all__ = ["Crop", "IndexRange", "Input", "Kernel", "Node", "Op", "Reduction", "in_order"]
 
-Range: TypeAlias = tuple[int, int]
+IndexRange: TypeAlias = tuple[int, int]
 """First index, and one past the last."""
 
 Reduction: TypeAlias = Literal["sum", "max", "min", "product"]
@@ -78,7 +78,7 @@ class Op(Node):
     terms: tuple[str, ...]
     output: str
     sizes: Mapping[str, int]
-    kernel: Callable[[Mapping[str, Range]], Kernel]
+    kernel: Callable[[Mapping[str, IndexRange]], Kernel]
     combine: Reduction = "sum"
     flops: float = 0.0
     whole: str = ""

@@ -8,29 +8,29 @@ from typing import TypeAlias
 
 import numpy as np
 
-from placeit.errors import UsageError
-from placeit.workloads.tensors.nodes import Node, Op, Range
+from placeit.core.errors import UsageError
+from placeit.workloads.tensors.nodes import IndexRange, Node, Op
 
-__all__ = ["Layout", "Partition", "bounds", "overlapping", "plan"]
+__all__ = ["PartCounts", "Partition", "bounds", "overlapping", "plan"]
 
-Layout: TypeAlias = tuple[int, ...]
+PartCounts: TypeAlias = tuple[int, ...]
 """Number of parts of each dimension of a tensor."""
 
 Partition: TypeAlias = Mapping[str, Mapping[str, int]]
 """Number of parts by index, by op: ``{"AB": {"i": 4, "j": 2}}``; an index that is not mentioned stays whole."""
 
 
-def bounds(size: int, parts: int) -> list[Range]:
+def bounds(size: int, parts: int) -> list[IndexRange]:
     """Cut ``size`` into parts that differ by one at most."""
     return [(part * size // parts, (part + 1) * size // parts) for part in range(parts)]
 
 
-def overlapping(ranges: Sequence[Range], wanted: Range) -> list[int]:
+def overlapping(ranges: Sequence[IndexRange], wanted: IndexRange) -> list[int]:
     """Which of some ranges share anything with another one."""
     return [part for part, (first, last) in enumerate(ranges) if first < wanted[1] and wanted[0] < last]
 
 
-def plan(nodes: Sequence[Node], shards: int, given: Partition) -> tuple[dict[Op, dict[str, int]], dict[Node, Layout]]:
+def plan(nodes: Sequence[Node], shards: int, given: Partition) -> tuple[dict[Op, dict[str, int]], dict[Node, PartCounts]]:
     """Choose a partition for every op, one by one, and a layout for every tensor.
 
     A contraction is cut into ``shards`` parts (fewer only if it has too few points), any other op into as many or as one of its
@@ -59,7 +59,7 @@ def plan(nodes: Sequence[Node], shards: int, given: Partition) -> tuple[dict[Op,
     if unknown:
         raise UsageError(f"The partition names an op '{min(unknown)}'; the expression has {', '.join(sorted(names))}.")
     parts: dict[Op, dict[str, int]] = {}
-    layouts: dict[Node, Layout] = {}
+    layouts: dict[Node, PartCounts] = {}
     for op in ops:
         if op.name in given:
             chosen = _checked(op, given[op.name])
@@ -85,7 +85,7 @@ def _checked(op: Op, given: Mapping[str, int]) -> dict[str, int]:
     return {index: given.get(index, 1) for index in op.indices}
 
 
-def _ways(op: Op, shards: int, layouts: Mapping[Node, Layout]) -> list[dict[str, int]]:
+def _ways(op: Op, shards: int, layouts: Mapping[Node, PartCounts]) -> list[dict[str, int]]:
     """Ways to cut an op; those that cut the first indices most come first."""
 
     def extend(indices: str, room: int) -> Iterator[dict[str, int]]:
@@ -107,7 +107,7 @@ def _ways(op: Op, shards: int, layouts: Mapping[Node, Layout]) -> list[dict[str,
     return ways
 
 
-def _cost(op: Op, way: Mapping[str, int], shards: int, layouts: Mapping[Node, Layout]) -> float:
+def _cost(op: Op, way: Mapping[str, int], shards: int, layouts: Mapping[Node, PartCounts]) -> float:
     """Bytes, as :func:`plan` counts them."""
     parts = math.prod(way.values())
     partial = parts // math.prod(way[index] for index in op.output)
@@ -124,7 +124,7 @@ def _cost(op: Op, way: Mapping[str, int], shards: int, layouts: Mapping[Node, La
     return cost if op.kind == "matmul" else cost + touched * shards / parts
 
 
-def _moved(operand: Node, layout: Layout, wanted: Layout) -> float:
+def _moved(operand: Node, layout: PartCounts, wanted: PartCounts) -> float:
     """Bytes of all blocks that are read to lay a tensor out in another way."""
     blocks = 1.0
     for size, have, want in zip(operand.shape, layout, wanted, strict=True):

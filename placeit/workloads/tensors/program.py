@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from placeit.cluster import Cluster
+from placeit.core.cluster import Cluster
+from placeit.core.errors import UsageError
+from placeit.core.graph import OpGraph
+from placeit.core.problem import Problem
 from placeit.devices.described import roofline_seconds
-from placeit.errors import UsageError
-from placeit.graph import OpGraph
-from placeit.problem import Problem
 
-__all__ = ["Block", "BlockTensor", "MetaOp", "Program", "ProgramOp", "WholeTensor"]
+__all__ = ["Block", "BlockProgram", "BlockTensor", "MetaOp", "ProgramOp", "WholeTensor"]
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class MetaOp:
 
 
 @dataclass(frozen=True, eq=False)
-class Program:
+class BlockProgram:
     """Ops on blocks, each after the ops it reads from.
 
     Attributes:

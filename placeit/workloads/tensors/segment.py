@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from placeit.errors import UsageError
+from placeit.core.errors import UsageError
 from placeit.workloads.tensors.program import ProgramOp
 
 __all__ = ["ProgramSegment"]
@@ -24,7 +24,7 @@ class ProgramSegment(torch.nn.Module):
         ops: of the program, in its order.
         enter: tensor numbers of the arguments: what other ops make.
         leave: tensor numbers of the results.
-        blocks: of the program's inputs, by tensor number; see :meth:`placeit.workloads.tensors.Program.split`.
+        blocks: of the program's inputs, by tensor number; see :meth:`placeit.workloads.tensors.BlockProgram.split`.
 
     Raises:
         UsageError: an op reads a tensor that is neither made before it, nor an argument, nor a block.

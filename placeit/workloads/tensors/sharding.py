@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from placeit.errors import UsageError
-from placeit.workloads.tensors.nodes import Crop, Input, Kernel, Node, Op, Range, Reduction, in_order
-from placeit.workloads.tensors.partition import Layout, Partition, bounds, overlapping, plan
-from placeit.workloads.tensors.program import Block, BlockTensor, MetaOp, Program, ProgramOp, WholeTensor
+from placeit.core.errors import UsageError
+from placeit.workloads.tensors.nodes import Crop, IndexRange, Input, Kernel, Node, Op, Reduction, in_order
+from placeit.workloads.tensors.partition import PartCounts, Partition, bounds, overlapping, plan
+from placeit.workloads.tensors.program import Block, BlockProgram, BlockTensor, MetaOp, ProgramOp, WholeTensor
 
 __all__ = ["shard"]
 
@@ -24,7 +24,7 @@ _COMBINE: Mapping[Reduction, Callable[..., Tensor]] = {
 }
 
 
-def shard(outputs: Sequence[Node], shards: int, partition: Partition | None = None) -> Program:
+def shard(outputs: Sequence[Node], shards: int, partition: Partition | None = None) -> BlockProgram:
     """Cut an expression into a program.
 
     Each op becomes one op for each combination of parts of its indices. Where a reduced index is cut, a ``formation`` op for
@@ -50,19 +50,19 @@ def shard(outputs: Sequence[Node], shards: int, partition: Partition | None = No
         cutter.cut(op)
     results = {node.name: cutter.whole(node) for node in outputs}
     inputs = {node.name: cutter.whole(node) for node in nodes if isinstance(node, Input)}
-    return Program(tuple(cutter.tensors), tuple(cutter.ops), inputs, results, tuple(cutter.meta_ops))
+    return BlockProgram(tuple(cutter.tensors), tuple(cutter.ops), inputs, results, tuple(cutter.meta_ops))
 
 
 class _Cutter:
     """Collects tensors and ops; blocks of a tensor are in row-major order."""
 
-    def __init__(self, parts: Mapping[Op, Mapping[str, int]], layouts: Mapping[Node, Layout]) -> None:
+    def __init__(self, parts: Mapping[Op, Mapping[str, int]], layouts: Mapping[Node, PartCounts]) -> None:
         self.tensors: list[BlockTensor] = []
         self.ops: list[ProgramOp] = []
         self.meta_ops: list[MetaOp] = []
         self._parts = parts
         self._layouts = layouts
-        self._blocks: dict[tuple[Node, Layout], list[int]] = {}
+        self._blocks: dict[tuple[Node, PartCounts], list[int]] = {}
 
     def cut(self, op: Op) -> None:
         """Add the ops of one op, and before them the selects that it needs."""
@@ -114,12 +114,12 @@ class _Cutter:
             node.sample if isinstance(node, Input) else None,
         )
 
-    def _in_layout(self, node: Node, layout: Layout) -> list[int]:
+    def _in_layout(self, node: Node, layout: PartCounts) -> list[int]:
         if (node, layout) not in self._blocks:
             self._blocks[node, layout] = self._laid_out(node, layout)
         return self._blocks[node, layout]
 
-    def _laid_out(self, node: Node, layout: Layout) -> list[int]:
+    def _laid_out(self, node: Node, layout: PartCounts) -> list[int]:
         regions = list(_regions(node.shape, layout))
         names = [f"{node.name}{_coordinates(where)}" for where in itertools.product(*map(range, layout))]
         if isinstance(node, Input) and layout == self._layouts[node]:
@@ -167,11 +167,11 @@ class _Cutter:
         return output
 
 
-def _regions(shape: Sequence[int], layout: Layout) -> Iterator[tuple[Range, ...]]:
+def _regions(shape: Sequence[int], layout: PartCounts) -> Iterator[tuple[IndexRange, ...]]:
     return itertools.product(*(bounds(size, parts) for size, parts in zip(shape, layout, strict=True)))
 
 
-def _shape(region: Sequence[Range]) -> tuple[int, ...]:
+def _shape(region: Sequence[IndexRange]) -> tuple[int, ...]:
     return tuple(last - first for first, last in region)
 
 
@@ -198,7 +198,7 @@ def _combination(how: Reduction) -> Kernel:
     return run
 
 
-def _selection(wanted: Sequence[Range], theirs: Sequence[Sequence[Range]]) -> Kernel:
+def _selection(wanted: Sequence[IndexRange], theirs: Sequence[Sequence[IndexRange]]) -> Kernel:
     """Copy the parts of some blocks that lie in a region to their places in it."""
     pieces = []
     for region in theirs:

@@ -1,7 +1,7 @@
 import numpy as np
 from toy_agent import toy
 
-from placeit.placers.learned.agent import Agent, Instance
+from placeit.placers.learned.agent import Agent, ProblemInstance
 from placeit.placers.learned.registry import make_agent
 from placeit.testing.agents import AgentConformance
 
@@ -12,7 +12,7 @@ class TestToy(AgentConformance):
     def make(self) -> Agent:
         return toy()
 
-    def instances(self) -> list[Instance]:
+    def instances(self) -> list[ProblemInstance]:
         # it does not look at memory
         return [instance for instance in super().instances() if np.isinf(instance.problem.memory).all()]
 

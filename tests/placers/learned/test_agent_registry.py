@@ -6,7 +6,7 @@ import pytest
 import torch
 from toy_agent import ToyAgent, same
 
-from placeit.errors import UsageError
+from placeit.core.errors import UsageError
 from placeit.placers import names
 from placeit.placers.learned import registry
 from placeit.placers.learned.checkpoint import weights_of
@@ -77,7 +77,9 @@ def test_text_that_names_no_agent_is_an_error(text, message):
 @pytest.mark.usefixtures("plugin")
 def test_two_agents_of_one_name_are_an_error_that_names_both(monkeypatch):
     monkeypatch.setattr(names, "entry_points", lambda group: [EntryPoint("hdp", "other:Agent", group)])
-    with pytest.raises(UsageError, match=r"Two agents are named 'hdp': placeit.placers.learned.hdp:HdpAgent and other:Agent"):
+    with pytest.raises(
+        UsageError, match=r"Two agents are named 'hdp': placeit.placers.learned.agents.hdp:HdpAgent and other:Agent"
+    ):
         registry.agent_names()
 
 

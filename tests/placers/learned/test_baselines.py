@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from placeit.errors import UsageError
-from placeit.placers.learned.baselines import BASELINES, Episodes, find_baseline, returns
+from placeit.core.errors import UsageError
+from placeit.placers.learned.training.baselines import BASELINES, Episodes, find_baseline, returns
 
 REWARDS = np.array([[1.0, 4.0, 8.0], [2.0, 6.0, 2.0], [3.0, 0.0, 0.0]])
 VALID = np.array([[True, True, True], [True, True, True], [True, False, False]])

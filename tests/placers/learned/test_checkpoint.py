@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from toy_agent import HELD_OUT, ToyAgent, toy
 
-from placeit.errors import FileError, UsageError
+from placeit.core.errors import FileError, UsageError
 from placeit.placers.learned.checkpoint import load_agent, read_checkpoint, save_agent
-from placeit.placers.learned.training import evaluate
+from placeit.placers.learned.training.loop import evaluate
 
 
 def find(name):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from placeit.placers.learned.choice import draw, log_probabilities, score_choice
+from placeit.placers.learned.agents.choice import draw, log_probabilities, score_choice
 
 LOGITS = torch.tensor([[0.0, 2.0, -1.0, 9.0], [1.0, 1.0, 1.0, 1.0]])
 ALLOWED = np.array([[True, True, True, False], [False, True, False, False]])

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from placeit.errors import FileError, InfeasibleError, ProblemError, TrainingError, UsageError
+from placeit.core.errors import FileError, InfeasibleError, ProblemError, TrainingError, UsageError
+from placeit.core.problem import Problem
 from placeit.placers import get_placer, place
 from placeit.placers.feasibility import fits, random_placements
-from placeit.placers.learned.agent import Instance
+from placeit.placers.learned.agent import ProblemInstance
+from placeit.placers.learned.agents.giph.agent import GiphAgent, Variant, shipped
 from placeit.placers.learned.checkpoint import save_agent
-from placeit.placers.learned.giph import GiphAgent, Variant, shipped
 from placeit.placers.learned.registry import make_agent
-from placeit.placers.learned.sources import draw_from, simulated
-from placeit.placers.learned.training import Stage, evaluate, train
+from placeit.placers.learned.training.loop import Stage, evaluate, train
+from placeit.placers.learned.training.sources import draw_from, simulated
 from placeit.placers.random_task_eft import earliest_finish_devices
-from placeit.problem import Problem
-from placeit.runtime.simulator import SimulatedCost, schedule
+from placeit.simulator.simulate import SimulatedCost, schedule
 from placeit.testing.problems import random_problem
 
 VARIANTS = get_args(Variant)
@@ -139,7 +139,7 @@ def test_unknown_variants_and_features_are_refused(options: dict[str, str], says
 
 def test_a_cost_that_is_not_a_number_is_an_error_and_no_lesson() -> None:
     problem = random_problem(5, 2)
-    broken = Instance(problem, lambda placements: np.full(len(placements), np.nan), 1.0)
+    broken = ProblemInstance(problem, lambda placements: np.full(len(placements), np.nan), 1.0)
     for kind in ("imitation", "reinforce"):
         with pytest.raises(TrainingError):
             train(agent_of(), [Stage(lambda rng, count, progress: [broken], 1, kind=kind)], evaluate_on=[], seed=0)

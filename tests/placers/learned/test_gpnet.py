@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from placeit.core.problem import Problem
 from placeit.placers.feasibility import random_placements
-from placeit.placers.learned.gpnet import EDGE_FEATURES, NODE_FEATURES, GpNets
-from placeit.problem import Problem
-from placeit.runtime.simulator import schedule
+from placeit.placers.learned.agents.giph.gpnet import EDGE_FEATURES, NODE_FEATURES, GpNets
+from placeit.simulator.simulate import schedule
 from placeit.testing.problems import random_problem
 
 problems = st.builds(random_problem, st.integers(1, 12), st.integers(1, 5), st.integers(0, 10**6))

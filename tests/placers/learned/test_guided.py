@@ -5,15 +5,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from placeit.errors import UsageError
+from placeit.core.errors import UsageError
+from placeit.core.problem import Problem
 from placeit.placers.exact import Exact
 from placeit.placers.feasibility import fits
 from placeit.placers.heft import Heft
+from placeit.placers.learned.agents.giph.agent import GiphAgent
+from placeit.placers.learned.agents.giph.guided import Guided
 from placeit.placers.learned.checkpoint import save_agent
-from placeit.placers.learned.giph import GiphAgent
-from placeit.placers.learned.guided import Guided
-from placeit.problem import Problem
-from placeit.runtime.simulator import SimulatedCost
+from placeit.simulator.simulate import SimulatedCost
 from placeit.testing.problems import random_problem
 
 

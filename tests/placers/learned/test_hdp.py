@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from placeit.errors import InfeasibleError, UsageError
+from placeit.core.errors import InfeasibleError, UsageError
+from placeit.core.problem import Problem
 from placeit.placers.feasibility import fits, random_placements
-from placeit.placers.learned.agent import Instance
-from placeit.placers.learned.hdp import Hdp, HdpAgent
-from placeit.placers.learned.training import Stage, train
-from placeit.problem import Problem
-from placeit.runtime.simulator import SimulatedCost
+from placeit.placers.learned.agent import ProblemInstance
+from placeit.placers.learned.agents.hdp import Hdp, HdpAgent
+from placeit.placers.learned.training.loop import Stage, train
+from placeit.simulator.simulate import SimulatedCost
 from placeit.testing.problems import random_problem
 
 
 def instance(problem):
-    return Instance(problem, SimulatedCost(problem), problem.critical_path)
+    return ProblemInstance(problem, SimulatedCost(problem), problem.critical_path)
 
 
 def problems():
@@ -126,7 +126,7 @@ def test_a_score_does_not_depend_on_how_it_is_cut_into_parts(monkeypatch):
     agent = agent_for_all()
     trajectory = agent.rollout([instance(problem) for problem in problems()], np.random.default_rng(0))
     whole = scored(agent, trajectory)
-    monkeypatch.setattr("placeit.placers.learned.hdp._NUMBERS_AT_A_TIME", 1)
+    monkeypatch.setattr("placeit.placers.learned.agents.hdp._NUMBERS_AT_A_TIME", 1)
     assert len(list(agent.score(trajectory))) == 5
     np.testing.assert_allclose(scored(agent, trajectory), whole, atol=1e-5)
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from placeit.placers.feasibility import random_placements
-from placeit.placers.learned.gpnet import GpNets
-from placeit.placers.learned.message_passing import Order, pass_by_level
+from placeit.placers.learned.agents.giph.gpnet import GpNets
+from placeit.placers.learned.agents.giph.message_passing import EdgeOrder, pass_by_level
 from placeit.testing.problems import random_problem
 
 FORWARD, BACKWARD = False, True
@@ -24,10 +24,10 @@ def nets() -> GpNets:
     return made
 
 
-def order_of(graph: GpNets, direction: bool) -> Order:
+def order_of(graph: GpNets, direction: bool) -> EdgeOrder:
     if direction == FORWARD:
-        return Order(graph.src, graph.dst, graph.forward, graph.node_bounds, graph.forward_bounds, descending=False)
-    return Order(graph.dst, graph.src, graph.backward, graph.node_bounds, graph.backward_bounds, descending=True)
+        return EdgeOrder(graph.src, graph.dst, graph.forward, graph.node_bounds, graph.forward_bounds, descending=False)
+    return EdgeOrder(graph.dst, graph.src, graph.backward, graph.node_bounds, graph.backward_bounds, descending=True)
 
 
 def drawn(graph: GpNets, *, width: int = 3, hidden: int = 7, seed: int = 0) -> list[Tensor]:

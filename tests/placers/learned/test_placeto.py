@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 import torch
 
-from placeit.errors import FileError, UsageError
+from placeit.core.errors import FileError, UsageError
+from placeit.core.problem import Problem
 from placeit.placers.feasibility import fits, random_placements
-from placeit.placers.learned.agent import Instance
+from placeit.placers.learned.agent import ProblemInstance
+from placeit.placers.learned.agents.placeto.agent import Placeto, PlacetoAgent
 from placeit.placers.learned.checkpoint import save_agent
-from placeit.placers.learned.placeto import Placeto, PlacetoAgent
-from placeit.placers.learned.training import Stage, train
-from placeit.problem import Problem
-from placeit.runtime.simulator import SimulatedCost
+from placeit.placers.learned.training.loop import Stage, train
+from placeit.simulator.simulate import SimulatedCost
 from placeit.testing.problems import random_problem
 
 
 def instance(problem):
-    return Instance(problem, SimulatedCost(problem), problem.critical_path)
+    return ProblemInstance(problem, SimulatedCost(problem), problem.critical_path)
 
 
 def problems():
@@ -111,7 +111,7 @@ def test_a_score_does_not_depend_on_how_it_is_cut_into_parts(monkeypatch):
     agent = PlacetoAgent(5)
     trajectory = rollout(agent, problems())
     whole = scored(agent, trajectory)
-    monkeypatch.setattr("placeit.placers.learned.placeto._NODES_AT_A_TIME", 20)
+    monkeypatch.setattr("placeit.placers.learned.agents.placeto.agent._NODES_AT_A_TIME", 20)
     assert len(list(agent.score(trajectory))) > 5
     np.testing.assert_allclose(scored(agent, trajectory), whole, atol=1e-5)
 
@@ -218,7 +218,7 @@ def test_the_placer_searches_with_a_trained_policy_on_fewer_devices(tmp_path):
 
 
 def test_a_checkpoint_of_another_policy_is_an_error_that_names_it(tmp_path):
-    from placeit.placers.learned.hdp import HdpAgent
+    from placeit.placers.learned.agents.hdp import HdpAgent
 
     save_agent(HdpAgent(4, 2, 2, 2, 4), tmp_path / "other.safetensors")
     with pytest.raises(FileError, match="holds a policy of 'hdp', not of 'placeto'"):

@@ -4,9 +4,9 @@ import pytest
 import torch
 from toy_agent import FEW, ExploringAgent, ToyAgent, draw_toys, same, stage, toy
 
-from placeit.errors import FileError, UsageError
+from placeit.core.errors import FileError, UsageError
 from placeit.placers.learned.checkpoint import weights_of
-from placeit.placers.learned.training import train
+from placeit.placers.learned.training.loop import train
 
 STAGES = (
     {"updates": 9, "baseline": "moving", "entropy": 0.1, "final_entropy": 0.0, "normalize": False, "clip": 0.5},

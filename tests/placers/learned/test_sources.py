@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 
-from placeit.errors import ProblemError, UsageError
+from placeit.core.errors import ProblemError, UsageError
+from placeit.core.problem import Problem
 from placeit.placers.heft import Heft
-from placeit.placers.learned.sources import draw_from, find_source, read_folder, simulated, source_names
-from placeit.problem import Problem
-from placeit.runtime.simulator import simulate
+from placeit.placers.learned.training.sources import draw_from, find_source, read_folder, simulated, source_names
+from placeit.simulator.simulate import simulate
 from placeit.testing.problems import random_problem
 from placeit.workloads.datasets import giph_dataset
 

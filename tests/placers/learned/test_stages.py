@@ -1,8 +1,8 @@
 import pytest
 from toy_agent import ToyAgent, draw_toys, toy
 
-from placeit.errors import UsageError
-from placeit.placers.learned.stages import Stage, default_stages, parse_stage, scale_updates
+from placeit.core.errors import UsageError
+from placeit.placers.learned.training.stages import Stage, default_stages, parse_stage, scale_updates
 
 
 def test_a_stage_is_read_from_text():

@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import save_file
 from toy_agent import FEW, ToyAgent, stage, toy
 
-from placeit.errors import FileError, PlaceitError, UsageError
+from placeit.core.errors import FileError, PlaceitError, UsageError
+from placeit.placers.learned.agents.placeto.agent import PlacetoAgent
 from placeit.placers.learned.checkpoint import load_agent, save_agent, weights_of
-from placeit.placers.learned.placeto import PlacetoAgent
 from placeit.placers.learned.registry import make_agent
-from placeit.placers.learned.training import train
+from placeit.placers.learned.training.loop import train
 from placeit.placers.registry import parse_placer
 
 GOOD = {"agent": "toy", "version": 1, "config": {"hidden": 4, "pace": 1.0}, "about": {}}

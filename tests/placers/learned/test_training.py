@@ -6,10 +6,10 @@ import pytest
 import torch
 from toy_agent import FEW, HELD_OUT, ExploringAgent, ToyAgent, draw_toys, same, stage, toy, toy_instance
 
-from placeit.errors import TrainingError, UsageError
-from placeit.placers.learned.agent import Instance
+from placeit.core.errors import TrainingError, UsageError
+from placeit.placers.learned.agent import ProblemInstance
 from placeit.placers.learned.checkpoint import load_agent, weights_of
-from placeit.placers.learned.training import Stage, evaluate, train
+from placeit.placers.learned.training.loop import Stage, evaluate, train
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_cost_that_is_no_number_is_an_error_that_names_the_problem_and_the_upd
     def draw(rng, count, progress):
         drawn = draw_toys(rng, count, progress)
         if progress >= 0.5:
-            drawn[1] = Instance(drawn[1].problem, lambda placements: np.full(len(placements), value), 1.0)
+            drawn[1] = ProblemInstance(drawn[1].problem, lambda placements: np.full(len(placements), value), 1.0)
         return drawn
 
     agent = toy()
@@ -87,7 +87,7 @@ def test_a_cost_that_is_no_number_is_an_error_that_names_the_problem_and_the_upd
 
 
 def test_a_cost_that_is_no_number_is_an_error_in_evaluation_too():
-    broken = Instance(FEW[0].problem, lambda placements: np.full(len(placements), np.nan), 1.0)
+    broken = ProblemInstance(FEW[0].problem, lambda placements: np.full(len(placements), np.nan), 1.0)
     with pytest.raises(TrainingError, match="Evaluation met a cost of nan on problem 2"):
         evaluate(toy(), [FEW[1], broken])
 

@@ -5,8 +5,8 @@ import types
 import pytest
 from toy_agent import FEW, stage, toy
 
-from placeit.errors import UsageError
-from placeit.placers.learned.training import train
+from placeit.core.errors import UsageError
+from placeit.placers.learned.training.loop import train
 
 
 def test_the_log_holds_every_update(tmp_path):

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.core.problem import Problem
 from placeit.placers import CostFunction, option
 from placeit.placers.feasibility import repair
-from placeit.problem import Problem
 
 
 @dataclass(frozen=True)

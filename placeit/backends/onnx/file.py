@@ -1,0 +1,183 @@
+"""What OpenVINO does not tell about an ONNX file."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from placeit.core.errors import FileError, ModelError
+
+__all__ = ["check_external_files", "check_nodes", "external_files", "node_names"]
+
+_PARTS = {
+    "model": {7: "graph", 20: "training", 25: "function"},
+    "training": {1: "graph", 2: "graph"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse tensor"},
+    "function": {7: "node"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse tensor", 23: "sparse tensor"},
+    "sparse tensor": {1: "tensor", 2: "tensor"},
+    "tensor": {13: "external data"},
+}
+"""Numbers of the fields of ONNX's messages in which names of other files can be."""
+_NODES = {
+    "model": {7: "graph", 8: "operator set", 25: "function"},
+    "graph": {1: "node"},
+    "function": {7: "node", 9: "operator set"},
+    "node": {5: "attribute"},
+    "attribute": {6: "graph", 11: "graph"},
+}
+"""The same for nodes, and the versions of operators that they are written in."""
+_LOCATION = b"\n\x08location\x12"
+"""How an entry of external data begins that names the file."""
+_LATEST = 1000
+"""No version of ONNX's operators comes near it; there were 26 in 2026."""
+
+
+def node_names(path: Path) -> set[str]:
+    """Collect the names of nodes and tensors of an ONNX file without reading its weights."""
+    names: set[str] = set()
+    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        for field, start, end in _protobuf_fields(data, 0, len(data)):
+            if field != 7:  # ModelProto.graph
+                continue
+            for part, first, last in _protobuf_fields(data, start, end):
+                if part != 1:  # GraphProto.node
+                    continue
+                for item, a, b in _protobuf_fields(data, first, last):
+                    if item in (2, 3):  # NodeProto.output and NodeProto.name
+                        names.add(data[a:b].decode(errors="replace"))
+    return names
+
+
+def check_nodes(path: Path) -> None:
+    """Check what OpenVINO's reader does not: it crashes where an op has too few inputs, and counts versions one by one.
+
+    Raises:
+        ModelError: an op lacks an input that it needs, or no version of ONNX has the number that the file says.
+    """
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+    from onnx import OperatorSetIdProto, defs
+    from onnx.defs import OpSchema
+
+    needs: dict[str, list[bool]] = {}
+    version = 1
+    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        nodes = []
+        parts = [("model", 0, len(data))]
+        while parts:
+            kind, start, end = parts.pop()
+            fields = list(_protobuf_fields(data, start, end))
+            if kind == "operator set":
+                with contextlib.suppress(DecodeError):  # damaged, as OpenVINO will say
+                    version = max(version, OperatorSetIdProto.FromString(data[start:end]).version)
+            elif kind == "node":
+                nodes.append(fields)
+            known = _NODES.get(kind, {})
+            parts += [(known[number], a, b) for number, a, b in fields if number in known]
+        if version > _LATEST:
+            raise ModelError(f"{path} uses version {version} of ONNX's operators, and there is none such: it is damaged.")
+        for fields in nodes:
+            texts = {number: data[a:b].decode(errors="replace") for number, a, b in fields if number in (2, 4, 7)}
+            op = texts.get(4, "")
+            if texts.get(7, "") not in ("", "ai.onnx", "com.microsoft"):  # the last has ops of the same names
+                continue
+            if op not in needs:
+                try:
+                    schema = defs.get_schema(op, version, "")
+                    optional = [put.option == OpSchema.FormalParameterOption.Optional for put in schema.inputs]
+                    needs[op] = [not each for each in (optional + optional[-1:] * schema.min_input)[: schema.min_input]]
+                except defs.SchemaError:
+                    needs[op] = []
+            given = [b > a for number, a, b in fields if number == 1]
+            missing = len(given) < len(needs[op])
+            if missing or any(need and not there for need, there in zip(needs[op], given, strict=False)):
+                raise ModelError(
+                    f"{path}: op '{texts.get(2, '')}' ({op}) has {sum(given)} inputs and needs at least {len(needs[op])}."
+                )
+
+
+def external_files(path: Path) -> list[Path]:
+    """Return the files that an ONNX file names as those of its weights; none if it cannot be read, or is damaged."""
+    names: dict[str, None] = {}
+    try:
+        if not path.is_file():
+            return []
+        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            parts = [("model", 0, len(data))] if data.find(_LOCATION) >= 0 else []
+            while parts:
+                kind, start, end = parts.pop()
+                if kind == "external data":
+                    if data[start : start + len(_LOCATION)] == _LOCATION:
+                        fields = {number: data[a:b] for number, a, b in _protobuf_fields(data, start, end)}
+                        names[os.fsdecode(fields.get(2, b""))] = None
+                    continue
+                known = _PARTS[kind]
+                parts += [(known[number], a, b) for number, a, b in _protobuf_fields(data, start, end) if number in known]
+    except (OSError, ValueError):
+        return []
+    return [path.parent / name for name in names if name and "\0" not in name]
+
+
+def check_external_files(path: Path) -> None:
+    """Check that the weights of an ONNX file that are in other files are there, and where they may be.
+
+    Raises:
+        FileError: such a file cannot be read.
+        ModelError: it is outside of the model's folder, where nobody who reads ONNX files looks: a model could name any file.
+    """
+    for file in external_files(path):
+        try:
+            with file.open("rb"):
+                pass
+        except OSError as error:
+            other = Path(os.path.realpath(path)).parent / file.name
+            there = os.path.exists(other)  # noqa: PTH110 (Path.exists raises for some names)
+            hint = f" It is beside the file that {path.name} is a link to: give placeit that one." if there else ""
+            raise FileError(
+                f"Cannot read {file}, which holds weights of {path}: {error.strerror or error}.{hint or ' Put it there.'}"
+            ) from error
+        if Path(os.path.relpath(file, path.parent)).parts[0] == "..":
+            raise ModelError(f"{path} keeps weights in {file}, outside of its folder, where weights are not read from.")
+        folder, real = Path(os.path.realpath(path.parent)), Path(os.path.realpath(file))
+        if not real.is_relative_to(folder):
+            raise ModelError(
+                f"{path} keeps weights in {file}, which is a link to {real}, as in the cache of Hugging Face. Weights are not "
+                "read from outside of a model's folder, since a model could name any file. Copy both without links and give "
+                f"placeit the copy: mkdir copy && cp -L {path} {file} copy/ (or download by 'hf download --local-dir DIR')."
+            )
+
+
+def _protobuf_fields(data: mmap.mmap, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (number, start, end) of the length-delimited fields of a protobuf message; stop where it makes no sense."""
+
+    def varint() -> int:
+        nonlocal at
+        value = shift = 0
+        while at < end:
+            byte = data[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80 or shift > 63:
+                break
+        return value
+
+    while at < end:
+        tag = varint()
+        match tag & 7:
+            case 0:
+                varint()
+            case 1:
+                at += 8
+            case 2:
+                size = varint()
+                yield tag >> 3, at, min(at + size, end)
+                at += size
+            case 5:
+                at += 4
+            case _:
+                return

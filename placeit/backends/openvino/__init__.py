@@ -1,0 +1,1 @@
+"""Models that OpenVINO reads, ONNX files and OpenVINO IR, and parts of them."""

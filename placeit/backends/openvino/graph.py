@@ -1,0 +1,234 @@
+"""From an OpenVINO model with static inputs to a task graph."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection
+from typing import Any
+
+import numpy as np
+import openvino
+from openvino.utils import replace_node
+
+from placeit.backends.digest import openvino_digest
+from placeit.backends.openvino.flops import bodies, bounded_shape, node_flops
+from placeit.core.errors import ModelError
+from placeit.core.graph import OpGraph
+
+__all__ = [
+    "build_graph",
+    "constant_nodes",
+    "constants",
+    "dtype_name",
+    "fix_shapes",
+    "inseparable_ops",
+    "name_nodes",
+    "upper_bound_ops",
+]
+
+_NEVER_CONSTANT = frozenset(
+    ("Parameter", "Result", "ReadValue", "Assign", "RandomUniform", "Multinomial", "If", "Loop", "TensorIterator")
+)
+_NO_TENSOR = frozenset(("Result", "Assign"))
+_DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64", "boolean": "bool"}
+_GENERATED_NAME = re.compile(r"[A-Z][A-Za-z0-9]*_\d+")
+
+
+def dtype_name(element_type: Any) -> str:
+    """Return the NumPy spelling of an OpenVINO element type: ``float32`` for f32, ``int64`` for i64, ``uint4`` for u4."""
+    short = str(element_type.get_type_name())
+    if short in _DTYPES:
+        return _DTYPES[short]
+    return re.sub(r"^u(?=\d)", "uint", re.sub(r"^i(?=\d)", "int", short))
+
+
+def name_nodes(model: Any, keep: Callable[[str], bool]) -> None:
+    """Give every node a friendly name that is unique and the same whenever this model is loaded.
+
+    A converter numbers the nodes it makes up from a counter of the whole process, as in ``MVN_10734``: such names are
+    numbered anew within the model, in topological order.
+
+    Args:
+        model: an ``openvino.Model``; its friendly names are changed.
+        keep: whether a name that looks made up is part of the file and stays.
+    """
+    nodes = model.get_ordered_ops()
+    names: list[str] = [node.get_friendly_name() for node in nodes]
+    made_up = [bool(_GENERATED_NAME.fullmatch(name)) and not keep(name) for name in names]
+    taken = {name for name, fresh in zip(names, made_up, strict=True) if not fresh}
+    used: set[str] = set()
+    counts: dict[str, int] = {}
+    for node, name, fresh in zip(nodes, names, made_up, strict=True):
+        if not fresh and name not in used:
+            used.add(name)
+            continue
+        stem = node.get_type_name() if fresh else name
+        while True:
+            counts[stem] = counts.get(stem, 0) + 1
+            name = f"{stem}_{counts[stem]}"
+            if name not in taken and name not in used:
+                break
+        used.add(name)
+        node.set_friendly_name(name)
+
+
+def fix_shapes(model: Any) -> None:
+    """Replace every ``ShapeOf`` whose answer is known, so that what is computed from it is constant."""
+    for node in model.get_ordered_ops():
+        if node.get_type_name() == "ShapeOf" and node.get_input_partial_shape(0).is_static:
+            shape = list(node.get_input_shape(0))
+            constant = openvino.op.Constant(node.get_output_element_type(0), openvino.Shape([len(shape)]), shape)
+            constant.set_friendly_name(node.get_friendly_name())
+            replace_node(node, constant)
+
+
+def constant_nodes(model: Any) -> dict[str, frozenset[str]]:
+    """Find the nodes whose value is fixed: constants, and whatever is computed from constants only.
+
+    Args:
+        model: an ``openvino.Model`` with unique friendly names.
+
+    Returns:
+        for each such node, the constants it is computed from (itself, for a constant), all by friendly name.
+    """
+    leaves: dict[str, frozenset[str]] = {}
+    for node in model.get_ordered_ops():
+        kind, name = node.get_type_name(), node.get_friendly_name()
+        if kind == "Constant":
+            leaves[name] = frozenset((name,))
+        elif kind not in _NEVER_CONSTANT:
+            producers = [value.get_node().get_friendly_name() for value in node.input_values()]
+            if producers and all(producer in leaves for producer in producers):
+                leaves[name] = frozenset().union(*(leaves[producer] for producer in producers))
+    return leaves
+
+
+def build_graph(model: Any, path: object) -> OpGraph:
+    """Build the task graph of a model.
+
+    Constants, and nodes computed from constants only (weights being decompressed or dequantised), are part of the op that
+    reads them. If several ops read one, each counts all of its bytes, because each needs them wherever it runs. Two inputs
+    of an op that are the same tensor are one edge. The outputs of every op but ``Result`` and ``Assign`` are tensors, read
+    or not; a tensor whose size depends on the data has its upper bound.
+
+    Args:
+        model: an ``openvino.Model`` with static inputs and unique friendly names.
+        path: the file it came from, for messages.
+
+    Raises:
+        ModelError: a tensor of strings, or one whose size has no bound.
+    """
+    constant = constant_nodes(model)
+    nodes = model.get_ordered_ops()
+    leaf_bytes = {node.get_friendly_name(): node.get_byte_size() for node in nodes if node.get_type_name() == "Constant"}
+    ops = [node for node in nodes if node.get_friendly_name() not in constant]
+    index = {node.get_friendly_name(): v for v, node in enumerate(ops)}
+    flops, param_bytes = np.zeros(len(ops)), np.zeros(len(ops))
+    tensors: dict[tuple[int, int], int] = {}
+    shapes: list[tuple[int, ...]] = []
+    dtypes: list[str] = []
+    sizes: list[float] = []
+    edges: list[tuple[int, int]] = []
+    edge_tensor: list[int] = []
+    for v, node in enumerate(ops):
+        kind, name = node.get_type_name(), node.get_friendly_name()
+        read: set[str] = set()
+        moved: set[int] = set()
+        for value in node.input_values():
+            producer = value.get_node().get_friendly_name()
+            if producer in constant:
+                read |= constant[producer]
+                continue
+            tensor = tensors[index[producer], value.get_index()]
+            if tensor not in moved:
+                moved.add(tensor)
+                edges.append((index[producer], v))
+                edge_tensor.append(tensor)
+        flops[v] = node_flops(node)
+        param_bytes[v] = sum(leaf_bytes[leaf] for leaf in read) + _inside_bytes(node)
+        if kind in _NO_TENSOR:
+            continue
+        for output in node.outputs():
+            shape = _sizes(output, name, kind, path)
+            tensors[v, output.get_index()] = len(shapes)
+            shapes.append(shape)
+            dtypes.append(dtype_name(output.get_element_type()))
+            sizes.append(math.ceil(math.prod(shape) * output.get_element_type().bitwidth / 8))
+    return OpGraph(
+        names=tuple(index),
+        kinds=tuple(node.get_type_name() for node in ops),
+        flops=flops,
+        param_bytes=param_bytes,
+        tensor_op=np.array([v for v, _ in tensors], np.int32),
+        tensor_port=np.array([port for _, port in tensors], np.int32),
+        tensor_bytes=np.array(sizes, np.float64),
+        tensor_shapes=tuple(shapes),
+        tensor_dtypes=tuple(dtypes),
+        edges=np.array(edges, np.int32).reshape(-1, 2),
+        edge_tensor=np.array(edge_tensor, np.int32),
+        content=openvino_digest(model),
+    ).verify()
+
+
+def constants(model: Any) -> list[Any]:
+    """Return the ``Constant`` nodes of a model and of the models inside its ops."""
+    nodes = model.get_ops()
+    own = [node for node in nodes if node.get_type_name() == "Constant"]
+    return own + [constant for node in nodes for body in bodies(node) for constant in constants(body)]
+
+
+def _inside_bytes(node: Any) -> int:
+    return sum(constant.get_byte_size() for body in bodies(node) for constant in constants(body))
+
+
+def _sizes(output: Any, name: str, kind: str, path: object) -> tuple[int, ...]:
+    if output.get_element_type().get_type_name() in ("string", "dynamic", "undefined"):
+        raise ModelError(
+            f"{path}: op '{name}' ({kind}) produces a tensor of type {output.get_element_type().get_type_name()}, which cannot "
+            "be moved between devices; cut it off the model, for example into a tokenizer of its own."
+        )
+    partial = output.get_partial_shape()
+    shape = bounded_shape(partial)
+    if shape is None:
+        raise ModelError(
+            f"{path}: the output of op '{name}' ({kind}) has shape {partial}, whose size depends on the data and has no upper "
+            "bound, so it cannot be placed; limit its size in the model, or cut the model before it."
+        )
+    return shape
+
+
+def upper_bound_ops(model: Any, names: Collection[str]) -> tuple[str, ...]:
+    """Return those of the named ops whose output sizes depend on the data, so that only an upper bound is known."""
+    return tuple(
+        node.get_friendly_name()
+        for node in model.get_ordered_ops()
+        if node.get_friendly_name() in names and any(output.get_partial_shape().is_dynamic for output in node.outputs())
+    )
+
+
+def inseparable_ops(model: Any, graph: OpGraph, bounded: Collection[str]) -> tuple[tuple[str, ...], ...]:
+    """Return sets of ops that need one device and one program.
+
+    Those are ops that share a variable (``ReadValue`` and ``Assign``), and each op whose output sizes depend on the data with
+    what reads it: buffers between programs are of one size for good.
+
+    Args:
+        model: an ``openvino.Model``.
+        graph: its task graph.
+        bounded: from :func:`upper_bound_ops`.
+    """
+    names = graph.names
+    readers: dict[str, list[str]] = {}
+    for u, v in graph.edges.tolist():
+        if names[u] in bounded:
+            readers.setdefault(names[u], [names[u]]).append(names[v])
+    return (*_state_sharers(model), *map(tuple, readers.values()))
+
+
+def _state_sharers(model: Any) -> tuple[tuple[str, ...], ...]:
+    by_variable: dict[str, list[str]] = {}
+    for node in model.get_ordered_ops():
+        if node.get_type_name() in ("ReadValue", "Assign"):
+            by_variable.setdefault(node.get_variable_id(), []).append(node.get_friendly_name())
+    return tuple(tuple(names) for names in by_variable.values())

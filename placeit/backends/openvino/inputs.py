@@ -1,0 +1,136 @@
+"""Shapes of a model's inputs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import openvino
+
+from placeit.core.errors import ModelError
+
+__all__ = ["OpenSizesError", "resolve_shapes", "with_suggestion"]
+
+_LARGEST = 2**31 - 1
+_SIZES = ((224, 128), (640, 512), (256, 64), (512, 256), (96, 32), (64, 16), (32, 8), (1, 1))
+"""What is tried where a model leaves sizes open: edges of images, most of which can be halved five times; all other sizes."""
+_CHANNELS = (1, 3, 4)  # of what is taken for an image
+_TRYING_S = 20.0  # after so many seconds nothing more is tried
+
+
+class OpenSizesError(ModelError):
+    """A model leaves sizes of its inputs open.
+
+    Attributes:
+        partial: ``PartialShape`` of every input, by name, as far as it is known.
+    """
+
+    def __init__(self, message: str, partial: Mapping[str, Any]) -> None:
+        super().__init__(message)
+        self.partial = partial
+
+
+def resolve_shapes(
+    path: Path, partial: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], batch: int | None
+) -> dict[str, Any]:
+    """Return a static ``PartialShape`` for every input.
+
+    Raises:
+        OpenSizesError: a size is left open.
+        ModelError: an option does not fit the model.
+    """
+    if batch is not None and not 1 <= batch <= _LARGEST:
+        raise ModelError(f"{path}: a batch of {batch} makes no sense; it is the number of samples in one inference.")
+    for name in shapes:
+        if name not in partial:
+            raise ModelError(f"{path} has no input '{name}', for which a shape is given; its inputs are {', '.join(partial)}.")
+    resolved: dict[str, Any] = {}
+    takes_batch = False
+    for name, shape in partial.items():
+        if name in shapes:
+            if any(not 1 <= size <= _LARGEST for size in shapes[name]):
+                raise ModelError(
+                    f"{path}: the shape given for input '{name}', {list(shapes[name])}, holds a size that is not from 1 to "
+                    f"{_LARGEST}."
+                )
+            if not shape.compatible(openvino.PartialShape([-1] * len(shapes[name]))):
+                raise ModelError(
+                    f"{path}: the shape given for input '{name}', {list(shapes[name])}, has {len(shapes[name])} dimensions "
+                    f"where the model has {shape}."
+                )
+            resolved[name] = openvino.PartialShape(list(shapes[name]))
+            continue
+        if batch is not None and shape.rank.is_static and len(shape) > 0:
+            takes_batch = takes_batch or shape[0].compatible(openvino.Dimension(batch))
+            if shape[0].is_dynamic:
+                shape = openvino.PartialShape([openvino.Dimension(batch), *list(shape)[1:]])
+        resolved[name] = shape
+    still = [f"input '{name}' has the open shape {shape}" for name, shape in resolved.items() if shape.is_dynamic]
+    if still:
+        raise OpenSizesError(f"{path}: {', '.join(still)}, and a placement is for one shape", resolved)
+    if batch is not None and not takes_batch and not shapes:
+        listing = ", ".join(f"'{name}' {shape}" for name, shape in partial.items())
+        raise ModelError(f"{path}: no input takes a batch of {batch} (inputs: {listing}); give shapes with --input-shape.")
+    return resolved
+
+
+def with_suggestion(
+    error: OpenSizesError, load: Callable[[Mapping[str, tuple[int, ...]]], object], explain: Callable[[str], str]
+) -> ModelError:
+    """Complete the error of a model that leaves sizes open: by sizes with which it can be read, or by what was tried.
+
+    Args:
+        error: as it was raised.
+        load: reads the model with the sizes of the inputs that had open ones; raises if they do not fit.
+        explain: makes a sentence of what it raises.
+    """
+    begin = time.perf_counter()
+    tried: list[dict[str, tuple[int, ...]]] = []
+    why = ""
+    for image, other in _SIZES:
+        shapes = {name: _filled(shape, image, other) for name, shape in error.partial.items() if shape.is_dynamic}
+        if shapes in tried:
+            continue
+        if tried and time.perf_counter() - begin > _TRYING_S:
+            break
+        tried.append(shapes)
+        try:
+            load(shapes)
+        except Exception as failed:  # noqa: BLE001 (whatever fails, the error says which sizes are open)
+            why = why or explain(str(failed))
+            continue
+        batch_only = all(
+            shape.rank.is_static and not any(d.is_dynamic for d in list(shape)[1:]) for shape in error.partial.values()
+        )
+        batch = " (or --batch 1)" if batch_only else ""
+        return ModelError(f"{error}: give all sizes. With these it can be read: {_options(shapes)}{batch}.")
+    return ModelError(
+        f"{error}: give all sizes with --input-shape NAME:SIZES. It could be read with none of those that were tried: "
+        f"{' or '.join(map(_options, tried))}. With the first of them: {why}"
+    )
+
+
+def _options(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    return " ".join(f"--input-shape {name}:{','.join(map(str, sizes))}" for name, sizes in shapes.items())
+
+
+def _filled(shape: Any, image: int, other: int) -> tuple[int, ...]:
+    """Fill in what a shape leaves open: one sample, edges of an image, three channels, and one size for all else."""
+    if shape.rank.is_dynamic:
+        return (1, other)
+    sizes = [None if size.is_dynamic else size.get_length() for size in shape]
+    guesses = [1, *[other] * (len(sizes) - 1)]
+    if sizes.count(None) == 1 and sizes[0] is not None and sizes[0] > 1:
+        guesses = [1] * len(sizes)  # as of the state of a recurrent network: layers, samples, units
+    if len(sizes) == 4:
+        last = sizes[3] in _CHANNELS and sizes[1] not in _CHANNELS
+        if last or sizes[1] is None or sizes[1] in _CHANNELS:
+            guesses = [1, image, image, 3] if last else [1, 3, image, image]
+    return tuple(
+        min(max(guess, bounds.get_min_length()), bounds.get_max_length() if bounds.get_max_length() > 0 else _LARGEST)
+        if size is None
+        else size
+        for size, guess, bounds in zip(sizes, guesses, shape, strict=True)
+    )

@@ -1,0 +1,45 @@
+"""OpenVINO IR as files: a program (``.xml``), and its weights beside it (``.bin``)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import openvino
+
+from placeit.core.errors import FileError
+from placeit.core.files import replacing_both
+
+__all__ = ["weights_end", "write_ir"]
+
+
+def write_ir(model: Any, path: Path, check: Callable[[Path, Path], None] | None = None) -> None:
+    """Write an ``openvino.Model`` as IR: both files or none.
+
+    Args:
+        model: the model.
+        path: the ``.xml``; the weights go beside it as ``.bin``.
+        check: looks at both before they are put into place, and raises an error if they are not to be.
+
+    Raises:
+        FileError: they cannot be written.
+    """
+    with replacing_both(path, path.with_suffix(".bin")) as (xml, weights):
+        try:
+            openvino.serialize(model, str(xml), str(weights))
+        except RuntimeError as error:
+            said = str(error).strip().splitlines()[-1].rstrip(".")
+            raise FileError(f"Cannot write {path}: {said}. Is the disk full? Nothing was written there.") from error
+        # OpenVINO does not look whether there was room
+        if not xml.read_bytes().rstrip().endswith(b"</net>") or weights_end(xml) not in (None, weights.stat().st_size):
+            raise FileError(f"Cannot write {path}: there was no room for all of it. Nothing was written there.")
+        if check is not None:
+            check(xml, weights)
+
+
+def weights_end(xml: Path) -> int | None:
+    """Return how long the weights of an IR are, in bytes, by what the IR says; None if it reads none."""
+    ends = [int(offset) + int(size) for offset, size in re.findall(rb'offset="(\d{1,19})" size="(\d{1,19})"', xml.read_bytes())]
+    return max(ends, default=None)

@@ -1,0 +1,174 @@
+"""Cutting a part of an OpenVINO model out as a model of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from placeit.core.graph import OpGraph
+
+if TYPE_CHECKING:
+    import openvino
+
+__all__ = ["channels_last_tensors", "extract"]
+
+_TO_LAST, _TO_FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
+_IMAGE_SOURCES = {"Convolution", "GroupConvolution", "ConvolutionBackpropData", "GroupConvolutionBackpropData"}
+_ELEMENT_WISE = {
+    "Add",
+    "Clamp",
+    "Divide",
+    "Elu",
+    "Gelu",
+    "HSigmoid",
+    "HSwish",
+    "Mish",
+    "Multiply",
+    "PRelu",
+    "Relu",
+    "Sigmoid",
+    "Subtract",
+    "Swish",
+    "Tanh",
+}
+_IMAGE_KEEPERS = _ELEMENT_WISE | {
+    "AvgPool",
+    "BatchNormInference",
+    "Concat",
+    "FakeQuantize",
+    "Interpolate",
+    "LRN",
+    "MaxPool",
+    "Pad",
+}
+
+
+def channels_last_tensors(graph: OpGraph) -> frozenset[int]:
+    """Tensors that should cross a segment's border with their channels last in memory.
+
+    Inside, the CPU plugin keeps images channels-last, while plain tensors at a border are channels-first, so that each cut
+    would pay a layout conversion on both sides. An image is what a convolution produces, and what element-wise ops, pooling
+    and concatenation make of images.
+
+    Sums of several images, and images that are read by such sums only, stay plain: the plugin fuses a sum into the convolution
+    before it and then converts the result to channels-last by its slow reference code (7 ms where a plain border costs 1, for
+    256 channels of 56 x 56 in OpenVINO 2026.4).
+    """
+    image, of_several = [False] * len(graph), [False] * len(graph)
+    for v, kind in enumerate(graph.kinds):
+        makers = [u for u, _ in _reads(graph, v)]
+        image[v] = kind in _IMAGE_SOURCES or (kind in _IMAGE_KEEPERS and any(image[u] for u in makers))
+        if kind in _ELEMENT_WISE:
+            of_several[v] = len(makers) > 1 or any(of_several[u] for u in makers)
+    elsewhere = {int(t) for (_, v), t in zip(graph.edges, graph.edge_tensor, strict=True) if not of_several[v]}
+    return frozenset(
+        t
+        for t, op in enumerate(graph.tensor_op.tolist())
+        if image[op] and not of_several[op] and t in elsewhere and len(graph.tensor_shapes[t]) == 4
+    )
+
+
+def extract(
+    model: openvino.Model,
+    graph: OpGraph,
+    ops: Sequence[int],
+    inputs: Sequence[int],
+    outputs: Sequence[int],
+    channels_last: frozenset[int] = frozenset(),
+) -> openvino.Model:
+    """Cut ``ops`` out of a model.
+
+    Args:
+        model: the whole model; it is not changed.
+        graph: its task graph.
+        ops: op numbers of the part.
+        inputs: tensors that the part reads from outside, in the order of the new model's first parameters; the model's own
+            parameters among ``ops`` follow, in op order.
+        outputs: tensors that leave the part, in the order of the new model's first results; the model's own results among
+            ``ops`` follow, in op order.
+        channels_last: rank-4 tensors that cross the border as ``[N, H, W, C]``.
+    """
+    import openvino as ov
+
+    copy = model.clone()
+    nodes: dict[str, Any] = {node.get_friendly_name(): node for node in copy.get_ops()}
+    part = {graph.names[v] for v in ops}
+
+    def output_of(tensor: int) -> Any:
+        return nodes[graph.names[graph.tensor_op[tensor]]].output(int(graph.tensor_port[tensor]))
+
+    def readers(tensor: int) -> list[Any]:
+        return [i for i in output_of(tensor).get_target_inputs() if i.get_node().get_friendly_name() in part]
+
+    parameters: list[Any] = []
+    last: dict[int, Any] = {}
+    for tensor in inputs:
+        shape, dtype = graph.tensor_shapes[tensor], output_of(tensor).get_element_type()
+        if tensor in channels_last:
+            parameter = ov.opset13.parameter([shape[i] for i in _TO_LAST], dtype)
+            last[tensor] = parameter.output(0)
+        else:
+            parameter = ov.opset13.parameter(list(shape), dtype)
+            for reader in readers(tensor):
+                reader.replace_source_output(parameter.output(0))
+        parameters.append(parameter)
+    leaving = {tensor: output_of(tensor) for tensor in outputs}
+    for v in ops:
+        rewritten = _concat_last(graph, v, nodes[graph.names[v]], outputs, channels_last, last, output_of)
+        if rewritten is not None:
+            tensor, last[tensor] = rewritten
+    for tensor, value in last.items():
+        # one Transpose per consumer: the plugin folds a Transpose away only if nobody else reads it
+        for reader in readers(tensor):
+            reader.replace_source_output(_transpose(value, _TO_FIRST))
+    results = []
+    for tensor, value in leaving.items():
+        if tensor in last:
+            value = last[tensor]
+        elif tensor in channels_last:
+            value = _transpose(value, _TO_LAST)
+        results.append(ov.opset13.result(value))
+    sinks = []
+    for v in ops:
+        node = nodes[graph.names[v]]
+        if graph.kinds[v] == "Parameter":
+            parameters.append(node)
+        elif graph.kinds[v] == "Result":
+            results.append(node)
+        elif graph.kinds[v] == "Assign":
+            sinks.append(node)
+    return ov.Model(results, sinks, parameters, "segment")
+
+
+def _concat_last(
+    graph: OpGraph,
+    op: int,
+    node: Any,
+    outputs: Sequence[int],
+    channels_last: frozenset[int],
+    last: Mapping[int, Any],
+    output_of: Callable[[int], Any],
+) -> tuple[int, Any] | None:
+    """Write a concatenation of channels at a border along the last axis, so that it needs no layout conversion."""
+    import openvino as ov
+
+    if graph.kinds[op] != "Concat" or node.get_axis() % 4 != 1:
+        return None
+    made = [t for t, maker in enumerate(graph.tensor_op.tolist()) if maker == op and t in channels_last]
+    number = {(graph.names[u], int(graph.tensor_port[t])): int(t) for u, t in _reads(graph, op)}
+    read = [number.get((value.get_node().get_friendly_name(), value.get_index())) for value in node.input_values()]
+    if not made or None in read or not (made[0] in outputs or any(t in last for t in read)):
+        return None
+    values = [last[t] if t in last else _transpose(output_of(t), _TO_LAST) for t in read if t is not None]
+    return made[0], ov.opset13.concat(values, 3).output(0)
+
+
+def _reads(graph: OpGraph, op: int) -> list[tuple[int, int]]:
+    edges = graph.predecessors.edge[graph.predecessors.ptr[op] : graph.predecessors.ptr[op + 1]]
+    return [(int(graph.edges[e, 0]), int(graph.edge_tensor[e])) for e in edges]
+
+
+def _transpose(value: Any, order: tuple[int, ...]) -> Any:
+    import openvino as ov
+
+    return ov.opset13.transpose(value, ov.opset13.constant(list(order), ov.Type.i64)).output(0)

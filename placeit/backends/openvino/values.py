@@ -1,0 +1,159 @@
+"""Which values an input of an OpenVINO model may have, by the ops that read it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from placeit.backends.openvino.flops import bounded_shape
+from placeit.backends.values import ValueRange, common
+
+__all__ = ["allowed_values"]
+
+
+def _axis(node: Any, port: int) -> int | None:
+    """Value of an input that is one constant number."""
+    maker = node.input_value(port).get_node()
+    return int(np.ravel(maker.get_data())[0]) if maker.get_type_name() == "Constant" else None
+
+
+def _shape(node: Any, port: int = 0) -> tuple[int, ...]:
+    return bounded_shape(node.get_input_partial_shape(port)) or ()
+
+
+def _index_into(node: Any, axis: int | None, apart: int | None = None) -> ValueRange | None:
+    """The places along an axis of what a node reads first; along any axis, if it is not known along which."""
+    shape = _shape(node)
+    if axis is not None and -len(shape) <= axis < len(shape):
+        return ValueRange(0, shape[axis], None if apart is None else axis % len(shape))
+    return ValueRange(0, min(shape), apart) if shape else None
+
+
+def _indices_into(node: Any, skipped: int = 0, apart: int | None = None) -> ValueRange | None:
+    """Places in what a node reads first, as its second input has them: a row for each, of one number for each axis."""
+    rows, shape = _shape(node, 1), _shape(node)
+    sizes = shape[skipped : skipped + rows[-1]] if rows else ()
+    return ValueRange(0, min(sizes), apart) if sizes else None
+
+
+def _axes(node: Any) -> ValueRange | None:
+    rank = len(_shape(node))
+    return ValueRange(0, rank, 0) if rank else None
+
+
+def _lengths(node: Any, axis: int) -> ValueRange | None:
+    shape = _shape(node)
+    return ValueRange(1, shape[axis] + 1) if len(shape) > axis >= -len(shape) else None
+
+
+def _everything(node: Any) -> ValueRange | None:
+    """An end that no size is beyond."""
+    largest = max(_shape(node), default=0)
+    return ValueRange(largest, largest + 1)
+
+
+_READERS: dict[tuple[str, int], Callable[[Any], ValueRange | None]] = {
+    ("Gather", 1): lambda node: _index_into(node, _axis(node, 2)),
+    ("Gather", 2): _axes,
+    ("GatherElements", 1): lambda node: _index_into(node, node.get_attributes()["axis"]),
+    ("GatherND", 1): lambda node: _indices_into(node, node.get_attributes()["batch_dims"]),
+    ("ScatterUpdate", 1): lambda node: _index_into(node, _axis(node, 3), 0),
+    ("ScatterUpdate", 3): _axes,
+    ("ScatterElementsUpdate", 1): lambda node: _index_into(node, _axis(node, 3), 0),
+    ("ScatterElementsUpdate", 3): _axes,
+    ("ScatterNDUpdate", 1): lambda node: _indices_into(node, 0, 0),
+    ("OneHot", 0): lambda node: None if (depth := _axis(node, 1)) is None else ValueRange(0, depth),
+    ("EmbeddingBagOffsets", 1): lambda node: _index_into(node, 0),
+    ("EmbeddingBagOffsets", 2): lambda _: ValueRange(0, 1),
+    ("EmbeddingBagOffsetsSum", 1): lambda node: _index_into(node, 0),
+    ("EmbeddingBagOffsetsSum", 2): lambda _: ValueRange(0, 1),
+    ("EmbeddingBagPacked", 1): lambda node: _index_into(node, 0),
+    ("EmbeddingBagPackedSum", 1): lambda node: _index_into(node, 0),
+    ("EmbeddingSegmentsSum", 1): lambda node: _index_into(node, 0),
+    ("EmbeddingSegmentsSum", 2): lambda _: ValueRange(0, 1),
+    ("CumSum", 1): _axes,
+    ("Roll", 2): _axes,
+    ("ROIAlign", 2): lambda node: _index_into(node, 0),
+    ("ROIAlignRotated", 2): lambda node: _index_into(node, 0),
+    ("ReverseSequence", 1): lambda node: _lengths(node, node.get_attributes()["seq_axis"]),
+    ("RNNSequence", 2): lambda node: _lengths(node, 1),
+    ("GRUSequence", 2): lambda node: _lengths(node, 1),
+    ("LSTMSequence", 3): lambda node: _lengths(node, 1),
+    ("CTCGreedyDecoderSeqLen", 1): lambda node: _lengths(node, 1),
+    ("TopK", 1): lambda node: _lengths(node, node.get_attributes()["axis"]),
+    ("Slice", 1): lambda _: ValueRange(0, 1),
+    ("Slice", 2): _everything,
+    ("Slice", 3): lambda _: ValueRange(1, 2),
+    ("Slice", 4): _axes,
+    ("StridedSlice", 1): lambda _: ValueRange(0, 1),
+    ("StridedSlice", 2): _everything,
+    ("StridedSlice", 3): lambda _: ValueRange(1, 2),
+}
+"""What inputs of OpenVINO's ops may be, by kind of op and input number.
+
+Inputs that say how large an output is are missing where that makes the output's size unbounded: no such model is placed."""
+
+_ELEMENT_WISE = frozenset(("Clamp", "Convert", "Identity", "Maximum", "Minimum"))
+_MOVES_FIRST = frozenset(
+    (
+        "BatchToSpace",
+        "Broadcast",
+        "DepthToSpace",
+        "Gather",
+        "GatherElements",
+        "GatherND",
+        "Pad",
+        "Reshape",
+        "ReverseSequence",
+        "Roll",
+        "ShuffleChannels",
+        "Slice",
+        "SpaceToBatch",
+        "SpaceToDepth",
+        "Split",
+        "Squeeze",
+        "StridedSlice",
+        "Tile",
+        "Transpose",
+        "Unsqueeze",
+        "VariadicSplit",
+    )
+)
+_SCATTERS = frozenset(("ScatterElementsUpdate", "ScatterNDUpdate", "ScatterUpdate"))
+
+
+def _passes(kind: str, port: int) -> bool:
+    """Whether what an op makes has the values of one of its inputs, elsewhere or in another type."""
+    return (
+        kind in _ELEMENT_WISE
+        or kind == "Concat"
+        or (kind in _MOVES_FIRST and port == 0)
+        or (kind == "Select" and port > 0)
+        or (kind in _SCATTERS and port in (0, 2))
+    )
+
+
+def allowed_values(parameter: Any) -> ValueRange | None:
+    """Return what all ops that read an input's values allow, or None if nothing is known of it.
+
+    Ops that only convert values or move them are looked through.
+
+    Args:
+        parameter: a ``Parameter`` of an ``openvino.Model``.
+    """
+    found: list[ValueRange] = []
+    waiting, seen = [(parameter.output(0), True)], set()
+    while waiting:
+        output, in_place = waiting.pop()
+        for port in output.get_target_inputs():
+            node, kind, number = port.get_node(), port.get_node().get_type_name(), port.get_index()
+            reader = _READERS.get((kind, number))
+            allowed = None if reader is None else reader(node)
+            if allowed is not None and allowed.low < allowed.end:
+                found.append(allowed if in_place else ValueRange(allowed.low, allowed.end))
+            if reader is None and _passes(kind, number) and node.get_friendly_name() not in seen:
+                seen.add(node.get_friendly_name())
+                waiting += [(made, in_place and kind in _ELEMENT_WISE) for made in node.outputs()]
+    return common(found)

@@ -1,0 +1,1 @@
+"""Models of PyTorch, exported programs and tensor programs, and parts of them."""

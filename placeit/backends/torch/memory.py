@@ -1,0 +1,68 @@
+"""How much memory a segment takes while it runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
+
+__all__ = ["peak_bytes"]
+
+
+def peak_bytes(module: GraphModule) -> int:
+    """Return the most bytes that a segment has in tensors of its own at once, while it runs.
+
+    The segment is run on fake tensors, which have shapes, strides and storages, but no data: a view counts nothing, and a
+    reshape counts if it has to copy. A value is freed after its last use, as in the code that ``torch.fx`` generates; what the
+    segment returns is alive to the end. Inputs and weights are not its own. What a kernel allocates for itself while it runs is
+    not known, nor is how an allocator rounds sizes.
+
+    Args:
+        module: what :meth:`placeit.backends.torch.model.TorchModel.segment` returns. Its inputs are contiguous when it
+            runs, as the buffers of executors are.
+    """
+    nodes = list(module.graph.nodes)
+    last = {read: node for node in nodes for read in node.all_input_nodes}
+    dying: dict[Node, list[Node]] = {}
+    for read, node in last.items():
+        dying.setdefault(node, []).append(read)
+    values: dict[Node, Any] = {}
+    given: dict[int, torch.UntypedStorage] = {}  # of inputs and weights; kept, because a number means one only while it exists
+    holders: Counter[int] = Counter()  # how many values lie in each storage of the segment's own
+    alive = peak = 0
+
+    def storages(node: Node) -> dict[int, int]:
+        """Sizes of the storages of the segment's own that a value lies in."""
+        leaves = [leaf.untyped_storage() for leaf in pytree.tree_leaves(values[node]) if isinstance(leaf, torch.Tensor)]
+        return {storage._cdata: storage.nbytes() for storage in leaves if storage._cdata not in given}
+
+    fake = FakeTensorMode()
+    with fake, torch.no_grad():
+        for node in nodes:
+            if node.op == "output":
+                break
+            if node.op == "call_function":
+                target: Any = node.target
+                values[node] = target(*map_arg(node.args, values.get), **map_arg(node.kwargs, values.get))
+            else:
+                if node.op == "placeholder":
+                    values[node] = torch.empty(node.meta["val"].shape, dtype=node.meta["val"].dtype)
+                else:
+                    values[node] = fake.from_tensor(module.get_buffer(str(node.target)), static_shapes=True)
+                storage = values[node].untyped_storage()
+                given[storage._cdata] = storage
+            for number, size in storages(node).items():
+                alive += size if not holders[number] else 0
+                holders[number] += 1
+            peak = max(peak, alive)
+            for read in (*dying.get(node, ()), *([node] if node not in last else [])):
+                for number, size in storages(read).items():
+                    holders[number] -= 1
+                    alive -= size if not holders[number] else 0
+                del values[read]
+    return peak

@@ -1,0 +1,335 @@
+"""PyTorch modules and exported programs (``.pt2``)."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pickle
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, TensorArgument
+from torch.utils import _pytree as pytree
+
+from placeit.backends import base
+from placeit.backends.base import Arrays, TensorSpec, numpy_can_hold
+from placeit.backends.torch.archive import UntrustedError, missing_operators, screen
+from placeit.backends.torch.graph import ProgramMap, build_graph, dtype_name
+from placeit.backends.torch.kernels import without_kernel
+from placeit.backends.torch.program import (
+    FAILURES,
+    Lowered,
+    explaining,
+    export,
+    first_paragraph,
+    fixed,
+    is_random,
+    lower,
+    made,
+    reads,
+)
+from placeit.backends.torch.segment import extract
+from placeit.backends.torch.values import allowed_values
+from placeit.backends.values import ValueRange, common, draw
+from placeit.core.cluster import Device
+from placeit.core.errors import DeviceError, FileError, ModelError, first_line
+from placeit.core.files import check_regular
+
+_log = logging.getLogger("placeit")
+
+__all__ = ["TorchModel", "load", "relu_chain"]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TorchModel(base.Model):
+    """A PyTorch program, with its task graph. It shares its weights with the module that it was made of.
+
+    Attributes:
+        program: the exported program, as it was given or exported.
+        lowered: the same as ATen ops that change nothing in place, which is what is placed and run.
+        layout: where its parts are in ``graph``.
+        examples: example inputs, by name; empty if there were none.
+    """
+
+    program: ExportedProgram
+    lowered: Lowered
+    layout: ProgramMap
+    examples: Arrays
+
+    def statistics(self) -> dict[str, int | float]:
+        """Count what the model is made of; see :meth:`placeit.backends.base.Model.statistics`."""
+        weights = self.lowered.constants.values()
+        read = [value for op in self.lowered.ops for value in reads(op)]
+        return {
+            "ops": len(self.graph),
+            "edges": len(self.graph.edges),
+            "layers": len(self.graph) + len(weights),
+            "layer_edges": len(self.graph.edges) + sum(value in self.lowered.constants for value in read),
+            "flops": float(self.graph.flops.sum()),
+            "parameters": sum(tensor.numel() for tensor in weights if tensor.is_floating_point()),
+            "parameter_bytes": sum(tensor.numel() * tensor.element_size() for tensor in weights),
+        }
+
+    def random_inputs(self, seed: int = 0) -> dict[str, NDArray[np.generic]]:
+        """Draw inputs that the model can make sense of, by input name.
+
+        Floating-point inputs are standard normal. Whole numbers and truth values are those of the example inputs, since what
+        they may be only the model knows. With another seed than 0, those that index a table are drawn from its rows between the
+        least and the greatest of the examples. Without example inputs they are drawn from all rows; what indexes nothing is one
+        or true.
+        """
+        rng = np.random.default_rng(seed)
+        drawn: dict[str, NDArray[np.generic]] = {}
+        for spec in self.inputs:
+            dtype = np.dtype(spec.dtype)
+            if dtype.kind == "f":
+                drawn[spec.name] = rng.standard_normal(spec.shape).astype(dtype)
+                continue
+            example = self.examples.get(spec.name)
+            allowed = allowed_values(self.lowered.inputs[spec.name])
+            if example is not None and allowed is not None and example.size:
+                allowed = common([allowed, ValueRange(int(example.min()), int(example.max()) + 1)])
+            if example is not None and (seed == 0 or allowed is None):
+                drawn[spec.name] = np.array(example)
+            elif allowed is not None:
+                drawn[spec.name] = draw(rng, allowed, spec.shape, spec.dtype)
+            else:
+                drawn[spec.name] = np.ones(spec.shape, dtype)
+        return drawn
+
+    @property
+    def formats(self) -> frozenset[base.Format]:
+        """PyTorch's."""
+        return frozenset({"torch"})
+
+    def segment(
+        self,
+        form: base.Format,  # noqa: ARG002
+        ops: Sequence[int],
+        enter: Sequence[int],
+        leave: Sequence[int],
+    ) -> torch.fx.GraphModule:
+        """Cut a part out as a module; see :meth:`placeit.backends.base.Model.segment`."""
+        return extract(self.layout, self.lowered.constants, ops, enter, leave)
+
+    def with_kernel(self, dispatch_key: str) -> set[str]:
+        """Name the ops that PyTorch has a kernel for; see :meth:`placeit.backends.base.TorchKernels.with_kernel`."""
+        missing = without_kernel(self.lowered.ops, dispatch_key)
+        return {name for name, node in zip(self.graph.names, self.layout.nodes, strict=True) if node not in missing}
+
+    def reference(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:  # noqa: ARG002
+        """Prepare the exported program as PyTorch runs it by itself, on the CPU."""
+        module = self.program.module()
+        names = [spec.name for spec in self.inputs]
+        kept = (*module.named_parameters(), *module.named_buffers())
+        state = {name: (tensor, tensor.detach().clone()) for name, tensor in kept if name in self.lowered.state}
+
+        def run(inputs: Arrays) -> dict[str, NDArray[np.generic]]:
+            args, kwargs = self.arguments({name: torch.from_numpy(np.array(inputs[name])) for name in names})
+            with torch.inference_mode():
+                try:
+                    leaves = pytree.tree_leaves(module(*args, **kwargs))
+                except RuntimeError as error:
+                    raise DeviceError(f"PyTorch cannot run {self.path} uncut on the CPU: {first_line(error)}") from error
+                tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+                made = {spec.name: tensor.numpy(force=True).copy() for spec, tensor in zip(self.outputs, tensors, strict=True)}
+                for tensor, initial in state.values():
+                    tensor.copy_(initial)
+            return made
+
+        return run
+
+    def arguments(self, inputs: Mapping[str, torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arrange inputs as the module takes them, with the constants that it was exported for."""
+        given = [spec.arg for spec in self.program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
+        leaves = [inputs[arg.name] if isinstance(arg, TensorArgument) else getattr(arg, "value", None) for arg in given]
+        args, kwargs = pytree.tree_unflatten(leaves, self.program.call_spec.in_spec)
+        return tuple(args), dict(kwargs)
+
+    def chain(self, elements: int, hops: int) -> TorchModel:
+        """Build a chain of ``hops`` ReLUs over ``float32[1, elements]``."""
+        return relu_chain(elements, hops)
+
+
+def relu_chain(elements: int, hops: int) -> TorchModel:
+    """Build a chain of ``hops`` ReLUs over ``float32[1, elements]``."""
+    return load(torch.nn.Sequential(*(torch.nn.ReLU() for _ in range(hops))), (torch.zeros(1, elements),), name="chain")
+
+
+def load(
+    source: torch.nn.Module | ExportedProgram | str | Path,
+    example_inputs: Sequence[Any] | Mapping[str, Any] | torch.Tensor | None = None,
+    *,
+    name: str | None = None,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    batch: int | None = None,
+    trust: bool = False,
+) -> TorchModel:
+    """Make a model of a module, an exported program, or a file that ``torch.export.save`` has written.
+
+    A module is exported in evaluation mode. Weights are shared with it, not copied. Numbers, truth values and strings among the
+    inputs, and every size, are fixed by the example inputs. What a module returns besides tensors is left out.
+
+    Args:
+        source: a module on the CPU, a program, or the path of a ``.pt2`` file.
+        example_inputs: what the module is called with: positional arguments, or keyword arguments by name. A program needs none
+            unless it has open sizes and no example inputs of its own.
+        name: what to call the model; the name of the file or of the module's class without it.
+        input_shapes: not for PyTorch programs, whose sizes are those of the example inputs.
+        batch: likewise.
+        trust: whether to load a file that could run code while it is loaded (:mod:`placeit.backends.torch.archive`).
+
+    Raises:
+        ModelError: the module cannot be exported, or its program depends on data or cannot be cut; names the op.
+        FileError: the file cannot be read.
+    """
+    if input_shapes or batch is not None:
+        raise ModelError(
+            f"{source}: the sizes of a PyTorch program are those of its example inputs, and no option changes them: export it "
+            "with inputs of the wanted size."
+        )
+    args: tuple[Any, ...] | None = None
+    kwargs: Mapping[str, Any] = {}
+    if isinstance(example_inputs, torch.Tensor):
+        args = (example_inputs,)
+    elif isinstance(example_inputs, Mapping):
+        args, kwargs = (), example_inputs
+    elif example_inputs is not None:
+        args = tuple(example_inputs)
+    if isinstance(source, torch.nn.Module):
+        label = name or type(source).__name__
+        if args is None:
+            raise ModelError(f"{label}: a module is exported by calling it: give example inputs.")
+        program = export(source, args, kwargs, label)
+    elif isinstance(source, ExportedProgram):
+        label = name or "program"
+        program = fixed(source, args, kwargs, label)
+    else:
+        label = str(name or source)
+        program = fixed(_read(Path(source), trust=trust), args, kwargs, label)
+    return _describe(program, Path(label))
+
+
+def _describe(program: ExportedProgram, path: Path) -> TorchModel:
+    lowered = lower(program, str(path))
+    graph, layout = build_graph(lowered)
+    drawing = [name for name, node in zip(graph.names, layout.nodes, strict=True) if node is not None and is_random(node)]
+    if drawing:
+        _log.warning(
+            "%s draws random numbers (op '%s'), so that outputs differ from run to run. If that is dropout, the program was "
+            "exported in training mode: call module.eval() before.",
+            path,
+            drawing[0],
+        )
+    number = {node: v for v, node in enumerate(layout.nodes) if node is not None}
+    inputs = tuple(
+        _spec(name, graph.names[number[node]], node.meta["val"], f"{path}: input") for name, node in lowered.inputs.items()
+    )
+    outputs = tuple(
+        _spec(name, graph.names[v], made(value), f"{path}: output")
+        for (name, value), v in zip(lowered.outputs.items(), layout.results, strict=True)
+    )
+    return TorchModel(
+        path=path,
+        graph=graph,
+        inputs=inputs,
+        outputs=outputs,
+        together=tuple(tuple(graph.names[number[op]] for op in ops) for ops in lowered.state.values() if len(ops) > 1),
+        program=program,
+        lowered=lowered,
+        layout=layout,
+        examples=_examples(program, inputs),
+    )
+
+
+def _spec(name: str, op: str, tensor: torch.Tensor, what: str) -> TensorSpec:
+    dtype = dtype_name(tensor.dtype)
+    if not numpy_can_hold(dtype):
+        raise ModelError(
+            f"{what} '{name}' has type {dtype}, which is none of NumPy's real numbers or truth values: let another type cross "
+            "the model's border, and convert it inside (x.bfloat16(), x.float(), torch.view_as_complex, torch.view_as_real)."
+        )
+    return TensorSpec(name, op, tuple(map(int, tensor.shape)), dtype)
+
+
+def _examples(program: ExportedProgram, inputs: Sequence[TensorSpec]) -> Arrays:
+    """Return the example inputs that a program keeps, by name."""
+    if program.example_inputs is None:
+        return {}
+    given = [spec.arg for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
+    values = dict(zip((arg.name for arg in given), pytree.tree_leaves(program.example_inputs), strict=True))
+    return {spec.name: values[spec.name].numpy(force=True) for spec in inputs}
+
+
+def _read(path: Path, *, trust: bool) -> ExportedProgram:
+    check_regular(path)
+    try:
+        with path.open("rb") as stream:
+            stream.read(1)
+    except OSError as error:
+        raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
+    with explaining(f"Cannot read a program from {path}"):
+        try:
+            if not trust:
+                _screen(path)
+            with contextlib.nullcontext() if trust else _only_weights():
+                return torch.export.load(path)
+        except (*FAILURES, pickle.UnpicklingError, zipfile.BadZipFile, EOFError) as error:
+            if isinstance(error, pickle.UnpicklingError) and not trust:
+                raise _untrusted(path, "something besides tensors is pickled in it") from error
+            reason = first_paragraph(error)
+            if "CUDA" in reason:
+                raise ValueError(
+                    "it was exported on a GPU, and this PyTorch has none. Which device works is what a placement decides: "
+                    f"export the module again on the CPU (module.cpu()). PyTorch says: {reason}"
+                ) from error
+            missing: list[str] = []
+            with contextlib.suppress(*FAILURES, zipfile.BadZipFile, EOFError):
+                missing = missing_operators(path) if trust else []
+            if missing:
+                raise ValueError(
+                    f"it calls '{missing[0]}', an operator that neither PyTorch nor any package loaded here defines: in "
+                    "Python, import the package that does, and then call placeit.optimize with trust; the command line cannot."
+                ) from error
+            raise ValueError(
+                "it is damaged, or no program that torch.export.save has written (weights and TorchScript, as torch.save and "
+                "torch.jit.save write them, are none), or one of a release that this one does not read (PyTorch "
+                f"{torch.__version__}): write it with torch.export.save(torch.export.export(module, inputs), '{path.name}'). "
+                f"PyTorch says: {reason}"
+            ) from error
+
+
+def _screen(path: Path) -> None:
+    try:
+        screen(path)
+    except UntrustedError as error:
+        raise _untrusted(path, str(error)) from error
+
+
+def _untrusted(path: Path, why: str) -> ModelError:
+    return ModelError(
+        f"{path} could run code while it is loaded: {why}. If you trust whoever wrote it, add --trust (trust=True in Python)."
+    )
+
+
+@contextlib.contextmanager
+def _only_weights() -> Iterator[None]:
+    """Have PyTorch refuse to unpickle anything but tensors, which ``torch.export.load`` falls back to without a word."""
+    key = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+    before = os.environ.get(key)
+    os.environ[key] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[key]
+        else:
+            os.environ[key] = before

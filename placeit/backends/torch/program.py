@@ -1,0 +1,426 @@
+"""From an ``nn.Module`` or an exported program to a program of fixed shapes, without control flow and without mutation."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import operator
+import re
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch._export.verifier import SpecViolationError
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec, OutputKind, TensorArgument
+from torch.fx import Node
+from torch.fx.node import map_arg
+from torch.hub import tqdm  # type: ignore[attr-defined]
+from torch.utils import _pytree as pytree
+
+from placeit.core.errors import ModelError
+
+__all__ = [
+    "FAILURES",
+    "Lowered",
+    "Value",
+    "explaining",
+    "export",
+    "first_paragraph",
+    "fixed",
+    "is_random",
+    "lower",
+    "made",
+    "op_name",
+    "quiet",
+    "reads",
+    "value_of",
+]
+
+Value = tuple[Node, tuple[int, ...]]
+"""A tensor: the node that makes it, and which of its outputs it is."""
+
+FAILURES = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    NameError,
+    OSError,
+    RuntimeError,
+    SpecViolationError,
+    TypeError,
+    ValueError,
+)
+"""What tracing raises: errors of PyTorch, and whatever the code of a module may raise on the way."""
+
+_NOT_THE_USERS = (*torch.__path__, str(Path(__file__).parents[2]), contextlib.__file__)
+"""Where code lies that is not that of the module being traced."""
+
+_STATE = {kind for kind in OutputKind if kind.name in ("BUFFER_MUTATION", "PARAMETER_MUTATION")}
+_COPIES = {torch.ops.aten.clone.default, torch.ops.aten.alias.default, torch.ops.aten.detach.default}
+_INSTEAD = {
+    "cond": "compute both sides and choose with torch.where",
+    "while_loop": "write out a fixed number of steps",
+    "scan": "write out the steps in a Python loop",
+    "flex_attention": "use torch.nn.functional.scaled_dot_product_attention with a mask",
+}
+"""What to write in place of an op that calls other programs."""
+_FACTS = {torch.ops.aten._assert_tensor_metadata.default}  # assertions about what is fixed here
+
+
+@dataclass(frozen=True, eq=False)
+class Lowered:
+    """A program of ATen ops that change nothing in place, its shapes fixed.
+
+    Attributes:
+        inputs: placeholders of the model's inputs, by name.
+        outputs: what the model returns, by name.
+        ops: calls of ATen ops that the outputs need, in topological order. They read inputs, each other, and constants.
+        constants: weights, buffers, and what is computed from those alone: those that ``ops`` and ``outputs`` read.
+        state: for each buffer that the program changes, the ops that read it or make its new value.
+    """
+
+    inputs: dict[str, Node]
+    outputs: dict[str, Value]
+    ops: tuple[Node, ...]
+    constants: dict[Value, torch.Tensor]
+    state: dict[str, tuple[Node, ...]]
+
+
+def op_name(node: Node) -> str:
+    """Return the name of an op: the path of the module that calls it, and the name of its node, ``layers.0.attn/linear_3``."""
+    modules = list((node.meta.get("nn_module_stack") or {}).values())
+    path = modules[-1][0] if modules else ""
+    return f"{path}/{node.name}" if path else str(node.name)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep back what PyTorch warns about itself while it traces, and the traces that it logs before it raises an error."""
+    disabled, interval = logging.root.manager.disable, getattr(tqdm, "monitor_interval", 0)
+    logging.disable(logging.WARNING)
+    tqdm.monitor_interval = 0  # its progress bars, shown or not, would start a thread that never ends
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.filterwarnings("ignore", message=".*tensor attributes .* were assigned during export")
+        try:
+            yield
+        finally:
+            logging.disable(disabled)
+            tqdm.monitor_interval = interval
+
+
+@contextlib.contextmanager
+def explaining(what: str) -> Iterator[None]:
+    """Turn what tracing raises into a ModelError of one paragraph."""
+    try:
+        with quiet():
+            yield
+    except FAILURES as error:
+        message = first_paragraph(error)
+        where = _where(error)
+        if "data-dependent" in message or "Dynamic control flow" in message:
+            message = (
+                f"its control flow depends on data{where}, and a placement is for one fixed program: choose by torch.where or "
+                f"a mask, or export the parts apart. PyTorch says: {message}"
+            )
+            where = ""
+        raise ModelError(f"{what}{where}: {message.rstrip('.')}.") from error
+
+
+def first_paragraph(error: BaseException) -> str:
+    """Return what an error of PyTorch says before any empty line, on one line, or its class if it says nothing."""
+    return " ".join(str(error).split("\n\n", maxsplit=1)[0].split()) or type(error).__name__
+
+
+def _where(error: BaseException) -> str:
+    """Say in which line of the module's own code, or else in which op, an error was raised, as far as it is known."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(("<", *_NOT_THE_USERS))]
+    if own:
+        return f" ({own[-1].filename}, line {own[-1].lineno})"
+    op = re.search(r"While executing %(\w+) :.*?target=([\w.]+)", str(error))
+    return f" (op '{op[1]}', {op[2]})" if op else ""
+
+
+def export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> ExportedProgram:
+    """Export a module in evaluation mode, its shapes fixed by the arguments. The module's mode is restored.
+
+    Raises:
+        ModelError: the module cannot be exported, for example because its control flow depends on data.
+    """
+    training = [part for part in module.modules() if part.training]
+    # without gradients, what the module itself does under no_grad is no different from the rest, and stays in one graph
+    with explaining(f"Cannot export {name}"), torch.no_grad():
+        try:
+            for part in training:
+                part.training = False
+            return torch.export.export(module, args, dict(kwargs), strict=False)
+        finally:
+            for part in training:
+                part.training = True
+
+
+def fixed(program: ExportedProgram, args: tuple[Any, ...] | None, kwargs: Mapping[str, Any], name: str) -> ExportedProgram:
+    """Return a program whose sizes are fixed: itself, or if it has open ones, a new one for the example inputs.
+
+    Raises:
+        ModelError: there are open sizes and no example inputs.
+    """
+    sizes = [size for node in program.graph.nodes if node.op == "placeholder" for size in _sizes(node)]
+    if not any(isinstance(size, torch.SymInt) for size in sizes):
+        return program
+    if args is None and program.example_inputs is not None:
+        args, kwargs = program.example_inputs
+    if args is None:
+        raise ModelError(f"{name} has open sizes, and a placement is for one shape: give example inputs.")
+    with explaining(f"Cannot export {name} for the sizes of its example inputs"), torch.no_grad():
+        return torch.export.export(program.module(), args, dict(kwargs), strict=False)
+
+
+def _sizes(node: Node) -> list[Any]:
+    value = node.meta.get("val")
+    return list(value.shape) if isinstance(value, torch.Tensor) else [value]
+
+
+def lower(program: ExportedProgram, name: str) -> Lowered:
+    """Reduce a program to ATen ops without mutation, and take it apart.
+
+    Constants, and what is computed from constants alone, are evaluated once. Buffers that the program changes are values like
+    any other here: every run starts from what is in them now. Assertions are left out.
+
+    Raises:
+        ModelError: control flow or sizes that depend on data, an input changed in place, or what cannot be moved between
+            devices; names the op.
+    """
+    sources = dict(zip(program.graph.find_nodes(op="placeholder"), program.graph_signature.input_specs, strict=True))
+    for node in program.graph.nodes:
+        spec = sources.get(node)
+        what = f"what op '{op_name(node)}' ({node.target}) makes"
+        if spec is not None:
+            what = f"the input '{node.name}'" if spec.kind is InputKind.USER_INPUT else f"the weight '{spec.target}'"
+        _check_device(f"{name}: {what}", node.meta.get("val"))
+    with explaining(f"Cannot lower {name} to ATen ops"), torch.no_grad():
+        lowered = program.run_decompositions({})
+        _drop_copies(lowered)
+        return _Lowering(lowered, name).result()
+
+
+def _drop_copies(program: ExportedProgram) -> None:
+    """Take out copies that only keep what is changed in place from what is not: here nothing is changed in place.
+
+    Dropout in evaluation mode becomes such a copy.
+    """
+    for node in program.graph.nodes:
+        if node.target in _COPIES and node.kwargs.get("memory_format") in (None, torch.preserve_format):
+            node.replace_all_uses_with(node.args[0])
+
+
+class _Lowering:
+    """Takes a program of functional ATen ops apart."""
+
+    def __init__(self, program: ExportedProgram, name: str) -> None:
+        self.program, self.name = program, name
+        self.inputs: dict[str, Node] = {}
+        self.buffers: dict[str, Node] = {}  # those that the program changes
+        self.values: dict[Node, Any] = {}  # of what is known before a run
+
+    def result(self) -> Lowered:
+        self._take_inputs()
+        outputs, written = self._take_outputs()
+        needed = _needed([node for node, _ in outputs.values()])
+        state = set(self.buffers.values())
+        ops: list[Node] = []
+        for node in self.program.graph.nodes:
+            if node.op != "call_function" or node.target is operator.getitem or node.target in _FACTS:
+                continue
+            self._check(node)
+            if node not in needed:
+                continue
+            makers = [maker for maker, _ in reads(node)]
+            if not is_random(node) and all(maker in self.values and maker not in state for maker in makers):
+                self.values[node] = node.target(*map_arg(node.args, self._known), **map_arg(node.kwargs, self._known))
+            else:
+                ops.append(node)
+        wanted = [value for op in ops for value in reads(op)] + list(outputs.values())
+        known = {value: self._value(value) for value in wanted if value[0] in self.values}
+        sharers = {buffer: [op for op in ops if node in op.all_input_nodes] for buffer, node in self.buffers.items()}
+        for buffer, (node, _) in written.items():
+            sharers[buffer] += [node] if node in ops and node not in sharers[buffer] else []
+        return Lowered(self.inputs, outputs, tuple(ops), known, {name: tuple(nodes) for name, nodes in sharers.items()})
+
+    def _known(self, node: Node) -> Any:
+        return self._value(value_of(node))
+
+    def _value(self, value: Value) -> Any:
+        made = self.values[value[0]]
+        for index in value[1]:
+            made = made[index]
+        return made
+
+    def _take_inputs(self) -> None:
+        signature = self.program.graph_signature
+        changed = {spec.target for spec in signature.output_specs if spec.kind in _STATE}
+        placeholders = [node for node in self.program.graph.nodes if node.op == "placeholder"]
+        for node, spec in zip(placeholders, signature.input_specs, strict=True):
+            if isinstance(spec.arg, ConstantArgument):
+                continue  # a number or a truth value that the program was exported for, and is part of it
+            if not isinstance(spec.arg, TensorArgument):
+                raise ModelError(f"{self.name}: the input '{node.name}' is no tensor, and cannot be moved between devices.")
+            if node.meta["val"].layout is not torch.strided:
+                raise ModelError(
+                    f"{self.name}: '{spec.target or node.name}' has the layout {node.meta['val'].layout}, which cannot be "
+                    "moved between devices: make it dense (to_dense())."
+                )
+            if spec.kind is InputKind.USER_INPUT:
+                self.inputs[node.name] = node
+                continue
+            tensor = self._constant(spec)
+            _check_device(
+                f"{self.name}: the weight '{spec.target}'", tensor
+            )  # the module may have been moved since it was exported
+            if spec.target in changed:
+                self.buffers[spec.target], tensor = node, tensor.clone()
+            self.values[node] = tensor
+
+    def _constant(self, spec: InputSpec) -> torch.Tensor:
+        target = spec.target or ""
+        stored = self.program.state_dict.get(target, self.program.constants.get(target))
+        if not isinstance(stored, torch.Tensor):
+            raise ModelError(f"{self.name}: '{target}' is a {type(stored).__name__}, and only tensors can be moved to devices.")
+        return stored.detach()
+
+    def _take_outputs(self) -> tuple[dict[str, Value], dict[str, Value]]:
+        """Return what the model returns, and the new values of the buffers that it changes, by name."""
+        (end,) = (node for node in self.program.graph.nodes if node.op == "output")
+        specs = self.program.graph_signature.output_specs
+        returned: list[Node | None] = []
+        written: dict[str, Value] = {}
+        for node, spec in zip(end.args[0], specs, strict=True):
+            if spec.kind is OutputKind.USER_OUTPUT:
+                returned.append(node if isinstance(spec.arg, TensorArgument) else None)
+            elif spec.kind in _STATE:
+                written[spec.target] = value_of(node)
+            elif spec.kind is OutputKind.USER_INPUT_MUTATION:
+                raise ModelError(
+                    f"{self.name} changes its input '{spec.target}' in place, which no caller of a placement would see: change "
+                    f"a copy ({spec.target} = {spec.target}.clone())."
+                )
+            else:
+                raise ModelError(f"{self.name} has an output of kind {spec.kind.name}, and a placement is for inference only.")
+        if not any(returned):
+            raise ModelError(f"{self.name} returns no tensor, so that there is nothing to compute: return what it is to make.")
+        names = _output_names(self.program, len(returned))
+        return {name: value_of(node) for name, node in zip(names, returned, strict=True) if node is not None}, written
+
+    def _check(self, node: Node) -> None:
+        """Refuse an op that has no place in a fixed program of tensors."""
+        op = f"{self.name}: op '{op_name(node)}' ({node.target})"
+        if not isinstance(node.target, torch._ops.OpOverload):
+            custom = next((arg for arg in node.args if isinstance(arg, torch._ops.OpOverload)), None)
+            if custom is not None:
+                raise ModelError(_changes_in_place(f"{self.name}: op '{op_name(node)}' ({custom})"))
+            kind = getattr(node.target, "__name__", str(node.target))
+            instead = _INSTEAD.get(kind, "write it with ordinary ops of tensors")
+            raise ModelError(
+                f"{op} calls other programs: control flow that depends on data, or a mode of its own. A placement is for one "
+                f"fixed program: {instead}, or export the parts apart."
+            )
+        for leaf in pytree.tree_leaves(node.meta.get("val")):
+            if isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool):
+                raise ModelError(
+                    f"{op} makes a Python number of a tensor's value, so that what follows depends on the data. A placement "
+                    "is for one fixed program: keep the value in a tensor, without .item(), int() or float()."
+                )
+            if isinstance(leaf, torch.Tensor) and any(isinstance(size, torch.SymInt) for size in leaf.shape):
+                raise ModelError(
+                    f"{op} makes a tensor of shape {list(leaf.shape)}, whose size depends on the data, and a placement is for "
+                    "fixed sizes: use a mask, torch.where or torch.topk in its place, or cut the model there."
+                )
+            if isinstance(leaf, torch.Tensor) and leaf.layout is not torch.strided:
+                raise ModelError(
+                    f"{op} makes a tensor of layout {leaf.layout}, which cannot be moved between devices: keep it dense."
+                )
+        if node.target._schema.is_mutable:
+            raise ModelError(_changes_in_place(op))
+        if node.target.overloadpacket is torch.ops.aten.as_strided:
+            raise ModelError(
+                f"{op} reads memory by strides, which a tensor does not keep when it moves to another device: write it with "
+                "slices, reshape or unfold."
+            )
+
+
+def value_of(node: Node) -> Value:
+    """Resolve indexing into what an op returns."""
+    place: tuple[int, ...] = ()
+    while node.target is operator.getitem:
+        node, index = cast("tuple[Node, int]", node.args)
+        place = (index, *place)
+    return node, place
+
+
+def _changes_in_place(op: str) -> str:
+    return f"{op} changes a tensor in place, and has no other form: write one that returns a new tensor."
+
+
+def _check_device(what: str, value: Any) -> None:
+    """Refuse what is not on the CPU. Raises ModelError."""
+    for leaf in pytree.tree_leaves(value):
+        if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
+            raise ModelError(
+                f"{what} is on {leaf.device}. Which device works with it is what a placement decides: have everything on the "
+                "CPU (module.cpu()) when the module is exported or loaded."
+            )
+
+
+def made(value: Value) -> torch.Tensor:
+    """Return what a value looks like: a tensor without data."""
+    node, place = value
+    tensor = node.meta["val"]
+    for index in place:
+        tensor = tensor[index]
+    return cast("torch.Tensor", tensor)
+
+
+def is_random(node: Node) -> bool:
+    """Whether a node is a call of an op that draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def reads(node: Node) -> list[Value]:
+    """Return the values that an op reads."""
+    return [value_of(read) for read in node.all_input_nodes]
+
+
+def _needed(ends: list[Node]) -> set[Node]:
+    needed: set[Node] = set()
+    waiting = list(ends)
+    while waiting:
+        node = waiting.pop()
+        if node not in needed:
+            needed.add(node)
+            waiting.extend(node.all_input_nodes)
+    return needed
+
+
+def _output_names(program: ExportedProgram, count: int) -> list[str]:
+    """Name what a program returns by its place there: ``output``, ``output.1``, or the key in a dictionary."""
+    tree = pytree.tree_unflatten(list(range(count)), program.call_spec.out_spec)
+    paths = [path for path, _ in pytree.tree_flatten_with_path(tree)[0]]
+    names: list[str] = []
+    for path in paths:
+        keys = [getattr(key, "key", getattr(key, "name", getattr(key, "idx", None))) for key in path]
+        if not keys or not isinstance(keys[0], str):
+            keys.insert(0, "output")
+        name = ".".join(map(str, keys)) or "output"
+        while name in names:  # a key may have a dot of its own
+            name += "_"
+        names.append(name)
+    return names

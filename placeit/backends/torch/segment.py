@@ -1,0 +1,92 @@
+"""Cutting a part of a PyTorch program out as a module of its own."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from placeit.backends.torch.graph import ProgramMap
+from placeit.backends.torch.program import Value, made, value_of
+
+__all__ = ["extract"]
+
+_VIEWS = {torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default}
+"""What fails if a tensor that has come from another segment lies in another order than where the program was traced."""
+
+
+def extract(
+    layout: ProgramMap,
+    constants: Mapping[Value, torch.Tensor],
+    ops: Sequence[int],
+    enter: Sequence[int],
+    leave: Sequence[int],
+) -> GraphModule:
+    """Cut ``ops`` out of a program.
+
+    Args:
+        layout: where ops and tensors are in the program, which is not changed.
+        constants: of the program.
+        ops: op numbers of the part, ascending.
+        enter: tensors that the part reads from outside, in the order of the module's first arguments; the program's own inputs
+            among ``ops`` follow, in op order.
+        leave: tensors that leave the part, in the order of the first elements of the tuple that the module returns; the
+            program's own outputs among ``ops`` follow, in op order.
+
+    Returns:
+        A module whose weights are buffers, in the memory of the program's. It computes in the order of ``ops``.
+    """
+    return _Cut(layout, constants).module(ops, enter, leave)
+
+
+class _Cut:
+    """A segment under construction."""
+
+    def __init__(self, layout: ProgramMap, constants: Mapping[Value, torch.Tensor]) -> None:
+        self.layout, self.constants = layout, constants
+        self.graph = Graph()
+        self.root = torch.nn.Module()
+        self.made: dict[Value, Node] = {}  # what stands for each value here
+
+    def module(self, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> GraphModule:
+        for tensor in enter:
+            value = self.layout.values[tensor]
+            self.made[value] = self._argument(f"tensor_{tensor}", made(value))
+        ends = [self.layout.values[tensor] for tensor in leave]
+        calls: list[Node] = []
+        for v in ops:
+            node = self.layout.nodes[v]
+            if node is None:
+                ends.append(self.layout.results[v])
+            elif node.op == "placeholder":
+                self.made[node, ()] = self._argument(node.name, node.meta["val"])
+            else:
+                calls.append(node)
+        for node in calls:
+            call = self.graph.node_copy(node, lambda read: self._at(value_of(read)))
+            if call.all_input_nodes:  # it makes tensors where those are that it reads, and not on the CPU, where it was traced
+                call.kwargs = {name: value for name, value in call.kwargs.items() if name != "device"}
+            if node.target in _VIEWS:
+                call.target = torch.ops.aten.reshape.default
+            self.made[node, ()] = call
+        self.graph.output(tuple(map(self._at, ends)))
+        return GraphModule(self.root, self.graph, "Segment")
+
+    def _argument(self, name: str, like: torch.Tensor) -> Node:
+        argument = self.graph.placeholder(name)
+        argument.meta["val"] = like
+        return argument
+
+    def _at(self, value: Value) -> Node:
+        """Return what stands for a value: an argument, an op, an item of what an op returns, or a weight."""
+        if value not in self.made:
+            node, place = value
+            if value in self.constants:
+                name = "_".join(map(str, (node.name, *place)))
+                self.root.register_buffer(name, self.constants[value])
+                self.made[value] = self.graph.get_attr(name)
+            else:
+                self.made[value] = self.graph.call_function(operator.getitem, (self._at((node, place[:-1])), place[-1]))
+        return self.made[value]

@@ -1,0 +1,206 @@
+"""Tensor programs (:mod:`placeit.workloads.tensors`) as models, so that they are placed and run like any other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from placeit.backends import base
+from placeit.backends.base import Arrays, TensorSpec, checked_inputs
+from placeit.backends.torch.graph import dtype_name
+from placeit.core.cluster import Device
+from placeit.core.errors import ModelError
+from placeit.core.graph import OpGraph
+from placeit.workloads.tensor_graphs import tensor_graph
+from placeit.workloads.tensors import BlockProgram, ProgramSegment, shard
+from placeit.workloads.tensors.expression import elementwise, tensor
+
+__all__ = ["TensorProgram", "load", "of_program"]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TensorProgram(base.Model):
+    """A tensor program with values for its inputs, as a model without inputs.
+
+    The inputs of the program are there before a run begins, like the weights of a network: see
+    :attr:`placeit.workloads.tensors.BlockProgram.graph`. Each block of an output is an output of the model: putting blocks
+    together would bring them all to one device, which is no part of the program.
+
+    Op ``v`` of the task graph is ``program.ops[v]``; the ops after those are ``Result`` ops, one for each output.
+
+    Attributes:
+        program: what is placed and run.
+        whole: the same program, not cut, which says what the outputs should be.
+        values: of the program's inputs, by name.
+        result_tensors: for each output of the model, the tensor number of its block in ``program``.
+    """
+
+    program: BlockProgram
+    whole: BlockProgram
+    values: Mapping[str, torch.Tensor]
+    result_tensors: tuple[int, ...]
+
+    @cached_property
+    def blocks(self) -> dict[int, torch.Tensor]:
+        """Blocks of the program's inputs, by tensor number; all segments share them."""
+        return self.program.split(self.values)
+
+    def statistics(self) -> dict[str, int | float]:
+        """Count what the model is made of, as every model does. Blocks of inputs count as constants."""
+        made = {op.output for op in self.program.ops}
+        given = [number for whole in self.program.inputs.values() for number in {block.tensor for block in whole.blocks}]
+        read = sum(number not in made for op in self.program.ops for number in set(op.inputs))
+        return {
+            "ops": len(self.graph),
+            "edges": len(self.graph.edges),
+            "layers": len(self.graph) + len(given),
+            "layer_edges": len(self.graph.edges) + read,
+            "flops": float(self.graph.flops.sum()),
+            "parameters": sum(value.numel() for value in self.values.values()),
+            "parameter_bytes": sum(value.nbytes for value in self.values.values()),
+        }
+
+    def random_inputs(self, seed: int = 0) -> dict[str, NDArray[np.generic]]:  # noqa: ARG002
+        """Return nothing: the model has no inputs."""
+        return {}
+
+    def with_inputs(self, inputs: Arrays) -> TensorProgram:
+        """Return the model with other values for the program's inputs.
+
+        Args:
+            inputs: whole arrays, by name.
+
+        Raises:
+            UsageError: an input is missing or unknown, or has another shape or type than the program takes.
+        """
+        wanted = {
+            name: TensorSpec(name, name, whole.shape, dtype_name(whole.dtype)) for name, whole in self.program.inputs.items()
+        }
+        given = {name: np.array(value, order="C") for name, value in checked_inputs(inputs, wanted).items()}
+        return replace(self, given=given, values={name: torch.from_numpy(value) for name, value in given.items()})
+
+    def sample_inputs(self, seed: int = 0) -> Arrays:
+        """Return nothing: the model has no inputs."""
+        return self.random_inputs(seed)
+
+    @property
+    def formats(self) -> frozenset[base.Format]:
+        """PyTorch's."""
+        return frozenset({"torch"})
+
+    def segment(self, form: base.Format, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> ProgramSegment:  # noqa: ARG002
+        """Cut a part out as a module; see :meth:`placeit.backends.base.Model.segment`."""
+        program = self.program.ops
+        results = [self.result_tensors[v - len(program)] for v in ops if v >= len(program)]
+        return ProgramSegment(
+            [program[v] for v in ops if v < len(program)],
+            [program[t].output for t in enter],
+            [*(program[t].output for t in leave), *results],
+            self.blocks,
+        )
+
+    def with_kernel(self, dispatch_key: str) -> set[str]:
+        """Name the ops that PyTorch has kernels for: all, or only outputs if it has no matrix product there."""
+        computes = torch._C._dispatch_has_computed_kernel_for_dispatch_key("aten::mm.out", dispatch_key)
+        return {name for name, kind in zip(self.graph.names, self.graph.kinds, strict=True) if computes or kind == "Result"}
+
+    def reference(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:  # noqa: ARG002
+        """Prepare the program as it is when it is not cut, on the CPU; its outputs are cut into blocks afterwards."""
+
+        def run(_inputs: Arrays) -> dict[str, NDArray[np.generic]]:
+            return self.cut(self.whole.run(self.values))
+
+        return run
+
+    def chain(self, elements: int, hops: int) -> TensorProgram:
+        """Build a chain of ``hops`` ReLUs over ``float32[1, elements]``."""
+        value = tensor("x", 1, elements)
+        for hop in range(hops):
+            value = elementwise(f"relu{hop}", "ij->ij", torch.relu, value)
+        program = shard([value], 1)
+        return of_program(program, program, name="chain")
+
+    def cut(self, wholes: Mapping[str, torch.Tensor]) -> dict[str, NDArray[np.generic]]:
+        """Cut whole outputs of the program into the outputs of the model."""
+        blocks = [wholes[name][block.region] for name, whole in self.program.outputs.items() for block in whole.blocks]
+        return {spec.name: block.numpy(force=True).copy() for spec, block in zip(self.outputs, blocks, strict=True)}
+
+    def join(self, outputs: Arrays) -> dict[str, torch.Tensor]:
+        """Put whole outputs of the program together from the outputs of the model."""
+        blocks = [torch.from_numpy(outputs[spec.name]) for spec in self.outputs]
+        return self.program.join(dict(zip(self.result_tensors, blocks, strict=True)))
+
+
+def load(name: str, *, shards: int = 2, paper_sizes: bool = False, seed: int = 0, **options: Any) -> TensorProgram:
+    """Make a model of one of the paper's programs, with random inputs.
+
+    Args:
+        name: ``chain-mm``, ``ffnn``, ``llama-block`` or ``llama-layer``.
+        shards: how many parts an op is cut into.
+        paper_sizes: as large as in the paper, rather than small enough for two CPU cores.
+        seed: of the inputs.
+        options: of the function in :mod:`placeit.workloads.tensor_graphs` that builds the program.
+
+    Raises:
+        UsageError: no such program, or an argument that is out of range.
+    """
+    program = tensor_graph(name, paper_sizes=paper_sizes, shards=shards, **options)
+    sizes = {option: value for option, value in options.items() if option != "partition"}
+    return of_program(program, tensor_graph(name, paper_sizes=paper_sizes, shards=1, **sizes), name=name, seed=seed)
+
+
+def of_program(program: BlockProgram, whole: BlockProgram, *, name: str, seed: int = 0) -> TensorProgram:
+    """Make a model of a program, with random inputs.
+
+    Args:
+        program: what is placed and run.
+        whole: the same expression in one shard, which says what the outputs should be.
+        name: of the model.
+        seed: of the inputs.
+
+    Raises:
+        ModelError: an output of the program is a part of an input, which no op makes.
+    """
+    made = {op.output: v for v, op in enumerate(program.ops)}
+    names, tensors = [], []
+    for output, parts in program.outputs.items():
+        for number, block in enumerate(parts.blocks):
+            if block.tensor not in made:
+                raise ModelError(f"{name}: the output '{output}' is an input of the program, which no op makes: leave it out.")
+            names.append(output if len(parts.blocks) == 1 else f"{output}.{number}")
+            tensors.append(block.tensor)
+    return TensorProgram(
+        path=Path(name),
+        graph=_with_results(program.graph, names, [made[number] for number in tensors]),
+        inputs=(),
+        outputs=tuple(
+            TensorSpec(output, f"{output}/result", program.tensors[number].shape, dtype_name(program.tensors[number].dtype))
+            for output, number in zip(names, tensors, strict=True)
+        ),
+        program=program,
+        whole=whole,
+        values=program.random_inputs(seed),
+        result_tensors=tuple(tensors),
+    )
+
+
+def _with_results(graph: OpGraph, outputs: Sequence[str], makers: Sequence[int]) -> OpGraph:
+    """Add a ``Result`` op for each output; op ``v`` makes tensor ``v``."""
+    nothing = np.zeros(len(outputs))
+    edges = [(maker, len(graph) + number) for number, maker in enumerate(makers)]
+    return replace(
+        graph,
+        names=(*graph.names, *(f"{output}/result" for output in outputs)),
+        kinds=(*graph.kinds, *("Result" for _ in outputs)),
+        flops=np.concatenate([graph.flops, nothing]),
+        param_bytes=np.concatenate([graph.param_bytes, nothing]),
+        edges=np.concatenate([graph.edges, np.array(edges, np.int32)]),
+        edge_tensor=np.concatenate([graph.edge_tensor, np.array(makers, np.int32)]),
+    ).verify()

@@ -1,0 +1,1 @@
+"""What everything else is written in: graphs, clusters, problems and placements; errors, files, units."""

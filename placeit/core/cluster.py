@@ -1,0 +1,154 @@
+"""Devices, the links between them, and clusters of both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.core.errors import ClusterError
+
+__all__ = ["Cluster", "Device", "Link", "Power"]
+
+
+@dataclass(frozen=True)
+class Power:
+    """Power draw of a device, in watts; ``idle_w`` is 0 where only the busy power is known."""
+
+    idle_w: float
+    busy_w: float
+
+
+@dataclass(frozen=True)
+class Device:
+    """One place where ops can run.
+
+    Attributes:
+        name: canonical name, unique in its cluster (``CPU@0``, ``GPU.1``, or a name given by a cluster file).
+        kind: runtime that drives it (``openvino``, ``null``); ``described`` for one that exists in simulation only.
+        runs_on: the real device behind it (``CPU@0``), equal to ``name`` unless a cluster file renames it; empty for a
+            described device.
+        full_name: what the driver or the data sheet calls it.
+        memory_bytes: memory that weights and tensors may take; ``inf`` if unknown.
+        cores: CPU cores it is bound to; empty if it is not a CPU core set.
+        slowdown: factor by which a real device is slowed on purpose (1 = not emulated).
+        tags: hardware features.
+        power: idle and busy watts, if known.
+        flops_per_s: peak rate in float32, for described devices.
+        bytes_per_s: memory bandwidth, for described devices.
+        op_overhead_s: fixed cost of one op, for described devices.
+        driver: versions of the runtime and the driver, part of what a measured cost holds for.
+    """
+
+    name: str
+    kind: str = "openvino"
+    runs_on: str = ""
+    full_name: str = ""
+    memory_bytes: float = float("inf")
+    cores: tuple[int, ...] = ()
+    slowdown: float = 1.0
+    tags: frozenset[str] = frozenset()
+    power: Power | None = None
+    flops_per_s: float | None = None
+    bytes_per_s: float | None = None
+    op_overhead_s: float = 0.0
+    driver: str = ""
+
+    @property
+    def described(self) -> bool:
+        """Whether the device exists in simulation only."""
+        return self.kind == "described"
+
+    @property
+    def core_set(self) -> bool:
+        """Whether the device is a set of CPU cores, or all of them, whichever runtime drives it."""
+        return self.hardware.partition("@")[0] == "CPU"
+
+    @property
+    def hardware(self) -> str:
+        """The real device behind it, without a runtime that was asked for by name: ``CPU@0`` of ``ort:CPU@0``."""
+        return self.runs_on.removeprefix("ort:").removeprefix("torch:")
+
+    @property
+    def emulated(self) -> bool:
+        """Whether the device is a real one slowed on purpose."""
+        return self.slowdown != 1.0
+
+
+@dataclass(frozen=True)
+class Link:
+    """A directed link between two devices.
+
+    Attributes:
+        bandwidth: bytes per second.
+        latency: seconds.
+        origin: ``measured``, ``emulated`` (a real link throttled on purpose) or ``described`` (one end or both exist in
+            simulation only).
+    """
+
+    bandwidth: float
+    latency: float
+    origin: str = "measured"
+
+
+@dataclass(frozen=True, eq=False)
+class Cluster:
+    """Devices and the links between them.
+
+    Attributes:
+        devices: in the order in which every array of the package numbers them.
+        links: by (source name, destination name). A pair of real devices without a link here is measured when needed.
+    """
+
+    devices: tuple[Device, ...]
+    links: Mapping[tuple[str, str], Link] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.devices:
+            raise ClusterError("A cluster needs at least one device, and this one has none.")
+        names = self.names
+        for name in names:
+            if names.count(name) > 1:
+                raise ClusterError(f"Two devices of the cluster are named '{name}'; names must be unique.")
+        for (src, dst), link in self.links.items():
+            for end in (src, dst):
+                if end not in names:
+                    raise ClusterError(f"The link {src} -> {dst} names the unknown device '{end}'; known: {', '.join(names)}.")
+            if not link.bandwidth > 0:
+                raise ClusterError(f"The link {src} -> {dst} has bandwidth {link.bandwidth} bytes/s; it must be positive.")
+            if not (0 <= link.latency < float("inf")):
+                raise ClusterError(f"The link {src} -> {dst} has latency {link.latency} s; it must be finite and not negative.")
+
+    def __len__(self) -> int:
+        return len(self.devices)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Device names, in order."""
+        return tuple(device.name for device in self.devices)
+
+    def missing_links(self) -> list[tuple[str, str]]:
+        """Ordered pairs of distinct devices whose link is not known yet."""
+        return [(a, b) for a in self.names for b in self.names if a != b and (a, b) not in self.links]
+
+    def bandwidth(self) -> NDArray[np.float64]:
+        """``float64[D, D]`` in bytes per second; ``inf`` on the diagonal. Raises ClusterError if a link is unknown."""
+        return self._matrix("bandwidth", float("inf"))
+
+    def latency(self) -> NDArray[np.float64]:
+        """``float64[D, D]`` in seconds; zero on the diagonal. Raises ClusterError if a link is unknown."""
+        return self._matrix("latency", 0.0)
+
+    def _matrix(self, what: str, diagonal: float) -> NDArray[np.float64]:
+        missing = self.missing_links()
+        if missing:
+            raise ClusterError(f"The link {missing[0][0]} -> {missing[0][1]} is unknown: measure it or describe it.")
+        matrix = np.full((len(self), len(self)), diagonal)
+        for i, src in enumerate(self.names):
+            for j, dst in enumerate(self.names):
+                if i != j:
+                    matrix[i, j] = getattr(self.links[src, dst], what)
+        return matrix

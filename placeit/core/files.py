@@ -1,0 +1,276 @@
+"""Reading and writing files so that nothing is ever left half-written."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from placeit.core.errors import FileError
+
+__all__ = [
+    "check_regular",
+    "check_writable",
+    "own_descriptor",
+    "read_json",
+    "read_text",
+    "replacing",
+    "replacing_both",
+    "write_text",
+]
+
+_PROBE = 4096
+_CHUNK = 1 << 20
+_MOST_LINKS = 40
+_LONGEST_SUFFIX = 16
+_LARGEST_TEXT = 1 << 29
+
+
+@contextlib.contextmanager
+def replacing(path: Path, *, sync: bool = True) -> Iterator[Path]:
+    """Give a temporary path to write to; put what is there into place if the block succeeds, delete it if not.
+
+    A regular file is replaced in one step, and keeps its mode and owner; links are followed. What cannot be replaced is
+    written to as it is: a pipe, a character device, a file with several names (hard links), one in a folder that takes no new
+    files, and what this process has open as its standard output.
+
+    Args:
+        path: the file, which need not exist yet.
+        sync: wait until the disk has it, so that not even a loss of power leaves half a file.
+
+    Raises:
+        FileError: the folder is missing or read-only, the disk is full, or the path is that of a folder or a disk.
+    """
+    with _in_place_of([path], sync) as (temporary,):
+        yield temporary
+
+
+@contextlib.contextmanager
+def replacing_both(path: Path, other: Path) -> Iterator[tuple[Path, Path]]:
+    """Do as :func:`replacing` with two files that belong together: neither is put into place before both are written."""
+    with _in_place_of([path, other], True) as (first, second):
+        yield first, second
+
+
+@contextlib.contextmanager
+def _in_place_of(paths: list[Path], sync: bool) -> Iterator[list[Path]]:
+    drafts: list[_Draft] = []
+    touched = False
+    try:
+        drafts += map(_Draft, paths)
+        yield [draft.temporary for draft in drafts]
+        for draft in drafts:
+            draft.finish(sync)
+        for draft in drafts:
+            touched |= draft.in_place
+            draft.publish(sync)
+    except OSError as error:
+        left = "What was written there is incomplete." if touched else "Nothing was written there."
+        raise FileError(f"Cannot write {paths[0]}: {error.strerror or error}. {left}") from error
+    finally:
+        for draft in drafts:
+            draft.temporary.unlink(missing_ok=True)
+
+
+class _Draft:
+    """What is to be written to a path, in a temporary file.
+
+    Attributes:
+        temporary: the file.
+        in_place: whether its content is copied to the path, rather than the file moved there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._descriptor = path, own_descriptor(path)
+        self._found: os.stat_result | None = None
+        with contextlib.suppress(FileNotFoundError):
+            self._found = path.stat()
+        self._target = Path(os.path.realpath(path))
+        self.in_place = self._descriptor is not None
+        if self._found is not None and self._descriptor is None:
+            self._check(self._found)
+        folder = None if self.in_place else self._target.parent
+        suffix = path.suffix if len(path.suffix) <= _LONGEST_SUFFIX else ""
+        handle, name = tempfile.mkstemp(prefix=".placeit-", suffix=suffix, dir=folder)
+        os.close(handle)
+        self.temporary = Path(name)
+
+    def _check(self, found: os.stat_result) -> None:
+        kind = stat.S_IFMT(found.st_mode)
+        if kind == stat.S_IFDIR:
+            raise IsADirectoryError(errno.EISDIR, "it is a folder; name a file in it")
+        if kind not in (stat.S_IFREG, stat.S_IFIFO, stat.S_IFCHR):
+            raise OSError(errno.EINVAL, "it is neither a file nor a pipe nor a character device")
+        if not os.access(self._path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        foreign = found.st_uid != os.geteuid() and os.geteuid() != 0  # a new file would be another user's
+        self.in_place = kind != stat.S_IFREG or found.st_nlink > 1 or foreign or not os.access(self._target.parent, os.W_OK)
+
+    def finish(self, sync: bool) -> None:
+        """Give the temporary file the mode and the owner of the one that it replaces, and have the disk take it."""
+        if self.in_place:
+            return
+        umask = os.umask(0)
+        os.umask(umask)
+        with self.temporary.open("rb") as file:
+            if self._found is not None and (self._found.st_uid, self._found.st_gid) != _owner(file.fileno()):
+                with contextlib.suppress(PermissionError):
+                    os.fchown(file.fileno(), self._found.st_uid, self._found.st_gid)
+            os.fchmod(file.fileno(), 0o666 & ~umask if self._found is None else stat.S_IMODE(self._found.st_mode))
+            if sync:
+                os.fsync(file.fileno())
+
+    def publish(self, sync: bool) -> None:
+        """Put the content where it is to be."""
+        if not self.in_place:
+            try:
+                self.temporary.replace(self._target)
+            except OSError as error:
+                if error.errno != errno.EBUSY:  # a file that is mounted, as into a container, cannot be replaced
+                    raise
+                self.in_place = True
+            else:
+                if sync:
+                    _sync_folder(self._target.parent)
+                return
+        self._pour()
+
+    def _pour(self) -> None:
+        if self._descriptor is None:
+            handle = os.open(self._path, os.O_WRONLY)  # of a pipe, waits for a reader
+        else:
+            handle = os.dup(self._descriptor)
+        with self.temporary.open("rb") as source, os.fdopen(handle, "wb") as sink:
+            replaced = self._descriptor is None and stat.S_ISREG(os.fstat(handle).st_mode)
+            size = os.fstat(source.fileno()).st_size
+            if replaced and size:
+                os.posix_fallocate(handle, 0, size)  # if there is no room, what is there stays
+            shutil.copyfileobj(source, sink)
+            sink.flush()
+            if replaced:
+                os.ftruncate(handle, size)
+                os.fsync(handle)
+
+
+def own_descriptor(path: Path) -> int | None:
+    """Return which open file of this process a path stands for, as ``/dev/stdout`` and ``/dev/fd/3`` do; None for others.
+
+    Opened anew by such a name, a file would be written from its beginning, over what was written there before. The same goes
+    for one that standard output is redirected to.
+    """
+    named, ours = path, os.path.realpath("/proc/self/fd")
+    with contextlib.suppress(OSError):
+        for _ in range(_MOST_LINKS):
+            if named.name.isdecimal() and os.path.realpath(named.parent) == ours:
+                return int(named.name)
+            named = named.parent / named.readlink()
+    with contextlib.suppress(OSError):
+        found, out = path.stat(), os.fstat(1)
+        if stat.S_ISREG(out.st_mode) and (found.st_dev, found.st_ino) == (out.st_dev, out.st_ino):
+            return 1
+    return None
+
+
+def check_writable(path: Path) -> None:
+    """Check that a file can be written, and that a little fits, without changing it.
+
+    Raises:
+        FileError: as :func:`replacing`.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            draft = _Draft(path)
+            stack.callback(draft.temporary.unlink, missing_ok=True)
+            draft.temporary.write_bytes(bytes(_PROBE))  # an empty file fits on a full disk
+        except OSError as error:
+            raise FileError(f"Cannot write {path}: {error.strerror or error}. Choose another place for it.") from error
+
+
+def check_regular(path: Path) -> None:
+    """Check that a file which is there is none that ends never (``/dev/zero``), or can be read only once (a pipe).
+
+    Raises:
+        FileError: it is.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):  # who reads it will say so
+        return
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise FileError(f"Cannot read {path}: it is not a regular file. Copy what is in it to one.")
+
+
+def write_text(path: Path, text: str, *, sync: bool = True) -> None:
+    """Write a text file in one step; see :func:`replacing`. Raises FileError."""
+    with replacing(path, sync=sync) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def _owner(handle: int) -> tuple[int, int]:
+    found = os.fstat(handle)
+    return found.st_uid, found.st_gid
+
+
+def _sync_folder(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # some file systems have no such thing
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def read_text(path: Path) -> str:
+    """Read a text file of at most 512 MiB. Raises FileError, naming it."""
+    try:
+        data = bytearray()
+        with path.open("rb") as stream:
+            while chunk := stream.read(_CHUNK):  # it may be a device without an end
+                data += chunk
+                if len(data) > _LARGEST_TEXT:
+                    raise FileError(f"Cannot read {path}: it is larger than {_LARGEST_TEXT >> 20} MiB, and no such file is.")
+        return data.decode()
+    except OSError as error:
+        raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
+    except UnicodeDecodeError as error:
+        raise FileError(f"Cannot read {path}: it is not a text file ({error.reason} at byte {error.start}).") from error
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a dictionary of the members of a JSON object, which keeps the last of several with one key without a word."""
+    fields: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in fields:
+            raise ValueError(f"the key '{key}' comes twice")
+        fields[key] = value
+    return fields
+
+
+def read_json(path: Path, format_name: str, versions: Sequence[int] = (1,)) -> dict[str, Any]:
+    """Read a JSON object whose "format", if it says one, is ``format_name``, in one of some versions. Raises FileError."""
+    try:
+        data = json.loads(read_text(path), object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
+        raise FileError(f"{path} is not valid JSON: {error}.") from error
+    if not isinstance(data, dict) or data.get("format", format_name) != format_name:
+        raise FileError(f"{path} is not a {format_name} file.")
+    if data.get("version", 1) not in versions:
+        known = " and ".join(map(str, versions))
+        raise FileError(f"{path} has version {data['version']!r}; this placeit reads version {known} of {format_name}.")
+    return data
+
+
+def cache_folder() -> Path:
+    """Where costs are kept: ``$PLACEIT_CACHE``, else ``$XDG_CACHE_HOME/placeit``, else ``~/.cache/placeit``."""
+    if own := os.environ.get("PLACEIT_CACHE"):
+        return Path(own).expanduser()
+    shared = os.environ.get("XDG_CACHE_HOME", "")
+    # the XDG specification has relative paths ignored
+    return (Path(shared) if Path(shared).is_absolute() else Path("~/.cache").expanduser()) / "placeit"

@@ -1,0 +1,126 @@
+"""Answers to placement problems, and their files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.core.errors import PlacementError
+from placeit.core.files import read_json, write_text
+
+__all__ = ["Placement"]
+
+
+@dataclass(frozen=True, eq=False)
+class Placement:
+    """A device for every op, by name.
+
+    Attributes:
+        op_names: the ops.
+        devices: ``int32[V]``, a number into ``device_names`` for each op.
+        device_names: the devices that could have been used.
+        graph_hash: identity of the task graph that the ops belong to.
+        segments: ``int32[V]``, the segment of each op, in an order in which they can run; None if they are still to be planned.
+    """
+
+    op_names: tuple[str, ...]
+    devices: NDArray[np.int32]
+    device_names: tuple[str, ...]
+    graph_hash: str = ""
+    segments: NDArray[np.int32] | None = None
+
+    def __len__(self) -> int:
+        return len(self.op_names)
+
+    def as_dict(self) -> dict[str, str]:
+        """Device name by op name."""
+        return {name: self.device_names[d] for name, d in zip(self.op_names, self.devices.tolist(), strict=True)}
+
+    def counts(self) -> dict[str, int]:
+        """Number of ops on each device, zero included."""
+        counts = np.bincount(self.devices, minlength=len(self.device_names)).tolist()
+        return dict(zip(self.device_names, counts, strict=True))
+
+    def save(self, path: str | Path) -> None:
+        """Write the placement as JSON, one op a line, so that two placements can be compared with ``diff``.
+
+        With segments the file has version 2, and without them version 1.
+        """
+        version = 1 if self.segments is None else 2
+        head = {"format": "placeit-placement", "version": version, "graph": self.graph_hash, "devices": list(self.device_names)}
+        text = json.dumps(head, indent=2)[:-2] + ',\n  "ops": ' + json.dumps(self.as_dict(), indent=4)[:-1] + "  }"
+        if self.segments is not None:
+            text += ',\n  "segments": ' + json.dumps(self.segments.tolist())
+        text += "\n}\n"
+        write_text(Path(path), text)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Placement:
+        """Read a placement. Raises FileError or PlacementError, naming the file, if it is none."""
+        data = read_json(Path(path), "placeit-placement", (1, 2))
+        ops, devices = data.get("ops"), data.get("devices")
+        if (
+            not isinstance(ops, dict)
+            or not ops
+            or not isinstance(devices, list)
+            or not devices
+            or not all(isinstance(name, str) for name in (*devices, *ops.values()))
+        ):
+            raise PlacementError(f"{path}: a placement has a list 'devices' of names and a mapping 'ops' from op to device.")
+        twice = [name for i, name in enumerate(devices) if name in devices[:i]]
+        if twice:
+            raise PlacementError(f"{path}: 'devices' lists the device '{twice[0]}' twice.")
+        unknown = [(op, device) for op, device in ops.items() if device not in devices]
+        if unknown:
+            raise PlacementError(
+                f"{path}: op '{unknown[0][0]}' is on the unknown device '{unknown[0][1]}'; its devices are "
+                f"{', '.join(devices)}."
+            )
+        numbers = np.array([devices.index(device) for device in ops.values()], np.int32)
+        segments = data.get("segments")
+        if segments is not None:
+            if not isinstance(segments, list) or not all(type(s) is int and 0 <= s < len(ops) for s in segments):
+                raise PlacementError(f"{path}: 'segments' is the number of a segment for each op.")
+            pairs = set(zip(segments, numbers.tolist(), strict=False))
+            if len(segments) != len(ops) or not len(pairs) == len(set(segments)) == max(segments) + 1:
+                raise PlacementError(
+                    f"{path}: 'segments' has a number for each op, from 0 on, and the ops of a segment are on one device. "
+                    "Without 'segments' they are planned anew."
+                )
+            segments = np.array(segments, np.int32)
+        return cls(tuple(ops), numbers, tuple(devices), str(data.get("graph", "")), segments)
+
+    def for_ops(self, op_names: Sequence[str], device_names: Sequence[str], graph_hash: str) -> NDArray[np.int32]:
+        """Device numbers for the given ops and devices, matched by name: ``int32[V]``.
+
+        Raises:
+            PlacementError: the placement belongs to another graph, does not cover it, or uses a device that is not there.
+        """
+        if self.graph_hash and graph_hash and self.graph_hash != graph_hash:
+            raise PlacementError(
+                f"The placement belongs to another model: its graph is {self.graph_hash}, this model's is {graph_hash}."
+            )
+        mine: Mapping[str, str] = self.as_dict()
+        missing = [name for name in op_names if name not in mine]
+        if missing:
+            raise PlacementError(
+                f"The placement does not cover op '{missing[0]}' ({len(missing)} of {len(op_names)} ops missing)."
+            )
+        unknown = mine.keys() - set(op_names)
+        if unknown:
+            raise PlacementError(
+                f"The placement belongs to another model: it places op '{min(unknown)}', which the model does not have."
+            )
+        numbers = {name: d for d, name in enumerate(device_names)}
+        for name in op_names:
+            if mine[name] not in numbers:
+                raise PlacementError(
+                    f"The placement puts op '{name}' on '{mine[name]}', which is not one of the devices "
+                    f"{', '.join(device_names)}."
+                )
+        return np.array([numbers[mine[name]] for name in op_names], np.int32)

@@ -1,0 +1,360 @@
+"""Placement problems: graph x cluster x costs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from placeit.core.errors import InfeasibleError, PlacementError, ProblemError
+from placeit.core.files import read_json, write_text
+from placeit.core.graph import Csr, csr, topological_order
+from placeit.core.placement import Placement
+from placeit.core.units import about_bytes
+
+__all__ = ["CostFunction", "Problem"]
+
+CostFunction: TypeAlias = Callable[[NDArray[np.int32]], NDArray[np.float64]]
+"""``cost(placements: int32[B, V]) -> float64[B]``, seconds. A simulator and a measured executor look the same."""
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What a placer sees: ``V`` ops, ``E`` edges, ``D`` devices and what everything costs.
+
+    Build one with :meth:`from_arrays`, which checks it.
+
+    Attributes:
+        compute: ``float64[V, D]``, seconds; ``inf`` where an op cannot run.
+        edges: ``int32[E, 2]``, producer and consumer. Edge order matters: of several consumers that become runnable at the
+            same moment, the one whose edge comes first is queued first.
+        edge_bytes: ``float64[E]``.
+        edge_tensor: ``int32[E]``; edges with one number move the same tensor of the same producer, which crosses to a
+            given device once.
+        bandwidth: ``float64[D, D]``, bytes per second, ``inf`` on the diagonal.
+        latency: ``float64[D, D]``, seconds, zero on the diagonal.
+        cut: ``float64[E, D]``, seconds that a device spends on a tensor because it crosses the device's border (a layout
+            conversion, a store that fusion would have spared). Charged to the producer once per tensor that has a remote
+            consumer, and to each consumer once per tensor that comes from elsewhere.
+        param_bytes: ``float64[V]``, memory that an op's weights take where it is placed.
+        memory: ``float64[D]``, bytes that a device holds; ``inf`` if unbounded.
+        op_names: unique names, ``V`` of them.
+        device_names: unique names, ``D`` of them.
+        graph_hash: identity of the task graph, empty if the problem has no model behind it.
+        order: ``int32[V]``, a topological order.
+    """
+
+    compute: NDArray[np.float64]
+    edges: NDArray[np.int32]
+    edge_bytes: NDArray[np.float64]
+    edge_tensor: NDArray[np.int32]
+    bandwidth: NDArray[np.float64]
+    latency: NDArray[np.float64]
+    cut: NDArray[np.float64]
+    param_bytes: NDArray[np.float64]
+    memory: NDArray[np.float64]
+    op_names: tuple[str, ...]
+    device_names: tuple[str, ...]
+    graph_hash: str
+    order: NDArray[np.int32]
+
+    @classmethod
+    def from_arrays(
+        cls,
+        compute: ArrayLike,
+        edges: ArrayLike,
+        edge_bytes: ArrayLike,
+        bandwidth: ArrayLike,
+        latency: ArrayLike,
+        *,
+        edge_tensor: ArrayLike | None = None,
+        cut: ArrayLike | None = None,
+        param_bytes: ArrayLike | None = None,
+        memory: ArrayLike | None = None,
+        op_names: Sequence[str] | None = None,
+        device_names: Sequence[str] | None = None,
+        graph_hash: str = "",
+    ) -> Problem:
+        """Build and check a problem; see the class for shapes and units. What is left out is zero, unbounded or numbered.
+
+        Raises:
+            ProblemError: wrong shapes, NaN or negative costs, a link without bandwidth, a cycle, inconsistent tensors.
+            InfeasibleError: some op can run on no device.
+        """
+        compute = _floats("compute", compute, 2)
+        ops, devices = compute.shape
+        if ops == 0 or devices == 0:
+            raise ProblemError(f"A problem needs at least one op and one device; 'compute' has shape {compute.shape}.")
+        edge_array = _edges(edges, ops)
+        count = len(edge_array)
+        names = tuple(op_names) if op_names is not None else tuple(f"op{v}" for v in range(ops))
+        dev_names = tuple(device_names) if device_names is not None else tuple(f"dev{d}" for d in range(devices))
+        for what, values, size in (("op_names", names, ops), ("device_names", dev_names, devices)):
+            if len(values) != size:
+                raise ProblemError(f"'{what}' has {len(values)} entries where {size} are expected.")
+            if len(set(values)) != size:
+                raise ProblemError(f"'{what}' holds a name twice; names must be unique.")
+        # what an edge carries is one number per edge: numbers, not equality of bytes, say that two edges share a tensor
+        tensor = np.arange(count, dtype=np.int32) if edge_tensor is None else _ints("edge_tensor", edge_tensor, (count,))
+        sizes = _floats("edge_bytes", edge_bytes, 1, (count,))
+        _, first, inverse = np.unique(tensor, return_index=True, return_inverse=True)
+        like = first[inverse.reshape(-1)]
+        if not (np.array_equal(edge_array[like, 0], edge_array[:, 0]) and np.array_equal(sizes[like], sizes)):
+            raise ProblemError("Edges with the same 'edge_tensor' must have the same producer and the same bytes.")
+        problem = cls(
+            compute=compute,
+            edges=edge_array,
+            edge_bytes=sizes,
+            edge_tensor=inverse.reshape(-1).astype(np.int32),
+            bandwidth=_floats("bandwidth", bandwidth, 2, (devices, devices), diagonal=np.inf),
+            latency=_floats("latency", latency, 2, (devices, devices), diagonal=0.0),
+            cut=np.zeros((count, devices)) if cut is None else _floats("cut", cut, 2, (count, devices)),
+            param_bytes=np.zeros(ops) if param_bytes is None else _floats("param_bytes", param_bytes, 1, (ops,)),
+            memory=np.full(devices, np.inf) if memory is None else _floats("memory", memory, 1, (devices,)),
+            op_names=names,
+            device_names=dev_names,
+            graph_hash=graph_hash,
+            order=_order(edge_array, ops, names),
+        )
+        problem._check()
+        for value in vars(problem).values():
+            if isinstance(value, np.ndarray):
+                value.flags.writeable = False
+        return problem
+
+    def _check(self) -> None:
+        off = ~np.eye(self.devices, dtype=bool)
+        if np.any(self.bandwidth[off] <= 0):
+            i, j = np.argwhere(off & (self.bandwidth <= 0))[0]
+            raise ProblemError(
+                f"The link {self.device_names[i]} -> {self.device_names[j]} has bandwidth {self.bandwidth[i, j]}; it must be "
+                "positive (bytes per second)."
+            )
+        for what, values in (
+            ("edge_bytes", self.edge_bytes),
+            ("latency", self.latency),
+            ("cut", self.cut),
+            ("param_bytes", self.param_bytes),
+        ):
+            if np.any(np.isinf(values)):
+                raise ProblemError(f"'{what}' holds an infinite value; only 'compute', 'bandwidth' and 'memory' may.")
+        nowhere = np.flatnonzero(~np.isfinite(self.compute).any(axis=1))
+        if len(nowhere):
+            name = self.op_names[int(nowhere[0])]
+            raise InfeasibleError(
+                f"Op '{name}' can run on none of the devices {', '.join(self.device_names)}: add a device that supports it."
+            )
+
+    def __len__(self) -> int:
+        return int(self.compute.shape[0])
+
+    @property
+    def devices(self) -> int:
+        """Number of devices, ``D``."""
+        return int(self.compute.shape[1])
+
+    @cached_property
+    def successors(self) -> Csr:
+        """Out-edges of each op, in edge order."""
+        return csr(np.ascontiguousarray(self.edges[:, 0]), len(self))
+
+    @cached_property
+    def predecessors(self) -> Csr:
+        """In-edges of each op, in edge order."""
+        return csr(np.ascontiguousarray(self.edges[:, 1]), len(self))
+
+    @cached_property
+    def feasible(self) -> NDArray[np.bool_]:
+        """``bool[V, D]``: whether an op can run on a device."""
+        return np.isfinite(self.compute)
+
+    @cached_property
+    def single_devices(self) -> tuple[int, ...]:
+        """Devices that can run the whole graph alone, memory included."""
+        fits = self.feasible.all(axis=0) & (self.param_bytes.sum() <= self.memory)
+        return tuple(int(d) for d in np.flatnonzero(fits))
+
+    @cached_property
+    def critical_path(self) -> float:
+        """Seconds that the slowest path takes with every op on its fastest device and free transfers: no makespan is less.
+
+        The denominator of the schedule length ratio (Topcuoglu et al. 2002, equation 11; GiPH, section 5).
+        """
+        fastest = self.compute.min(axis=1)
+        reached = fastest.copy()
+        out = self.successors
+        for v in self.order.tolist():
+            for e in out.edge[out.ptr[v] : out.ptr[v + 1]].tolist():
+                w = self.edges[e, 1]
+                reached[w] = max(reached[w], reached[v] + fastest[w])
+        return float(reached.max())
+
+    def comm(self, edge: int) -> NDArray[np.float64]:
+        """Seconds to move an edge's tensor, ``float64[D, D]`` by source and destination, cut costs included."""
+        seconds: NDArray[np.float64] = (
+            self.latency + self.edge_bytes[edge] / self.bandwidth + self.cut[edge][:, None] + self.cut[edge][None, :]
+        )
+        np.fill_diagonal(seconds, 0.0)
+        return seconds
+
+    def check(self, placement: ArrayLike) -> NDArray[np.int32]:
+        """Return a placement as ``int32[V]`` after checking it.
+
+        Raises:
+            PlacementError: wrong length, unknown device, an op where it cannot run, weights that do not fit.
+        """
+        devices = np.asarray(placement)
+        if devices.shape != (len(self),) or not np.issubdtype(devices.dtype, np.integer):
+            raise PlacementError(
+                f"A placement of this problem is {len(self)} device numbers; got shape {devices.shape}, {devices.dtype}."
+            )
+        if devices.min() < 0 or devices.max() >= self.devices:
+            raise PlacementError(
+                f"A placement uses device numbers 0..{self.devices - 1}; got {devices.min()}..{devices.max()}."
+            )
+        bad = np.flatnonzero(~self.feasible[np.arange(len(self)), devices])
+        if len(bad):
+            v = int(bad[0])
+            raise PlacementError(f"Op '{self.op_names[v]}' cannot run on {self.device_names[devices[v]]}.")
+        used = np.bincount(devices, weights=self.param_bytes, minlength=self.devices)
+        over = np.flatnonzero(used > self.memory)
+        if len(over):
+            d = int(over[0])
+            raise PlacementError(
+                f"{self.device_names[d]} has {about_bytes(self.memory[d])} of memory; the ops placed there need "
+                f"{about_bytes(used[d])} for their weights."
+            )
+        return np.ascontiguousarray(devices, np.int32)
+
+    def placement(self, devices: ArrayLike) -> Placement:
+        """Wrap checked device numbers as a :class:`Placement` of this problem."""
+        return Placement(self.op_names, self.check(devices), self.device_names, self.graph_hash)
+
+    def to_json(self, path: str | Path, *, sync: bool = True) -> None:
+        """Write the problem as JSON; infinite values become null. ``sync``: wait until the disk has it."""
+        fields = {
+            "format": "placeit-problem",
+            "version": 1,
+            "graph": self.graph_hash,
+            "ops": list(self.op_names),
+            "devices": list(self.device_names),
+        } | {name: _jsonable(getattr(self, name)) for name in _ARRAYS}
+        write_text(Path(path), json.dumps(fields, allow_nan=False) + "\n", sync=sync)
+
+    @classmethod
+    def from_json(cls, path: str | Path) -> Problem:
+        """Read a problem that :meth:`to_json` wrote (or a hand-written one with the arguments of :meth:`from_arrays`)."""
+        data = read_json(Path(path), "placeit-problem")
+        known = {"format", "version", "graph", "ops", "devices", *_ARRAYS}
+        for key in data:
+            if key not in known:
+                raise ProblemError(f"{path}: unknown key '{key}'; known keys: {', '.join(sorted(known))}.")
+        missing = {"compute", "edges", "edge_bytes", "bandwidth", "latency"} - data.keys()
+        if missing:
+            raise ProblemError(f"{path}: missing '{min(missing)}'.")
+        for key in ("ops", "devices"):
+            names = data.get(key)
+            if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+                raise ProblemError(f"{path}: '{key}' is not a list of names.")
+        arrays: dict[str, Any] = {name: _from_jsonable(data[name]) for name in _ARRAYS if data.get(name) is not None}
+        try:
+            return cls.from_arrays(
+                **arrays, op_names=data.get("ops"), device_names=data.get("devices"), graph_hash=str(data.get("graph", ""))
+            )
+        except ProblemError as error:
+            raise type(error)(f"{path}: {error}") from None
+
+
+_ARRAYS = ("compute", "edges", "edge_bytes", "bandwidth", "latency", "edge_tensor", "cut", "param_bytes", "memory")
+
+
+def _floats(
+    name: str, value: ArrayLike, ndim: int, shape: tuple[int, ...] | None = None, diagonal: float | None = None
+) -> NDArray[np.float64]:
+    try:
+        array = np.array(value, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise ProblemError(f"'{name}' is not an array of numbers.") from None
+    if array.size == 0 and shape is not None and 0 in shape:
+        array = array.reshape(shape)
+    if array.ndim != ndim or (shape is not None and array.shape != shape):
+        expected = shape if shape is not None else f"{ndim} dimensions"
+        raise ProblemError(f"'{name}' has shape {array.shape}; expected {expected}.")
+    if diagonal is not None:
+        np.fill_diagonal(array, diagonal)
+    if np.isnan(array).any():
+        where = tuple(int(i) for i in np.argwhere(np.isnan(array))[0])
+        raise ProblemError(f"'{name}' holds NaN at {where}: a cost was not measured.")
+    if (array < 0).any():
+        where = tuple(int(i) for i in np.argwhere(array < 0)[0])
+        raise ProblemError(f"'{name}' is negative at {where}: {array[where]}.")
+    return array
+
+
+def _array(name: str, value: ArrayLike) -> NDArray[Any]:
+    try:
+        return np.array(value)
+    except ValueError:  # lists of different lengths
+        raise ProblemError(f"'{name}' is not an array of numbers: its lists have different lengths.") from None
+
+
+def _ints(name: str, value: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.int32]:
+    array = _array(name, value)
+    if array.shape != shape or (array.size and not np.issubdtype(array.dtype, np.integer)):
+        raise ProblemError(f"'{name}' has shape {array.shape} and type {array.dtype}; expected integers of shape {shape}.")
+    return array.astype(np.int32)
+
+
+def _edges(value: ArrayLike, ops: int) -> NDArray[np.int32]:
+    array = _array("edges", value)
+    if array.size == 0:
+        return np.zeros((0, 2), np.int32)
+    if array.ndim != 2 or array.shape[1] != 2 or not np.issubdtype(array.dtype, np.integer):
+        raise ProblemError(f"'edges' has shape {array.shape} and type {array.dtype}; expected integers of shape (E, 2).")
+    if array.min() < 0 or array.max() >= ops:
+        raise ProblemError(f"'edges' refers to ops {array.min()}..{array.max()}; the problem has ops 0..{ops - 1}.")
+    return array.astype(np.int32)
+
+
+def _order(edges: NDArray[np.int32], ops: int, names: Sequence[str]) -> NDArray[np.int32]:
+    order = topological_order(edges, ops)
+    if order is None:
+        raise ProblemError(f"The graph has a cycle through op '{names[_on_cycle(edges, ops)]}'; a task graph has none.")
+    return order
+
+
+def _on_cycle(edges: NDArray[np.int32], ops: int) -> int:
+    """Return an op on a cycle: walk backwards among ops that keep a predecessor after all sources are peeled off."""
+    alive = np.ones(ops, bool)
+    while True:
+        live = edges[alive[edges[:, 0]] & alive[edges[:, 1]]]
+        sources = alive & (np.bincount(live[:, 1], minlength=ops) == 0)
+        if not sources.any():
+            break
+        alive &= ~sources
+    parent = {int(w): int(v) for v, w in live}
+    v, seen = next(iter(parent)), set[int]()
+    while v not in seen:
+        seen.add(v)
+        v = parent[v]
+    return v
+
+
+def _jsonable(array: NDArray[Any]) -> Any:
+    if array.dtype.kind == "f":
+        boxed = array.astype(object)
+        boxed[np.isinf(array)] = None
+        return boxed.tolist()
+    return array.tolist()
+
+
+def _from_jsonable(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_from_jsonable(item) for item in value]
+    return float("inf") if value is None else value

@@ -1,0 +1,129 @@
+"""A strict reading of YAML, for files that people write: no aliases, no tags, no guessed types, and errors with line numbers.
+
+A document is walked as YAML nodes, not as Python values: nodes know their line, duplicate keys stay visible, and every
+scalar is text, so that a device may be called ``on`` and ``1:30`` is not silently 90.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+
+from placeit.core.errors import ClusterError, UsageError
+from placeit.core.files import read_text
+from placeit.core.units import Dimension, parse_quantity
+
+__all__ = ["Node", "StrictYaml", "nearest"]
+
+Node = yaml.Node
+
+_PLAIN_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:seq", "tag:yaml.org,2002:map")
+_LONGEST = 200  # characters of a value; more is a mistake, and would drown the message about it
+
+
+class _Loader(yaml.BaseLoader):
+    """Refuses aliases: nothing here needs them, and a few lines of them can stand for terabytes."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            raise yaml.MarkedYAMLError(problem="anchors and aliases (& and *) are not used here", problem_mark=event.start_mark)
+        return super().compose_node(parent, index)
+
+
+class StrictYaml:
+    """Reads values out of the nodes of one file. Every method raises ClusterError with file, line and key."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def root(self) -> Node:
+        """Parse the file. Raises FileError if it cannot be read."""
+        text = read_text(self.path)
+        try:
+            node: Node | None = yaml.compose(text, _Loader)
+        except yaml.MarkedYAMLError as error:
+            problem = " ".join(part for part in (error.context, error.problem) if part)
+            raise ClusterError(f"{self._where(error.problem_mark)}: not valid YAML: {problem}.") from None
+        except (yaml.YAMLError, RecursionError) as error:
+            raise ClusterError(f"{self.path}: not valid YAML: {' '.join(str(error).split())}.") from None
+        if node is None:
+            raise ClusterError(f"{self.path} is empty.")
+        return node
+
+    def mapping(self, node: Node, entry: str, known: Sequence[str] | None = None) -> dict[str, Node]:
+        """Values by key; every key must be in ``known``, if that is given, and none may come twice."""
+        self._check_tag(node)
+        if not isinstance(node, yaml.MappingNode):
+            self.fail(node, f"{entry} is not a mapping (key: value)")
+        fields: dict[str, Node] = {}
+        for key_node, value in node.value:
+            key = self.text(key_node, f"a key of {entry}")
+            if key in fields:
+                self.fail(key_node, f"{entry} has the key '{key}' twice")
+            if known is not None and key not in known:
+                hint = nearest(key, known) or f"; known: {', '.join(known)}"
+                self.fail(key_node, f"{entry} has the unknown key '{key}'{hint}")
+            fields[key] = value
+        return fields
+
+    def items(self, node: Node, entry: str) -> list[Node]:
+        """Items of a list."""
+        self._check_tag(node)
+        if not isinstance(node, yaml.SequenceNode):
+            self.fail(node, f"{entry} is not a list")
+        return list(node.value)
+
+    def texts(self, node: Node, entry: str) -> list[str]:
+        """Items of a list of single values."""
+        return [self.text(item, f"an item of {entry}") for item in self.items(node, entry)]
+
+    def text(self, node: Node, entry: str) -> str:
+        """Read a single value, on one line."""
+        self._check_tag(node)
+        if not isinstance(node, yaml.ScalarNode):
+            self.fail(node, f"{entry} is not a single value")
+        value = str(node.value)
+        if not value.isprintable() or len(value) > _LONGEST:
+            self.fail(node, f"{entry} is not one line of at most {_LONGEST} printable characters")
+        return value
+
+    def quantity(self, node: Node, entry: str, dimension: Dimension) -> float:
+        """Read a number, with or without a unit; bandwidths, rates and memory are positive, only links and memory infinite."""
+        try:
+            value = parse_quantity(self.text(node, entry), dimension)
+        except UsageError as error:
+            self.fail(node, f"{entry}: {str(error).rstrip('.')}")
+        if value == float("inf") and dimension not in ("bandwidth", "memory"):
+            self.fail(node, f"{entry} cannot be infinite")
+        if value == 0 and dimension in ("bandwidth", "memory bandwidth", "rate", "memory"):
+            self.fail(node, f"{entry} is zero; it must be positive")
+        return value
+
+    def flag(self, node: Node, entry: str) -> bool:
+        """Read ``true`` or ``false``."""
+        value = self.text(node, entry)
+        if value not in ("true", "false"):
+            self.fail(node, f"{entry} is '{value}'; it is true or false")
+        return value == "true"
+
+    def fail(self, node: Node | None, what: str) -> NoReturn:
+        """Raise ClusterError about a place in the file."""
+        raise ClusterError(f"{self._where(node.start_mark if node is not None else None)}: {what}.")
+
+    def _where(self, mark: Any) -> str:
+        return f"{self.path}, line {mark.line + 1}" if mark is not None else str(self.path)
+
+    def _check_tag(self, node: Node) -> None:
+        if node.tag not in _PLAIN_TAGS:
+            self.fail(node, f"the YAML tag {node.tag!a} is not used here")
+
+
+def nearest(word: str, known: Collection[str]) -> str:
+    """Suggest the known word that is closest, as the end of a message; empty if none is close."""
+    close = difflib.get_close_matches(word, known, 1)
+    return f" (did you mean '{close[0]}'?)" if close else ""

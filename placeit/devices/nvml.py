@@ -1,0 +1,281 @@
+"""How busy NVIDIA GPUs are, as their driver says: utilisation, memory and power, through NVML.
+
+The package nvidia-ml-py (extra ``cuda``) and a driver are all it takes; without either, or without a GPU, there is nothing to
+see, and nobody is told. What a GPU does not report (utilisation under MIG, power on some boards) is None.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+from types import TracebackType
+from typing import Any, Self
+
+from placeit.core.errors import UsageError
+
+__all__ = ["Gpu", "GpuSample", "GpuSampler", "GpuUse", "gpu_use", "gpus", "sample_gpus", "why_not"]
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU that the driver lists.
+
+    Attributes:
+        name: as CUDA counts it in this process: ``cuda:0``.
+        full_name: what the driver calls it.
+        memory_bytes: its whole memory.
+        driver: version of the driver.
+    """
+
+    name: str
+    full_name: str
+    memory_bytes: float
+    driver: str
+
+
+@dataclass(frozen=True)
+class GpuSample:
+    """What a GPU was doing at some moment; None is what it does not report.
+
+    Attributes:
+        gpu: its name, ``cuda:0``.
+        time: seconds, of the clock ``time.perf_counter``.
+        utilization: share of the driver's last period (1/6 s to 1 s, by model) in which a kernel was running, in [0, 1];
+            whoever ran it, and however little of the GPU it used.
+        memory_bytes: memory in use, by whomever.
+        power_w: watts of the whole board; averaged over a second on Ampere and later, but for GA100.
+    """
+
+    gpu: str
+    time: float
+    utilization: float | None
+    memory_bytes: float | None
+    power_w: float | None
+
+
+@dataclass(frozen=True)
+class GpuUse:
+    """Samples of one GPU, in short; None where there is none.
+
+    Attributes:
+        utilization: mean over time, in [0, 1].
+        peak_memory_bytes: most memory in use.
+        power_w: mean over time.
+        energy_j: mean power times the time between first and last sample.
+    """
+
+    utilization: float | None
+    peak_memory_bytes: float | None
+    power_w: float | None
+    energy_j: float | None
+
+
+def gpus() -> list[Gpu]:
+    """GPUs that CUDA can use in this process (``CUDA_VISIBLE_DEVICES``), by number; one that does not answer is left out."""
+    found = []
+    with _driver() as nvml:
+        for name, handle in _visible(nvml):
+            full_name, memory = _ask(nvml, "nvmlDeviceGetName", handle), _ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
+            version = _ask(nvml, "nvmlSystemGetDriverVersion")
+            if full_name is not None and memory is not None:
+                found.append(Gpu(name, _text(full_name), float(memory.total), _text(version or "of unknown version")))
+    return found
+
+
+def sample_gpus() -> list[GpuSample]:
+    """Return what each GPU is doing now; nothing for one that reports nothing."""
+    with _driver() as nvml:
+        return _samples(nvml, _visible(nvml))
+
+
+def gpu_use(samples: Iterable[GpuSample]) -> dict[str, GpuUse]:
+    """Sum samples up, by GPU."""
+    by_gpu: dict[str, list[GpuSample]] = {}
+    for sample in samples:
+        by_gpu.setdefault(sample.gpu, []).append(sample)
+    uses = {}
+    for gpu, own in sorted(by_gpu.items()):
+        own.sort(key=lambda sample: sample.time)
+        power = _mean([(sample.time, sample.power_w) for sample in own])
+        memory = [sample.memory_bytes for sample in own if sample.memory_bytes is not None]
+        uses[gpu] = GpuUse(
+            utilization=_mean([(sample.time, sample.utilization) for sample in own]),
+            peak_memory_bytes=max(memory, default=None),
+            power_w=power,
+            energy_j=None if power is None else power * (own[-1].time - own[0].time),
+        )
+    return uses
+
+
+class GpuSampler:
+    """Samples every GPU while something runs. A context manager, which may be entered again and then starts afresh.
+
+        with GpuSampler() as sampler:
+            run()
+        gpu_use(sampler.samples)
+
+    There is a sample at the start, one at the end, and one every ``interval`` in between, taken by a thread. The driver renews
+    its figures a few times a second, so a run of less than a second is not resolved by them.
+
+    Args:
+        interval: seconds between samples.
+
+    Raises:
+        UsageError: the interval is not positive.
+    """
+
+    def __init__(self, interval: float = 0.1) -> None:
+        if not interval > 0:
+            raise UsageError(f"GPUs cannot be sampled every {interval} s: the interval must be positive.")
+        self._interval = interval
+        self._samples: list[GpuSample] = []
+        self._cleanup = contextlib.ExitStack()
+
+    @property
+    def samples(self) -> tuple[GpuSample, ...]:
+        """Samples so far, in order of time; none without a GPU."""
+        return tuple(self._samples)
+
+    def __enter__(self) -> Self:
+        self._samples = []
+        with contextlib.ExitStack() as stack:
+            nvml = stack.enter_context(_driver())
+            visible = _visible(nvml)
+            if visible:
+                self._samples += _samples(nvml, visible)
+                stop = threading.Event()
+                thread = threading.Thread(target=self._watch, args=(nvml, visible, stop), name="placeit nvml", daemon=True)
+                thread.start()
+                stack.callback(thread.join)
+                stack.callback(stop.set)
+            self._cleanup = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._cleanup.close()
+
+    def _watch(self, nvml: Any, visible: list[tuple[str, Any]], stop: threading.Event) -> None:
+        stopped = False
+        while not stopped:
+            stopped = stop.wait(self._interval)
+            self._samples += _samples(nvml, visible)
+
+
+def why_not(name: str) -> str:
+    """Say why a GPU is not among :func:`gpus`: what is not installed, does not answer, or is not listed."""
+    nvml, reason = _connect()
+    if nvml is None:
+        return reason
+    nvml.nvmlShutdown()
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    why = "" if hidden is None else f"; CUDA_VISIBLE_DEVICES is '{hidden}'"
+    return f"the NVIDIA driver lists {', '.join(gpu.name for gpu in gpus()) or 'no GPU'} and not {name}{why}"
+
+
+def _connect() -> tuple[Any, str]:
+    """Import ``pynvml`` and open the driver; None and why, if either cannot be."""
+    try:
+        nvml: Any = importlib.import_module("pynvml")
+    except ImportError:
+        return None, "the package nvidia-ml-py, through which GPUs are found, is not installed: `pip install 'placeit[cuda]'`"
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:  # no driver, one that does not match its library, or no permission
+        return None, f"the NVIDIA driver does not answer ({error}): check it with `nvidia-smi`"
+    return nvml, ""
+
+
+@contextlib.contextmanager
+def _driver() -> Iterator[Any]:
+    """The module ``pynvml``, with the driver open; None without either."""
+    nvml, _ = _connect()
+    if nvml is None:
+        yield None
+        return
+    try:
+        yield nvml
+    finally:
+        with contextlib.suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()
+
+
+def _visible(nvml: Any) -> list[tuple[str, Any]]:
+    """Names and handles of GPUs as CUDA counts them.
+
+    CUDA numbers those that ``CUDA_VISIBLE_DEVICES`` lists, up to the first that is not there (CUDA Programming Guide, section
+    5.2.1). Without it, NVML's order is that of CUDA if all GPUs are alike, or with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``; else
+    CUDA has the fastest first.
+    """
+    if nvml is None:
+        return []
+    handles = [_ask(nvml, "nvmlDeviceGetHandleByIndex", number) for number in range(_ask(nvml, "nvmlDeviceGetCount") or 0)]
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is not None:
+        handles = list(_listed(nvml, handles, listed))
+    return [(f"cuda:{number}", handle) for number, handle in enumerate(handles) if handle is not None]
+
+
+def _listed(nvml: Any, handles: list[Any], listed: str) -> Iterator[Any]:
+    for entry in (entry.strip() for entry in listed.split(",")):
+        if entry.isdecimal() and int(entry) < len(handles):
+            found = [handles[int(entry)]]
+        elif entry.startswith("GPU-"):
+            uuids = [handle if handle is None else _ask(nvml, "nvmlDeviceGetUUID", handle) for handle in handles]
+            found = [handle for handle, uuid in zip(handles, uuids, strict=True) if uuid and _text(uuid).startswith(entry)]
+        elif entry.startswith("MIG-"):
+            found = [handle for handle in [_ask(nvml, "nvmlDeviceGetHandleByUUID", entry)] if handle is not None]
+        else:
+            return
+        if len(found) != 1:
+            return
+        yield found[0]
+
+
+def _samples(nvml: Any, visible: list[tuple[str, Any]]) -> list[GpuSample]:
+    samples = []
+    for name, handle in visible:
+        now = time.perf_counter()
+        rates = _ask(nvml, "nvmlDeviceGetUtilizationRates", handle)
+        memory = _ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
+        milliwatts = _ask(nvml, "nvmlDeviceGetPowerUsage", handle)
+        if any(answer is not None for answer in (rates, memory, milliwatts)):
+            samples.append(
+                GpuSample(
+                    gpu=name,
+                    time=now,
+                    utilization=None if rates is None else rates.gpu / 100,
+                    memory_bytes=None if memory is None else float(memory.used),
+                    power_w=None if milliwatts is None else milliwatts / 1000,
+                )
+            )
+    return samples
+
+
+def _ask(nvml: Any, question: str, *about: Any) -> Any:
+    """Ask the driver; None for whatever it cannot say: not supported, not permitted, the GPU fell off the bus."""
+    try:
+        return getattr(nvml, question)(*about)
+    except nvml.NVMLError:
+        return None
+
+
+def _mean(points: list[tuple[float, float | None]]) -> float | None:
+    """Mean over time of values known at some moments."""
+    known = [(moment, value) for moment, value in points if value is not None]
+    if not known:
+        return None
+    length = known[-1][0] - known[0][0]
+    if length <= 0:
+        return fmean(value for _, value in known)
+    return sum((v + w) / 2 * (t - s) for (s, v), (t, w) in pairwise(known)) / length
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value  # old releases of nvidia-ml-py give bytes

@@ -1,0 +1,73 @@
+"""The process's OpenVINO core, and what models are compiled with for its devices."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from placeit.core.cluster import Device
+from placeit.core.errors import DeviceError
+from placeit.devices.compiled import compile_cached
+
+__all__ = ["compile_model", "compile_properties", "explaining", "openvino_core", "target_name", "what_openvino_says"]
+
+_FAILURES = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, MemoryError)
+"""C++ exceptions, as the bindings translate them."""
+
+
+@functools.cache
+def openvino_core() -> Any:
+    """Return the only OpenVINO core: plugins and their thread pool are loaded once.
+
+    It is never let go. OpenVINO's CPU plugin gives the thread that loads it a stack for signal handlers, and frees it with its
+    core. Where cores overlap, or go on another thread, a freed stack stays in use, and the next signal, such as Ctrl-C, ends
+    the process (2026.4).
+    """
+    import openvino  # slow to import, so not before somebody asks for devices
+
+    return openvino.Core()
+
+
+def compile_model(model: Any, device: Device, precision: str, **properties: Any) -> Any:
+    """Compile an ``openvino.Model`` for a device, with further properties if need be. Raises DeviceError."""
+    with explaining(f"OpenVINO cannot compile a model for {device.name}"):
+        return compile_cached(openvino_core(), model, target_name(device), compile_properties(device, precision) | properties)
+
+
+@contextlib.contextmanager
+def explaining(what: str) -> Iterator[None]:
+    """Turn what OpenVINO raises into a DeviceError that says ``what`` went wrong."""
+    try:
+        yield
+    except _FAILURES as error:
+        raise DeviceError(f"{what}: {what_openvino_says(error)}") from error
+
+
+def what_openvino_says(error: BaseException) -> str:
+    """Return the last line of what OpenVINO says, which is the one that matters."""
+    lines = str(error).strip().splitlines()
+    return lines[-1] if lines else type(error).__name__
+
+
+def target_name(device: Device) -> str:
+    """Name the device of OpenVINO that a device is, or is a part of."""
+    return device.runs_on.partition("@")[0]
+
+
+def compile_properties(device: Device, precision: str) -> dict[str, Any]:
+    """Return the properties that a model is compiled with for a device."""
+    if device.runs_on == "CPU" and len(device.cores) > 1:
+        # all of the machine is OpenVINO's own to divide, as it is for whoever compiles a model for low latency without placeit
+        return {"INFERENCE_PRECISION_HINT": precision, "PERFORMANCE_HINT": "LATENCY"}
+    config: dict[str, Any] = {"INFERENCE_PRECISION_HINT": precision, "NUM_STREAMS": 1}
+    if target_name(device) == "CPU":
+        threads = max(1, len(device.cores))
+        config |= {"INFERENCE_NUM_THREADS": threads, "ENABLE_CPU_PINNING": False}
+        if threads == 1:
+            # A stream of one thread loses what a kernel throws: infer returns without an error, with the outputs of the run
+            # before. It also starts two threads for each compiled model. Without streams inference runs in the calling thread
+            # and nowhere else, its errors arrive, and it takes as long. With two threads and more none gets lost.
+            config["NUM_STREAMS"] = 0
+    return config

@@ -1,0 +1,1 @@
+"""The search for a placement under a budget: candidates, races between them, and the decision."""

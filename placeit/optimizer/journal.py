@@ -1,0 +1,260 @@
+"""What a search has measured, kept in a file so that another one can go on from there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.core.errors import FileError, UsageError
+from placeit.core.version import __version__
+from placeit.planning.segments import Plan
+from placeit.profiler.cache import are_times
+from placeit.profiler.costs import cost_key
+from placeit.runtime.check import OutputError
+from placeit.runtime.measure import FEWEST, Measurement
+from placeit.session import Session
+from placeit.simulator.objectives import Objective
+
+__all__ = ["Journal", "Known", "open_journal"]
+
+_FORMAT, _VERSION = "placeit-search", 1
+_BEGINNING = f'{{"format": "{_FORMAT}"'.encode()
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """What is known of a placement.
+
+    Attributes:
+        name: of the candidate.
+        placer: who proposed it.
+        devices: ``int32[G]``, the device of each group.
+        segment_of: ``int32[G]``, the segment of each group, in topological order.
+        samples: seconds of each run.
+        values: the objective of each run.
+        segment_s: seconds of each segment, ``float64[S]``; None if not known.
+        output_error: against the whole model.
+    """
+
+    name: str
+    placer: str
+    devices: NDArray[np.int32]
+    segment_of: NDArray[np.int32]
+    samples: Sequence[float]
+    values: Sequence[float]
+    segment_s: NDArray[np.float64] | None
+    output_error: OutputError
+
+    @classmethod
+    def of_plan(
+        cls,
+        name: str,
+        placer: str,
+        devices: NDArray[np.int32],
+        plan: Plan,
+        measured: Measurement,
+        value: Measurement,
+        segment_s: NDArray[np.float64] | None,
+        output_error: OutputError,
+    ) -> Known:
+        """Take from a plan which segments it has, and from measurements their samples."""
+        of = plan.segment_of
+        samples, values = measured.samples.tolist(), value.samples.tolist()
+        return cls(name, placer, devices, of, samples, values, segment_s, output_error)
+
+
+class Journal:
+    """A file with a line of JSON for each placement that was measured; the first line says what all of it holds for.
+
+    Lines are written as things are measured, and reach the disk before the search goes on, so that a search can be ended in any
+    way at any moment. A last line that was not completed is dropped.
+
+    Args:
+        path: the file; it is made if it is not there.
+        key: what the measurements hold for, as JSON can hold it.
+        edges: ``int32[E, 2]`` of the graph of groups.
+        shape: number of groups and of devices.
+
+    Raises:
+        FileError: the file cannot be read or written, or holds something else.
+        UsageError: its measurements are of something else.
+    """
+
+    def __init__(self, path: Path, key: Mapping[str, Any], edges: NDArray[np.int32], shape: tuple[int, int]) -> None:
+        self.path = path
+        self.known: list[Known] = []
+        head = {"format": _FORMAT, "version": _VERSION, **_headed(key)}
+        lines = self._lines()
+        if lines:
+            self._check(lines[0], head)
+            for number, line in enumerate(lines[1:], 2):
+                try:
+                    self.known.append(_known(_parsed(path, number, line), path, number, edges, shape))
+                except OverflowError as error:  # an integer of hundreds of digits
+                    raise _damaged(path, number) from error
+        else:
+            self._append(head, "wb")
+
+    def add(self, known: Known) -> None:
+        """Write what was measured. Raises FileError."""
+        record = {
+            "name": known.name,
+            "placer": known.placer,
+            "devices": known.devices.tolist(),
+            "segments": known.segment_of.tolist(),
+            "samples": list(known.samples),
+            "values": list(known.values),
+            "segment_s": None if known.segment_s is None else known.segment_s.tolist(),
+            "output_error": known.output_error.to_dict(),
+        }
+        self._append(record, "ab")
+
+    def _lines(self) -> list[bytes]:
+        """Read what is there; drop a last line that was not completed, in the file as well."""
+        try:
+            if not self.path.exists():
+                return []
+            if not self.path.is_file():
+                raise FileError(f"Cannot go on from {self.path}: it is not a regular file.")
+            data = self.path.read_bytes()
+            if not data.startswith(_BEGINNING) and not _BEGINNING.startswith(data):
+                raise _foreign(self.path)
+            end = data.rfind(b"\n") + 1
+            if end < len(data):
+                with self.path.open("r+b") as stream:
+                    stream.truncate(end)
+        except OSError as error:
+            raise FileError(f"Cannot read {self.path}: {error.strerror or error}.") from error
+        return data[:end].split(b"\n")[:-1]
+
+    def _append(self, record: Mapping[str, Any], mode: str) -> None:
+        try:
+            with self.path.open(mode) as stream:
+                stream.write(json.dumps(record, allow_nan=False).encode() + b"\n")
+                stream.flush()
+                os.fsync(stream.fileno())
+        except OSError as error:
+            raise FileError(f"Cannot write {self.path}: {error.strerror or error}. The search cannot be resumed.") from error
+
+    def _check(self, line: bytes, head: Mapping[str, Any]) -> None:
+        found = _parsed(self.path, 1, line)
+        if found.get("version") != _VERSION:
+            raise FileError(f"{self.path} has version {found.get('version')!r}; this placeit reads version {_VERSION}.")
+        for name, value in head.items():
+            if found.get(name) != value:
+                what = "" if name == "digest" else f": its {name} is {found.get(name)!r}, and now it is {value!r}"
+                raise UsageError(
+                    f"{self.path} has measurements of another search{what}. Name another file, or repeat the options that it "
+                    "was made with (model, devices, precision, inputs, objective, groups)."
+                )
+
+
+def _headed(key: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is short of a key as it is, and all of it as a digest."""
+    short = {name: value for name, value in key.items() if isinstance(value, str)}
+    return {**short, "digest": hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()}
+
+
+def _foreign(path: Path) -> FileError:
+    return FileError(f"{path} is not a file that a search can be resumed from; nothing was changed in it.")
+
+
+def _parsed(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, number) from error
+    if not isinstance(found, dict):
+        raise _damaged(path, number)
+    return found
+
+
+def _damaged(path: Path, number: int) -> FileError:
+    advice = "name another file to begin anew" if number == 1 else "delete that line, or name another file to begin anew"
+    return FileError(f"{path}, line {number} is damaged: {advice}.")
+
+
+def _known(found: dict[str, Any], path: Path, number: int, edges: NDArray[np.int32], shape: tuple[int, int]) -> Known:
+    """Check a record, every part of it."""
+    groups, devices = shape
+    name, placer, samples, values = (found.get(key) for key in ("name", "placer", "samples", "values"))
+    places, segments, spent = (found.get(key) for key in ("devices", "segments", "segment_s"))
+    if not (
+        isinstance(name, str)
+        and isinstance(placer, str)
+        and name
+        and _are_numbers_below(places, groups, devices)
+        and _are_numbers_below(segments, groups, groups)
+        and isinstance(samples, list)
+        and len(samples) >= FEWEST
+        and are_times(samples, len(samples))
+        and min(samples) > 0
+        and isinstance(values, list)
+        and are_times(values, len(samples))
+    ):
+        raise _damaged(path, number)
+    of, place = np.array(segments, np.int32), np.array(places, np.int32)
+    count = int(of.max()) + 1
+    whole = len(np.unique(of)) == count == len(np.unique(np.column_stack([of, place]), axis=0))
+    error = found.get("output_error")
+    if (
+        not whole
+        or (of[edges[:, 0]] > of[edges[:, 1]]).any()
+        or not (spent is None or are_times(spent, count))
+        or not isinstance(error, dict)
+        or not are_times([error.get("max_abs"), error.get("max_rel")], 2)
+        or not isinstance(error.get("not_checked"), str | None)
+    ):
+        raise _damaged(path, number)
+    return Known(
+        name,
+        placer,
+        place,
+        of,
+        samples,
+        values,
+        None if spent is None else np.array(spent),
+        OutputError(float(error["max_abs"]), float(error["max_rel"]), None, error["not_checked"]),
+    )
+
+
+def _are_numbers_below(value: Any, count: int, limit: int) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) == count
+        and all(isinstance(x, int) and not isinstance(x, bool) and 0 <= x < limit for x in value)
+    )
+
+
+def open_journal(path: Path, session: Session, objective: Objective) -> Journal:
+    """Open the file of a search for the best placement by an objective.
+
+    Raises:
+        UsageError: nothing is measured, since a device exists in simulation only, or the file is of another search.
+        FileError: it cannot be read or written, or is no such file.
+    """
+    if not session.executable:
+        raise UsageError("A search on devices that are only described measures nothing, so there is nothing to resume.")
+    grouping, cluster = session.grouping, session.cluster
+    key = {
+        "placeit": __version__,
+        "graph": grouping.graph.hash,
+        "groups": str(len(grouping.groups)),
+        "devices": ", ".join(cluster.names),
+        "precision": session.precision,
+        "objective": objective.name,
+        "power": [None if device.power is None else [device.power.idle_w, device.power.busy_w] for device in cluster.devices],
+        "links": sorted(
+            [src, dst, link.bandwidth, link.latency] for (src, dst), link in cluster.links.items() if link.origin == "emulated"
+        ),
+        "costs": cost_key(grouping, cluster, session.runtime),
+    }
+    return Journal(path, key, grouping.groups.edges, (len(grouping.groups), len(cluster)))

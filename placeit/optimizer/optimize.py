@@ -1,0 +1,349 @@
+"""From a model to a measured, checked placement: profile, search, calibrate, measure, decide."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.backends.base import Arrays, Model
+from placeit.core.cluster import Cluster
+from placeit.core.errors import ExecutionError, InfeasibleError, UsageError
+from placeit.devices.clusterfile import find_cluster
+from placeit.optimizer.entries import Entry, known_value, measured_median
+from placeit.optimizer.journal import open_journal
+from placeit.optimizer.result import Candidate, Optimized, OtherPrecision, Unplanned
+from placeit.optimizer.search import WORTH_MEASURING, Search
+from placeit.optimizer.starts import Start, fitted, read_starts
+from placeit.optimizer.warmup import compile_kernels
+from placeit.placers.bound import lower_bound
+from placeit.placers.feasibility import check_room
+from placeit.placers.registry import parse_placer
+from placeit.planning.segments import Costs, Segmenter
+from placeit.profiler.cache import Cache
+from placeit.profiler.costs import Progress
+from placeit.profiler.statistics import mape, pearson, spearman
+from placeit.runtime.budget import TRIFLE_S, least
+from placeit.runtime.measure import faster
+from placeit.runtime.runtime import Runtime
+from placeit.session import Session, check_tolerance
+from placeit.simulator.objectives import check_objective, get_objective
+
+__all__ = ["DEFAULT_PLACERS", "optimize"]
+
+DEFAULT_PLACERS = ("heft", "cpop", "critical-path", "metis", "random-task-eft", "annealing")
+"""Placers whose answers become candidates, beside every single device and the search over segments."""
+
+_PROFILE_SHARE = 0.4  # of the budget
+_LOG = logging.getLogger(__name__)
+
+
+def optimize(
+    model: str | Path | Model,
+    devices: str | Sequence[str] | Path | Cluster | None = None,
+    *,
+    placers: Sequence[str] | None = None,
+    budget: float = 60.0,
+    seed: int = 0,
+    objective: str = "latency",
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    batch: int | None = None,
+    max_groups: int = 96,
+    precision: str = "f32",
+    tolerance: float | None = None,
+    inputs: Arrays | None = None,
+    plain: bool = True,
+    compare_precisions: bool = False,
+    cache: Cache | Literal["default"] | None = "default",
+    progress: Progress | None = None,
+    pins: Mapping[str, str] | None = None,
+    memory: Mapping[str, float | str] | None = None,
+    start: Start | Sequence[Start] | None = None,
+    resume: str | Path | None = None,
+) -> Optimized:
+    """Find the placement of a model that is best by an objective, the lowest latency without another one, by measuring.
+
+    Args:
+        model: a model, or the path of one.
+        devices: device names, the path of a cluster file, a cluster, or None to discover.
+        placers: who proposes, by name, with options if need be (``annealing:evaluations=100000``); None for
+            :data:`DEFAULT_PLACERS`.
+        budget: seconds; profiling counts. All of it takes at most 1.2 times that, beside one run of each single device,
+            loading, compiling, and half a second. When placeit is new on a machine, compiling its own kernels comes first
+            and takes most of a minute. Where that is too short to compare placements over several devices, a warning
+            says how long it takes about, and the single devices are timed as well as there is time for. If no time is left in
+            the end to decide between a single device and a placement, the single device is the answer. The search ends
+            earlier when it finds nothing new.
+        seed: of everything random.
+        objective: what to minimise: ``latency``; ``total-cost``, seconds that devices and links are busy, in sum; or
+            ``energy``, joules of a power model (:mod:`placeit.simulator.objectives`). What is measured are times in any case.
+        input_shapes: sizes by input name, where the model leaves them open.
+        batch: first size of every input that leaves it open.
+        max_groups: most groups that placers decide about.
+        precision: inference precision of every device.
+        tolerance: largest output error of the answer; see :class:`placeit.session.Session`.
+        inputs: what to measure and check on, by name; None for random inputs.
+        plain: whether what one would do without placeit, the whole CPU where devices are parts of it, is a candidate
+            (:func:`placeit.devices.plain.plain_devices`). False where core sets stand for devices that share nothing.
+        compare_precisions: whether to measure single devices in another precision as well: bfloat16 or float16 where the device
+            has it, float32 if that is not the one asked for. They are no candidates.
+        cache: where measured costs are kept; None to measure afresh and keep nothing.
+        progress: told what is being done and how far it is.
+        pins: device names by op names or globs of them, which hold for every candidate; see
+            :class:`placeit.session.Session`.
+        memory: most memory by device name, in bytes or with a unit (``{"CPU@0": "2 GB"}``); less than the device has.
+        resume: a file with what an earlier search has measured, if it is there; what this one measures is added to it as it
+            goes. What is known is not measured again before the races that decide, which are always run.
+        start: placements of this model on these devices, or files of them, that are candidates and that the search begins
+            with.
+
+    Returns:
+        What was found. With a described device in the cluster nothing is measured, and the simulator decides.
+
+    Raises:
+        UsageError: an unknown placer or objective, energy of devices whose power is not known, a budget that is not positive,
+            a negative seed or tolerance, or inputs that do not fit the model.
+        InfeasibleError: there is no placement at all, or a device cannot run what is pinned there.
+        ExecutionError: every placement that was tried failed; says why each did.
+        PlaceitError: the model, the devices or a file are not what they should be.
+        PlacementError: a placement to start with does not fit the model, the devices, their memory or a pin.
+        KeyboardInterrupt: Ctrl-C before there was any placement; afterwards it ends the search.
+    """
+    check_objective(objective)
+    if not 0 < budget < math.inf:
+        raise UsageError(f"The budget is {budget:g} seconds; it must be positive, and end.")
+    if seed < 0:
+        raise UsageError(f"The seed is {seed}; it must not be negative.")
+    check_tolerance(tolerance)
+    placers = DEFAULT_PLACERS if placers is None else [placers] if isinstance(placers, str) else placers
+    for name in placers:
+        parse_placer(name)  # a typing error should not cost a profile first
+    starts = read_starts(start)
+    cluster = find_cluster(devices)
+    wanted = get_objective(objective, cluster)
+    if len(cluster) > 1:
+        compile_kernels([name for name in placers if name in DEFAULT_PLACERS], progress)
+    begin = time.perf_counter()
+
+    asked: list[bool] = []  # whether it is worth it, once that is known
+
+    def worth(seconds: NDArray[np.float64]) -> bool:
+        finite = seconds[np.isfinite(seconds)]
+        enough = least(finite) <= max(begin + budget - time.perf_counter(), TRIFLE_S)
+        if len(seconds) > 1 and len(finite) and not enough:
+            _LOG.warning(
+                "A run takes %.3g s. To compare placements takes about %.3g s at least, and of the budget of %g s there are "
+                "%.3g s left.",
+                finite.min(),
+                least(finite),
+                budget,
+                max(0.0, begin + budget - time.perf_counter()),
+            )
+        asked.append(enough or not len(finite))
+        return asked[-1]
+
+    with Session(
+        model,
+        cluster,
+        input_shapes=input_shapes,
+        batch=batch,
+        max_groups=max_groups,
+        precision=precision,
+        tolerance=tolerance,
+        inputs=inputs,
+        profile_s=budget * _PROFILE_SHARE,
+        cache=cache,
+        check_costs=True,
+        progress=progress,
+        pins=pins,
+        memory=memory,
+        worth=worth,
+    ) as session:
+        check_room(Segmenter(session.grouping, Costs.zero(len(session.grouping.groups), session.cluster)).problem())
+        given = fitted(session, starts)
+        search = Search(session, wanted, begin + budget, seed, progress)
+        if resume is not None:
+            search.resume(open_journal(Path(resume), session, wanted))
+        search.singles(plain=plain)
+        search.begin_with(given)
+        without = search.compare_precisions() if compare_precisions else []
+        if session.executable and not asked:  # the costs were kept
+            worth(np.array(_single_seconds(search)))
+        interrupted = False
+        try:
+            singles = [entry for entry in search.entries.values() if entry.placer == "single"]
+            if session.costs.shared and singles:
+                search.once = {e.name: e.simulated_s for e in singles if e.simulated_s is not None}
+            else:
+                search.propose(placers)
+            search.improve()
+            search.confirm()
+        except KeyboardInterrupt:
+            interrupted = True
+            session.hurry()
+        return _optimized(search, without, budget, time.perf_counter() - begin, interrupted)
+
+
+def _optimized(search: Search, without: Sequence[str], asked: float, spent: float, interrupted: bool) -> Optimized:
+    """Sum up."""
+    entries = list(search.entries.values())
+    order = sorted(
+        entries,
+        key=lambda e: (e.failed is not None, e.measured is None, 1 if e.race is None else -e.race, known_value(e)),
+    )
+    single = search.single or next((e for e in order if e.placer == "single" and e.failed is None), None)
+    chosen, reason = _chosen(search, order, single)
+    done = {id(entry): _candidate(entry, search.session) for entry in entries}
+    pairs = [(e.simulated_s, e.measured.median) for e in entries if e.measured is not None and e.simulated_s is not None]
+    predicted, actual = [simulated for simulated, _ in pairs], [measured for _, measured in pairs]
+    speedup = None
+    if (
+        single is not None
+        and single.measured is not None
+        and chosen.measured is not None
+        and (chosen is single or chosen.final)
+    ):
+        speedup = faster(single.measured, chosen.measured)
+    grouping, home = search.session.grouping, chosen.home(search.session)
+    return Optimized(
+        model=str(search.session.model.path),
+        ops=len(grouping.graph),
+        edges=len(grouping.graph.edges),
+        groups=len(grouping.groups),
+        objective=search.objective.name,
+        unit=search.objective.unit,
+        candidates=tuple(done[id(entry)] for entry in order),
+        races=tuple(search.races),
+        unplanned=tuple(Unplanned(name, placer, why) for name, (placer, why) in search.unplanned.items()),
+        precisions=tuple(_other_precision(entry, search.session) for entry in search.others),
+        without_precisions=tuple(without),
+        chosen=done[id(chosen)],
+        best_single=None if single is None else done[id(single)],
+        speedup=speedup,
+        reason=reason,
+        bound_s=math.nan if search.session.costs.shared else lower_bound(search.problem),
+        simulator_error=None
+        if not pairs or search.session.costs.shared
+        else {
+            "mape": mape(predicted, actual),
+            "pearson": pearson(predicted, actual),
+            "spearman": spearman(predicted, actual),
+        },
+        asked_s=asked,
+        spent_s=spent,
+        compiling_s=search.session.runtime.compiling_s if search.session.executable else 0.0,
+        least_s=None if not search.session.executable else least(_single_seconds(search)) or None,
+        interrupted=interrupted,
+        cluster=search.session.cluster,
+        pins=search.session.pins,
+        memory=search.session.memory,
+        _open=functools.partial(Runtime, search.session.model, home.grouping, home.cluster, precision=search.session.precision),
+    )
+
+
+def _single_seconds(search: Search) -> list[float]:
+    singles = (entry for entry in search.entries.values() if entry.placer == "single" and entry.alone is None)
+    return [search.run_s(entry) for entry in singles]
+
+
+def _chosen(search: Search, order: Sequence[Entry], single: Entry | None) -> tuple[Entry, str]:
+    """Choose an entry, and say why."""
+    name, quantity = search.objective.name, search.objective.quantity
+    better = "faster" if name == "latency" else f"better by {name}"
+    where = f"{search.session.model.path} on {', '.join(search.problem.device_names)}"
+    reasons = [f"{', '.join(some)}: {why}" for why, some in _by_reason(search.unplanned).items()]
+    if not order:
+        raise InfeasibleError(" ".join([f"No placement of {where} was found.", *reasons]))
+    reasons += [f"{entry.name}: {entry.failed}" for entry in order if entry.failed is not None]
+    order = [entry for entry in order if entry.failed is None]
+    if not order:
+        raise ExecutionError(" ".join([f"Every placement of {where} failed.", *reasons]))
+    if not search.session.executable:
+        least = known_value(order[0])
+        most = least / WORTH_MEASURING if single is None else min(least / WORTH_MEASURING, known_value(single))
+        # a trifle less of something else is not worth being slow
+        best = min((e for e in order if known_value(e) <= most), key=lambda e: e.plan.schedule.makespan)
+        if best is single:
+            margin = " by more than 1 %" if least < known_value(best) else ""
+            return best, f"in simulation, no placement is {better} than {best.name} alone{margin}; nothing was measured"
+        lowest = "the lowest" if known_value(best) == least else "within 1 % the lowest"
+        return best, f"it has {lowest} simulated {name}; nothing was measured, because a device is only described"
+    if search.winner is None and search.hurried:
+        return order[0], "there was no time to measure anything; it is the best in simulation"
+    if search.winner is None:
+        if single is not None:
+            return single, "the search was interrupted before a placement was confirmed, and a single device is safe"
+        return order[0], "the search was interrupted; this is the best so far"
+    if single is None:
+        best_of_all = "the fastest" if name == "latency" else f"the one of least {quantity}"
+        able = "may, by the pins, run the model whole" if search.session.pins else "can run the model whole"
+        if search.problem.feasible.all(axis=0).any():
+            able = "has memory for the whole model"
+        return search.winner, f"it was measured to be {best_of_all}; no single device {able}"
+    if search.winner.placer != "single":
+        ratio = search.ratio
+        assert ratio is not None  # noqa: S101
+        return search.winner, (
+            f"measured again, it takes {ratio.ratio:.3f} of the {quantity} of {single.name} "
+            f"(95 % interval {ratio.ci_low:.3f} to {ratio.ci_high:.3f})"
+        )
+    if search.session.costs.shared and len(search.problem.device_names) > 1:
+        return search.winner, "the budget is too short to compare placements over several devices with the single ones"
+    if len(order) == 1 and len(search.problem.device_names) == 1:
+        return search.winner, "it is the only device"
+    if search.hurried:
+        why = f"no time was left to decide whether a split placement is {better}; a larger budget may find one"
+    elif search.ratio is not None:
+        why = (
+            f"the best split placement takes {search.ratio.ratio:.3f} of its {quantity} (95 % interval "
+            f"{search.ratio.ci_low:.3f} to {search.ratio.ci_high:.3f}), which is not {better} beyond the interval"
+        )
+    else:
+        why = f"no split placement was measured to be {better}"
+    whole = measured_median(single) if single.simulated_s is None else single.simulated_s
+    if name == "latency" and 0 < whole < math.inf:
+        share = lower_bound(search.problem) / whole
+        why += f"; the bound without any cost of cutting is {share:.3f} of its time"
+    return search.winner, why
+
+
+def _by_reason(unplanned: Mapping[str, tuple[str, str]]) -> dict[str, list[str]]:
+    """Names of candidates by why there is none of them."""
+    found: dict[str, list[str]] = {}
+    for candidate, (_, why) in unplanned.items():
+        found.setdefault(why, []).append(candidate)
+    return found
+
+
+def _candidate(entry: Entry, session: Session) -> Candidate:
+    return Candidate(
+        name=entry.name,
+        placer=entry.placer,
+        placement=entry.home(session).placement(entry.groups, entry.plan),
+        plan=entry.plan,
+        segments=len(entry.plan.programs),
+        plain=entry.alone is not None and entry.of is None,
+        simulated_s=entry.simulated_s,
+        simulated_value=entry.simulated_value,
+        measured=entry.measured,
+        race=entry.race,
+        value=entry.value,
+        output_error=entry.output_error,
+        earlier=entry.earlier,
+        failed=entry.failed,
+        not_run=entry.not_run if entry.measured is None else None,
+    )
+
+
+def _other_precision(entry: Entry, session: Session) -> OtherPrecision:
+    of = entry.of
+    assert of is not None  # noqa: S101
+    ratio = None if entry.measured is None or of.measured is None else faster(entry.measured, of.measured)
+    return OtherPrecision(_candidate(entry, session), of.name, ratio)

@@ -1,0 +1,1 @@
+"""GiPH, and the guided search that uses it."""

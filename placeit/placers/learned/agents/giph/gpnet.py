@@ -1,0 +1,243 @@
+"""gpNet (GiPH, section 4.2.1 and Appendix B.1): a task graph, a device network and a placement as one graph.
+
+A node is an op on a device that can run it. An edge follows an edge of the task graph where at least one end is a *pivot*, a
+node of the current placement; so every node that is not a pivot sees what surrounds its op where it is now. Several problems
+make one disjoint graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.core.problem import Problem
+from placeit.placers.learned.agents.giph import gpnet_kernel as kernel
+from placeit.placers.learned.agents.giph.gpnet_kernel import GpNetRows
+from placeit.simulator.kernel import new_workspace
+from placeit.simulator.simulate import tables
+
+__all__ = ["EDGE_FEATURES", "NODE_FEATURES", "PAPER_FEATURES", "GpNets"]
+
+NODE_FEATURES = (
+    "compute requirement",
+    "speed",
+    "seconds",
+    "start-time potential",
+    "longest path through",
+    "slack",
+    "load",
+    "pivot",
+)
+"""Features of a node (v, d). The first four are the paper's (Appendix B.7). The others come from the same schedule: the longest
+path through v if it were on d, less the makespan; how much later v may start now without delaying the end; the share of the
+makespan that d computes for other ops; whether v is on d now. Times are in multiples of an average op's, and they and the
+compute requirement are squashed to sign(x) log(1 + |x|), so that one set of weights serves problems of any scale."""
+
+PAPER_FEATURES = 4
+"""How many of them the paper has. It does not scale them, or does not say how; here these, too, are relative and squashed."""
+
+EDGE_FEATURES = ("bytes", "bandwidth", "delay", "seconds")
+"""Features of an edge (Appendix B.7). Times are in multiples of an average op's, squashed like those of nodes, and bytes are
+their time on a mean link; a bandwidth of b means is 1 / (1 + b), which is 0 within a device. The seconds include cut costs."""
+
+
+class GpNets:
+    """gpNets of several placements as one disjoint graph.
+
+    Its shape, what nodes and edges there are and which level they belong to, is that of the problems and stays; edges and
+    features that depend on the placements are kept up to date by :meth:`set` and :meth:`move`.
+
+    Args:
+        problems: ``B`` of them; one may be there several times.
+        pivots: leave out the nodes that are not in the placement, which is what GiPH's task selection without gpNet sees.
+
+    Attributes:
+        problems: as given.
+        nodes: ``float32[N, 8]``, see :data:`NODE_FEATURES`. Nodes are sorted by level: the longest path from an entry, in ops.
+        src: ``int64[M]``, from which node an edge comes.
+        dst: ``int64[M]``, to which node it goes, which is of a higher level.
+        edges: ``float32[M, 4]``, see :data:`EDGE_FEATURES`.
+        node_bounds: ``int64[L + 1]``; nodes of level l are those from ``node_bounds[l]`` on.
+        forward: ``int64[M]``, the edges sorted by the level of the node that they go to.
+        forward_bounds: ``int64[L + 1]``; the edges in that order that go to level l.
+        backward: ``int64[M]``, the edges sorted by the level of the node that they come from, the highest first.
+        backward_bounds: ``int64[L + 1]``; the edges in that order that come from level L - 1 - l.
+        graph: ``int64[N]``, number of the problem of a node.
+        op: ``int64[N]``, op of a node, in its problem.
+        device: ``int64[N]``, device of a node, in its problem. With ``pivots``, where it is now.
+        rows: for each problem, its nodes, by op and device.
+        placements: for each problem ``int32[V]``.
+        makespans: ``float64[B]``, seconds, of the placements; contention-free links, first in, first out.
+    """
+
+    def __init__(self, problems: Sequence[Problem], *, pivots: bool = False) -> None:
+        self.problems = list(problems)
+        self.pivots = pivots
+        statics = [_static(problem) for problem in problems]
+        choices = [np.ones(len(p), np.int32) if pivots else s.choices for p, s in zip(problems, statics, strict=True)]
+        self.graph = np.repeat(np.arange(len(statics)), [int(c.sum()) for c in choices])
+        self.op = np.concatenate([np.repeat(np.arange(len(c)), c) for c in choices])
+        level = np.concatenate([np.repeat(s.level, c) for s, c in zip(statics, choices, strict=True)])
+        order = np.argsort(level, kind="stable")
+        levels = int(level.max()) + 1
+        self.node_bounds = np.searchsorted(level[order], np.arange(levels + 1))
+        row = np.empty(len(order), np.int64)
+        row[order] = np.arange(len(order))
+        self.graph, self.op = self.graph[order], self.op[order]
+        ends = np.cumsum([int(c.sum()) for c in choices])
+        self.rows = np.split(row, ends[:-1])
+
+        # a block of edges for each task edge of each problem
+        size = np.concatenate(
+            [
+                np.ones(len(p.edges), np.int64) if pivots else c[p.edges[:, 0]] + c[p.edges[:, 1]] - np.int64(1)
+                for p, c in zip(problems, choices, strict=True)
+            ]
+        )
+        first, total = np.cumsum(size) - size, int(size.sum())
+        ends_at = [
+            np.repeat(np.concatenate([s.level[p.edges[:, side]] for s, p in zip(statics, problems, strict=True)]), size)
+            for side in (0, 1)
+        ]
+        self.forward, self.forward_bounds = _by_level(ends_at[1], levels)
+        self.backward, self.backward_bounds = _by_level(levels - 1 - ends_at[0], levels)
+
+        self.src, self.dst = np.zeros(total, np.int64), np.zeros(total, np.int64)
+        self.edges = np.zeros((total, len(EDGE_FEATURES)), np.float32)
+        self.nodes = np.zeros((len(order), len(NODE_FEATURES)), np.float32)
+        self.device = np.zeros(len(order), np.int64)
+        self.placements = [np.empty(0, np.int32)] * len(statics)
+        self.makespans = np.zeros(len(statics))
+        self._layouts: list[GpNetRows] = []
+        starts = np.cumsum([0, *(len(p.edges) for p in problems)])
+        for b, (problem, static) in enumerate(zip(problems, statics, strict=True)):
+            rows = self.rows[b]
+            node = np.full((len(problem), problem.devices), -1, np.int64)
+            if pivots:
+                node[:] = rows[:, None]
+            else:
+                ops = np.repeat(np.arange(len(problem)), static.choices)
+                devices = np.nonzero(problem.feasible)[1]
+                node[ops, devices] = rows
+                self.device[rows] = devices
+                self.nodes[rows, :3] = static.features[ops, devices]
+            self._layouts.append(static.layout._replace(node=node, first=first[starts[b] : starts[b + 1]]))
+        self._static = statics
+
+    def __len__(self) -> int:
+        return len(self.problems)
+
+    def set(self, number: int, placement: NDArray[np.int32]) -> None:
+        """Make ``int32[V]`` the placement of a problem and build its edges. It must be feasible."""
+        self.placements[number] = placement.copy()
+        self._connect(number, self._static[number].all_edges)
+        self._observe(number)
+
+    def move(self, number: int, op: int, device: int) -> None:
+        """Move one op of a problem to a device that can run it; only edges next to the op are written again."""
+        self.placements[number][op] = device
+        self._connect(number, self._static[number].edges_of(op))
+        self._observe(number)
+
+    def _connect(self, number: int, changed: NDArray[np.int32]) -> None:
+        kernel.connect(self._layouts[number], self.placements[number], changed, self.pivots, self.src, self.dst, self.edges)
+
+    def _observe(self, number: int) -> None:
+        static, placement = self._static[number], self.placements[number]
+        if self.pivots:
+            rows, ops = self.rows[number], np.arange(len(placement))
+            self.device[rows] = placement
+            self.nodes[rows, :3] = static.features[ops, placement]
+        self.makespans[number] = kernel.observe(
+            static.tables, self._layouts[number], placement, self.pivots, static.workspace, self.nodes
+        )
+
+
+class _Static:
+    """What does not depend on the placement, for one problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.tables = tables(problem)
+        self.workspace = new_workspace(self.tables)
+        self.choices = problem.feasible.sum(axis=1).astype(np.int32)
+        self.level = _levels(problem)
+        requirement, speed = _requirement_and_speed(problem)
+        unit = float(np.exp(requirement[np.isfinite(requirement)]).mean()) if np.isfinite(requirement).any() else 0.0
+        unit = unit if unit > 0 else 1.0
+        self.features = np.zeros((len(problem), problem.devices, 3), np.float32)
+        self.features[:, :, 0] = np.log1p(np.exp(requirement) / unit)[:, None]
+        self.features[:, :, 1] = speed[None, :]
+        self.features[:, :, 2] = np.log1p(np.where(problem.feasible, problem.compute, 0.0) / unit)
+        apart = ~np.eye(problem.devices, dtype=bool) & np.isfinite(problem.bandwidth)
+        mean = 1.0 / float((1.0 / problem.bandwidth[apart]).mean()) if apart.any() else 1.0
+        edges = len(problem.edges)
+        self.layout = GpNetRows(
+            options=np.argsort(~problem.feasible, axis=1, kind="stable").astype(np.int32),
+            choices=self.choices,
+            node=np.empty((0, 0), np.int64),
+            edges=problem.edges.copy(),
+            first=np.empty(0, np.int64),
+            size=problem.edge_bytes / mean,
+            bandwidth=problem.bandwidth / mean,
+            latency=problem.latency.copy(),
+            cut=problem.cut.copy() if problem.cut.any() else np.zeros((0, problem.devices)),
+            seconds=problem.compute.copy(),
+            unit=unit,
+        )
+        self.all_edges = np.arange(edges, dtype=np.int32)
+        self._into, self._out = problem.predecessors, problem.successors
+
+    def edges_of(self, op: int) -> NDArray[np.int32]:
+        into, out = self._into, self._out
+        near = (into.edge[into.ptr[op] : into.ptr[op + 1]], out.edge[out.ptr[op] : out.ptr[op + 1]])
+        return np.concatenate(near).astype(np.int32)
+
+
+_STATIC: WeakKeyDictionary[Problem, _Static] = WeakKeyDictionary()
+
+
+def _static(problem: Problem) -> _Static:
+    known = _STATIC.get(problem)
+    if known is None:
+        known = _STATIC[problem] = _Static(problem)
+    return known
+
+
+def _by_level(level: NDArray[np.int64], levels: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return what sorts by level, and where each level begins in that order."""
+    order = np.argsort(level, kind="stable")
+    return order, np.searchsorted(level[order], np.arange(levels + 1))
+
+
+def _levels(problem: Problem) -> NDArray[np.int64]:
+    """Longest path from an entry to each op, in edges."""
+    level = np.zeros(len(problem), np.int64)
+    out = problem.successors
+    for v in problem.order.tolist():
+        heads = problem.edges[out.edge[out.ptr[v] : out.ptr[v + 1]], 1]
+        level[heads] = np.maximum(level[heads], level[v] + 1)
+    return level
+
+
+def _requirement_and_speed(problem: Problem) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Fit log seconds[v, d] = requirement[v] - speed[d] by least squares where finite; speeds have mean zero.
+
+    Where times are C / SP, as in the paper, these are exactly log C and log SP, up to a common factor. Ops that take no time
+    are left out of the fit, and get a requirement of minus infinity.
+    """
+    able = problem.feasible & (problem.compute > 0)
+    logs = np.log(np.where(able, problem.compute, 1.0))
+    requirement, speed = np.zeros(len(problem)), np.zeros(problem.devices)
+    per_op, per_device = np.maximum(able.sum(axis=1), 1), np.maximum(able.sum(axis=0), 1)
+    for _ in range(_FIT_TURNS):
+        requirement = np.where(able, logs + speed, 0.0).sum(axis=1) / per_op
+        speed = np.where(able, requirement[:, None] - logs, 0.0).sum(axis=0) / per_device
+        speed -= speed.mean()
+    requirement[~able.any(axis=1)] = -np.inf
+    return requirement, speed
+
+
+_FIT_TURNS = 20

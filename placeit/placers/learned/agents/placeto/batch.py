@@ -1,0 +1,147 @@
+"""What Placeto's network sees of several problems at once, as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from placeit.core.problem import Problem
+
+__all__ = ["FEATURES", "SUMMARIES", "Batch"]
+
+FEATURES = 5
+"""Of an op: mean compute time, mean output bytes, device, is it the current op, is it placed (GiPH, Appendix B.7)."""
+SUMMARIES = 4
+"""Of the current op, its ancestors, its descendants, the others."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Facts:
+    """What the policy sees of a problem under any placement.
+
+    Attributes:
+        costs: ``float32[V, 2]``, mean compute time and mean bytes of an out-edge, in multiples of their means over the graph.
+        rank: ``int64[V]``, when an op is visited.
+        relation: ``uint8[V, V]``, what an op (column) is to the one that is being placed (row): 0 itself, 1 an ancestor, 2 a
+            descendant, 3 none of these.
+    """
+
+    costs: NDArray[np.float32]
+    rank: NDArray[np.int64]
+    relation: NDArray[np.uint8]
+
+
+_FACTS: WeakKeyDictionary[Problem, _Facts] = WeakKeyDictionary()
+
+
+def _facts(problem: Problem) -> _Facts:
+    if problem not in _FACTS:
+        ops = len(problem)
+        seconds = np.where(problem.feasible, problem.compute, 0.0).sum(axis=1) / problem.feasible.sum(axis=1)
+        tails = problem.edges[:, 0]
+        size = np.bincount(tails, problem.edge_bytes, ops) / np.maximum(np.bincount(tails, minlength=ops), 1)
+        costs = np.stack([seconds, size], axis=1)
+        mean = costs.mean(axis=0)
+        rank = np.empty(ops, np.int64)
+        rank[problem.order] = np.arange(ops)
+        _FACTS[problem] = _Facts((costs / np.where(mean > 0, mean, 1.0)).astype(np.float32), rank, _relation(problem))
+    return _FACTS[problem]
+
+
+def _relation(problem: Problem) -> NDArray[np.uint8]:
+    above = np.zeros((len(problem), len(problem)), bool)
+    into = problem.predecessors
+    for v in problem.order.tolist():
+        before = problem.edges[into.edge[into.ptr[v] : into.ptr[v + 1]], 0]
+        above[v] = above[before].any(axis=0)
+        above[v, before] = True
+    relation = np.full(above.shape, 3, np.uint8)
+    relation[above], relation[above.T] = 1, 2
+    np.fill_diagonal(relation, 0)
+    return relation
+
+
+class Batch:
+    """Problems as one disjoint graph, ``B`` rows; rows of the same problem share what they have in common.
+
+    Args:
+        problems: of the rows.
+        devices: outputs of the network.
+
+    Attributes:
+        sizes: ``int64[B]``, ops of each row.
+        first: ``int64[B]``, where a row's ops begin in a placement of all rows, ``int32[N]``.
+    """
+
+    def __init__(self, problems: Sequence[Problem], devices: int) -> None:
+        numbers = {problem: number for number, problem in enumerate(dict.fromkeys(problems))}
+        facts = [_facts(problem) for problem in numbers]
+        ops = np.array([len(problem) for problem in numbers])
+        self._which = np.array([numbers[problem] for problem in problems])
+        self._devices = devices
+        self._edge_count = np.array([len(problem.edges) for problem in numbers])
+        self._node_start, self._edge_start, self._relation_start = _starts(ops), _starts(self._edge_count), _starts(ops**2)
+        self._costs = np.concatenate([fact.costs for fact in facts])
+        self._rank = np.concatenate([fact.rank for fact in facts])
+        self._order = np.concatenate([problem.order for problem in numbers]).astype(np.int64)
+        self._relation = np.concatenate([fact.relation.ravel() for fact in facts])
+        self._edges = np.concatenate([problem.edges for problem in numbers]).astype(np.int64)
+        self._feasible = np.zeros((ops.sum(), devices), bool)
+        self._memory = np.full((len(numbers), devices), np.inf)
+        for problem, number in numbers.items():
+            begin = self._node_start[number]
+            self._feasible[begin : begin + len(problem), : problem.devices] = problem.feasible
+            self._memory[number, : problem.devices] = problem.memory
+        self._weights = np.concatenate([problem.param_bytes for problem in numbers])
+        self.sizes = ops[self._which]
+        self.first = _starts(self.sizes)
+        self._nodes = _ranges(self._node_start[self._which], self.sizes)
+        self._row = np.repeat(np.arange(len(problems)), self.sizes)
+
+    def op(self, steps: NDArray[np.intp], rows: NDArray[np.intp]) -> NDArray[np.int64]:
+        """Return which op a row decides at a step; after its last op a row begins again."""
+        ops: NDArray[np.int64] = self._order[self._node_start[self._which[rows]] + steps % self.sizes[rows]]
+        return ops
+
+    def allowed(self, placement: NDArray[np.int32], ops: NDArray[np.int64], rows: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """Return ``bool[S, D]``: where an op can run and has room, with all other ops where they are; where it is, always."""
+        which = self._which[rows]
+        nodes = self._node_start[which] + ops
+        used = np.bincount(
+            self._row * self._devices + placement, self._weights[self._nodes], len(self._which) * self._devices
+        ).reshape(-1, self._devices)
+        able: NDArray[np.bool_] = self._feasible[nodes] & (used[rows] + self._weights[nodes, None] <= self._memory[which])
+        able[np.arange(len(rows)), placement[self.first[rows] + ops]] = True
+        return able
+
+    def states(self, path: NDArray[np.int32], steps: NDArray[np.intp], rows: NDArray[np.intp]) -> tuple[Tensor, ...]:
+        """Return what the network takes for rows at steps, the placements before them being ``path``: ``int32[T, N]``."""
+        which, sizes = self._which[rows], self.sizes[rows]
+        state = np.repeat(np.arange(len(rows)), sizes)
+        nodes = _ranges(self._node_start[which], sizes)
+        relation = self._relation[_ranges(self._relation_start[which] + self.op(steps, rows) * sizes, sizes)]
+        features = np.empty((len(nodes), FEATURES), np.float32)
+        features[:, :2] = self._costs[nodes]
+        # one number, as in the paper, and the same one for a device however many a problem has
+        features[:, 2] = (path[steps[state], _ranges(self.first[rows], sizes)] + 1) / self._devices
+        features[:, 3] = relation == 0
+        features[:, 4] = self._rank[nodes] < (steps % sizes)[state]
+        count = self._edge_count[which]
+        edges = self._edges[_ranges(self._edge_start[which], count)] + np.repeat(_starts(sizes), count)[:, None]
+        tail, head = torch.from_numpy(edges.T.copy())
+        return torch.from_numpy(features), tail, head, torch.from_numpy(SUMMARIES * state + relation)
+
+
+def _starts(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.cumsum(counts) - counts
+
+
+def _ranges(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Concatenate the ranges of so many numbers from each start on."""
+    return np.repeat(starts - _starts(counts), counts) + np.arange(counts.sum())

@@ -1,0 +1,108 @@
+"""Returns of episodes, and the baselines that REINFORCE compares them with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.core.errors import UsageError
+
+__all__ = ["BASELINES", "Baseline", "Episodes", "find_baseline", "returns"]
+
+
+@dataclass(frozen=True, eq=False)
+class Episodes:
+    """What a batch of ``B`` episodes of up to ``T`` steps brought.
+
+    Attributes:
+        rewards: ``float64[T, B]``, zero where no decision was made.
+        returns: ``float64[T, B]``, the discounted sum of the rewards from each step on.
+        valid: ``bool[T, B]``, where a decision was made.
+        problem: ``int[B]``, equal where two episodes are of the same problem.
+    """
+
+    rewards: NDArray[np.float64]
+    returns: NDArray[np.float64]
+    valid: NDArray[np.bool_]
+    problem: NDArray[np.intp]
+
+
+Baseline: TypeAlias = Callable[[Episodes, dict[str, float]], NDArray[np.float64]]
+"""``baseline(episodes, memory) -> float64[T, B]``, what to subtract from each return.
+
+It must not depend on the decision made at its step. ``memory`` is empty at the start of a stage, is the baseline's own to
+write to, and lasts until the end of the stage; it is kept in training states.
+"""
+
+
+def returns(rewards: NDArray[np.float64], gamma: float) -> NDArray[np.float64]:
+    """Return the sum over t' >= t of gamma^(t'-t) r_t' for each step t: ``float64[T, B]`` of ``float64[T, B]``."""
+    sums = rewards.copy()
+    for t in range(len(sums) - 2, -1, -1):
+        sums[t] += gamma * sums[t + 1]
+    return sums
+
+
+def none(episodes: Episodes, memory: dict[str, float]) -> NDArray[np.float64]:  # noqa: ARG001
+    """Subtract nothing."""
+    return np.zeros_like(episodes.returns)
+
+
+def episode_mean(episodes: Episodes, memory: dict[str, float]) -> NDArray[np.float64]:  # noqa: ARG001
+    """Mean reward before the step in the same episode, zero at the first step (GiPH, Appendix B.7)."""
+    count: NDArray[np.intp] = np.cumsum(episodes.valid, axis=0) - episodes.valid
+    before: NDArray[np.float64] = np.cumsum(episodes.rewards, axis=0) - episodes.rewards
+    return before / np.maximum(count, 1)
+
+
+def batch(episodes: Episodes, memory: dict[str, float]) -> NDArray[np.float64]:  # noqa: ARG001
+    """Mean return at the step over the episodes of the batch that make a decision there."""
+    total = np.where(episodes.valid, episodes.returns, 0.0).sum(axis=1, keepdims=True)
+    mean = total / np.maximum(episodes.valid.sum(axis=1, keepdims=True), 1)
+    return np.broadcast_to(mean, episodes.returns.shape)
+
+
+def problem(episodes: Episodes, memory: dict[str, float]) -> NDArray[np.float64]:
+    """Mean return at the step over the batch's episodes of the same problem.
+
+    For several episodes of each problem, as in the stream allocation paper (equation 4: the mean of the N samples).
+    """
+    out = np.empty_like(episodes.returns)
+    for number in np.unique(episodes.problem):
+        same = episodes.problem == number
+        part = Episodes(episodes.rewards[:, same], episodes.returns[:, same], episodes.valid[:, same], episodes.problem[same])
+        out[:, same] = batch(part, memory)
+    return out
+
+
+def moving(episodes: Episodes, memory: dict[str, float]) -> NDArray[np.float64]:
+    """Mean return of all earlier episodes of the stage, each taken from its first step (DOPPLER, section 5.1).
+
+    Differs from the paper, which does not say what the first episode is compared with: here a stage's first batch is its own
+    baseline.
+    """
+    first = episodes.returns[:1].sum(axis=0)  # zero if there were no steps
+    mean = memory["sum"] / memory["count"] if memory else float(first.mean())
+    memory["sum"] = memory.get("sum", 0.0) + float(first.sum())
+    memory["count"] = memory.get("count", 0.0) + len(first)
+    return np.full_like(episodes.returns, mean)
+
+
+BASELINES: Mapping[str, Baseline] = {
+    "none": none,
+    "episode-mean": episode_mean,
+    "batch": batch,
+    "problem": problem,
+    "moving": moving,
+}
+
+
+def find_baseline(name: str) -> Baseline:
+    """Return a baseline by name. Raises UsageError, listing the names."""
+    if name not in BASELINES:
+        raise UsageError(f"There is no baseline '{name}'; the baselines are {', '.join(BASELINES)}.")
+    return BASELINES[name]

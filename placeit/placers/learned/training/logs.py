@@ -1,0 +1,123 @@
+"""What happens during training, as a table for people and other programs."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import dataclasses
+import importlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from placeit.core.errors import FileError, UsageError
+from placeit.core.files import replacing
+
+__all__ = ["Logs", "Record"]
+
+
+@dataclass(frozen=True)
+class Record:
+    """One update, or the evaluation before the first one; what was not measured is None.
+
+    Attributes:
+        stage: number of the stage, from 1.
+        update: number of the update within its stage, from 1; zero for the evaluation before any.
+        seconds: time spent on training until then.
+        loss: what was minimised.
+        reward: mean reward of a decision, in multiples of the instance's unit.
+        episode_return: mean over episodes of the discounted sum of rewards.
+        entropy: mean entropy of what decisions were drawn from.
+        gradient_norm: before clipping.
+        learning_rate: of the update.
+        evaluation: mean over the held-out problems of the least cost met, in multiples of their units; lower is better.
+    """
+
+    stage: int
+    update: int
+    seconds: float
+    loss: float | None = None
+    reward: float | None = None
+    episode_return: float | None = None
+    entropy: float | None = None
+    gradient_norm: float | None = None
+    learning_rate: float | None = None
+    evaluation: float | None = None
+
+
+_COLUMNS = {
+    field.name: {"episode_return": "return"}.get(field.name, field.name.replace("_", " "))
+    for field in dataclasses.fields(Record)
+}
+
+
+class Logs:
+    """Writes records to ``log.csv`` in a folder, and for TensorBoard to its sub-folder ``tensorboard``.
+
+    Args:
+        folder: where to write; None to write nothing.
+        history: the records so far: what the table holds beyond them, from a training that was cut short, is dropped.
+        tensorboard: whether to write for TensorBoard too.
+
+    Raises:
+        FileError: the table cannot be written.
+        UsageError: TensorBoard is asked for, and not installed or without a folder.
+    """
+
+    def __init__(self, folder: Path | None, history: Sequence[Record], tensorboard: bool) -> None:
+        self._folder, self._table = folder, None if folder is None else folder / "log.csv"
+        with self._explaining("TensorBoard's logs"):
+            self._board = _board(folder, len(history)) if tensorboard else None
+        self._count = len(history)
+        if self._table is not None:
+            with replacing(self._table) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+                rows = csv.writer(file)
+                rows.writerow(_COLUMNS.values())
+                rows.writerows(dataclasses.astuple(record) for record in history)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        if self._board is not None:
+            with self._explaining("TensorBoard's logs"):
+                self._board.close()
+
+    def write(self, record: Record) -> None:
+        """Add a record. Raises FileError."""
+        if self._table is not None:
+            # opened anew each time, so that an error comes from here, and not from whoever closes the file
+            with self._explaining("log.csv"), self._table.open("a", newline="", encoding="utf-8") as file:
+                csv.writer(file).writerow(dataclasses.astuple(record))
+        if self._board is not None:
+            with self._explaining("TensorBoard's logs"):
+                for name, column in _COLUMNS.items():
+                    value = getattr(record, name)
+                    if value is not None:
+                        self._board.add_scalar(column, value, self._count)
+        self._count += 1
+
+    @contextlib.contextmanager
+    def _explaining(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise FileError(
+                f"Cannot write {what} in {self._folder}: {error.strerror or error}. Training ends here; with room again, it "
+                "can be resumed from the state in that folder."
+            ) from error
+
+
+def _board(folder: Path | None, step: int) -> Any:
+    if folder is None:
+        raise UsageError("TensorBoard logs need a folder to be written to: give one.")
+    try:
+        module = importlib.import_module("torch.utils.tensorboard")
+    except ImportError as error:
+        raise UsageError(
+            f"TensorBoard logs were asked for, but TensorBoard cannot be used here ({error}). Install it (`pip install "
+            "tensorboard`), or do without: log.csv holds the same figures."
+        ) from error
+    return module.SummaryWriter(str(folder / "tensorboard"), purge_step=step)

@@ -1,0 +1,160 @@
+"""Problems to learn from and to evaluate on: files in a folder, the generated sets of GiPH, or fresh ones without end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+
+from placeit.core.errors import ProblemError, UsageError
+from placeit.core.problem import Problem
+from placeit.placers.heft import Heft
+from placeit.placers.learned.agent import ProblemInstance
+from placeit.placers.learned.training.stages import Draw
+from placeit.simulator.simulate import SimulatedCost
+from placeit.workloads.datasets import MAX_TASKS, DatasetKind, draw_problem, giph_dataset, random_problem_stream
+from placeit.workloads.export import INDEX
+from placeit.workloads.mixture import draw_any_problem
+
+__all__ = ["ANY", "FRESH", "HELD_OUT", "Source", "draw_from", "find_source", "read_folder", "simulated", "source_names"]
+
+FRESH = "random"
+"""Name of the source that never gives the same problem twice."""
+
+ANY = "any"
+"""Name of the same with problems of every kind, small ones first; what the policies that ship with placeit learn from."""
+
+HELD_OUT = 32
+"""Problems that are held out unless told otherwise; of the files in a folder, a fifth at most."""
+
+
+_MOST_HELD_OUT = 10_000
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Where problems come from.
+
+    Attributes:
+        draw: what a stage of training draws from.
+        held_out: what it is evaluated on; none of it is drawn.
+        size: how many different problems are drawn from; None if there is no end.
+        unit: what costs are multiples of.
+    """
+
+    draw: Draw
+    held_out: Sequence[ProblemInstance]
+    size: int | None
+    unit: str = "critical path"
+
+
+def source_names() -> tuple[str, ...]:
+    """Names of the generated sources."""
+    return (*get_args(DatasetKind), FRESH, ANY)
+
+
+def simulated(problem: Problem) -> ProblemInstance:
+    """Return a problem with its simulated makespan, in multiples of its critical path (the schedule length ratio).
+
+    Raises:
+        ProblemError: nothing takes time, so costs cannot be compared with those of other problems.
+    """
+    if not problem.critical_path > 0:
+        raise ProblemError(
+            f"A problem of {len(problem)} ops takes no time on its fastest devices, so nothing can be learned from it. Leave "
+            "it out."
+        )
+    return ProblemInstance(problem, SimulatedCost(problem), problem.critical_path)
+
+
+def draw_from(instances: Sequence[ProblemInstance]) -> Draw:
+    """Return what draws from some instances, each at most once in an update if there are enough."""
+
+    def draw(rng: np.random.Generator, count: int, progress: float) -> list[ProblemInstance]:  # noqa: ARG001
+        rounds = [rng.permutation(len(instances)) for _ in range(0, count, len(instances))]
+        return [instances[i] for i in np.concatenate(rounds)[:count].tolist()]
+
+    return draw
+
+
+def find_source(name: str, *, seed: int = 0, held_out: int | None = None) -> Source:
+    """Return a source of problems, whose cost is their simulated makespan.
+
+    Args:
+        name: ``random`` for fresh problems at every update, ``any`` for those of every kind, in multiples of HEFT's makespan
+            (:func:`placeit.workloads.mixture.draw_any_problem`), another of :func:`source_names` for the training and test
+            problems of :func:`placeit.workloads.datasets.giph_dataset`, or a folder of problems as JSON
+            (:meth:`placeit.core.problem.Problem.to_json`).
+        seed: of generated problems, and of which files are held out.
+        held_out: how many problems to hold out, zero included; None for the default.
+
+    Raises:
+        UsageError: no such source, or a folder with too few problems.
+        ProblemError, InfeasibleError, FileError: a file holds no problem.
+    """
+    if held_out is not None and held_out > _MOST_HELD_OUT:
+        raise UsageError(f"At most {_MOST_HELD_OUT:,} problems can be held out; more were asked for.")
+    if name == ANY:
+        rng = np.random.default_rng([seed, 1])
+        kept = [_against_heft(draw_any_problem(rng, MAX_TASKS)) for _ in range(HELD_OUT if held_out is None else held_out)]
+        return Source(_draw_any, kept, None, "HEFT's makespan")
+    if name == FRESH:
+        stream = random_problem_stream(seed)
+        kept = [simulated(next(stream)) for _ in range(HELD_OUT if held_out is None else held_out)]
+        return Source(lambda rng, count, _: [simulated(draw_problem(rng)) for _ in range(count)], kept, None)
+    kind = next((kind for kind in get_args(DatasetKind) if kind == name), None)
+    if kind is not None:
+        learned, tested = giph_dataset(kind, seed, test=HELD_OUT if held_out is None else held_out)
+        instances, kept = [simulated(problem) for problem in learned], [simulated(problem) for problem in tested]
+    else:
+        instances, kept = _split(Path(name), seed, held_out)
+    return Source(draw_from(instances), kept, len(instances))
+
+
+def _draw_any(rng: np.random.Generator, count: int, progress: float) -> list[ProblemInstance]:
+    most = round(30 + (MAX_TASKS - 30) * min(1.0, 2 * progress))
+    return [_against_heft(draw_any_problem(rng, most)) for _ in range(count)]
+
+
+def _against_heft(problem: Problem) -> ProblemInstance:
+    """Return a problem with its simulated makespan over that of HEFT's placement: where transfers rule, SLRs are no measure."""
+    cost = SimulatedCost(problem)
+    return ProblemInstance(problem, cost, float(cost(Heft().plan(problem).placement[None])[0]))
+
+
+def read_folder(folder: Path) -> list[ProblemInstance]:
+    """Return the problems of a folder (``*.json``, as ``placeit generate`` writes them), by name.
+
+    Raises:
+        UsageError: there is no such folder.
+        ProblemError, InfeasibleError, FileError: a file holds no problem.
+    """
+    if not folder.is_dir():
+        raise UsageError(
+            f"There are no problems '{folder}': name a folder of problems as JSON, or one of {', '.join(source_names())}."
+        )
+    instances = []
+    for path in sorted(folder.glob("*.json")):
+        if path.name == INDEX:
+            continue
+        problem = Problem.from_json(path)
+        try:
+            instances.append(simulated(problem))
+        except ProblemError as error:
+            raise ProblemError(f"{path}: {error}") from None
+    return instances
+
+
+def _split(folder: Path, seed: int, held_out: int | None) -> tuple[list[ProblemInstance], list[ProblemInstance]]:
+    instances = read_folder(folder)
+    count = min(HELD_OUT, max(1, len(instances) // 5)) if held_out is None else held_out
+    if len(instances) <= count:
+        raise UsageError(
+            f"The folder {folder} has {len(instances)} problems (*.json); to hold out {count} of them for evaluation, it needs "
+            f"{count + 1} at least."
+        )
+    order = np.random.default_rng(seed).permutation(len(instances)).tolist()
+    return [instances[i] for i in sorted(order[count:])], [instances[i] for i in sorted(order[:count])]

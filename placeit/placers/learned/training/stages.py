@@ -1,0 +1,169 @@
+"""What a part of training is: what to learn from, how long, and how."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+
+from placeit.core.errors import UsageError
+from placeit.placers.learned.agent import Agent, ProblemInstance
+from placeit.placers.learned.training.baselines import Baseline, find_baseline
+from placeit.placers.names import parse_options
+
+__all__ = ["Draw", "Stage", "Staged", "default_stages", "parse_stage", "scale_updates"]
+
+Draw: TypeAlias = Callable[[np.random.Generator, int, float], Sequence[ProblemInstance]]
+"""``draw(rng, count, progress) -> instances`` to learn from; ``progress`` is the share of the stage that is done, in [0, 1).
+
+What it returns depends on its arguments alone, or training could not be resumed with the same result. It may return fewer
+instances than asked for; none at all ends the stage (a budget is spent).
+"""
+
+
+_MOST = {"updates": 10**9, "problems": 10_000, "episodes": 10_000, "evaluate_every": 10**9, "patience": 10**9}
+"""Greatest numbers that make sense: problems and episodes of an update are in memory at once."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of training.
+
+    Attributes:
+        draw: gives the problems and their cost functions; simulated, measured or getting harder, training does not know.
+        updates: how often weights are changed.
+        kind: ``reinforce``, or a way that the agent's ``loss`` knows, such as ``imitation``.
+        problems: problems of an update.
+        episodes: episodes of each problem in an update.
+        learning_rate: of Adam, at the start.
+        schedule: how the learning rate goes from its start to its end over the stage.
+        final_learning_rate: where it ends; without meaning for ``constant``.
+        clip: longest gradient (2-norm over all weights); None for any.
+        gamma: discount of rewards per step.
+        discount_steps: weigh the decision at step t by gamma^t, too.
+        entropy: weight of the entropy of decisions, at the start; in favour of exploring.
+        final_entropy: where it ends, linearly; None to stay.
+        explore: how much an :class:`placeit.placers.learned.agent.Explorer` explores, at the start.
+        final_explore: where it ends, linearly; None to stay.
+        baseline: what returns are compared with: a name of ``BASELINES`` in
+            :mod:`placeit.placers.learned.training.baselines`, or a function.
+        normalize: bring the advantages of an update to mean 0 and deviation 1.
+        evaluate_every: updates between evaluations.
+        patience: evaluations without a new best after which the stage ends early; None to go on.
+
+    Raises:
+        UsageError: a value out of its range.
+    """
+
+    draw: Draw = field(repr=False)
+    updates: int = 200
+    kind: str = "reinforce"
+    problems: int = 16
+    episodes: int = 1
+    learning_rate: float = 1e-3
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    final_learning_rate: float = 0.0
+    clip: float | None = 1.0
+    gamma: float = 0.97
+    discount_steps: bool = False
+    entropy: float = 0.0
+    final_entropy: float | None = None
+    explore: float = 0.0
+    final_explore: float | None = None
+    baseline: str | Baseline = "batch"
+    normalize: bool = True
+    evaluate_every: int = 20
+    patience: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, most in _MOST.items():
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"'{name}' of a training stage is {value}; it must be at least 1.")
+            if value is not None and value > most:
+                raise UsageError(f"'{name}' of a training stage must be at most {most:,}; got more.")
+        for name in ("learning_rate", "final_learning_rate", "clip", "entropy", "final_entropy"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise UsageError(f"'{name}' of a training stage is {value}; it must be finite and not negative.")
+        for name in ("gamma", "explore", "final_explore"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1:
+                raise UsageError(f"'{name}' of a training stage is {value}; it must be in [0, 1].")
+        if self.schedule not in ("constant", "linear", "cosine"):
+            raise UsageError(f"There is no schedule '{self.schedule}'; the schedules are constant, linear, cosine.")
+        if isinstance(self.baseline, str):
+            find_baseline(self.baseline)
+
+    def learning_rate_at(self, progress: float) -> float:
+        """Return the learning rate after a share of the stage."""
+        left = {"constant": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}[self.schedule]
+        return self.final_learning_rate + (self.learning_rate - self.final_learning_rate) * left
+
+    def entropy_at(self, progress: float) -> float:
+        """Return the weight of the entropy after a share of the stage."""
+        return _linear(self.entropy, self.final_entropy, progress)
+
+    def explore_at(self, progress: float) -> float:
+        """Return how much to explore after a share of the stage."""
+        return _linear(self.explore, self.final_explore, progress)
+
+    def to_dict(self) -> dict[str, bool | int | float | str | None]:
+        """Return all fields but ``draw``, as JSON can hold them; a function by its name."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "draw"}
+        if callable(self.baseline):
+            values["baseline"] = f"{self.baseline.__module__}:{self.baseline.__qualname__}"
+        return values
+
+
+def _linear(start: float, end: float | None, progress: float) -> float:
+    return start if end is None else start + (end - start) * progress
+
+
+@runtime_checkable
+class Staged(Protocol):
+    """An agent that knows how it is best trained."""
+
+    def default_stages(self, draw: Draw) -> Sequence[Stage]:
+        """Return stages that learn from what ``draw`` gives."""
+        ...
+
+
+def default_stages(agent: Agent, draw: Draw) -> Sequence[Stage]:
+    """Return how an agent is best trained, as far as it knows; else by REINFORCE."""
+    if isinstance(agent, Staged):
+        return agent.default_stages(draw)
+    return [Stage(draw, learning_rate=3e-3, schedule="cosine", final_learning_rate=3e-4)]
+
+
+def scale_updates(stages: Sequence[Stage], updates: int) -> list[Stage]:
+    """Return the same stages with so many updates altogether, shared out as they were, at least one for each."""
+    if updates > _MOST["updates"]:
+        raise UsageError(f"A training has at most {_MOST['updates']:,} updates; more were asked for.")
+    whole = sum(stage.updates for stage in stages)
+    return [dataclasses.replace(stage, updates=max(1, round(updates * stage.updates / whole))) for stage in stages]
+
+
+def parse_stage(text: str, draw: Draw) -> Stage:
+    """Make a stage from ``kind`` or ``kind:field=value,field=value``, the form that the command line takes.
+
+    Raises:
+        UsageError: the text has another form, there is no such field, or a value is out of its range.
+    """
+    hints = typing.get_type_hints(Stage)
+    types = {field.name: _plain(hints[field.name]) for field in dataclasses.fields(Stage) if field.name not in ("draw", "kind")}
+    kind, options = parse_options("stage", text, lambda _: types)
+    for key in options:
+        if key not in types:
+            raise UsageError(f"The stage '{text}' has no option '{key}'; its options are {', '.join(types)}.")
+    return Stage(draw, kind=kind, **options)
+
+
+def _plain(hint: Any) -> type:
+    """Return the type in which a value is written: that of a number, if it may be one, else text."""
+    return next((kind for kind in (bool, int, float) if hint is kind or kind in typing.get_args(hint)), str)

@@ -1,0 +1,185 @@
+"""Where a training stands, and the file from which it goes on after a crash."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from placeit.core.errors import FileError, UsageError
+from placeit.placers.learned.agent import Agent, Remembering
+from placeit.placers.learned.checkpoint import read_tensors, weights_of, write_tensors
+from placeit.placers.learned.training.logs import Record
+
+__all__ = ["TrainingState", "load_run", "save_run"]
+
+_FORMAT = "placeit-training"
+
+_STREAM = 2  # training draws other numbers than whoever made problems with the same seed
+
+
+@dataclass(eq=False)
+class TrainingState:
+    """Where a training stands.
+
+    Attributes:
+        rng: draws everything.
+        parameters: what is trained, by name.
+        optimizer: of this stage.
+        stage: number of the stage, from 0.
+        update: updates done in it.
+        stale: evaluations in it since the last best.
+        memory: what the stage's baseline keeps.
+        best: lowest evaluation figure.
+        best_at: stage and update of it, as in records.
+        best_weights: a copy of the weights then.
+        history: a record of each update.
+    """
+
+    rng: np.random.Generator
+    parameters: dict[str, torch.nn.Parameter]
+    optimizer: torch.optim.Adam
+    stage: int = 0
+    update: int = 0
+    stale: int = 0
+    memory: dict[str, float] = field(default_factory=dict)
+    best: float | None = None
+    best_at: tuple[int, int] | None = None
+    best_weights: dict[str, Tensor] | None = None
+    history: list[Record] = field(default_factory=list)
+
+    def is_best(self, figure: float | None) -> bool:
+        """Whether an evaluation figure is lower than every one before."""
+        return figure is not None and (self.best is None or figure < self.best)
+
+    def keep_best(self, agent: Agent, record: Record) -> None:
+        """Keep a copy of the agent's weights as the best."""
+        self.best, self.best_at, self.best_weights = record.evaluation, (record.stage, record.update), weights_of(agent)
+
+    def next_stage(self) -> None:
+        """Begin the next stage, with a fresh optimiser."""
+        self.stage, self.update, self.stale, self.memory = self.stage + 1, 0, 0, {}
+        self.optimizer = _adam(self.parameters)
+
+
+def load_run(agent: Agent, plan: Mapping[str, Any], folder: Path | None, resume: bool) -> TrainingState:
+    """Return a training at its beginning, or where the state in the folder has it; the agent's weights are set to match.
+
+    Raises:
+        UsageError: the state is of another training, or it is there and ``resume`` is not asked for.
+        FileError: the folder cannot be made, or the state is damaged.
+    """
+    parameters = {name: p for name, p in agent.network.named_parameters() if p.requires_grad}
+    run = TrainingState(np.random.default_rng([plan["seed"], _STREAM]), parameters, _adam(parameters))
+    if folder is None:
+        if resume:
+            raise UsageError("Training cannot be resumed without the folder that holds its state: give it.")
+        return run
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"Cannot make the folder {folder}: {error.strerror or error}.") from error
+    path = folder / "state.safetensors"
+    if not path.exists():
+        return run
+    if not resume:
+        raise UsageError(f"{folder} holds the state of a training already: resume it, or choose another folder.")
+    tensors, meta = read_tensors(path, _FORMAT)
+    wanted, found = _identity(agent, plan), meta.get("identity")
+    if not isinstance(found, dict):
+        raise _damaged(path)
+    for key in wanted | found:
+        if wanted.get(key) != found.get(key):
+            raise UsageError(
+                f"{path} is the state of another training: {key} is {found.get(key)} there and {wanted.get(key)} here. Resume "
+                "with the same configuration, or choose another folder."
+            )
+    try:
+        _restore(run, agent, tensors, meta)
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError, ArithmeticError) as error:
+        raise _damaged(path) from error
+    return run
+
+
+def _damaged(path: Path) -> FileError:
+    return FileError(f"{path} is damaged: it does not say where a training stands. Choose another folder, and train anew.")
+
+
+def save_run(agent: Agent, plan: Mapping[str, Any], run: TrainingState, folder: Path) -> None:
+    """Write the state of a training to its folder, in one step. Raises FileError."""
+    rows = [[math.nan if value is None else value for value in dataclasses.astuple(record)] for record in run.history]
+    tensors = {f"weights/{name}": tensor for name, tensor in weights_of(agent).items()}
+    tensors |= {f"best/{name}": tensor for name, tensor in (run.best_weights or {}).items()}
+    for name, parameter in run.parameters.items():
+        tensors |= {f"adam/{key}/{name}": value for key, value in run.optimizer.state.get(parameter, {}).items()}
+    if isinstance(agent, Remembering):
+        tensors |= {f"memory/{name}": tensor for name, tensor in agent.memory().items()}
+    tensors["history"] = torch.tensor(rows, dtype=torch.float64)
+    meta = {name: getattr(run, name) for name in _FIELDS}
+    meta |= {"identity": _identity(agent, plan), "rng": run.rng.bit_generator.state}
+    write_tensors(folder / "state.safetensors", _FORMAT, tensors, meta)
+
+
+_FIELDS = ("stage", "update", "stale", "memory", "best", "best_at")
+_ADAM = {"step", "exp_avg", "exp_avg_sq"}
+
+
+def _restore(run: TrainingState, agent: Agent, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+    counts, best_at = [meta[name] for name in ("stage", "update", "stale")], meta["best_at"]
+    figures = [*meta["memory"].values(), *([] if meta["best"] is None else [meta["best"]])]
+    if not all(type(x) is int and x >= 0 for x in (*counts, *(best_at or ()))) or not all(map(math.isfinite, figures)):
+        raise ValueError("a count or a figure is none")
+    for name in _FIELDS:
+        setattr(run, name, meta[name])
+    run.best_at = None if best_at is None else (best_at[0], best_at[1])
+    run.rng.bit_generator.state = meta["rng"]
+    parts: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        group, _, name = key.partition("/")
+        parts.setdefault(group, {})[name] = tensor
+    expected = _forms(agent.network.state_dict())
+    run.best_weights = parts.get("best")
+    if any(_forms(weights) != expected for weights in (parts["weights"], run.best_weights) if weights is not None):
+        raise ValueError("weights are those of another network")
+    agent.network.load_state_dict(parts["weights"])
+    if isinstance(agent, Remembering):
+        agent.recall(parts.get("memory", {}))
+    for key, tensor in parts.get("adam", {}).items():
+        kind, _, name = key.partition("/")
+        parameter = run.parameters[name]
+        if tensor.shape != (torch.Size() if kind == "step" else parameter.shape):
+            raise ValueError("what Adam remembers is of another parameter")
+        run.optimizer.state[parameter][kind] = tensor if kind == "step" else tensor.to(parameter.device)
+    if any(state.keys() != _ADAM for state in run.optimizer.state.values()):
+        raise ValueError("what Adam remembers is not complete")
+    for row in tensors["history"].tolist():
+        run.history.append(Record(int(row[0]), int(row[1]), row[2], *(None if math.isnan(x) else x for x in row[3:])))
+
+
+def _forms(weights: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in weights.items()}
+
+
+def _adam(parameters: Mapping[str, torch.nn.Parameter]) -> torch.optim.Adam:
+    return torch.optim.Adam(parameters.values())  # the learning rate is set at every update
+
+
+def _identity(agent: Agent, plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what two trainings must have in common for one to go on where the other stopped; flat, to name differences."""
+    flat: dict[str, Any] = {"the agent": agent.name, "its version": agent.version, "its configuration": dict(agent.config)}
+    for key, value in plan.items():
+        if key == "stages":
+            flat["the number of stages"] = len(value)
+            flat |= {f"{name} of stage {i}": x for i, stage in enumerate(value, 1) for name, x in stage.items()}
+        else:
+            flat[key] = value
+    same: dict[str, Any] = json.loads(json.dumps(flat))  # as it comes back from the file
+    return same

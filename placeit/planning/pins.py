@@ -1,0 +1,144 @@
+"""Ops that run on a device of the user's choice, whatever a search finds."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.core.errors import InfeasibleError, PlacementError, UsageError
+from placeit.core.strictyaml import nearest
+from placeit.planning.coarsen import Grouping
+from placeit.planning.segments import Costs
+
+__all__ = ["divided", "group_devices", "held", "parse_pins", "pinned_ops"]
+
+_NEAR = 3  # names that are suggested
+
+
+def parse_pins(texts: Sequence[str]) -> dict[str, str]:
+    """Read ``PATTERN=DEVICE`` for each text, such as ``conv1*=CPU@0``; a pattern may hold ``=`` itself. Raises UsageError."""
+    pins: dict[str, str] = {}
+    for text in texts:
+        pattern, _, device = (part.strip() for part in text.rpartition("="))
+        if not pattern or not device:
+            raise UsageError(f"Cannot read --pin '{text}'; write PATTERN=DEVICE, such as 'conv1*=CPU@0'.")
+        if pins.setdefault(pattern, device) != device:
+            raise UsageError(f"--pin gives '{pattern}' two devices, {pins[pattern]} and {device}; an op runs on one.")
+    return pins
+
+
+def pinned_ops(pins: Mapping[str, str], ops: Sequence[str], devices: Sequence[str]) -> NDArray[np.int32]:
+    """Find the ops that pins are about.
+
+    Args:
+        pins: device by pattern: the name of an op, or a glob (``*``, ``?``, ``[abc]``) that is case-sensitive.
+        ops: names of all ops.
+        devices: names of the devices.
+
+    Returns:
+        ``int32[V]``, the device of each op, -1 where none is asked for.
+
+    Raises:
+        UsageError: a device is not there, a pattern matches no op, or an op is given two devices.
+    """
+    found = np.full(len(ops), -1, np.int32)
+    by: dict[int, str] = {}
+    for pattern, device in pins.items():
+        if device not in devices:
+            raise UsageError(
+                f"The pin '{pattern}={device}' names a device that is not there; the devices are {', '.join(devices)}"
+                f"{nearest(device, devices)}."
+            )
+        matching = [v for v, name in enumerate(ops) if name == pattern or fnmatch.fnmatchcase(name, pattern)]
+        if not matching:
+            raise UsageError(f"The pin '{pattern}={device}' matches no op{_near(pattern, ops)}.")
+        d = devices.index(device)
+        for v in matching:
+            if found[v] not in (-1, d):
+                raise UsageError(f"Op '{ops[v]}' is pinned twice: '{by[v]}={devices[found[v]]}' and '{pattern}={device}'.")
+            found[v], by[v] = d, pattern
+    return found
+
+
+def _near(pattern: str, ops: Sequence[str]) -> str:
+    """Suggest op names that look like a pattern, as the end of a message."""
+    word = pattern.strip("*?").lower()
+    close = [name for name in ops if word and word in name.lower()][:_NEAR]
+    close = close or difflib.get_close_matches(pattern.strip("*?"), ops, _NEAR, 0.5) or list(ops[:_NEAR])
+    return f"; there are ops such as {', '.join(map(repr, close))} (`placeit inspect MODEL --groups` lists all)"
+
+
+def divided(grouping: Grouping, devices: NDArray[np.int32], together: Sequence[Sequence[str]] = ()) -> Grouping:
+    """Split the groups whose ops are wanted on different devices; the others stay as they are.
+
+    A group is split into stretches of its ops in topological order, so the graph of groups still has no cycle. An op that may
+    be anywhere stays with those before it.
+
+    Args:
+        grouping: the groups.
+        devices: ``int32[V]``, the device that each op is wanted on, -1 for any.
+        together: sets of ops that need one device.
+
+    Raises:
+        PlacementError: ops that need one device would be separated.
+    """
+    first = np.arange(len(grouping.graph))  # of the stretch that an op is in
+    stretches: dict[int, tuple[int, int]] = {}
+    for v, (group, device) in enumerate(zip(grouping.group_of.tolist(), devices.tolist(), strict=True)):
+        start, held = stretches.get(group, (v, -1))
+        if -1 not in (device, held) and device != held:
+            start = v
+        stretches[group] = start, held if device == -1 else device
+        first[v] = start
+    if len(np.unique(first)) == len(grouping.groups):
+        return grouping
+    index = grouping.graph.index
+    for one, *others in together:
+        for other in others:
+            if first[index[one]] != first[index[other]]:
+                raise PlacementError(
+                    f"Ops '{one}' and '{other}' run on one device, because they share state or a tensor whose size depends on "
+                    "the data, or are one op to a runtime; they, or ops between them, are wanted on several."
+                )
+    return Grouping.of(grouping.graph, first.tolist())
+
+
+def group_devices(grouping: Grouping, devices: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Return the device that each group is wanted on, ``int32[G]``, -1 for any, from that of each op, ``int32[V]``."""
+    wanted = np.full(len(grouping.groups), -1, np.int32)
+    np.maximum.at(wanted, grouping.group_of, devices)
+    return wanted
+
+
+def held(costs: Costs, grouping: Grouping, devices: NDArray[np.int32]) -> Costs:
+    """Return costs by which a group that is wanted on a device can run nowhere else.
+
+    Args:
+        costs: of all groups on all devices.
+        grouping: the groups; none is wanted on several devices (see :func:`divided`).
+        devices: ``int32[V]``, the device that each op is wanted on, -1 for any.
+
+    Raises:
+        InfeasibleError: a device cannot run what is wanted there.
+    """
+    wanted = group_devices(grouping, devices)
+    asked = np.flatnonzero(wanted >= 0)
+    names = costs.cluster.names
+    unable = asked[np.isinf(costs.core[asked, wanted[asked]])]
+    if len(unable):
+        group = int(unable[0])
+        op = next(v for v in np.flatnonzero(grouping.group_of == group).tolist() if devices[v] >= 0)
+        raise InfeasibleError(
+            f"Op '{grouping.graph.names[op]}' is pinned to {names[wanted[group]]}, which cannot run it, or not all of the "
+            f"{np.count_nonzero(grouping.group_of == group)} ops that are placed together with it: pin it elsewhere, or allow "
+            "more groups."
+        )
+    core = costs.core.copy()
+    core[asked] = np.inf
+    core[asked, wanted[asked]] = costs.core[asked, wanted[asked]]
+    return replace(costs, core=core)

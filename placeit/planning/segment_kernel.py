@@ -1,0 +1,407 @@
+"""The compiled part of :mod:`placeit.planning.segments`: what a partition of groups into segments would take."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.simulator.kernel import jit
+
+_TOLERANCE = 1e-9
+
+
+class Groups(NamedTuple):
+    """Groups and costs as the kernels read them."""
+
+    edges: NDArray[np.int32]  # [E, 3] producer group, consumer group, tensor; sorted by producer
+    tensor_bytes: NDArray[np.float64]  # [T]
+    core: NDArray[np.float64]  # [G, D] seconds
+    cut_per_byte: NDArray[np.float64]  # [G, D] seconds per byte that crosses the group's border
+    dispatch: NDArray[np.float64]  # [D] seconds
+    load: NDArray[np.float64]  # [G, D] seconds more while all other devices work
+    read: NDArray[np.float64]  # [D] seconds per byte that another device wrote
+    bandwidth: NDArray[np.float64]  # [D, D]
+    latency: NDArray[np.float64]  # [D, D]
+    passthrough: NDArray[np.bool_]  # [G] whether a group runs nothing
+
+
+@jit
+def compact(labels: NDArray[np.int32]) -> tuple[NDArray[np.int32], int]:
+    """Number the labels 0, 1, ... in the order in which they first appear; return the numbers and how many there are."""
+    number = np.full(len(labels), -1, np.int32)
+    of = np.empty(len(labels), np.int32)
+    count = 0
+    for g in range(len(labels)):
+        if number[labels[g]] < 0:
+            number[labels[g]] = count
+            count += 1
+        of[g] = number[labels[g]]
+    return of, count
+
+
+@jit
+def crossings(groups: Groups, of: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    """List what crosses between segments.
+
+    Returns:
+        ``int32[M, 3]``, each tensor once for every segment it enters: producer segment, consumer segment, tensor, in the
+        order of the producer groups; ``float64[G]``, bytes that cross a segment's border at each group.
+    """
+    edges, tensors = groups.edges, len(groups.tensor_bytes)
+    entered = np.zeros((len(of), tensors), np.bool_)  # by consumer segment
+    left = np.zeros(tensors, np.bool_)
+    moves = np.empty((len(edges), 3), np.int32)
+    cut_bytes = np.zeros(len(of))
+    count = 0
+    for e in range(len(edges)):
+        u, v, t = edges[e]
+        if of[u] == of[v]:
+            continue
+        if not left[t]:
+            left[t] = True
+            cut_bytes[u] += groups.tensor_bytes[t]
+        cut_bytes[v] += groups.tensor_bytes[t]
+        if not entered[of[v], t]:
+            entered[of[v], t] = True
+            moves[count, 0], moves[count, 1], moves[count, 2] = of[u], of[v], t
+            count += 1
+    return moves[:count], cut_bytes
+
+
+@jit
+def seconds_of_segments(
+    groups: Groups,
+    of: NDArray[np.int32],
+    count: int,
+    devices: NDArray[np.int32],
+    moves: NDArray[np.int32],
+    cut_bytes: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """Return ``float64[S]``, what segments take by the sum of their parts; zero for those that run nothing.
+
+    What a group takes more while other devices work counts by the share of the segment's time in which they do, in the
+    schedule that there would be without it; of several others, by the mean of their shares.
+
+    Args:
+        groups: groups and costs.
+        of: segment of each group, in topological order.
+        count: segments.
+        devices: device of each group.
+        moves: from :func:`ordered`.
+        cut_bytes: likewise.
+    """
+    seconds, load = np.zeros(count), np.zeros(count)
+    place = np.empty(count, np.int32)
+    runs = np.zeros(count, np.bool_)
+    for g in range(len(of)):
+        d = devices[g]
+        place[of[g]] = d
+        seconds[of[g]] += groups.core[g, d] + groups.cut_per_byte[g, d] * cut_bytes[g]
+        load[of[g]] += groups.load[g, d]
+        if not groups.passthrough[g] and not runs[of[g]]:
+            runs[of[g]] = True
+            seconds[of[g]] += groups.dispatch[d]
+    for m in range(len(moves)):
+        if place[moves[m, 0]] != place[moves[m, 1]]:
+            seconds[moves[m, 1]] += groups.read[place[moves[m, 1]]] * groups.tensor_bytes[moves[m, 2]]
+    seconds = np.where(runs, seconds, 0.0)
+    others = len(groups.dispatch) - 1
+    if others > 0 and (place != place[0]).any() and load.any():
+        start = _simulate(groups, moves, place, seconds)[1]
+        end = start + seconds
+        for s in range(count):
+            beside = 0.0
+            for o in range(count):
+                if place[o] != place[s]:
+                    beside += max(0.0, min(end[s], end[o]) - max(start[s], start[o]))
+            if runs[s] and seconds[s] > 0:
+                load[s] *= beside / (others * seconds[s])
+        for s in range(count):
+            if runs[s] and seconds[s] > 0:
+                seconds[s] = max(0.0, seconds[s] + load[s])
+    return seconds
+
+
+@jit
+def ordered(
+    groups: Groups, of: NDArray[np.int32], count: int
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float64], bool]:
+    """Number segments in topological order.
+
+    Returns:
+        ``int32[G]``, the segment of each group; ``int32[M, 3]`` and ``float64[G]`` as from :func:`crossings`, the former
+        sorted; whether there is such an order at all.
+    """
+    moves, cut_bytes = crossings(groups, of)
+    waiting = np.zeros(count, np.int32)
+    for m in range(len(moves)):
+        waiting[moves[m, 1]] += 1
+    number = np.full(count, -1, np.int32)
+    order = np.empty(count, np.int32)
+    done = 0
+    for s in range(count):
+        if waiting[s] == 0:
+            order[done] = s
+            done += 1
+    read = 0
+    while read < done:
+        number[order[read]] = read
+        for m in range(len(moves)):
+            if moves[m, 0] == order[read]:
+                waiting[moves[m, 1]] -= 1
+                if waiting[moves[m, 1]] == 0:
+                    order[done] = moves[m, 1]
+                    done += 1
+        read += 1
+    if done < count:
+        return of, moves, cut_bytes, False
+    tensors = len(groups.tensor_bytes)
+    key = np.empty(len(moves), np.int64)
+    for m in range(len(moves)):
+        moves[m, 0], moves[m, 1] = number[moves[m, 0]], number[moves[m, 1]]
+        key[m] = (np.int64(moves[m, 0]) * count + moves[m, 1]) * tensors + moves[m, 2]
+    return number[of], moves[np.argsort(key)], cut_bytes, True
+
+
+@jit
+def simulate_segments(
+    groups: Groups, of: NDArray[np.int32], count: int, devices: NDArray[np.int32]
+) -> tuple[float, NDArray[np.float64]]:
+    """Simulate a partition: priority queues by b-level, one transfer at a time per link.
+
+    Event for event what :mod:`placeit.simulator.simulate` does with the plan of the partition, ties included, but without a
+    problem to build first; there are few segments, so plain scans take the place of its heaps.
+
+    Returns:
+        Makespan, NaN if segments would wait in a circle; ``float64[G]``, when the segment of each group starts.
+    """
+    of, moves, cut_bytes, sorted_ = ordered(groups, of, count)
+    if not sorted_:
+        return np.nan, np.zeros(len(of))
+    seconds = seconds_of_segments(groups, of, count, devices, moves, cut_bytes)
+    place = np.empty(count, np.int32)
+    for g in range(len(of)):
+        place[of[g]] = devices[g]
+    makespan, start = _simulate(groups, moves, place, seconds)
+    return makespan, start[of]
+
+
+@jit
+def _simulate(
+    groups: Groups, moves: NDArray[np.int32], place: NDArray[np.int32], seconds: NDArray[np.float64]
+) -> tuple[float, NDArray[np.float64]]:
+    """Simulate segments that are numbered in topological order; return the makespan, and when each starts."""
+    count, total, width = len(place), len(moves), len(groups.dispatch)
+    start = np.zeros(count)
+    first = np.searchsorted(moves[:, 0], np.arange(count + 1))  # moves first[s] to first[s + 1] leave s
+    pending = np.zeros(count, np.int32)
+    serves = np.full(total, -1, np.int32)  # the move whose transfer brings the tensor; -1 on the same device
+    hop = np.zeros(total)
+    rank, move_rank = np.zeros(count), np.zeros(total)
+    for s in range(count - 1, -1, -1):
+        for m in range(first[s], first[s + 1]):
+            v, t = moves[m, 1], moves[m, 2]
+            pending[v] += 1
+            src, dst = place[s], place[v]
+            if src != dst:
+                hop[m] = groups.latency[src, dst] + groups.tensor_bytes[t] / groups.bandwidth[src, dst]
+                serves[m] = m
+                for n in range(first[s], m):
+                    if moves[n, 2] == t and serves[n] == n and place[moves[n, 1]] == dst:
+                        serves[m] = n
+                move_rank[serves[m]] = max(move_rank[serves[m]], rank[v])
+            rank[s] = max(rank[s], hop[m] + rank[v])
+        rank[s] += seconds[s]
+    link = np.empty(total, np.int32)
+    for m in range(total):
+        link[m] = width + place[moves[m, 0]] * width + place[moves[m, 1]]
+    # device d, or link D + src * D + dst, is busy with a segment or a move until then; of simultaneous ends, that of what
+    # began first comes first
+    busy, until, began = np.full(width + width * width, -1), np.zeros(width + width * width), np.zeros(width + width * width)
+    ready = pending == 0
+    asked = np.full(total, -1)  # place of a move among the requests for transfers; -1 while it does not wait
+    now, left, begun, requests = 0.0, count, 0, 0
+    for s in range(count):  # devices wake in the order of their first segments
+        if pending[s] == 0 and busy[place[s]] < 0:
+            v = _next_segment(ready, place, rank, place[s])
+            busy[place[s]], until[place[s]], began[place[s]], ready[v] = v, seconds[v], begun, False
+            begun += 1
+    while left > 0:
+        q = -1
+        for i in range(len(busy)):
+            if busy[i] >= 0 and (q < 0 or until[i] < until[q] or (until[i] == until[q] and began[i] < began[q])):
+                q = i
+        ended, now = busy[q], until[q]
+        busy[q] = -1
+        if q < width:  # a segment ends
+            d, lowest, highest = q, first[ended], first[ended + 1]
+            left -= 1
+            for m in range(lowest, highest):
+                if serves[m] < 0:
+                    pending[moves[m, 1]] -= 1
+                    ready[moves[m, 1]] = pending[moves[m, 1]] == 0
+                elif serves[m] == m:
+                    asked[m] = requests
+                    requests += 1
+        else:  # a tensor arrives
+            d, lowest, highest = (q - width) % width, ended, ended + 1
+            for m in range(ended, first[moves[ended, 0] + 1]):
+                if serves[m] == ended:
+                    pending[moves[m, 1]] -= 1
+                    ready[moves[m, 1]] = pending[moves[m, 1]] == 0
+        for m in range(lowest, highest):
+            if serves[m] == m and busy[link[m]] < 0:
+                n = _next_move(asked, link, move_rank, link[m])
+                if n >= 0:
+                    busy[link[m]], until[link[m]], began[link[m]], asked[n] = n, now + hop[n], begun, -1
+                    begun += 1
+        if busy[d] < 0:
+            v = _next_segment(ready, place, rank, d)
+            if v >= 0:
+                busy[d], until[d], began[d], ready[v], start[v] = v, now + seconds[v], begun, False, now
+                begun += 1
+    return now, start
+
+
+@jit
+def _next_segment(ready: NDArray[np.bool_], place: NDArray[np.int32], rank: NDArray[np.float64], device: int) -> int:
+    best = -1
+    for s in range(len(ready)):
+        if ready[s] and place[s] == device and (best < 0 or rank[s] > rank[best]):
+            best = s
+    return best
+
+
+@jit
+def _next_move(asked: NDArray[np.int64], link: NDArray[np.int32], rank: NDArray[np.float64], which: int) -> int:
+    best = -1
+    for m in range(len(asked)):
+        waits = asked[m] >= 0 and link[m] == which
+        if waits and (best < 0 or rank[m] > rank[best] or (rank[m] == rank[best] and asked[m] < asked[best])):
+            best = m
+    return best
+
+
+@jit
+def merge_groups(groups: Groups, devices: NDArray[np.int32]) -> tuple[NDArray[np.int32], float]:
+    """Merge segments that follow each other on a device while that does not delay the end; see ``Segmenter.plan``.
+
+    Returns:
+        ``int32[G]``, the segment of each group, and the makespan: ``inf`` if a group cannot run where it is.
+    """
+    labels = np.arange(len(devices)).astype(np.int32)
+    for g in range(len(devices)):
+        if groups.core[g, devices[g]] == np.inf:
+            return labels, np.inf
+    if (devices == devices[0]).all():
+        whole = np.zeros(len(devices), np.int32)
+        return whole, simulate_segments(groups, whole, 1, devices)[0]
+    of, count = compact(labels)
+    best, start = simulate_segments(groups, of, count, devices)
+    while True:
+        # groups of each device in the order in which their segments start
+        rank = np.argsort(start, kind="mergesort")
+        merged = False
+        for d in range(len(groups.dispatch)):
+            previous = -1
+            for i in range(len(rank)):
+                g = rank[i]
+                if devices[g] != d or groups.passthrough[g]:
+                    continue
+                if previous >= 0 and labels[previous] != labels[g]:
+                    trial = np.where(labels == labels[g], labels[previous], labels).astype(np.int32)
+                    trial_of, trial_count = compact(trial)
+                    makespan, trial_start = simulate_segments(groups, trial_of, trial_count, devices)
+                    if makespan <= best * (1 + _TOLERANCE):  # False for NaN
+                        labels, of, best, start = trial, trial_of, makespan, trial_start
+                        merged = True
+                previous = g
+        if not merged:
+            return of, best
+
+
+@jit
+def merge_into(of: NDArray[np.int32], groups: Groups, devices: NDArray[np.int32]) -> float:
+    """Write the first that :func:`merge_groups` returns and return the second."""
+    merged, makespan = merge_groups(groups, devices)
+    of[:] = merged
+    return makespan
+
+
+@jit
+def partition(
+    of: NDArray[np.int32],
+    moves: NDArray[np.int32],
+    seconds: NDArray[np.float64],
+    groups: Groups,
+    devices: NDArray[np.int32],
+) -> int:
+    """Number segments in topological order, and say what crosses between them and what they take.
+
+    Args:
+        of: ``int32[G]``, the segment of each group; renumbered.
+        moves: ``int32[E, 3]``, whose first rows become those of :func:`ordered`.
+        seconds: ``float64[S]``, becomes that of :func:`seconds_of_segments`.
+        groups: groups and costs.
+        devices: device of each group.
+
+    Returns:
+        How many moves there are.
+    """
+    numbers, found, cut_bytes, _ = ordered(groups, of, len(seconds))
+    of[:], moves[: len(found)] = numbers, found
+    seconds[:] = seconds_of_segments(groups, of, len(seconds), devices, found, cut_bytes)
+    return len(found)
+
+
+@jit
+def search(
+    best: NDArray[np.int32],
+    current: NDArray[np.int32],
+    seconds: NDArray[np.float64],
+    groups: Groups,
+    feasible: NDArray[np.bool_],
+    param_bytes: NDArray[np.float64],
+    memory: NDArray[np.float64],
+    first: int,
+    last: int,
+    steps: int,
+    heat: float,
+    rng: np.random.Generator,
+) -> None:
+    """Anneal a placement by the makespan of its plan; see ``Segmenter.search``.
+
+    Does steps ``first`` to ``last`` of ``steps``; updates the current and the best placement, and their seconds.
+    """
+    width = len(groups.dispatch)
+    if first == 0:
+        seconds[:] = merge_groups(groups, current)[1]
+    now, best_at = seconds[0], seconds[1]
+    used = np.zeros(width)
+    for g in range(len(current)):
+        used[current[g]] += param_bytes[g]
+    for step in range(first, last):
+        g = int(rng.random() * len(current))
+        # half of the moves take a group to where a neighbour is, the others anywhere
+        to = int(rng.random() * width)
+        if len(groups.edges) and rng.random() < 0.5:
+            e = int(rng.random() * len(groups.edges))
+            u, v = groups.edges[e, 0], groups.edges[e, 1]
+            g, to = (u, current[v]) if rng.random() < 0.5 else (v, current[u])
+        old = current[g]
+        if to == old or not feasible[g, to] or used[to] + param_bytes[g] > memory[to]:
+            continue
+        current[g] = to
+        makespan = merge_groups(groups, current)[1]
+        temperature = heat * best_at * (1 - step / steps)
+        if makespan <= now or rng.random() < np.exp((now - makespan) / max(temperature, 1e-300)):
+            now = makespan
+            used[old] -= param_bytes[g]
+            used[to] += param_bytes[g]
+            if now < best_at:
+                best[:], best_at = current, now
+        else:
+            current[g] = old
+    seconds[0], seconds[1] = now, best_at

@@ -1,0 +1,329 @@
+"""From a placement of groups to segments: what is compiled and run as one program on one device."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from placeit.core.cluster import Cluster, Link
+from placeit.core.errors import PlacementError
+from placeit.core.problem import Problem
+from placeit.planning import segment_kernel as kernel
+from placeit.planning.coarsen import Grouping
+from placeit.simulator.simulate import Schedule, schedule
+
+__all__ = ["Costs", "Plan", "Profiled", "Segment", "Segmenter"]
+
+_FREE_KINDS = frozenset({"Parameter", "Result"})
+_AT_ONCE = 50  # steps of a search between two looks at the clock, for each of which it takes milliseconds
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """When costs were measured, and on how busy a machine.
+
+    Attributes:
+        at: seconds since 1970.
+        load: how many cores other processes kept busy meanwhile, on average; None if that is not known.
+        cached: whether it was done before, and the costs are from the cache.
+    """
+
+    at: float
+    load: float | None
+    cached: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Costs:
+    """What groups cost on devices, and what cutting between them costs; seconds throughout.
+
+    A segment takes one ``dispatch``, the ``core`` time of each of its groups, and that part of each group's ``cut`` time
+    which the group's tensors crossing the segment's border have in all bytes that the group reads and writes. A group alone
+    in its segment so takes dispatch + core + cut, and the whole model as one segment takes dispatch + the sum of core.
+
+    Devices that work at the same time share memory bandwidth, and what another device has just written is not in the caches of
+    the one that reads it. So a segment takes the ``load`` of its groups more, by the share of its time in which other devices
+    work, and ``read`` for each byte that enters from another device.
+
+    Attributes:
+        core: ``float64[G, D]``, a group inside an uncut model; ``inf`` where it cannot run.
+        cut: ``float64[G, D]``, what cutting a group off all its neighbours adds: layout conversions, lost fusion.
+        dispatch: ``float64[D]``, starting a segment.
+        cluster: the devices, with all links known.
+        load: ``float64[G, D]``, or what broadcasts to it: what a group takes more while all other devices work.
+        read: ``float64[D]``, or what broadcasts to it: seconds per byte that another device wrote.
+        profiled: when they were measured; None if they were not.
+        shared: whether nothing but whole models was measured, so that ``core`` says nothing of single groups.
+    """
+
+    core: NDArray[np.float64]
+    cut: NDArray[np.float64]
+    dispatch: NDArray[np.float64]
+    cluster: Cluster
+    load: NDArray[np.float64] = field(default_factory=lambda: np.zeros((1, 1)))
+    read: NDArray[np.float64] = field(default_factory=lambda: np.zeros(1))
+    profiled: Profiled | None = None
+    shared: bool = False
+
+    @classmethod
+    def zero(cls, groups: int, cluster: Cluster) -> Costs:
+        """Costs of zero everywhere, for running plans before anything has been measured."""
+        devices = len(cluster)
+        instant = {pair: Link(np.inf, 0.0) for pair in cluster.missing_links()}
+        known = replace(cluster, links={**cluster.links, **instant})
+        return cls(np.zeros((groups, devices)), np.zeros((groups, devices)), np.zeros(devices), known)
+
+    @cached_property
+    def bandwidth(self) -> NDArray[np.float64]:
+        """``float64[D, D]``, bytes per second."""
+        return self.cluster.bandwidth()
+
+    @cached_property
+    def latency(self) -> NDArray[np.float64]:
+        """``float64[D, D]``, seconds."""
+        return self.cluster.latency()
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Groups that run as one program.
+
+    Attributes:
+        device: device number.
+        groups: group numbers, ascending.
+        inputs: tensors (of the group graph) that enter from other segments, ascending.
+        outputs: tensors that leave for other segments, ascending.
+        passthrough: whether it only hands model inputs or outputs through, and so runs nothing.
+    """
+
+    device: int
+    groups: tuple[int, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    passthrough: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Segments in topological order, and the problem over segments that simulator and scheduler work on.
+
+    Attributes:
+        segments: ``S`` of them.
+        problem: compute, edges and links of the segments.
+        tensors: for each tensor number of ``problem``, its number in the group graph.
+        schedule: the simulated run.
+    """
+
+    segments: tuple[Segment, ...]
+    problem: Problem
+    tensors: tuple[int, ...]
+    schedule: Schedule
+
+    @cached_property
+    def placement(self) -> NDArray[np.int32]:
+        """``int32[S]``, the device of each segment."""
+        return np.array([segment.device for segment in self.segments], np.int32)
+
+    @cached_property
+    def segment_of(self) -> NDArray[np.int32]:
+        """``int32[G]``, the segment of each group."""
+        of = np.empty(sum(len(segment.groups) for segment in self.segments), np.int32)
+        for s, segment in enumerate(self.segments):
+            of[list(segment.groups)] = s
+        return of
+
+    @cached_property
+    def programs(self) -> tuple[Segment, ...]:
+        """Segments that compute something, and so are compiled."""
+        return tuple(segment for segment in self.segments if not segment.passthrough)
+
+
+class Segmenter:
+    """Merges the groups of a placement into segments.
+
+    Args:
+        grouping: ops and groups.
+        costs: what they cost.
+    """
+
+    def __init__(self, grouping: Grouping, costs: Costs) -> None:
+        graph = grouping.groups
+        self.grouping, self.graph, self.costs = grouping, graph, costs
+        kinds: list[set[str]] = [set() for _ in range(len(graph))]
+        reading = set(grouping.graph.edges[:, 1].tolist())
+        for v, (kind, group) in enumerate(zip(grouping.graph.kinds, grouping.group_of.tolist(), strict=True)):
+            # an output that reads no op is a constant, which some program has to write
+            kinds[group].add("Constant" if kind == "Result" and v not in reading else kind)
+        border = np.bincount(graph.tensor_op, graph.tensor_bytes, len(graph))
+        np.add.at(border, graph.edges[:, 1], graph.tensor_bytes[graph.edge_tensor])
+        by_producer = np.argsort(graph.edges[:, 0], kind="stable")
+        self._groups = kernel.Groups(
+            np.ascontiguousarray(np.column_stack([graph.edges, graph.edge_tensor])[by_producer], np.int32),
+            graph.tensor_bytes,
+            costs.core,
+            np.divide(costs.cut, border[:, None], out=np.zeros_like(costs.cut), where=border[:, None] > 0),
+            costs.dispatch,
+            np.array(np.broadcast_to(costs.load, costs.core.shape)),
+            np.array(np.broadcast_to(costs.read, costs.dispatch.shape)),
+            costs.bandwidth,
+            costs.latency,
+            np.array([kind <= _FREE_KINDS for kind in kinds]),
+        )
+
+    def problem(self) -> Problem:
+        """The placement problem over groups that placers see.
+
+        It assumes that neighbours on one device are fused. An edge's ``cut`` is the mean of what its two ends pay.
+        """
+        graph, costs = self.graph, self.costs
+        moved = graph.tensor_bytes[graph.edge_tensor]
+        ends = self._groups.cut_per_byte[graph.edges]
+        return Problem.from_arrays(
+            costs.core,
+            graph.edges,
+            moved,
+            costs.bandwidth,
+            costs.latency,
+            edge_tensor=graph.edge_tensor,
+            cut=ends.mean(axis=1) * moved[:, None],
+            param_bytes=graph.param_bytes,
+            memory=np.array([device.memory_bytes for device in costs.cluster.devices]),
+            op_names=graph.names,
+            device_names=costs.cluster.names,
+            graph_hash=self.grouping.graph.hash,
+        )
+
+    def plan(self, placement: ArrayLike, *, merge: bool = True) -> Plan:
+        """Segment a placement of the groups, ``int32[G]``.
+
+        Segments that follow each other on one device are merged while the graph of segments stays acyclic and the simulated
+        makespan does not grow: merging saves dispatches and cuts, but a segment starts only when everything that it reads is
+        there, and gives nothing away before it ends.
+
+        Args:
+            placement: device of each group.
+            merge: False for one segment per group, as the profiler runs them.
+
+        Raises:
+            PlacementError: wrong length, unknown device, or a group where it cannot run.
+        """
+        devices = self._check(placement)
+        of = np.arange(len(devices), dtype=np.int32)
+        if merge:
+            kernel.merge_into(of, self._groups, devices)
+        return self._plan(of, devices)
+
+    def merged(self, segment_of: ArrayLike, placement: ArrayLike) -> Plan:
+        """Return the plan of given segments: the segment of each group and its device, ``int32[G]`` both.
+
+        Segments are numbered from 0, so that none reads from one with a higher number, and each is on one device.
+
+        Raises:
+            PlacementError: wrong length, unknown device, or a group where it cannot run.
+        """
+        return self._plan(np.array(segment_of, np.int32), self._check(placement))
+
+    def priced(self, plan: Plan) -> Plan:
+        """Return the same segments at this segmenter's costs, to see what those costs say of a plan made with others."""
+        return self._plan(plan.segment_of, plan.placement[plan.segment_of])
+
+    def makespan(self, placements: ArrayLike) -> NDArray[np.float64]:
+        """Simulated seconds of placements' plans, ``int32[B, G] -> float64[B]``: a cost function that knows of segments.
+
+        A placement with a group where it cannot run costs ``inf``.
+
+        Raises:
+            PlacementError: wrong length or unknown device.
+        """
+        rows = [self._in_range(row) for row in np.atleast_2d(np.asarray(placements))]
+        of = np.empty(len(self.graph), np.int32)
+        return np.array([kernel.merge_into(of, self._groups, row) for row in rows])
+
+    def search(
+        self,
+        placement: ArrayLike,
+        problem: Problem,
+        *,
+        steps: int,
+        seed: int,
+        heat: float = 0.01,
+        deadline: float = math.inf,
+    ) -> NDArray[np.int32]:
+        """Anneal a placement by the simulated makespan of its plan, which placers that see the groups only cannot know.
+
+        Args:
+            placement: where to start, ``int32[G]``.
+            problem: from :meth:`problem`; says what is feasible and what fits.
+            steps: moves of one group that are tried; each is a plan, which takes milliseconds.
+            seed: the same seed gives the same answer.
+            heat: first temperature, as a share of the makespan.
+            deadline: when to end with the best so far, by ``time.perf_counter()``.
+
+        Raises:
+            PlacementError: the placement to start from is infeasible.
+        """
+        current, seconds, rng = np.array(problem.check(placement)), np.full(2, np.inf), np.random.default_rng(seed)
+        best = current.copy()
+        fixed = (problem.feasible, problem.param_bytes, problem.memory)
+        for first in range(0, steps, _AT_ONCE):
+            kernel.search(best, current, seconds, self._groups, *fixed, first, min(first + _AT_ONCE, steps), steps, heat, rng)
+            if time.perf_counter() >= deadline:
+                break
+        return best
+
+    def _in_range(self, placement: ArrayLike) -> NDArray[np.int32]:
+        devices, names = np.asarray(placement), self.costs.cluster.names
+        if devices.shape != (len(self.graph),) or devices.dtype.kind not in "iu":
+            raise PlacementError(
+                f"A placement of these groups is {len(self.graph)} device numbers; got shape {devices.shape}, {devices.dtype}."
+            )
+        if devices.min() < 0 or devices.max() >= len(names):
+            raise PlacementError(f"A placement uses device numbers 0..{len(names) - 1}; got {devices.min()}..{devices.max()}.")
+        return np.array(devices, np.int32)  # writable: to numba a read-only array is another type
+
+    def _check(self, placement: ArrayLike) -> NDArray[np.int32]:
+        devices = self._in_range(placement)
+        bad = np.flatnonzero(np.isinf(self.costs.core[np.arange(len(devices)), devices]))
+        if len(bad):
+            name = self.costs.cluster.names[devices[bad[0]]]
+            raise PlacementError(f"Op '{self.graph.names[bad[0]]}' cannot run on {name}.")
+        return devices
+
+    def _plan(self, of: NDArray[np.int32], devices: NDArray[np.int32]) -> Plan:
+        """Build the plan of a partition, its segments in topological order."""
+        count = int(of.max()) + 1
+        moves, seconds = np.empty_like(self._groups.edges), np.empty(count)
+        moves = moves[: kernel.partition(of, moves, seconds, self._groups, devices)]
+        compute = np.full((count, len(self.costs.cluster)), np.inf)
+        segments = []
+        for s in range(count):
+            groups = np.flatnonzero(of == s)
+            device = int(devices[groups[0]])
+            compute[s, device] = seconds[s]
+            segments.append(
+                Segment(
+                    device,
+                    tuple(groups.tolist()),
+                    tuple(np.unique(moves[moves[:, 1] == s, 2]).tolist()),
+                    tuple(np.unique(moves[moves[:, 0] == s, 2]).tolist()),
+                    bool(self._groups.passthrough[groups].all()),
+                )
+            )
+        tensors, compact = np.unique(moves[:, 2], return_inverse=True)
+        problem = Problem.from_arrays(
+            compute,
+            moves[:, :2],
+            self.graph.tensor_bytes[moves[:, 2]],
+            self.costs.bandwidth,
+            self.costs.latency,
+            edge_tensor=compact.reshape(-1),
+            device_names=self.costs.cluster.names,
+        )
+        placement = np.array([segment.device for segment in segments], np.int32)
+        simulated = schedule(problem, placement, links="channel", queue="priority")
+        return Plan(tuple(segments), problem, tuple(tensors.tolist()), simulated)

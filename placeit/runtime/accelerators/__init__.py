@@ -1,0 +1,6 @@
+"""Runs plans on accelerators whose work goes through streams: segments and copies are launched, ordered by events.
+
+:mod:`~placeit.runtime.accelerators.executor` is what to use. It sees an accelerator through the few calls of
+:mod:`~placeit.runtime.accelerators.accelerator`, so that the fake one of
+:mod:`placeit.testing.fake_accelerator` drives exactly the code that drives a GPU.
+"""

@@ -1,0 +1,114 @@
+"""CPU core sets as streams: what ``torch.Stream`` and ``torch.Event`` are on accelerators, on a thread bound to cores.
+
+Any moment may raise an interrupt in the thread that launches, which so holds no lock that the thread of a stream could want:
+``threading.Event`` has such a lock, and would leave that thread waiting for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from time import perf_counter
+
+import torch
+
+from placeit.core.cluster import Device
+from placeit.core.errors import ExecutionError
+from placeit.runtime.accelerators.accelerator import Inbox, Token
+from placeit.runtime.devices.pytorch import use_threads
+from placeit.runtime.devices.worker import Worker
+
+__all__ = ["HostEvent", "HostStream"]
+
+_LOOK_S = 1.0  # how often who waits looks whether the thread lives
+
+
+class HostEvent:
+    """A mark in a stream. Waiting for one that was never recorded waits for nothing, as on accelerators."""
+
+    def __init__(self) -> None:
+        self._at = 0.0
+        self._ahead: threading.Lock | None = None  # held until the event has happened
+
+    def record(self, stream: HostStream) -> None:
+        """Mark what has been launched on the stream so far."""
+        ahead = threading.Lock()
+        ahead.acquire()
+        stream.launch(functools.partial(self._happen, ahead))
+        self._ahead = ahead
+
+    def _happen(self, ahead: threading.Lock) -> None:
+        self._at = perf_counter()
+        ahead.release()
+
+    def hold_up(self, stream: HostStream) -> None:
+        """Let a stream wait for what the event marks now."""
+        if self._ahead is not None:
+            stream.launch(functools.partial(_pass, self._ahead))
+
+    def elapsed_time(self, end: HostEvent) -> float:
+        """Milliseconds from this event to another, as PyTorch gives them."""
+        return (end._at - self._at) * 1e3
+
+
+def _pass(ahead: threading.Lock) -> None:
+    with ahead:
+        pass
+
+
+class HostStream:
+    """A thread that runs what is launched, in order, on the cores of a device.
+
+    Args:
+        device: a CPU core set.
+
+    Raises:
+        DeviceError: this process may not use the cores.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._worker = Worker(f"placeit {device.name}", device.cores, torch.inference_mode)
+        self._worker.submit(functools.partial(use_threads, max(1, len(device.cores))))
+
+    def launch(self, job: Callable[[], None]) -> None:
+        """Queue a job that does not raise. Raises ExecutionError after the stream has been closed."""
+        self._worker.submit(job)
+
+    def run(self, job: Callable[[], None], inbox: Inbox, token: Token) -> None:
+        """Queue a job that may raise, which the inbox is told of; left out if the inbox is over by then."""
+        self.launch(functools.partial(_run, job, inbox, token))
+
+    def wait_event(self, event: HostEvent) -> None:
+        """Let what is launched from now on start only after an event."""
+        event.hold_up(self)
+
+    def query(self) -> bool:
+        """Say that the thread lives. Raises RuntimeError if it does not."""
+        if not self._worker.alive:
+            raise RuntimeError("its thread has ended")
+        return True
+
+    def synchronize(self) -> None:
+        """Wait for everything launched, also on a stream that was closed."""
+        ended: SimpleQueue[None] = SimpleQueue()
+        with contextlib.suppress(ExecutionError):
+            self.launch(functools.partial(ended.put, None))
+        while self._worker.alive:
+            with contextlib.suppress(Empty):
+                ended.get(timeout=_LOOK_S)
+                return
+
+    def close(self) -> None:
+        """Stop the thread."""
+        self._worker.close()
+
+
+def _run(job: Callable[[], None], inbox: Inbox, token: Token) -> None:
+    if not inbox.over:
+        try:
+            job()
+        except BaseException as error:  # noqa: BLE001 (whatever it is, the thread that waits has to be told)
+            inbox.fail(token, error)

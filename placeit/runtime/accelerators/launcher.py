@@ -1,0 +1,187 @@
+"""Requests in flight on the streams of an accelerator, and the calls that launch them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from placeit.core.errors import DeviceError, ExecutionError
+from placeit.runtime.accelerators.accelerator import HOST, Accelerator, Event, Inbox, LoadedProgram, Memory, Stream, Token, View
+from placeit.runtime.accelerators.layout import Launch, RequestLayout
+
+__all__ = ["Launcher", "Slot"]
+
+
+class Slot:
+    """One request in flight: its memory, its events, and how far it has got.
+
+    Attributes:
+        views: of each buffer.
+        events: of each launch, recorded behind it.
+        begins: of each launch, recorded before it; None if nobody wants to know how long it took.
+        flying: launches whose reports are still to come.
+        decided: whether nothing is left to launch.
+    """
+
+    def __init__(self, layout: RequestLayout, accelerator: Accelerator, memory: list[Memory], *, timed: bool) -> None:
+        mine: list[Memory] = []
+        for place, nbytes in layout.slots:
+            mine.append(accelerator.allocate(place, nbytes))
+            memory.append(mine[-1])
+        self.views: list[View] = [
+            accelerator.view(mine[slot], spec) for slot, spec in zip(layout.slot_of, layout.specs, strict=True)
+        ]
+        owners = [layout.streams[launch.stream] for launch in layout.launches]
+        self.events: list[Event] = [accelerator.event(device, timed=timed) for device in owners]
+        self.begins: list[Event] | None = [accelerator.event(device, timed=True) for device in owners] if timed else None
+        self.flying: dict[int, None] = {}
+        self.decided = True
+
+
+class Launcher:
+    """Programs, memory, streams and events of a number of requests.
+
+    Args:
+        layout: what there is to launch.
+        accelerator: where.
+        timed: whether to record when each launch begins and ends.
+
+    Attributes:
+        slots: the requests, once :meth:`make` has made them.
+        streams: of the layout.
+        flying: how many reports are still to come, of all requests.
+    """
+
+    def __init__(self, layout: RequestLayout, accelerator: Accelerator, *, timed: bool) -> None:
+        self.layout, self.accelerator, self.timed = layout, accelerator, timed
+        self.slots: list[Slot] = []
+        self.streams: list[Stream] = []
+        self.flying = 0
+        self._inbox = Inbox()
+        self._memory: list[Memory] = []
+        self._loaded: list[LoadedProgram | None] = []
+
+    def make(self, requests: int) -> None:
+        """Load every program, and allocate everything, with inputs of zeros.
+
+        Raises:
+            DeviceError: :meth:`release` undoes what was done.
+        """
+        layout, accelerator = self.layout, self.accelerator
+        for launch in layout.launches:
+            self._loaded.append(None if launch.program is None else self._load(launch))
+        for _ in range(requests):
+            slot = Slot(layout, accelerator, self._memory, timed=self.timed)
+            self.slots.append(slot)
+            for value in layout.work.inputs.values():
+                spec = layout.work.values[value]
+                accelerator.write(slot.views[layout.buffer_of[value, HOST]], np.zeros(spec.shape, spec.dtype))
+        copying = dict.fromkeys(layout.streams, 0)
+        for device, route in zip(layout.streams, layout.routes, strict=True):
+            copying[device] += route != (device, device)
+            self.streams.append(accelerator.stream(device, 0 if route == (device, device) else copying[device]))
+
+    def _load(self, launch: Launch) -> LoadedProgram:
+        assert launch.program is not None  # noqa: S101 (the caller has looked)
+        device = self.layout.streams[launch.stream]
+        try:
+            return launch.program.load(self.accelerator.place(device))
+        except DeviceError as error:
+            raise DeviceError(
+                f"The segment that starts with '{launch.name}' cannot be loaded onto {self.accelerator.names[device]}: {error}"
+            ) from error
+
+    def release(self) -> None:
+        """Free the memory, and let go of the programs. Nothing may be running."""
+        self.slots.clear()
+        self._loaded.clear()
+        while self._memory:
+            self.accelerator.free(self._memory.pop())
+
+    def start(self, request: int, n: int, after: Iterable[int], *, record: bool = True) -> None:
+        """Launch one thing behind others.
+
+        Args:
+            request: whose it is.
+            n: its number.
+            after: launches to wait for.
+            record: whether anything will wait for it, or wants a report.
+
+        Raises:
+            DeviceError: names the segment, or what was to be copied, and the device.
+        """
+        slot, launch, accelerator = self.slots[request], self.layout.launches[n], self.accelerator
+        stream, program, views = self.streams[launch.stream], self._loaded[n], slot.views
+        inputs, outputs = [views[b] for b in launch.reads], [views[b] for b in launch.writes]
+        try:
+            for wait in after:
+                accelerator.wait(stream, slot.events[wait])
+            if slot.begins is not None:
+                accelerator.record(slot.begins[n], stream)
+            if program is None:
+                accelerator.copy(stream, inputs[0], outputs[0])
+            else:
+                accelerator.launch(stream, program, inputs, outputs, self._inbox, (request, n))
+            if record or slot.begins is not None:
+                accelerator.record(slot.events[n], stream)
+        except DeviceError as error:
+            raise self._failed(n, error) from error
+
+    def _failed(self, n: int, error: Exception) -> DeviceError:
+        launch = self.layout.launches[n]
+        what = "Copying what is made by" if launch.program is None else "The segment that starts with"
+        return DeviceError(f"{what} {self._named(n)[0]} failed on {self._named(n)[1]}: {error}")
+
+    def _named(self, n: int) -> tuple[str, str]:
+        launch = self.layout.launches[n]
+        return f"'{launch.name}'", self.accelerator.names[self.layout.streams[launch.stream]]
+
+    def expect(self, request: int, n: int, stream: Stream) -> None:
+        """Ask for a report of a launch whose event was recorded in a stream."""
+        slot = self.slots[request]
+        self.accelerator.notify(stream, slot.events[n], self._inbox, (request, n))
+        slot.flying[n] = None
+        self.flying += 1
+
+    def next_report(self, timeout: float | None) -> Token | None:
+        """Wait for a report, for so many seconds: a request, and which of its launches has ended; None if nothing has by then.
+
+        Raises:
+            DeviceError: a launch failed, and which, or a device did.
+        """
+        try:
+            token = self.accelerator.take(self._inbox, timeout)
+        except (DeviceError, ExecutionError):
+            self._check()
+            raise
+        if token is not None:
+            request, n = token
+            del self.slots[request].flying[n]
+            self.flying -= 1
+        return token
+
+    def _check(self) -> None:
+        if self._inbox.failure is not None:
+            (_, n), error = self._inbox.failure
+            raise self._failed(n, error) from error
+
+    def awaited(self) -> list[str]:
+        """What has been launched and is not known to have ended."""
+        return [" on ".join(self._named(n)) for slot in self.slots for n in slot.flying]
+
+    def cancel(self) -> None:
+        """Leave out what has not started, where that is possible."""
+        self._inbox.over = True
+
+    def finish(self) -> None:
+        """Wait for everything on every stream, whatever fails. Raises DeviceError if a launch or a device failed."""
+        failure: Exception | None = None
+        for stream in self.streams:
+            try:
+                self.accelerator.finish(stream)
+            except (DeviceError, ExecutionError) as error:
+                failure = failure or error
+        self._check()
+        if failure is not None:
+            raise failure

@@ -1,0 +1,237 @@
+"""Where the values of a plan lie, and what is launched on which stream to bring them there.
+
+Buffers share memory where that costs nothing: only if everything that touches the first buffer happens before the second is
+written whatever the timing, so that no wait is added and no stream stalls for it. What a plan takes is so known before it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from placeit.runtime.accelerators.accelerator import HOST, Accelerator, StreamProgram
+from placeit.runtime.accelerators.work import PlanTasks
+from placeit.runtime.devices.base import BufferSpec
+
+__all__ = ["Launch", "RequestLayout"]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A segment, or one leg of a copy.
+
+    Attributes:
+        stream: number of its stream.
+        reads: buffers.
+        writes: buffers.
+        after: launches that write what it reads.
+        program: what to launch; None for a copy.
+        name: what made the value that is copied, or the first op of the segment.
+    """
+
+    stream: int
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    after: tuple[int, ...]
+    program: StreamProgram | None
+    name: str
+
+
+class RequestLayout:
+    """Launches, buffers and memory of one request.
+
+    Each device has a stream for its segments, and one for every other place that it copies to, or, where the other place
+    cannot itself write to it, from: so a copy never queues behind one to another place. What the device cannot send directly
+    goes through pinned memory of the host, in two legs. Between devices that compute in the host's memory nothing is copied.
+
+    Args:
+        work: what to run.
+        accelerator: says where each device computes, and which of them can write the memory of which.
+        fixed: launch everything in the order of the simulated schedule, so that the order of launches on a stream also counts
+            when memory is shared. Otherwise only what follows from the data does, since the order is not known ahead.
+
+    Attributes:
+        launches: in an order in which they may be launched.
+        streams: device of each stream.
+        routes: where what is launched on each stream takes values from, and where it leaves them: one device, for segments.
+        runs: for each task its launch; None if it runs nothing.
+        moves: for (tensor of the plan's problem, destination) the legs that bring it there; a transfer that is not here moves
+            nothing.
+        host_to_device: launches that bring in what the host provides, for each input with the devices that read it.
+        device_to_host: for each task, the launches that bring what it makes to the host.
+        ends: launches that nothing else is known to follow; all have ended when these have.
+        specs: what each buffer looks like.
+        places: where each buffer lies: a device, or ``HOST``.
+        buffer_of: where a device, or the host, finds a value: the buffer of (value, device).
+        slot_of: for each buffer the slot of memory that it lies in.
+        slots: for each slot its device and bytes.
+    """
+
+    def __init__(self, work: PlanTasks, accelerator: Accelerator, *, fixed: bool) -> None:
+        self.work, self._can_peer = work, accelerator.can_peer
+        self._place = [accelerator.memory(device) for device in range(len(accelerator.names))]
+        self.launches: list[Launch] = []
+        self.streams: list[int] = []
+        self.routes: list[tuple[int, int]] = []
+        self.specs: list[BufferSpec] = []
+        self.places: list[int] = []
+        self.buffer_of: dict[tuple[int, int], int] = {}
+        self.runs: list[int | None] = [None] * len(work.tasks)
+        self.moves: dict[tuple[int, int], tuple[int, ...]] = {}
+        self.host_to_device: list[int] = []
+        self.device_to_host: list[tuple[int, ...]] = [()] * len(work.tasks)
+        self._stream_of: dict[tuple[int, int, int], int] = {}
+        self._writer: dict[int, int] = {}  # launch that writes a buffer
+        self._names = {value: task.name for task in work.tasks for value in task.writes}
+        self._names.update({value: name for name, value in work.inputs.items()})
+        self._lay_out()
+        before = self._ancestors(fixed=fixed)
+        followed = 0
+        for ancestors in self._ancestors(fixed=True):
+            followed |= ancestors
+        self.ends = [n for n in range(len(self.launches)) if not followed >> n & 1]
+        self.slot_of, self.slots = self._share(before)
+
+    def bytes_on(self, device: int) -> int:
+        """Bytes of a request's buffers on a device, or on the host."""
+        return sum(nbytes for place, nbytes in self.slots if place == device)
+
+    def _lay_out(self) -> None:
+        """Make launches and buffers in the order of the simulated schedule."""
+        work = self.work
+        plan, schedule = work.plan, work.plan.schedule
+        problem, moved = plan.problem, schedule.transfers
+        for value in work.inputs.values():
+            self.buffer_of[value, HOST] = self._new_buffer(value, HOST)
+        level = [0] * len(problem)
+        for v in problem.order.tolist():
+            for e in problem.predecessors.edge[problem.predecessors.ptr[v] : problem.predecessors.ptr[v + 1]].tolist():
+                level[v] = max(level[v], level[int(problem.edges[e, 0])] + 2)
+        maker = dict(zip(problem.edge_tensor.tolist(), problem.edges[:, 0].tolist(), strict=True))
+        # ties of segments that take no time are broken by depth in the graph
+        steps = [(start, level[s], s, -1) for s, start in enumerate(schedule.start.tolist())]
+        for tensor, dst, start in zip(moved.tensor.tolist(), moved.dst.tolist(), moved.start.tolist(), strict=True):
+            steps.append((start, level[maker[tensor]] + 1, tensor, dst))
+        read_on = {(value, task.device) for task in work.tasks for value in task.reads}
+        provided = set(work.inputs.values())
+        transferred = {(work.value_of[tensor], dst) for _, _, tensor, dst in steps if dst >= 0}
+        for value, device in sorted(read_on - transferred):
+            if value in provided:
+                self.host_to_device += self._copy(value, HOST, device)
+        wanted = set(work.outputs.values()) - provided
+        for _, _, number, dst in sorted(steps):
+            if dst >= 0:
+                value = work.value_of[number]
+                if (value, dst) in read_on:
+                    src = HOST if value in provided else work.tasks[maker[number]].device
+                    legs = self._copy(value, src, dst)
+                    if legs:
+                        self.moves[number, dst] = legs
+            elif work.tasks[number].program is not None:
+                task = work.tasks[number]
+                reads = tuple(self.buffer_of[value, task.device] for value in task.reads)
+                writes = tuple(self._new_buffer(value, self._place[task.device]) for value in task.writes)
+                for value, buffer in zip(task.writes, writes, strict=True):
+                    self.buffer_of[value, task.device] = self.buffer_of[value, self._place[task.device]] = buffer
+                stream = task.device, task.device, task.device
+                self.runs[number] = self._launch(stream, reads, writes, task.name, task.program)
+                for value in task.writes:
+                    if value in wanted:
+                        self.device_to_host[number] += self._copy(value, task.device, HOST)
+
+    def _copy(self, value: int, src: int, dst: int) -> tuple[int, ...]:
+        """Bring a value from one place to another, and return the launches that do, in their order."""
+        source, name = self.buffer_of[value, src], self._names[value]
+        from_host, to_host = (place == HOST or self._place[place] == HOST for place in (src, dst))
+        if from_host and to_host:
+            self.buffer_of[value, dst] = source
+            return ()
+        legs = []
+        owner = dst if from_host else src
+        if not (from_host or to_host or self._can_peer(src, dst)):
+            staging = self._new_buffer(value, HOST)
+            legs.append(self._launch((src, src, dst), (source,), (staging,), name))
+            source, owner = staging, dst
+        self.buffer_of[value, dst] = self._new_buffer(value, HOST if to_host else dst)
+        legs.append(self._launch((owner, src, dst), (source,), (self.buffer_of[value, dst],), name))
+        return tuple(legs)
+
+    def _launch(
+        self,
+        key: tuple[int, int, int],
+        reads: tuple[int, ...],
+        writes: tuple[int, ...],
+        name: str,
+        program: StreamProgram | None = None,
+    ) -> int:
+        """Add a launch on the stream with a key: the device that it belongs to, and where what it moves comes from and goes."""
+        if key not in self._stream_of:
+            self._stream_of[key] = len(self.streams)
+            self.streams.append(key[0])
+            self.routes.append(key[1:])
+        after = tuple(dict.fromkeys(self._writer[b] for b in reads if b in self._writer))
+        number = len(self.launches)
+        self.launches.append(Launch(self._stream_of[key], reads, writes, after, program, name))
+        self._writer.update(dict.fromkeys(writes, number))
+        return number
+
+    def _new_buffer(self, value: int, place: int) -> int:
+        self.specs.append(self.work.values[value])
+        self.places.append(place)
+        return len(self.specs) - 1
+
+    def _ancestors(self, *, fixed: bool) -> list[int]:
+        """For each launch the set of launches that end before it starts, as bits of a number."""
+        before_on_stream: dict[int, int] = {}
+        if fixed:
+            for stream in range(len(self.streams)):
+                on_stream = [n for n, launch in enumerate(self.launches) if launch.stream == stream]
+                before_on_stream.update((n, m) for m, n in pairwise(on_stream))
+        ancestors: list[int] = []
+        for n, launch in enumerate(self.launches):
+            parents: Iterable[int] = launch.after
+            if n in before_on_stream:
+                parents = (*parents, before_on_stream[n])
+            found = 0
+            for parent in parents:
+                found |= ancestors[parent] | 1 << parent
+            ancestors.append(found)
+        return ancestors
+
+    def _share(self, ancestors: Sequence[int]) -> tuple[list[int], list[tuple[int, int]]]:
+        """Give each buffer a slot of memory: greedily, the free one that fits best, or else the largest, made larger."""
+        touched = [0] * len(self.specs)  # launches that read or write a buffer, as bits
+        for n, launch in enumerate(self.launches):
+            for b in (*launch.reads, *launch.writes):
+                touched[b] |= 1 << n
+        kept = {self.buffer_of[value, HOST] for value in (*self.work.inputs.values(), *self.work.outputs.values())}
+        slot_of = [-1] * len(self.specs)
+        slots: list[tuple[int, int]] = []
+        last: list[int] = []  # for each slot the buffer that was put there last
+        for b in (*kept, *(b for launch in self.launches for b in launch.writes if b not in kept)):
+            place, need = self.places[b], max(1, _nbytes(self.specs[b]))
+            free: list[int] = []
+            if b not in kept:
+                known = ancestors[self._writer[b]]
+                free = [
+                    s
+                    for s, (at, _) in enumerate(slots)
+                    if at == place and last[s] not in kept and not touched[last[s]] & ~known
+                ]
+            if free:
+                slot = min(free, key=lambda s: (slots[s][1] < need, abs(slots[s][1] - need)))
+                slots[slot] = place, max(need, slots[slot][1])
+                last[slot] = b
+            else:
+                slot = len(slots)
+                slots.append((place, need))
+                last.append(b)
+            slot_of[b] = slot
+        return slot_of, slots
+
+
+def _nbytes(spec: BufferSpec) -> int:
+    return int(np.prod(spec.shape, dtype=np.int64)) * np.dtype(spec.dtype).itemsize

@@ -1,0 +1,119 @@
+"""PyTorch modules as programs for streams."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Sequence
+from itertools import chain
+from typing import TypeAlias
+from weakref import WeakValueDictionary
+
+import torch
+from torch.fx import GraphModule
+from torch.fx.node import map_aggregate
+from torch.utils import _pytree as pytree
+
+from placeit.backends.torch.memory import peak_bytes
+from placeit.core.errors import DeviceError
+from placeit.core.units import about_bytes
+
+__all__ = ["ModuleProgram"]
+
+_Weight: TypeAlias = tuple[torch.device, int, int, tuple[int, ...], tuple[int, ...], torch.dtype]
+
+_copies: WeakValueDictionary[_Weight, torch.Tensor] = WeakValueDictionary()
+"""Copies of weights on devices that some loaded program uses: segments of any number of plans share them."""
+
+
+class ModuleProgram:
+    """A module from tensors to a tuple of tensors, such as a segment's ``torch_module()``.
+
+    Args:
+        module: stays where it is; a device gets its own copy of the weights, one for all programs that are loaded there. On the
+            CPU the weights are used where they are.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+        self._tensors = {id(tensor): tensor for tensor in chain(module.parameters(), module.buffers())}
+
+    def workspace_bytes(self, enough: float) -> int:
+        """Bytes of what a launch makes meanwhile, its own outputs included, which are copied; a plain module does not tell.
+
+        What kernels allocate for themselves comes on top: memory that runs out is an error that is survived.
+        """
+        if not isinstance(self._module, GraphModule):
+            return 0
+        if self._all_made <= enough:
+            return self._all_made
+        return self._peak
+
+    @functools.cached_property
+    def _all_made(self) -> int:
+        """Bytes of everything that is made, as if nothing were freed and every view a copy."""
+        assert isinstance(self._module, GraphModule)  # noqa: S101
+        made = (node.meta.get("val") for node in self._module.graph.nodes if node.op == "call_function")
+        return sum(leaf.nbytes for value in made for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
+
+    @functools.cached_property
+    def _peak(self) -> int:
+        assert isinstance(self._module, GraphModule)  # noqa: S101
+        return peak_bytes(self._module)
+
+    def weight_bytes(self, place: object) -> int:
+        """Bytes of parameters and buffers that are not there yet."""
+        assert isinstance(place, torch.device)  # noqa: S101 (what TorchAccelerator.place returns)
+        if place.type == "cpu":
+            return 0
+        return sum(tensor.nbytes for tensor in self._tensors.values() if _weight(tensor, place) not in _copies)
+
+    def load(self, place: object) -> LoadedModule:
+        """Copy the weights to a device. Raises DeviceError if they do not fit."""
+        assert isinstance(place, torch.device)  # noqa: S101 (what TorchAccelerator.place returns)
+        if place.type == "cpu":
+            return LoadedModule(self._module, self._module)
+        moved: dict[int, torch.Tensor] = {}
+        try:
+            for key, tensor in self._tensors.items():
+                there = _copies.get(_weight(tensor, place))
+                if there is None:
+                    there = _copies[_weight(tensor, place)] = tensor.detach().to(place, copy=True)
+                moved[key] = there
+        except torch.OutOfMemoryError as error:
+            raise DeviceError(f"{place} is out of memory for {about_bytes(self.weight_bytes(place))} of weights.") from error
+        if place.type != "meta":
+            torch.get_device_module(place).synchronize(place)  # weights come by the default stream, which no other waits for
+        # every reference to a weight in the copy becomes one to its copy on the device
+        loaded = copy.deepcopy(self._module, memo=dict(moved))
+        if isinstance(loaded, GraphModule):  # what was traced on one device says so in every op that makes a tensor
+            for node in loaded.graph.nodes:
+                node.args = map_aggregate(node.args, lambda value: place if isinstance(value, torch.device) else value)
+                node.kwargs = map_aggregate(node.kwargs, lambda value: place if isinstance(value, torch.device) else value)
+            loaded.recompile()
+        return LoadedModule(loaded, self._module)
+
+
+class LoadedModule:
+    """A module on a device.
+
+    What it returns is copied to where its readers expect it, by the same stream: a value has one address for the life of an
+    executor, whatever PyTorch's allocator does, and a graph can be captured.
+
+    Args:
+        module: on the device.
+        source: the module that its weights are copies of, which keeps their addresses from being used again for others.
+    """
+
+    def __init__(self, module: torch.nn.Module, source: torch.nn.Module) -> None:
+        self._forward, self._source = module.forward, source
+
+    def launch(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+        """Call the module."""
+        for output, result in zip(outputs, self._forward(*inputs), strict=True):
+            output.copy_(result, non_blocking=True)
+
+
+def _weight(tensor: torch.Tensor, place: torch.device) -> _Weight:
+    """What a weight is known by while it exists: where it lies, and how."""
+    return place, tensor.data_ptr(), int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride(), tensor.dtype

@@ -1,0 +1,102 @@
+"""Segments of ONNX models as programs for streams, run by ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, cast
+from weakref import WeakValueDictionary
+
+import numpy as np
+import torch
+
+from placeit.core.cluster import Device
+from placeit.devices.onnxruntime import onnxruntime
+from placeit.runtime.accelerators.accelerator import Streams
+from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator
+from placeit.runtime.devices.base import BufferSpec, SegmentSource
+from placeit.runtime.devices.ort import check_device, explaining, open_session, provider
+
+__all__ = ["OrtStreamProgram", "open_streams", "ort_streams"]
+
+
+def open_streams(devices: Sequence[Device], precision: str) -> Streams:
+    """Open GPUs for ONNX Runtime. Raises DeviceError."""
+    for device in devices:
+        check_device(device, precision)
+    return ort_streams(TorchAccelerator([replace(device, runs_on=device.hardware) for device in devices]))
+
+
+def ort_streams(accelerator: TorchAccelerator) -> Streams:
+    """Drive an accelerator with segments as sessions of ONNX Runtime."""
+    return Streams(accelerator, lambda segment: OrtStreamProgram(segment, accelerator))
+
+
+class OrtStreamProgram:
+    """A segment that becomes a session on each device that it is loaded onto; all executors share it.
+
+    A session computes on the stream that the accelerator launches the device's segments on, and takes the memory that it
+    needs on the way from an arena of its own, which nothing here accounts for.
+
+    Args:
+        segment: what to run.
+        accelerator: where.
+    """
+
+    def __init__(self, segment: SegmentSource, accelerator: TorchAccelerator) -> None:
+        self._segment, self._accelerator = segment, accelerator
+        self._sessions: WeakValueDictionary[torch.device, Any] = WeakValueDictionary()
+
+    def workspace_bytes(self, enough: float) -> int:  # noqa: ARG002
+        """Nothing that is known of."""
+        return 0
+
+    def weight_bytes(self, place: object) -> int:
+        """Bytes of the segment's ONNX model, if there is no session yet."""
+        return 0 if place in self._sessions else int(cast("Any", self._segment.onnx_model()).ByteSize())
+
+    def load(self, place: object) -> LoadedSession:
+        """Make a session, or take the one that there is. Raises DeviceError."""
+        assert isinstance(place, torch.device)  # noqa: S101 (what TorchAccelerator.place returns)
+        session = self._sessions.get(place)
+        if session is None:
+            number = next(d for d in range(len(self._accelerator.names)) if self._accelerator.place(d) == place)
+            of = provider(Device(str(place), runs_on=str(place)))
+            if place.type == "cuda":
+                of[1]["user_compute_stream"] = str(self._accelerator.handle(number))
+            session = open_session(self._segment, self._accelerator.names[number], of)
+            self._sessions[place] = session
+        return LoadedSession(session, place, (*self._segment.inputs, *self._segment.outputs))
+
+
+class LoadedSession:
+    """A session that reads and writes tensors where they are, and waits for nothing.
+
+    Args:
+        session: on the device.
+        place: the device.
+        specs: of inputs, then outputs.
+    """
+
+    def __init__(self, session: Any, place: torch.device, specs: Sequence[BufferSpec]) -> None:
+        self._session, self._place, self._specs = session, place, specs
+        self._bindings: dict[tuple[int, ...], Any] = {}  # by addresses: one for each request in flight
+        self._options = onnxruntime().RunOptions()
+        self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+
+    def launch(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+        """Run the session on the stream that it was made for."""
+        with explaining("ONNX Runtime failed"):
+            at = tuple(view.data_ptr() for view in (*inputs, *outputs))
+            binding = self._bindings.get(at)
+            if binding is None:
+                binding = self._bindings[at] = self._bind(at)
+            self._session.run_with_iobinding(binding, self._options)
+
+    def _bind(self, at: tuple[int, ...]) -> Any:
+        session, binding = self._session, self._session.io_binding()
+        reads, writes = session.get_inputs(), session.get_outputs()
+        ends = [(binding.bind_input, value) for value in reads] + [(binding.bind_output, value) for value in writes]
+        for (bind, value), spec, address in zip(ends, self._specs, at, strict=True):
+            bind(value.name, self._place.type, self._place.index or 0, np.dtype(spec.dtype).type, spec.memory_shape, address)
+        return binding

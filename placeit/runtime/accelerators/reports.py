@@ -1,0 +1,96 @@
+"""Telling the host that an event has happened, without making any stream wait for the host."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from placeit.core.errors import ExecutionError
+from placeit.runtime.accelerators.accelerator import Inbox, Token
+from placeit.runtime.devices.worker import Worker
+
+__all__ = ["Reports", "ThreadReports", "native_handle"]
+
+
+class Reports(Protocol):
+    """A way to report events."""
+
+    def report(self, stream: torch.Stream, event: torch.Event, inbox: Inbox, token: Token) -> None:
+        """Put a token into an inbox once the event, last recorded in the stream, has happened, or what went wrong instead."""
+        ...
+
+    def close(self) -> None:
+        """Stop threads, if there are any. What was asked for is reported first."""
+        ...
+
+
+class ThreadReports:
+    """A thread per stream that waits for its events, outside the interpreter (``synchronize`` releases it).
+
+    A driver could call back instead, by a host function. But Python must not run there: the driver's thread would wait for the
+    interpreter, maybe while another thread holds it and waits for the driver.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._closed = False
+        self._waiters: dict[int, tuple[Worker, torch.Stream]] = {}  # by id of the stream, which is kept, as is its id
+
+    def report(self, stream: torch.Stream, event: torch.Event, inbox: Inbox, token: Token) -> None:
+        """Hand the event to the stream's thread. Raises ExecutionError after :meth:`close`."""
+        found = self._waiters.get(id(stream)) or self._start(stream)
+        found[0].submit(functools.partial(_report, _wait_for(stream, event), inbox, token))
+
+    def _start(self, stream: torch.Stream) -> tuple[Worker, torch.Stream]:
+        with self._lock:
+            if self._closed:
+                raise ExecutionError("Reports are closed, and nothing more can run there: open a new session or runtime.")
+            if id(stream) not in self._waiters:
+                self._waiters[id(stream)] = Worker("placeit reports"), stream
+            return self._waiters[id(stream)]
+
+    def close(self) -> None:
+        """Stop the threads."""
+        with self._lock:
+            self._closed = True
+        for waiter, _ in self._waiters.values():
+            waiter.close()
+
+
+def _wait_for(stream: torch.Stream, event: torch.Event) -> Callable[[], object]:
+    """A call that waits for an event that was just recorded, asleep."""
+    if stream.device.type != "cuda":
+        return event.synchronize
+    # CUDA spins in waits for events, but for those that were made for sleeping, which torch.Event cannot be
+    make: Any = torch.cuda.Event
+    behind = make(blocking=True)
+    behind.record(_cuda_stream(stream))
+    wait: Callable[[], object] = behind.synchronize
+    return wait
+
+
+def _report(wait: Callable[[], object], inbox: Inbox, token: Token) -> None:
+    try:
+        wait()
+    except BaseException as error:  # noqa: BLE001 (whatever it is, the thread that waits has to be told)
+        inbox.fail(token, error)
+    else:
+        inbox.put(token)
+
+
+def native_handle(stream: torch.Stream) -> int:
+    """The driver's address of a stream."""
+    handle = getattr(stream, "native_handle", None)
+    if handle is None:  # an older PyTorch
+        handle = _cuda_stream(stream).cuda_stream
+    return int(handle)
+
+
+def _cuda_stream(stream: torch.Stream) -> Any:
+    """The same stream as ``torch.cuda`` has them."""
+    make: Any = torch.cuda.Stream
+    return make(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type)

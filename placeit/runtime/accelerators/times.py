@@ -1,0 +1,73 @@
+"""What ran when on an accelerator, from the events around each launch."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.runtime.accelerators.accelerator import HOST, Event
+from placeit.runtime.accelerators.launcher import Launcher, Slot
+from placeit.runtime.plan_executor import empty_samples, seconds_of
+from placeit.runtime.spans import Span
+
+__all__ = ["Times"]
+
+
+class Times:
+    """Times of launches, in seconds of ``time.perf_counter``.
+
+    A device knows how much time passed between two of its own events. So one event is recorded on each device when a run
+    begins, while nothing runs, and the host's clock is read: devices are aligned to within what that takes, some microseconds,
+    and some tens where a thread of a core set has to wake up.
+
+    Args:
+        launcher: whose launches are recorded.
+    """
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher = launcher
+        self._origins: dict[int, tuple[Event, float]] = {}
+        self._last: list[list[tuple[float, float]]] = []
+        self._samples = empty_samples(len(launcher.layout.runs))
+
+    def begin(self) -> None:
+        """Take the time on every device. Nothing may be running."""
+        accelerator, layout = self._launcher.accelerator, self._launcher.layout
+        self._last.clear()
+        for device, stream in dict(zip(reversed(layout.streams), reversed(self._launcher.streams), strict=True)).items():
+            event = self._origins[device][0] if device in self._origins else accelerator.event(device, timed=True)
+            accelerator.record(event, stream)
+            self._origins[device] = event, perf_counter()
+
+    def ended(self, slot: Slot) -> None:
+        """Take the times of a request, all of which has ended."""
+        accelerator, layout, times = self._launcher.accelerator, self._launcher.layout, list[tuple[float, float]]()
+        assert slot.begins is not None  # noqa: S101 (the launcher was told to)
+        for launch, begin, end in zip(layout.launches, slot.begins, slot.events, strict=True):
+            origin, at = self._origins[layout.streams[launch.stream]]
+            start = at + accelerator.elapsed(origin, begin)
+            times.append((start, start + accelerator.elapsed(begin, end)))
+        self._last.append(times)
+        for n, samples in zip(layout.runs, self._samples, strict=True):
+            if n is not None:
+                samples.append(times[n][1] - times[n][0])
+
+    def spans(self) -> list[Span]:
+        """What ran when in the last run, from the first to start on."""
+        layout, names = self._launcher.layout, self._launcher.accelerator.names
+        task_of = {n: task for n, task in zip(layout.runs, layout.work.tasks, strict=True) if n is not None}
+        spans = []
+        for times in self._last:
+            for n, (launch, (start, finish)) in enumerate(zip(layout.launches, times, strict=True)):
+                src, dst = ("host" if end == HOST else names[end] for end in layout.routes[launch.stream])
+                if n in task_of:
+                    spans.append(Span(src, launch.name, start, finish, {"ops": list(task_of[n].ops)}))
+                else:
+                    spans.append(Span(f"{src} -> {dst}", launch.name, start, finish))
+        return sorted(spans, key=lambda span: span.start)
+
+    def segment_seconds(self, *, last: bool) -> NDArray[np.float64]:
+        """``float64[S]``, median seconds of each segment over many runs, or of the last one; zero if it runs nothing."""
+        return seconds_of(self._samples, last=last)

@@ -1,0 +1,268 @@
+"""CPU core sets that PyTorch drives."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import linecache
+import math
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from placeit.backends.base import TorchKernels, numpy_can_hold
+from placeit.core.cluster import Device
+from placeit.core.errors import DeviceError, first_line
+from placeit.devices.host import one_per_physical_core
+from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, Program, SegmentSource
+from placeit.runtime.devices.kinds import DeviceKind
+from placeit.runtime.devices.worker import Worker, perform
+
+if TYPE_CHECKING:
+    from placeit.backends.base import Model
+    from placeit.planning.coarsen import Grouping
+    from placeit.runtime.accelerators.accelerator import Streams
+
+__all__ = [
+    "FAILURES",
+    "KIND",
+    "TorchBuffer",
+    "TorchDevice",
+    "check_precision",
+    "explaining",
+    "failing_op",
+    "use_threads",
+]
+
+FAILURES = (RuntimeError, ValueError, TypeError, LookupError, MemoryError)
+"""What PyTorch raises when it runs ops."""
+
+_default_threads = threading.Lock()
+
+
+def use_threads(count: int) -> None:
+    """Have PyTorch compute with so many threads when it is called from this thread, whose core affinity they inherit.
+
+    ``torch.set_num_threads`` sets the number for the calling thread, and for every thread that has not computed yet. Only the
+    former is meant here, so the latter is put back.
+    """
+    with _default_threads:
+        before: Future[int] = Future()
+
+        def ask() -> None:
+            before.set_result(torch.get_num_threads())
+
+        def put_back() -> None:
+            torch.set_num_threads(before.result())
+
+        _elsewhere(ask)
+        torch.set_num_threads(count)
+        torch.get_num_threads()  # the first call in a thread fixes its number
+        _elsewhere(put_back)
+
+
+def _elsewhere(job: Callable[[], None]) -> None:
+    thread = threading.Thread(target=job)
+    thread.start()
+    thread.join()
+
+
+def _torch_dtype(spec: BufferSpec) -> torch.dtype:
+    return cast("torch.dtype", getattr(torch, spec.dtype))
+
+
+class TorchBuffer:
+    """A tensor in host memory. Each run of the instance that it is an output of puts a new tensor there, without a copy."""
+
+    space = "host"
+
+    def __init__(self, spec: BufferSpec, tensor: torch.Tensor | None = None) -> None:
+        layout = torch.channels_last if spec.channels_last else torch.contiguous_format
+        self.spec = spec
+        self.tensor = torch.zeros(spec.shape, dtype=_torch_dtype(spec)).to(memory_format=layout) if tensor is None else tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return math.prod(self.spec.shape) * _torch_dtype(self.spec).itemsize
+
+    def array(self) -> NDArray[np.generic]:
+        """View the value, or copy it as float32 if NumPy has no such type."""
+        tensor = self.tensor if numpy_can_hold(self.spec.dtype) or self.tensor.is_complex() else self.tensor.float()
+        return cast("NDArray[np.generic]", tensor.numpy(force=True))
+
+    def blank(self, sentinel: int) -> None:
+        """Put another tensor there: the memory of this one may be an input's or a weight's."""
+        value = float("nan") if self.tensor.is_floating_point() or self.tensor.is_complex() else sentinel
+        self.tensor = torch.full_like(self.tensor, value)
+
+
+class TorchProgram:
+    """A segment as a module."""
+
+    def __init__(self, segment: SegmentSource, module: torch.nn.Module) -> None:
+        self.inputs = segment.inputs
+        self.outputs = segment.outputs
+        self.forward: Callable[..., tuple[torch.Tensor, ...]] = module.forward
+
+
+class TorchInstance:
+    """A module with the buffers that it reads from and writes to."""
+
+    def __init__(self, program: TorchProgram) -> None:
+        self._forward = program.forward
+        self._inputs = [TorchBuffer(spec, torch.empty(0)) for spec in program.inputs]
+        self._outputs = [TorchBuffer(spec) for spec in program.outputs]
+
+    def bind(self, index: int, buffer: Buffer) -> None:
+        """Read input ``index`` from ``buffer`` from now on. Raises DeviceError if it does not fit."""
+        spec = self._inputs[index].spec
+        source = buffer if isinstance(buffer, TorchBuffer) else TorchBuffer(spec, torch.from_numpy(buffer.array()))
+        if tuple(source.tensor.shape) != spec.shape or source.tensor.dtype is not _torch_dtype(spec):
+            raise DeviceError(
+                f"A buffer does not fit input {index} of a segment, {spec.dtype} {list(spec.shape)}: it holds "
+                f"{source.tensor.dtype} {list(source.tensor.shape)}."
+            )
+        self._inputs[index] = source
+
+    def output(self, index: int) -> TorchBuffer:
+        """Where output ``index`` is found after a run."""
+        return self._outputs[index]
+
+    def run(self) -> None:
+        """Compute the outputs, on a thread in inference mode."""
+        made = self._forward(*[buffer.tensor for buffer in self._inputs])
+        for buffer, tensor in zip(self._outputs, made, strict=True):
+            buffer.tensor = tensor
+
+
+def check_precision(device: Device, precision: str) -> None:
+    """Refuse every precision but ``f32``. Raises DeviceError."""
+    if precision != "f32":
+        raise DeviceError(
+            f"{device.name}: PyTorch computes in the types of the model, and the precision {precision} is for OpenVINO: "
+            "change the types inside the module before it is loaded, for example with torch.autocast or x.bfloat16()."
+        )
+
+
+class TorchDevice:
+    """A CPU core set with one PyTorch segment running at a time, on a thread of its own that is bound to the cores.
+
+    Larger sets get as many threads as they have cores; those are the worker's own and inherit its cores.
+
+    Args:
+        device: the device.
+        precision: only ``f32`` is known: a PyTorch program says itself in which types it computes.
+
+    Raises:
+        DeviceError: another precision, or cores that this process may not use.
+    """
+
+    space = "host"
+    program_key = "torch cpu"
+
+    def __init__(self, device: Device, *, precision: str = "f32") -> None:
+        check_precision(device, precision)
+        self.name = device.name
+        self._worker = Worker(f"placeit {device.name}", device.cores, torch.inference_mode)
+        # all of the machine is used as PyTorch does by itself: one thread for each physical core
+        threads = len(one_per_physical_core(device.cores) if device.runs_on == "CPU" else device.cores)
+        self._worker.submit(functools.partial(use_threads, max(1, threads)))
+
+    @property
+    def worker(self) -> Worker:
+        """The thread that instances run on."""
+        return self._worker
+
+    def compile(self, segment: SegmentSource) -> TorchProgram:
+        """Take a segment as a module. Raises DeviceError."""
+        module = cast("torch.nn.Module", segment.torch_module())
+        if isinstance(module, torch.fx.GraphModule):
+            (end,) = module.graph.find_nodes(op="output")
+            takes, gives = len(module.graph.find_nodes(op="placeholder")), len(end.args[0])
+            if (takes, gives) != (len(segment.inputs), len(segment.outputs)):
+                raise DeviceError(
+                    f"{self.name} cannot run a segment of {len(segment.inputs)} inputs and {len(segment.outputs)} outputs "
+                    f"whose module takes {takes} and gives {gives}."
+                )
+        return TorchProgram(segment, module)
+
+    def instance(self, program: Program) -> TorchInstance:
+        """Make buffers for a program. Raises DeviceError if there is no memory for them."""
+        with explaining(f"PyTorch cannot make buffers for {self.name}"):
+            return TorchInstance(cast("TorchProgram", program))
+
+    def allocate(self, spec: BufferSpec) -> TorchBuffer:
+        """Allocate host memory."""
+        return TorchBuffer(spec)
+
+    def start(self, instance: Instance, done: DoneCallback) -> None:
+        """Queue an instance."""
+        self._worker.submit(functools.partial(perform, cast("TorchInstance", instance).run, self._explain, done))
+
+    def _explain(self, error: BaseException) -> str:
+        op = failing_op(error)
+        return f"Inference failed on {self.name}{f' in op {op!r}' if op else ''}: {first_line(error)}"
+
+    def close(self) -> None:
+        """Stop the worker thread."""
+        self._worker.close()
+
+
+def failing_op(error: BaseException) -> str | None:
+    """Return the op of a segment at which an error was raised; None if it was elsewhere.
+
+    It is the node of a module that torch.fx made, and what a note ``op: NAME`` of the error says of any other module.
+    """
+    for note in getattr(error, "__notes__", ()):
+        if note.startswith("op: "):
+            return str(note.removeprefix("op: "))
+    trace, name = error.__traceback__, None
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if code.co_filename.startswith("<eval_with_key>"):  # the code that torch.fx generates: one op a line
+            name = linecache.getline(code.co_filename, trace.tb_lineno).partition(" = ")[0].strip()
+        trace = trace.tb_next
+    return name
+
+
+@contextlib.contextmanager
+def explaining(what: str) -> Iterator[None]:
+    """Turn what PyTorch raises into a DeviceError that says ``what`` went wrong, and in which op."""
+    try:
+        yield
+    except FAILURES as error:
+        op = failing_op(error)
+        raise DeviceError(f"{what}{f' (op {op!r})' if op else ''}: {first_line(error)}") from error
+
+
+def _supported(model: Model, device: Device) -> Collection[str]:
+    if not isinstance(model, TorchKernels):
+        raise DeviceError(f"PyTorch drives {device.name}, and {model.path} is not a PyTorch model: choose other devices.")
+    return model.with_kernel(device.hardware.partition(":")[0].partition("@")[0].upper())
+
+
+def _group_shares(model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> NDArray[np.float64]:
+    from placeit.runtime.group_times import group_shares
+
+    return group_shares(model, grouping, device, precision, passes=passes)
+
+
+def _streams(devices: Sequence[Device], precision: str) -> Streams | None:
+    from placeit.runtime.accelerators.torch_accelerator import open_streams
+
+    return open_streams(devices, precision)
+
+
+def _version() -> str:
+    return f"PyTorch {torch.__version__}"
+
+
+KIND = DeviceKind(
+    lambda device, precision: TorchDevice(device, precision=precision), _supported, _group_shares, _streams, _version
+)

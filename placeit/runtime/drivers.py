@@ -1,0 +1,56 @@
+"""What drives each device for a model: which runtime compiles its segments there and runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+
+from placeit.backends.base import Format, Model
+from placeit.core.cluster import Cluster, Device
+from placeit.core.errors import DeviceError
+from placeit.devices.onnxruntime import onnxruntime
+
+__all__ = ["choose_driver", "drive"]
+
+
+def choose_driver(device: Device, formats: Collection[Format], path: Path) -> Device:
+    """Return a device with the ``kind`` and ``driver`` that runs models there whose segments can be had in some formats.
+
+    A device whose name asks for a runtime (``ort:CPU@0``, ``torch:CPU@0``) keeps it, and so does one that OpenVINO drives if it
+    can be given segments. CPU core sets go to PyTorch otherwise. NVIDIA GPUs go to PyTorch, or else to ONNX Runtime.
+
+    Args:
+        device: as it was found.
+        formats: of the model.
+        path: of the model, for the error.
+
+    Raises:
+        DeviceError: nothing runs such a model there; says what to do.
+    """
+    match device.kind:
+        case "cuda" if "torch" in formats:
+            return replace(device, kind="torch", driver=f"{_pytorch()}, {device.driver}")
+        case "cuda":
+            return replace(device, kind="ort", driver=f"ONNX Runtime {onnxruntime().__version__}, {device.driver}")
+        case "openvino" if "openvino" not in formats:
+            if not device.core_set:
+                raise DeviceError(
+                    f"OpenVINO drives {device.name}, and {path} is a PyTorch model, which runs on CPU core sets and NVIDIA "
+                    "GPUs: choose those, or convert the model with `placeit export` to ONNX or OpenVINO IR, which runs on any."
+                )
+            return replace(device, kind="torch", driver=_pytorch())
+        case _:
+            return device
+
+
+def drive(cluster: Cluster, model: Model) -> Cluster:
+    """Return a cluster with each device as it is driven for a model; see :func:`choose_driver`. Raises DeviceError."""
+    devices = (choose_driver(device, model.formats, model.path) for device in cluster.devices)
+    return replace(cluster, devices=tuple(devices))
+
+
+def _pytorch() -> str:
+    import torch
+
+    return f"PyTorch {torch.__version__}"

@@ -1,0 +1,47 @@
+"""What running a placement showed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.devices.nvml import GpuUse
+from placeit.planning.segments import Plan
+from placeit.runtime.check import OutputError
+from placeit.runtime.measure import Measurement
+from placeit.runtime.spans import Span
+
+__all__ = ["RunReport"]
+
+
+@dataclass(frozen=True, eq=False)
+class RunReport:
+    """What running a placement showed.
+
+    Attributes:
+        latency: seconds of single requests.
+        utilization: share of the time that each device computed, during the traced run.
+        output_error: against the whole model on one device.
+        failed: why the outputs are wrong, by the session's tolerance; None if they are right.
+        spans: what ran when, in the traced run.
+        outputs: by name.
+        plan: the segments that ran.
+        segment_s: median seconds of each segment of the plan in the timed runs, ``float64[S]``; 0 of one that runs nothing.
+        gpus: how busy each NVIDIA GPU of the machine was during the timed runs, by name; none without NVML.
+        interrupted: whether Ctrl-C ended the timed runs early. There is no traced run then, and no outputs, and
+            ``output_error`` is of the check before the timed runs.
+    """
+
+    latency: Measurement
+    utilization: dict[str, float]
+    output_error: OutputError
+    failed: str | None
+    spans: list[Span]
+    outputs: dict[str, NDArray[np.generic]]
+    plan: Plan
+    segment_s: NDArray[np.float64]
+    gpus: Mapping[str, GpuUse]
+    interrupted: bool = False

@@ -1,0 +1,119 @@
+"""What an executor has ready for each request in flight."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.core.errors import DeviceError
+from placeit.planning.segments import Plan
+from placeit.runtime.blank import is_blank
+from placeit.runtime.devices.base import Buffer, DoneCallback, Instance, Program
+from placeit.runtime.devices.openvino import HostBuffer
+
+if TYPE_CHECKING:
+    from placeit.runtime.runtime import Runtime
+
+__all__ = ["Slot"]
+
+
+class Slot:
+    """One request in flight: instances whose buffers are wired to each other ahead of time, and its progress.
+
+    Args:
+        runtime: devices and transports.
+        plan: what runs.
+        programs: of its segments; None for one that computes nothing.
+        number: of the request.
+        op_done: told of each segment that has ended: request, segment, start, finish, error.
+        transfer_done: told of each transfer that has ended: request, tensor, source, destination, start, finish, error.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        plan: Plan,
+        programs: Sequence[Program | None],
+        number: int,
+        op_done: Callable[..., None],
+        transfer_done: Callable[..., None],
+    ) -> None:
+        self.number = number
+        self.inputs = {name: HostBuffer(spec) for name, spec in runtime.inputs.items()}
+        self.outputs: dict[str, Buffer] = {}
+        self.starts: list[tuple[Instance, DoneCallback] | None] = []
+        self.copies: dict[tuple[int, int], tuple[int, Buffer, Buffer, DoneCallback]] = {}
+        self.ran: list[tuple[int, float, float]] = []
+        self.moved: list[tuple[int, int, int, float, float]] = []
+        # what each segment (s,) and each transfer (tensor, destination) writes; what it had written when it was reported
+        self.writes: dict[tuple[int, ...], list[Buffer]] = {}
+        self.written: dict[tuple[int, ...], list[NDArray[np.generic]]] | None = None
+        self.blanked: int | None = None
+        held: dict[tuple[int, int], Buffer] = {}
+        compact = {t: i for i, t in enumerate(plan.tensors)}
+        readers: dict[int, set[int]] = {t: set() for t in plan.tensors}
+        for segment in plan.segments:
+            for t in segment.inputs:
+                readers[t].add(segment.device)
+        for s, (segment, program) in enumerate(zip(plan.segments, programs, strict=True)):
+            d = segment.device
+            entering = {t: held[t, d] for t in segment.inputs}
+            if program is None:
+                made = runtime.hand_through(segment, entering, self.inputs)
+                self.starts.append(None)
+            else:
+                instance = runtime.devices[d].instance(program)
+                for i, buffer in enumerate([*entering.values(), *(self.inputs[name] for name in runtime.inputs_of(segment))]):
+                    instance.bind(i, buffer)
+                made = self.writes[s,] = [instance.output(i) for i in range(len(program.outputs))]
+                self.starts.append((instance, functools.partial(op_done, number, s)))
+            self.outputs |= zip(runtime.outputs_of(segment), made[len(segment.outputs) :], strict=True)
+            for t, buffer in zip(segment.outputs, made, strict=False):
+                held[t, d] = buffer
+                for far in readers[t] - {d}:
+                    held[t, far] = buffer
+                    if buffer.space != runtime.devices[far].space:
+                        if (d, far) not in runtime.transports:
+                            names = runtime.devices[d].name, runtime.devices[far].name
+                            raise DeviceError(
+                                f"Nothing moves tensors from '{names[0]}' to '{names[1]}', whose memories differ: give the "
+                                "runtime a transport from one to the other."
+                            )
+                        held[t, far] = runtime.devices[far].allocate(runtime.spec(t))
+                        self.writes[compact[t], far] = [held[t, far]]
+                    if (d, far) in runtime.transports:
+                        done = functools.partial(transfer_done, number, compact[t], d, far)
+                        self.copies[compact[t], far] = (d, buffer, held[t, far], done)
+
+    def reported(self, what: tuple[int, ...]) -> None:
+        """Keep what a segment or a transfer has written, in a run that is checked."""
+        if self.written is not None and what in self.writes:
+            self.written[what] = [np.array(buffer.array()) for buffer in self.writes[what]]
+
+    def blank(self, sentinel: int) -> tuple[int, ...] | None:
+        """Blank what segments and transfers write; return one that has written what it should not have."""
+        found = None
+        for what, buffers in self.writes.items():
+            # looked at just before they are filled, so that nothing is missed between; together, as some may share their memory
+            values = [buffer.array() for buffer in buffers]
+            undisturbed = True
+            if self.blanked is not None:
+                undisturbed = all(is_blank(value, self.blanked) for value in values)
+            elif self.written is not None and what in self.written:
+                pairs = zip(values, self.written[what], strict=True)
+                undisturbed = all(np.array(now).tobytes() == then.tobytes() for now, then in pairs)
+            for buffer in buffers:
+                buffer.blank(sentinel)
+            if not undisturbed:
+                found = what
+        self.blanked, self.written = sentinel, None
+        return found
+
+    def clear(self) -> None:
+        """Forget what ran when."""
+        self.ran.clear()
+        self.moved.clear()

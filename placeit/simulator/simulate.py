@@ -1,0 +1,366 @@
+"""What a placement costs, without running it: an event-driven simulation of devices, queues and links.
+
+The rules, which :mod:`placeit.simulator.scheduler` follows too, event for event:
+
+- A device runs one op at a time, to its end. An ordered pair of devices moves any number of tensors at a time
+  (``contention-free``; GiPH, Appendix B.5) or one (``channel``; DOPPLER, Algorithm 1).
+- An op takes ``compute[v, d]``, plus ``cut[e, d]`` for every distinct tensor that it reads from another device, plus the
+  same for every distinct tensor that some op elsewhere reads from it.
+- A tensor takes ``latency + bytes / bandwidth`` to a device, and goes there once however many ops read it there.
+- Events happen in the order of (time, when they were scheduled). At the start, ops without in-edges are queued in op order,
+  then each of their devices takes its next. When an op finishes, its out-edges fire in edge order: a local consumer whose
+  last input this was is queued; the first edge of a tensor towards another device requests the transfer. Then the channels
+  that were idle take their next, in the order of those requests, then the device does. When a transfer finishes, the edges
+  that it serves fire in edge order, then the channel takes its next, then the destination does.
+- ``fifo``: first queued, first served. An op that was queued before is started, among simultaneous events, before the
+  transfers that the end of another op requests.
+- ``priority``: the queued op of the highest priority goes first (ties: the first in ``Problem.order``, which is the lowest
+  number where ops are numbered in topological order); on a channel the transfer with the highest priority among the ops that
+  it serves (ties: the first request).
+- ``planned``: a device runs its ops in the order of priority and waits if the next is not ready; channels as above.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import get_args
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from placeit.core.errors import PlacementError, ProblemError, UsageError
+from placeit.core.problem import Problem
+from placeit.core.units import about_bytes
+from placeit.simulator import kernel as _kernel
+from placeit.simulator.kernel import Tables
+from placeit.simulator.scheduler import LinkModel, Queue, check_discipline, deadlock
+
+__all__ = ["Schedule", "SimulatedCost", "Transfers", "schedule", "simulate", "simulator", "tables"]
+
+
+@dataclass(frozen=True, eq=False)
+class Transfers:
+    """Transfers of a schedule, by start time.
+
+    Attributes:
+        tensor: ``int32[N]``, as in ``Problem.edge_tensor``.
+        src: ``int32[N]``, device.
+        dst: ``int32[N]``, device.
+        start: ``float64[N]``, seconds.
+        finish: ``float64[N]``, seconds.
+    """
+
+    tensor: NDArray[np.int32]
+    src: NDArray[np.int32]
+    dst: NDArray[np.int32]
+    start: NDArray[np.float64]
+    finish: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.tensor)
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """When everything happens under one placement.
+
+    Attributes:
+        makespan: seconds until the last op has finished.
+        start: ``float64[V]``, seconds.
+        finish: ``float64[V]``, seconds.
+        device: ``int32[V]``, the placement.
+        transfers: what moves between devices, and when.
+        busy: ``float64[D]``, seconds that each device computes.
+        peak_memory: ``float64[D]``, bytes: weights of the ops placed there, and the tensors alive at the worst moment. A
+            tensor is alive where it is made from its op's start until the last op that reads it there, and the last transfer
+            of it, have finished; where it is sent, from the start of the transfer until the last op that reads it there has
+            finished.
+    """
+
+    makespan: float
+    start: NDArray[np.float64]
+    finish: NDArray[np.float64]
+    device: NDArray[np.int32]
+    transfers: Transfers
+    busy: NDArray[np.float64]
+    peak_memory: NDArray[np.float64]
+
+    @property
+    def utilization(self) -> NDArray[np.float64]:
+        """``float64[D]``, the share of the makespan that each device computes; zero if nothing takes time."""
+        return self.busy / self.makespan if self.makespan > 0 else np.zeros_like(self.busy)
+
+
+class SimulatedCost:
+    """A cost function that simulates: ``cost(placements: int32[B, V]) -> float64[B]``, makespans in seconds.
+
+    An infeasible placement (an op where it cannot run, weights that exceed a device's memory) costs ``inf``. Calls from
+    several threads at once are fine.
+
+    Args:
+        problem: what is simulated.
+        links: ``contention-free`` or ``channel``.
+        queue: ``fifo``, ``priority`` or ``planned``.
+        priority: ``float64[V]``, or ``float64[B, V]`` for batches of ``B``; the higher goes first. None for the b-level (the
+            longest path to an exit, transfers under the placement included). Not for ``fifo``.
+        noise: every duration is multiplied by a factor drawn uniformly from [1 - noise, 1 + noise] (GiPH, Appendix B.5).
+        seed: what is drawn depends on it, on the number of the placement in its batch, and on nothing else.
+        memory: count live tensors too: a placement under which some device holds more than its memory at some moment costs
+            ``inf``.
+        threads: how many threads share a batch; None for all cores that the process may use. The result is the same.
+
+    Raises:
+        UsageError: an option out of its range.
+        ProblemError: a priority of the wrong shape, or NaN.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        *,
+        links: LinkModel = "contention-free",
+        queue: Queue = "fifo",
+        priority: ArrayLike | None = None,
+        noise: float = 0.0,
+        seed: int = 0,
+        memory: bool = False,
+        threads: int | None = 1,
+    ) -> None:
+        check_discipline(links, queue, priority)
+        if not 0 <= noise < 1:
+            raise UsageError(f"'noise' is {noise}; it must be at least 0 and less than 1.")
+        if threads is not None and threads < 1:
+            raise UsageError(f"'threads' is {threads}; it must be at least 1, or None for all cores.")
+        self.problem = problem
+        self._links = get_args(LinkModel).index(links)
+        self._queue = get_args(Queue).index(queue)
+        self._priority = _priority(priority, len(problem))
+        self._noise = float(noise)
+        self._seed = np.uint64(seed % 2**64)
+        self._memory = _kernel.LIMIT if memory else _kernel.WEIGHTS_ONLY
+        self._threads = threads if threads is not None else _cores()
+        self._tables = tables(problem)
+
+    @property
+    def kernel_arguments(self) -> tuple[Tables, NDArray[np.float64], int, int, int] | None:
+        """Tables, priority, links, queue and memory as :func:`_kernel.makespan_kernel` takes them, for compiled searches.
+
+        None if the cost of a placement depends on its number in the batch: with noise, or with a priority for each.
+        """
+        if self._noise > 0 or len(self._priority) > 1:
+            return None
+        return self._tables, self._priority.reshape(-1), self._links, self._queue, self._memory
+
+    def __call__(self, placements: ArrayLike) -> NDArray[np.float64]:
+        """Return ``float64[B]`` makespans of ``int[B, V]`` placements; ``int[V]`` is a batch of one.
+
+        Raises:
+            PlacementError: wrong shape, or a device number that does not exist.
+            ProblemError: a planned order that waits for itself; a priority for another number of placements.
+        """
+        array = np.asarray(placements)
+        if array.ndim == 1:
+            array = array[None]
+        if array.ndim != 2 or array.shape[1] != len(self.problem) or array.dtype.kind not in "iu":
+            raise PlacementError(
+                f"Placements of this problem are device numbers of shape (B, {len(self.problem)}); got {array.dtype} of shape "
+                f"{array.shape}."
+            )
+        if array.dtype != np.int32 or not array.flags.c_contiguous or not array.flags.writeable:
+            array = np.array(array, np.int32, order="C")  # writable: to numba a read-only array is another type
+        size = len(array)
+        if len(self._priority) > 1 and len(self._priority) != size:
+            raise ProblemError(f"'priority' has {len(self._priority)} rows for {size} placements.")
+        out = np.empty(size)
+        options = (self._priority, self._links, self._queue, self._noise, self._seed, self._memory)
+        workers = min(self._threads, size)
+        if workers <= 1:
+            strange = [_kernel.makespans(self._tables, array, *options, 0, size, out)]
+        else:
+            bounds = [size * i // workers for i in range(workers + 1)]
+            with ThreadPoolExecutor(workers) as pool:
+                futures = [
+                    pool.submit(_kernel.makespans, self._tables, array, *options, begin, end, out)
+                    for begin, end in pairwise(bounds)
+                ]
+            strange = [future.result() for future in futures]
+        if max(strange) >= 0:
+            b = max(strange)
+            raise PlacementError(
+                f"Placement {b} of the batch uses device numbers {array[b].min()}..{array[b].max()}; there are "
+                f"0..{self.problem.devices - 1}."
+            )
+        if self._queue == _kernel.PLANNED and np.isnan(out).any():
+            raise deadlock()
+        return out
+
+
+simulator = SimulatedCost
+"""The same by the name of what it makes."""
+
+
+def simulate(
+    problem: Problem,
+    placements: ArrayLike,
+    *,
+    links: LinkModel = "contention-free",
+    queue: Queue = "fifo",
+    priority: ArrayLike | None = None,
+    noise: float = 0.0,
+    seed: int = 0,
+    memory: bool = False,
+    threads: int | None = 1,
+) -> NDArray[np.float64]:
+    """Return the makespans of ``int[B, V]`` placements in seconds, ``float64[B]``; ``inf`` for infeasible ones.
+
+    See :class:`SimulatedCost` for the options and for what is raised, and this module for the rules.
+    """
+    cost = SimulatedCost(
+        problem, links=links, queue=queue, priority=priority, noise=noise, seed=seed, memory=memory, threads=threads
+    )
+    return cost(placements)
+
+
+def schedule(
+    problem: Problem,
+    placement: ArrayLike,
+    *,
+    links: LinkModel = "contention-free",
+    queue: Queue = "fifo",
+    priority: ArrayLike | None = None,
+    noise: float = 0.0,
+    seed: int = 0,
+    memory: bool = False,
+) -> Schedule:
+    """Simulate one placement, ``int[V]``, and return when everything happens.
+
+    The options are those of :class:`SimulatedCost`; the noise is that of the first placement of a batch.
+
+    Raises:
+        PlacementError: the placement is infeasible: an op where it cannot run, or too little memory.
+        UsageError: an option out of its range.
+        ProblemError: a malformed priority, or a planned order that waits for itself.
+    """
+    cost = SimulatedCost(problem, links=links, queue=queue, priority=priority, noise=noise, seed=seed)
+    if len(cost._priority) > 1:
+        raise ProblemError(f"'priority' has {len(cost._priority)} rows for one placement.")
+    place = np.array(problem.check(placement))
+    ops, out = len(problem), problem.successors.edge
+    ws = _kernel.new_workspace(cost._tables)
+    ws.node["start"] = np.nan
+    makespan = _kernel.makespan_kernel(
+        cost._tables,
+        place,
+        cost._priority.reshape(-1),
+        cost._links,
+        cost._queue,
+        cost._noise,
+        np.uint64(_kernel.stream_of(cost._seed, 0)),
+        _kernel.TRACK,
+        ws,
+    )
+    if np.isnan(makespan):
+        raise deadlock()
+    peak = ws.device["peak"]
+    if memory and (peak > problem.memory).any():
+        d = int(np.argmax(peak > problem.memory))
+        raise PlacementError(
+            f"{problem.device_names[d]} has {about_bytes(problem.memory[d])} of memory; this placement keeps "
+            f"{about_bytes(peak[d])} of weights and tensors there."
+        )
+    start, finish = ws.node["start"], ws.node["finish"]
+    moved = ops + np.flatnonzero(~np.isnan(start[ops:]))
+    moved = moved[np.argsort(start[moved], kind="stable")]
+    edges = out[moved - ops]
+    src, dst = place[problem.edges[edges].T]
+    busy = np.zeros(problem.devices)
+    np.add.at(busy, place, finish[:ops] - start[:ops])
+    return Schedule(
+        makespan=float(makespan),
+        start=start[:ops].copy(),
+        finish=finish[:ops].copy(),
+        device=place,
+        transfers=Transfers(problem.edge_tensor[edges], src, dst, start[moved], finish[moved]),
+        busy=busy,
+        peak_memory=peak.copy(),
+    )
+
+
+_TABLES: WeakKeyDictionary[Problem, Tables] = WeakKeyDictionary()
+
+
+def tables(problem: Problem) -> Tables:
+    """Return a problem as the kernels of :mod:`placeit.simulator.kernel` read it; built once per problem."""
+    known = _TABLES.get(problem)
+    if known is None:
+        known = _TABLES[problem] = _build(problem)
+    return known
+
+
+def _build(problem: Problem) -> Tables:
+    ops, count = len(problem), len(problem.edges)
+    out, into = problem.successors, problem.predecessors
+    op = np.zeros(ops + 1, _kernel.OP)
+    op["first"], op["in_first"] = out.ptr, into.ptr
+    op["indegree"][:-1] = np.diff(into.ptr)
+    op["order"][:-1] = problem.order
+    op["param_bytes"][:-1] = problem.param_bytes
+
+    edge = np.zeros(count, _kernel.EDGE)
+    edge["tail"], edge["head"] = problem.edges[out.edge].T
+    edge["tensor"] = problem.edge_tensor[out.edge]
+    edge["size"] = problem.edge_bytes[out.edge]
+    position = np.empty(count, np.int32)
+    position[out.edge] = np.arange(count)
+    edge["into"] = position[into.edge]
+    # edges of one tensor form a chain, in edge order
+    by_tensor = np.argsort(edge["tensor"], kind="stable")
+    linked = np.diff(edge["tensor"][by_tensor].astype(np.int64)) == 0
+    edge["opens"] = True
+    edge["opens"][by_tensor[1:][linked]] = False
+    edge["following"] = -1
+    edge["following"][by_tensor[:-1][linked]] = by_tensor[1:][linked]
+    edge["shared"] = -1
+    shared_of: dict[int, int] = {}
+    for p in np.flatnonzero(edge["opens"] & (edge["following"] >= 0)).tolist():
+        producer = int(edge["tail"][p])
+        number = shared_of[producer] = shared_of.get(producer, -1) + 1
+        while p >= 0:
+            edge["shared"][p] = number
+            p = int(edge["following"][p])
+    pairs = edge["tensor"].astype(np.int64) * ops + edge["head"]
+    edge["enters"][np.unique(pairs, return_index=True)[1]] = True
+
+    link = np.zeros((problem.devices, problem.devices), _kernel.LINK)
+    link["latency"], link["bandwidth"] = problem.latency, problem.bandwidth
+    return Tables(
+        compute=problem.compute.copy(),
+        op=op,
+        edge=edge,
+        link=link,
+        entries=np.flatnonzero(np.diff(into.ptr) == 0).astype(np.int32),
+        cut=problem.cut[out.edge] if problem.cut.any() else np.zeros((0, problem.devices)),
+        memory=problem.memory.copy(),
+    )
+
+
+def _priority(priority: ArrayLike | None, ops: int) -> NDArray[np.float64]:
+    """Return one row for each placement, one for all, or none."""
+    if priority is None:
+        return np.empty((0, ops))
+    array = np.array(priority, np.float64, order="C")
+    if array.ndim == 1:
+        array = array[None]
+    if array.ndim != 2 or array.shape[1] != ops or len(array) == 0:
+        raise ProblemError(f"'priority' has shape {np.shape(priority)}; expected ({ops},) or (B, {ops}).")
+    if np.isnan(array).any():
+        raise ProblemError("'priority' holds NaN: it must order all ops.")
+    return array
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

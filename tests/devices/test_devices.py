@@ -1,0 +1,361 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from placeit.core.cluster import Device
+from placeit.core.errors import ClusterError, DeviceError, PlaceitError, UsageError
+from placeit.devices import DeviceName, available, catalog, discover, parse_device, parse_devices, roofline_seconds
+from placeit.devices.described import ROOFLINE_EFFICIENCY
+from placeit.devices.host import free_bytes, memory_bytes, one_per_physical_core
+
+
+class FakeCore:
+    """OpenVINO on a machine with a CPU, two GPUs and an NPU."""
+
+    available_devices = ("CPU", "GPU.0", "GPU.1", "NPU")
+    properties: ClassVar[dict[str, dict[str, Any]]] = {
+        "CPU": {},
+        "GPU.0": {"GPU_DEVICE_TOTAL_MEM_SIZE": 8e9},
+        "GPU.1": {"GPU_DEVICE_TOTAL_MEM_SIZE": 16e9},
+        "NPU": {"NPU_DEVICE_TOTAL_MEM_SIZE": 4e9, "NPU_DRIVER_VERSION": 1234},
+    }
+
+    def get_property(self, device: str, name: str) -> Any:
+        if device == "GPU":
+            device = "GPU.0"
+        if device not in self.properties:
+            raise RuntimeError(
+                f'Exception from core.cpp:268:\nCannot load library "/x/lib{device}.so": libfoo.so.1: not found\n'
+            )
+        own = self.properties[device]
+        common = {
+            "SUPPORTED_PROPERTIES": own,
+            "FULL_DEVICE_NAME": f"Fake {device}",
+            "OPTIMIZATION_CAPABILITIES": ["FP32", "FP16"],
+        }
+        return (own | common)[name]
+
+    def get_versions(self, device: str) -> dict[str, Any]:
+        return {device: SimpleNamespace(build_number="2099.1")}
+
+
+@pytest.fixture
+def many_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("placeit.devices.discovery.openvino_core", FakeCore)
+
+
+@pytest.fixture
+def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+
+
+class CpuCore(FakeCore):
+    available_devices = ("CPU",)
+
+
+# --- names
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "kind", "spelling"),
+    [
+        ("CPU", DeviceName("CPU"), "openvino", "CPU"),
+        (" GPU.1 ", DeviceName("GPU.1"), "openvino", "GPU.1"),
+        ("NPU", DeviceName("NPU"), "openvino", "NPU"),
+        ("cuda:0", DeviceName("cuda:0"), "cuda", "cuda:0"),
+        ("cuda:007", DeviceName("cuda:7"), "cuda", "cuda:7"),
+        ("CPU@2", DeviceName("CPU", (2,)), "openvino", "CPU@2"),
+        ("CPU@0-3", DeviceName("CPU", (0, 1, 2, 3)), "openvino", "CPU@0-3"),
+        ("CPU@4+1+0", DeviceName("CPU", (0, 1, 4)), "openvino", "CPU@0-1+4"),
+        ("ort:CPU@2", DeviceName("CPU", (2,), runtime="ort"), "ort", "ort:CPU@2"),
+        ("torch:CPU@2", DeviceName("CPU", (2,), runtime="torch"), "torch", "torch:CPU@2"),
+        ("torch:cuda:00", DeviceName("cuda:0", runtime="torch"), "torch", "torch:cuda:0"),
+        ("edge1/CPU@0", DeviceName("CPU", (0,), "edge1"), "ray", "edge1/CPU@0"),
+        ("auto", DeviceName("auto"), "openvino", "auto"),
+    ],
+)
+def test_names_are_taken_apart_and_spelled_canonically(text: str, name: DeviceName, kind: str, spelling: str) -> None:
+    assert parse_device(text) == name
+    assert name.kind == kind
+    assert str(name) == spelling
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("cpu", "did you mean 'CPU'"),
+        ("", "'' is not a device"),
+        ("CPU@", "a core set is written"),
+        ("CPU@a", "'a' is not a core"),
+        ("CPU@0:3", "'0:3' is not a core"),
+        ("CPU@3-1", "3-1 runs backwards"),
+        ("CPU@0-1+1", "core 1 is named twice"),
+        ("CPU@0-99999", "no core 99999"),
+        ("CPU.0", "one CPU device, without a number"),
+        ("GPU@1", "only the CPU has core sets"),
+        ("cuda", "'cuda' is not a device"),
+        ("HETERO:CPU", "virtual"),
+        ("AUTO", "virtual"),
+        ("torch:GPU", "PyTorch runs on the CPU and on NVIDIA GPUs (torch:CPU@0, torch:cuda:0), not on 'GPU'"),
+        ("tf:CPU", "'tf:CPU' is not a device"),
+        ("a/b/CPU", "'a/b' is not the name of a node"),
+        ("/CPU", "'' is not the name of a node"),
+    ],
+)
+def test_a_malformed_name_is_quoted_with_what_is_wrong(text: str, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_device(text)
+    assert said in str(caught.value)
+    assert f"'{text}'" in str(caught.value)
+
+
+@given(st.sets(st.integers(0, 200), min_size=1), st.sampled_from(["", "edge-1"]))
+def test_any_core_set_reads_back_from_its_spelling(cores: set[int], node: str) -> None:
+    name = DeviceName("CPU", tuple(sorted(cores)), node)
+    assert parse_device(str(name)) == name
+
+
+@given(st.text(alphabet="CPUGNautocd@/:.,0123-+ é", max_size=20))
+def test_any_text_is_a_list_of_devices_or_a_clear_error(text: str) -> None:
+    try:
+        said = ",".join(str(name) for name in parse_devices(text))
+    except PlaceitError as error:
+        said = str(error)
+    assert said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "said"),
+    [
+        ("CPU@0,CPU@0", UsageError, "'CPU@0' is listed twice"),
+        ("auto,CPU", UsageError, "'auto' stands for all devices"),
+        (" ", UsageError, "list of devices is empty"),
+        ("CPU@0,", UsageError, "''"),
+        ("CPU,CPU@1", DeviceError, "plain CPU is all of them"),
+        ("CPU@0-2,CPU@3,CPU@2-3", DeviceError, "share core 2"),
+        ("torch:CPU@1,ort:CPU@1", DeviceError, "share core 1"),
+        ("GPU,GPU.0", DeviceError, "share the device"),
+    ],
+)
+def test_devices_that_are_the_same_hardware_are_refused(text: str, error: type[PlaceitError], said: str) -> None:
+    with pytest.raises(error) as caught:
+        parse_devices(text)
+    assert said in str(caught.value)
+
+
+def test_a_list_of_names_may_be_a_sequence_and_cores_of_other_nodes_do_not_clash() -> None:
+    assert parse_devices(["CPU@0", "edge/CPU@0", "GPU.0", "GPU.1"]) == parse_devices("CPU@0,edge/CPU@0,GPU.0,GPU.1")
+
+
+# --- discovery
+
+
+def test_the_cpu_of_this_machine_is_found_with_its_properties() -> None:
+    (cpu,) = discover("CPU").devices
+    assert cpu.name == cpu.runs_on == "CPU"
+    assert cpu.kind == "openvino"
+    assert cpu.cores == tuple(sorted(os.sched_getaffinity(0)))
+    assert cpu.full_name
+    assert "fp32" in cpu.tags
+    assert cpu.driver.startswith("OpenVINO 20")
+    assert 2**28 < cpu.memory_bytes < 2**50
+
+
+def test_devices_keep_the_order_in_which_they_are_named(many_devices: None) -> None:
+    allowed = min(os.sched_getaffinity(0))
+    cluster = discover(f"NPU,CPU@{allowed},GPU.1")
+    assert cluster.names == ("NPU", f"CPU@{allowed}", "GPU.1")
+    assert [device.memory_bytes for device in cluster.devices][::2] == [4e9, 16e9]
+    assert cluster.devices[0].driver == "OpenVINO 2099.1, driver 1234"
+    assert cluster.missing_links()
+
+
+def test_auto_is_everything_that_openvino_finds(many_devices: None) -> None:
+    assert discover().names == ("CPU", "GPU.0", "GPU.1", "NPU")
+
+
+@pytest.mark.parametrize(
+    ("cores", "names"),
+    [
+        ({0}, ("CPU",)),
+        ({0, 1}, ("CPU@0", "CPU@1")),
+        ({4, 5, 6}, ("CPU@4-5", "CPU@6")),
+        (set(range(8)), ("CPU@0-3", "CPU@4-7")),
+    ],
+)
+def test_auto_on_a_machine_with_only_a_cpu_splits_its_cores(
+    monkeypatch: pytest.MonkeyPatch, cores: set[int], names: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr("placeit.devices.discovery.openvino_core", CpuCore)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: cores)
+    monkeypatch.setattr("placeit.devices.discovery.one_per_physical_core", lambda cores: cores)
+    assert discover("auto").names == names
+
+
+def test_a_core_that_the_process_may_not_use_is_an_error_that_lists_those_it_may(eight_cores: None) -> None:
+    with pytest.raises(DeviceError, match=r"wants cores 8-9, which this process may not use; it may use 0-7"):
+        discover("CPU@7-9")
+
+
+@pytest.mark.parametrize("name", ["GPU.2", "NPU.1", "FPGA"])
+def test_a_device_that_is_not_there_is_an_error_that_lists_what_is(many_devices: None, name: str) -> None:
+    with pytest.raises(DeviceError) as caught:
+        discover(name)
+    assert f"no device '{name}'" in str(caught.value)
+    assert "CPU, GPU.0, GPU.1, NPU" in str(caught.value)
+    assert "libfoo.so.1: not found" in str(caught.value)
+
+
+def test_the_first_gpu_answers_to_both_of_its_names(many_devices: None) -> None:
+    assert discover("GPU").devices[0].full_name == discover("GPU.0").devices[0].full_name == "Fake GPU.0"
+
+
+@pytest.mark.parametrize(("name", "said"), [("cuda:0", "NVIDIA GPU"), ("edge1/CPU", "Ray node 'edge1'")])
+def test_devices_that_this_version_does_not_drive_are_errors_that_say_so(name: str, said: str) -> None:
+    with pytest.raises(DeviceError) as caught:
+        discover(name)
+    assert said in str(caught.value)
+    assert "OpenVINO finds: CPU" in str(caught.value)
+
+
+def test_a_listed_device_that_does_not_answer_is_an_error_and_not_skipped(
+    many_devices: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeCore, "available_devices", ("CPU", "GPU.7"))
+    with pytest.raises(DeviceError, match=r"cannot use it: Cannot load library"):
+        discover()
+
+
+def test_everything_that_can_be_named_is_available(eight_cores: None, many_devices: None) -> None:
+    names = [device.name for device in available() if device.kind == "openvino"]
+    assert names == ["CPU", "GPU.0", "GPU.1", "NPU", *(f"CPU@{core}" for core in range(8))]
+
+
+def test_nvidia_gpus_are_listed_if_their_library_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[bool] = []
+    library = SimpleNamespace(
+        NVMLError=OSError,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: closed.append(True),
+        nvmlSystemGetDriverVersion=lambda: b"580.1",
+        nvmlDeviceGetCount=lambda: 1,
+        nvmlDeviceGetHandleByIndex=lambda number: number,
+        nvmlDeviceGetName=lambda handle: "Fake H100",
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=80 * 2**30),
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    gpu = available()[-1]
+    assert gpu == Device("cuda:0", "cuda", "cuda:0", "Fake H100", 80.0 * 2**30, driver="NVIDIA 580.1")
+    assert closed == [True]
+
+
+def test_no_nvidia_driver_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise OSError("no driver")
+
+    monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(NVMLError=OSError, nvmlInit=fails))
+    assert all(device.kind == "openvino" for device in available())
+
+
+def test_importing_the_module_does_not_import_openvino() -> None:
+    code = "import sys, placeit.devices, placeit.devices.clusterfile; sys.exit('openvino' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# --- the host
+
+
+def _write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, float("inf")),
+        ({"proc/meminfo": "MemTotal:  1000 kB\nMemFree: 5 kB\n"}, 1024e3),
+        (
+            {
+                "proc/meminfo": "MemTotal: 1000 kB\n",
+                "proc/self/cgroup": "0::/a/b\n",
+                "sys/fs/cgroup/a/memory.max": "5000\n",
+                "sys/fs/cgroup/a/b/memory.max": "max\n",
+            },
+            5000,
+        ),
+        (
+            {
+                "proc/meminfo": "MemTotal: 1000 kB\n",
+                "proc/self/cgroup": "9:name=systemd:/\n4:memory:/job\n",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+                "sys/fs/cgroup/memory/job/memory.limit_in_bytes": "777\n",
+            },
+            777,
+        ),
+    ],
+)
+def test_memory_is_the_machines_or_the_control_groups_limit(tmp_path: Path, files: dict[str, str], expected: float) -> None:
+    _write(tmp_path, files)
+    assert memory_bytes(tmp_path) == expected
+
+
+def test_free_memory_is_what_the_machine_has_left_or_what_the_limit_leaves(tmp_path: Path) -> None:
+    assert free_bytes(tmp_path) == np.inf
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 1000 kB\nMemAvailable: 400 kB\n")
+    assert free_bytes(tmp_path) == 400 * 1024
+    (tmp_path / "proc/self/status").write_text("Name: x\nVmRSS:\t 700 kB\n")
+    assert free_bytes(tmp_path) == 300 * 1024
+    assert 0 < free_bytes() < memory_bytes()
+
+
+def test_of_two_threads_of_one_core_only_the_first_counts(tmp_path: Path) -> None:
+    for cpu, core in enumerate([0, 1, 0, 1]):
+        folder = f"sys/devices/system/cpu/cpu{cpu}/topology"
+        _write(tmp_path, {f"{folder}/physical_package_id": "0", f"{folder}/core_id": str(core)})
+    assert one_per_physical_core((0, 1, 2, 3), tmp_path) == (0, 1)
+    assert one_per_physical_core((2, 3), tmp_path) == (2, 3)
+    assert one_per_physical_core((0, 9), tmp_path) == (9, 0), "a core of unknown topology is kept"
+
+
+# --- described devices
+
+
+def test_every_catalogue_entry_has_figures_and_a_source() -> None:
+    assert len(catalog()) >= 15
+    for name, (device, source) in catalog().items():
+        assert device.name == name
+        assert device.described
+        assert device.flops_per_s is not None
+        assert 1e10 < device.flops_per_s < 1e15
+        assert device.bytes_per_s is not None
+        assert 1e9 < device.bytes_per_s < 1e13
+        assert device.memory_bytes >= 2**32
+        assert device.power is None or 5 <= device.power.busy_w <= 1000
+        assert device.full_name
+        assert device.tags
+        assert len(source) > 30
+
+
+def test_the_roofline_is_the_slower_of_arithmetic_and_memory_plus_the_overhead() -> None:
+    device = Device("d", "described", flops_per_s=1e12, bytes_per_s=1e9, op_overhead_s=1e-6)
+    seconds = roofline_seconds([1e9, 0.0, 0.0], [0.0, 1e6, 0.0], device)
+    np.testing.assert_allclose(seconds, [1e9 / (1e12 * ROOFLINE_EFFICIENCY) + 1e-6, 1e-3 + 1e-6, 1e-6], rtol=1e-12)
+
+
+def test_a_device_without_figures_has_no_roofline() -> None:
+    with pytest.raises(ClusterError, match="'CPU@0'"):
+        roofline_seconds(1.0, 1.0, Device("CPU@0"))

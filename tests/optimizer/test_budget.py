@@ -1,0 +1,97 @@
+"""What a budget buys: runs are counted, and never more of them than it pays for."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from small_models import inception_like
+
+from placeit.core.cluster import Cluster, Device, Link
+from placeit.devices.host import allowed_cores
+from placeit.optimizer.optimize import optimize
+from placeit.profiler.cache import Cache
+from placeit.runtime.budget import hopeless, least
+
+CORE = allowed_cores()[0]
+
+
+def slowed(*slowdowns: float, bandwidth: float = 1e9) -> Cluster:
+    devices = tuple(Device(f"d{i}", runs_on=f"CPU@{CORE}", cores=(CORE,), slowdown=by) for i, by in enumerate(slowdowns))
+    names = [device.name for device in devices]
+    return Cluster(devices, {(a, b): Link(bandwidth, 1e-5, "emulated") for a in names for b in names if a != b})
+
+
+def test_a_model_too_slow_for_its_budget_is_run_once_on_each_device(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cluster = slowed(300.0, 330.0)
+    begin = time.perf_counter()
+    found = optimize(inception_like(), cluster, placers=("heft",), budget=0.6, cache=None)
+    assert time.perf_counter() - begin < 60  # it took minutes
+    assert found.chosen.placer == "single"
+    assert all(candidate.measured is not None for candidate in found.candidates)
+    assert found.least_s is not None
+    assert found.least_s > 0.6
+    assert "too short to compare placements" in found.reason
+    assert any("at least, and of the budget of 0.6 s there are " in record.getMessage() for record in caplog.records)
+    assert found.to_dict()["budget"]["least_s"] == found.least_s
+    assert found.compiling_s > 0
+    assert found.simulator_error is None
+    assert found.to_dict()["bound_s"] is None  # nothing is known of parts of the model
+
+
+def test_a_split_that_is_simulated_hopelessly_slower_is_not_run(cache: Cache) -> None:
+    cluster = slowed(1.0, 1.0, bandwidth=1e4)  # a tensor takes seconds
+    found = optimize(inception_like(), cluster, placers=("random:samples=1",), budget=2, cache=cache)
+    splits = [candidate for candidate in found.candidates if len(set(candidate.plan.placement.tolist())) > 1]
+    slow = [candidate for candidate in splits if candidate.not_run is not None]
+    assert slow
+    for candidate in slow:
+        assert candidate.measured is None
+        assert candidate.not_run is not None
+        assert candidate.not_run.startswith("simulated ")
+        assert candidate.not_run.endswith(" times slower")
+    rows = {row["name"]: row["not_run"] for row in found.to_dict()["candidates"]}
+    assert all(rows[candidate.name] == candidate.not_run for candidate in slow)
+    assert found.chosen.placer == "single"
+
+
+def test_enough_time_says_nothing_and_profiles(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
+    # in a cache of its own: costs that other tests left may not hold any more, which is said
+    found = optimize(inception_like(), slowed(1.0, 1.5), placers=("heft",), budget=20, cache=Cache(tmp_path))
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+    assert found.least_s is not None
+    assert found.least_s < 20
+
+
+def test_where_pins_rule_out_every_single_device_a_short_budget_still_finds_a_placement() -> None:
+    model = inception_like()
+    first, last = model.graph.names[0], model.graph.names[-1]
+    pins = {first: "d0", last: "d1"}
+    found = optimize(model, slowed(300.0, 330.0), placers=("heft",), budget=0.6, cache=None, pins=pins)
+    assert found.placement.as_dict()[first] == "d0"
+    assert found.placement.as_dict()[last] == "d1"
+    assert found.best_single is None
+    assert found.reason
+
+
+def test_what_was_profiled_in_a_hurry_is_not_kept(tmp_path: Any) -> None:
+    kept = Cache(tmp_path)
+    optimize(inception_like(), slowed(300.0, 330.0), placers=("heft",), budget=0.6, cache=kept)
+    names = [path.read_text() for path in tmp_path.rglob("*.json")]
+    assert not any('"core"' in text for text in names)
+
+
+def test_the_least_time_grows_with_a_run() -> None:
+    assert least([]) == 0
+    assert least([1.0]) > 20
+    assert least([2.0, 2.0]) == pytest.approx(2 * least([1.0, 1.0]))
+
+
+def test_hopeless_is_more_than_five_times_as_slow() -> None:
+    assert hopeless(4.9, 1.0, "slower") is None
+    assert hopeless(67.0, 1.0, "slower") == "simulated 67 times slower"
+    assert hopeless(5.5, 1.0, "worse") == "simulated 5.5 times worse"
+    assert hopeless(1.0, 0.0, "slower") is None

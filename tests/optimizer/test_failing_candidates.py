@@ -1,0 +1,319 @@
+"""Candidates that fail, or compute something else: they are out, with the reason, and the others go on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import pytest
+from broken_executors import NO_ROOM, broken, devices_of
+from small_models import inception_like
+
+from benchmarks.decision import Case, Drawn, Machine, search_of
+from placeit.backends.openvino.model import describe
+from placeit.core.cluster import Cluster, Device, Link
+from placeit.core.errors import DeviceError, ExecutionError, InfeasibleError, UsageError
+from placeit.devices.host import allowed_cores
+from placeit.optimizer.optimize import optimize
+from placeit.optimizer.search import Search
+from placeit.placers.heft import Heft
+from placeit.planning.segments import Costs
+from placeit.profiler.cache import Cache
+from placeit.runtime.devices.openvino import OpenVinoDevice
+from placeit.session import Session
+
+ops = ov.opset13
+CORE = allowed_cores()[0]
+BUDGET_S = 30.0  # far more than a search takes that must not run out of time
+NAMES = ("fast", "slow")
+PAIR = Cluster(
+    tuple(
+        Device(name, runs_on=f"CPU@{CORE}", cores=(CORE,), slowdown=slow) for name, slow in zip(NAMES, (1.0, 1.5), strict=True)
+    ),
+    {pair: Link(1e9, 1e-5, "emulated") for pair in (NAMES, NAMES[::-1])},
+)
+REASONS = {
+    "opening": NO_ROOM,
+    "checking": "The device fell silent.",
+    "first run": "A run of '{}' failed: The device fell silent.",
+    "race": "A run of '{}' failed: The device fell silent.",
+    "wrong": "Its outputs are wrong: they are off by",
+}
+
+
+@pytest.fixture
+def worth_splitting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let groups have costs by which splits are worth a run; measured ones, of so small a model, go by what else runs here."""
+
+    def profile(_: Any, grouping: Any, cluster: Cluster, *__: Any, **___: Any) -> Costs:
+        free = Costs.zero(len(grouping.groups), cluster)
+        return replace(free, core=np.full_like(free.core, 1e-4) * [device.slowdown for device in cluster.devices])
+
+    monkeypatch.setattr("placeit.session.profile", profile)
+
+
+@pytest.mark.usefixtures("worth_splitting")
+@pytest.mark.parametrize("stage", REASONS)
+def test_splits_that_fail_leave_the_single_devices(stage: str, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken(monkeypatch, stage, lambda plan: len(devices_of(plan)) > 1)
+    found = optimize(inception_like(), PAIR, placers="heft", budget=BUDGET_S, cache=cache)
+    assert found.chosen.placer == "single"
+    out = [candidate for candidate in found.candidates if candidate.failed is not None]
+    assert out
+    assert all(len(devices_of(candidate.plan)) > 1 for candidate in out)
+    for candidate in out:
+        assert candidate.failed is not None
+        assert REASONS[stage].format(candidate.name) in candidate.failed
+        assert candidate.measured is None
+    singles = [candidate for candidate in found.candidates if candidate.placer == "single"]
+    assert all(single.failed is None and single.measured is not None for single in singles)
+    rows = {row["name"]: row for row in json.loads(json.dumps(found.to_dict(), allow_nan=False))["candidates"]}
+    assert all(rows[candidate.name]["failed"] == candidate.failed for candidate in found.candidates)
+
+
+@pytest.mark.usefixtures("worth_splitting")
+def test_one_split_that_fails_leaves_the_other_splits(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    first: list[Any] = []
+
+    def is_first(plan: Any) -> bool:
+        if not first and len(devices_of(plan)) > 1:
+            first.append(plan)
+        return plan in first
+
+    broken(monkeypatch, "opening", is_first)
+    found = optimize(inception_like(), PAIR, placers=("heft", "random:samples=1"), budget=BUDGET_S, cache=cache)
+    assert [candidate.failed for candidate in found.candidates if candidate.failed is not None] == [NO_ROOM]
+    assert any(c.placer != "single" and c.measured is not None for c in found.candidates)
+
+
+def test_a_single_device_that_fails_leaves_the_others(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken(monkeypatch, "opening", lambda plan: devices_of(plan) == {0})
+    found = optimize(inception_like(), PAIR, placers="heft", budget=1.5, cache=cache)
+    single = {candidate.name: candidate for candidate in found.candidates if candidate.placer == "single"}
+    assert single["fast"].failed == NO_ROOM
+    assert found.best_single is single["slow"]
+    assert found.chosen.failed is None
+    assert found.speedup is not None
+
+
+@pytest.mark.usefixtures("worth_splitting")
+def test_where_everything_fails_the_error_says_why_each_did(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken(monkeypatch, "opening", lambda plan: True)
+    with pytest.raises(ExecutionError, match=r"^Every placement of inception-like on fast, slow failed. ") as caught:
+        optimize(inception_like(), PAIR, placers="heft", budget=BUDGET_S, cache=cache)
+    for name in ("fast", "slow", "heft"):
+        assert f"{name}: {NO_ROOM}" in str(caught.value)
+
+
+def test_a_placer_that_finds_nothing_is_listed_with_its_reason(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    def place(*_: Any, **__: Any) -> Any:
+        raise InfeasibleError("Nothing fits anywhere.")
+
+    monkeypatch.setattr(Heft, "place", place)
+    found = optimize(inception_like(), PAIR, placers=("heft", "metis"), budget=1.5, cache=cache)
+    (lost,) = found.unplanned
+    assert vars(lost) == {"name": "heft", "placer": "heft", "failed": "Nothing fits anywhere."}
+    assert found.to_dict()["unplanned"] == [vars(lost)]
+    assert {"fast", "slow"} < {candidate.name for candidate in found.candidates}
+
+
+# --- a device that answers fast and wrong
+
+
+@pytest.fixture
+def lazy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the device 'fast' skip whatever is not the whole model."""
+    original = OpenVinoDevice.instance
+
+    def instance(self: Any, program: Any) -> Any:
+        made = original(self, program)
+        if self.name == "fast" and len(program.outputs) < 2 and program.inputs:
+            made.run = lambda: None
+        return made
+
+    monkeypatch.setattr(OpenVinoDevice, "instance", instance)
+
+
+def branches() -> Any:
+    """Two branches of convolutions, and their sum; a segment of it has one output, the whole model has two."""
+    rng = np.random.default_rng(0)
+    x = ops.parameter([1, 16, 32, 32], ov.Type.f32, name="x")
+
+    def branch(value: Any) -> Any:
+        for _ in range(3):
+            weights = ops.constant((rng.standard_normal((16, 16, 3, 3)) * 0.1).astype(np.float32))
+            value = ops.relu(ops.convolution(value, weights, [1, 1], [1, 1], [1, 1], [1, 1]))
+        return value
+
+    left, right = branch(x), branch(x)
+    return describe(ov.Model([ops.result(ops.add(left, right)), ops.result(left)], [x], "branches"), Path("branches"))
+
+
+@pytest.mark.usefixtures("lazy", "worth_splitting")
+def test_a_device_that_skips_its_work_is_never_chosen_however_fast(cache: Cache) -> None:
+    found = optimize(branches(), PAIR, placers=("heft", "metis"), budget=BUDGET_S, cache=cache)
+    assert found.chosen.failed is None
+    assert found.chosen.output_error is not None
+    assert found.chosen.output_error.max_rel < 1e-3
+    wrong = [candidate for candidate in found.candidates if candidate.failed is not None]
+    assert wrong
+    assert all(candidate.failed.startswith("Its outputs are wrong") for candidate in wrong if candidate.failed is not None)
+    assert all(candidate.output_error is not None for candidate in wrong)
+    assert found.chosen not in wrong
+
+
+@pytest.mark.parametrize(("tolerance", "right"), [(None, False), (0.005, False), (0.1, True)])
+def test_the_tolerance_is_an_option(
+    tolerance: float | None, right: bool, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken(monkeypatch, "wrong", lambda plan: True)
+    with Session(inception_like(), PAIR, tolerance=tolerance, cache=cache) as session:
+        report = session.run(session.placement(np.zeros(len(session.grouping.groups), np.int32)), runs=1)
+    assert report.output_error.max_rel == pytest.approx(0.01, rel=0.05)
+    assert (report.failed is None) == right
+
+
+@pytest.mark.parametrize("tolerance", [-1.0, float("nan")])
+def test_a_tolerance_that_makes_no_sense_is_refused(tolerance: float) -> None:
+    with pytest.raises(UsageError, match="tolerance"):
+        optimize("there is no such model.onnx", "CPU", tolerance=tolerance)
+
+
+@pytest.mark.parametrize(("precision", "kind", "tolerance"), [("f32", "f32", 1e-3), ("bf16", "f32", 0.1), ("f32", "f16", 0.02)])
+def test_the_tolerance_goes_by_the_coarsest_type(precision: str, kind: str, tolerance: float, cache: Cache) -> None:
+    x = ops.parameter([4], ov.Type.f32, name="x")
+    half = ops.convert(ops.tanh(ops.convert(ops.relu(x), kind)), "f32")
+    model = describe(ov.Model([ops.result(ops.tanh(half))], [x], "half"), Path("half"))
+    with Session(model, f"CPU@{CORE}", precision=precision, cache=cache) as session:
+        assert session.tolerance == tolerance
+
+
+# --- room
+
+
+class Room:
+    """Stands in for devices that have room for so many executors at once."""
+
+    def __init__(self, search: Search, places: int) -> None:
+        self.original, self.places, self.open, self.most = search.session.executor, places, 0, 0
+        search.session.executor = self.executor  # type: ignore[method-assign, assignment]
+
+    def executor(self, seconds: float) -> Any:
+        if self.open == self.places:
+            raise DeviceError("There is no room.")
+        self.open += 1
+        self.most = max(self.most, self.open)
+        made, room = self.original(seconds), self
+
+        class Taking(Drawn):
+            closed = False
+
+            def __exit__(self, *_: object) -> None:
+                self.close()
+
+            def close(self) -> None:
+                room.open -= not self.closed
+                self.closed = True
+
+        return Taking(made.seconds, made.machine)
+
+
+def machine() -> Machine:
+    return Machine(0.001, correlated=False, random=np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("foreseen", [False, True])
+def test_what_finds_no_room_beside_the_others_is_raced_after_them(foreseen: bool) -> None:
+    search = search_of(Case((0.9, 0.8, 0.7, 0.6), 0.001, (1.0, 1.1)), machine(), seed=0)
+    room = Room(search, 3)
+    if foreseen:
+        room.places = 99
+        search.session.has_room = lambda: room.open < 3  # type: ignore[method-assign]
+    search.measure()
+    search.confirm()
+    assert room.most == 3
+    assert room.open == 0
+    assert [entry.failed for entry in search.entries.values()] == [None] * 6
+    assert all(entry.measured is not None for entry in search.entries.values())
+    assert search.winner is not None
+    assert search.winner.simulated_s == 0.6
+
+
+def test_what_finds_no_room_alone_is_out() -> None:
+    search = search_of(Case((0.9, 0.8), 0.001, (1.0,)), machine(), seed=0)
+    room = Room(search, 0)
+    search.measure()
+    search.confirm()
+    assert room.open == 0
+    assert {entry.failed for entry in search.entries.values()} == {"There is no room."}
+    assert search.winner is None
+
+
+def test_two_that_find_no_room_together_cannot_be_compared_and_the_single_device_stays() -> None:
+    search = search_of(Case((0.9, 0.8), 0.001, (1.0,)), machine(), seed=0)
+    Room(search, 1)
+    search.measure()
+    search.confirm()
+    assert search.winner is not None
+    assert search.winner.placer == "single"
+
+
+def test_who_loses_early_is_closed_while_the_others_race_on() -> None:
+    seen: dict[str, set[int]] = {}
+    search = search_of(Case((0.9, 0.91, 0.92), 0.001, (1.0, 1.4)), machine(), seed=0)
+    room = Room(search, 9)
+    search.progress = lambda what, _: seen.setdefault(what, set()).add(room.open)
+    search.measure()
+    search.confirm()
+    assert seen["measuring the finalists"] > {5}
+    assert seen["deciding about the finalists"] == {2}
+
+
+def test_a_split_that_fails_in_the_decision_gives_way_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    search = search_of(Case((0.7, 0.8), 0.001, (1.0,)), machine(), seed=0)
+    original, deciding = Drawn.time, False
+
+    def progress(what: str, _: float) -> None:
+        nonlocal deciding
+        deciding |= what.startswith("deciding")
+
+    def run(self: Drawn) -> float:
+        if deciding and self.seconds == 0.7:
+            raise ExecutionError("The device fell silent.")
+        return original(self)
+
+    monkeypatch.setattr(Drawn, "time", run)
+    search.progress = progress
+    search.measure()
+    search.confirm()
+    assert search.winner is not None
+    assert search.winner.simulated_s == 0.8
+    assert search.ratio is not None
+    failed = [entry.failed for entry in search.entries.values() if entry.simulated_s == 0.7]
+    assert failed == ["A run of 'drawn 0' failed: The device fell silent."]
+
+
+@pytest.mark.parametrize("error", [KeyError("conv1"), ZeroDivisionError("by what?"), UsageError("Install the solver.")])
+def test_a_placer_that_fails_is_a_warning_and_a_row(
+    error: Exception, cache: Cache, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def place(*_: Any, **__: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(Heft, "place", place)
+    found = optimize(inception_like(), PAIR, placers=("heft", "metis"), budget=1.5, cache=cache)
+    (lost,) = found.unplanned
+    assert str(error.args[0]) in lost.failed
+    (warning,) = [record.getMessage() for record in caplog.records if "'heft'" in record.getMessage()]
+    assert lost.failed in warning
+    assert found.chosen.failed is None
+
+
+def test_only_placers_that_fail_leave_the_single_devices(cache: Cache) -> None:
+    found = optimize(inception_like(), PAIR, placers=("exact:nodes=10", "exact:nodes=11"), budget=2, cache=cache)
+    assert {candidate.name for candidate in found.unplanned} == {"exact:nodes=10", "exact:nodes=11"}
+    assert {"fast", "slow"} <= {candidate.name for candidate in found.candidates}

@@ -1,0 +1,207 @@
+"""Searches that go on from what an earlier one measured, and files that do not allow it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_models import inception_like, random_model
+
+from placeit.core.cluster import Cluster, Device, Link
+from placeit.core.errors import FileError, UsageError
+from placeit.devices.host import allowed_cores
+from placeit.optimizer.entries import Entry
+from placeit.optimizer.journal import open_journal
+from placeit.optimizer.optimize import optimize
+from placeit.optimizer.result import Optimized
+from placeit.optimizer.search import Search
+from placeit.profiler.cache import Cache
+from placeit.profiler.costs import Progress
+from placeit.runtime.check import OutputError
+from placeit.runtime.measure import summed_up
+from placeit.session import Session
+from placeit.simulator.objectives import get_objective
+
+CORE = allowed_cores()[0]
+
+
+def emulated(slowdown: float = 1.5) -> Cluster:
+    cores, core = (CORE,), f"CPU@{CORE}"
+    links = {pair: Link(1e9, 1e-5, "emulated") for pair in (("fast", "slow"), ("slow", "fast"))}
+    slow = Device("slow", runs_on=core, cores=cores, slowdown=slowdown)
+    return Cluster((Device("fast", runs_on=core, cores=cores), slow), links)
+
+
+@pytest.fixture
+def search(cache: Cache, tmp_path: Path) -> Callable[..., Optimized]:
+    """Search with a file in a folder of the test's own."""
+
+    def run(**options: Any) -> Optimized:
+        given = {"placers": ("heft", "metis"), "budget": 4, "cache": cache, "resume": tmp_path / "search.jsonl"}
+        return optimize(options.pop("model", inception_like()), options.pop("cluster", emulated()), **(given | options))
+
+    return run
+
+
+@pytest.fixture
+def races(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[bool]]]:
+    """What each race was for, and whether each of those in it had been measured before."""
+    seen: list[tuple[str, list[bool]]] = []
+    race = Search.race
+
+    def watched(self: Search, entries: Sequence[Entry], what: str, **options: Any) -> Any:
+        seen.append((what, [entry.measured is not None for entry in entries]))
+        return race(self, entries, what, **options)
+
+    monkeypatch.setattr(Search, "race", watched)
+    return seen
+
+
+def interrupt(what: str, _: float) -> None:
+    if "finalists" in what:
+        raise KeyboardInterrupt
+
+
+def interrupt_later(what: str, share: float) -> None:
+    if "finalists" in what and share > 0:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("progress", [interrupt, interrupt_later])
+def test_a_search_that_was_interrupted_goes_on_and_decides_afresh(
+    search: Callable[..., Optimized], races: list[tuple[str, list[bool]]], tmp_path: Path, progress: Progress
+) -> None:
+    first = search(budget=30, progress=progress)
+    assert first.interrupted
+    measured = {c.name: c for c in first.candidates if c.measured is not None}
+    head, *lines = (tmp_path / "search.jsonl").read_text().splitlines()
+    assert json.loads(head)["format"] == "placeit-search"
+    assert {json.loads(line)["name"] for line in lines} == set(measured)
+    races.clear()
+    second = search(budget=30)
+    assert not second.interrupted
+    turns = [known for what, known in races if what.startswith("measuring") and what.endswith("placements")]
+    assert all(not all(known) for known in turns)  # those known run only beside others that are not
+    assert not turns or turns[0].count(True) <= 2
+    assert races[-1][0] in ("deciding about the finalists", "measuring the finalists")
+    names = {c.name: c for c in second.candidates}
+    assert names.keys() >= measured.keys()
+    for name, candidate in measured.items():
+        assert names[name].placement.as_dict() == candidate.placement.as_dict()
+        if names[name].earlier:
+            assert candidate.measured is not None
+            assert names[name].measured.samples.tolist() == candidate.measured.samples.tolist()  # type: ignore[union-attr]
+            assert names[name].segments == candidate.segments
+    for candidate in second.to_dict()["candidates"]:
+        assert candidate["measured_earlier"] == names[candidate["name"]].earlier
+    assert not second.chosen.earlier or second.best_single is second.chosen
+    assert len({c.name for c in second.candidates}) == len(second.candidates)
+
+
+def test_a_line_that_was_not_completed_is_dropped(search: Callable[..., Optimized], tmp_path: Path) -> None:
+    file = tmp_path / "search.jsonl"
+    search(progress=interrupt)
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[:-1]) + lines[-1][: len(lines[-1]) // 2])
+    found = search(progress=interrupt)
+    assert found.chosen.measured is not None
+    for line in file.read_text().splitlines():
+        json.loads(line)
+
+
+def test_what_is_no_placement_on_these_devices_is_not_kept(cache: Cache, tmp_path: Path) -> None:
+    with Session(inception_like(), emulated(), cache=cache) as session:
+        search = Search(session, get_objective("latency", session.cluster), 1e9, 0, None)
+        search.resume(open_journal(tmp_path / "search.jsonl", session, search.objective))
+        search.singles()
+        fast, slow = search.entries.values()
+        for entry in (fast, slow):
+            entry.measured = entry.value = summed_up(entry.name, [0.1] * 6, range(6))
+            entry.output_error = OutputError(0.0, 0.0)
+        elsewhere = Entry("elsewhere", "single", fast.groups, fast.plan, 0.1, 0.1, fast.measured, fast.value, fast.output_error)
+        search.keep([elsewhere, slow])
+    assert [json.loads(line)["name"] for line in (tmp_path / "search.jsonl").read_text().splitlines()[1:]] == ["slow"]
+
+
+def test_what_breaks_a_pin_or_a_limit_now_is_left_out(search: Callable[..., Optimized]) -> None:
+    search(progress=interrupt)
+    found = search(pins={"*": "slow"}, progress=interrupt)
+    assert [candidate.name for candidate in found.candidates] == ["slow"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"objective": "total-cost"}, "its objective is 'latency', and now it is 'total-cost'"),
+        ({"max_groups": 3}, "its groups is"),
+        ({"cluster": emulated(3.0)}, "measurements of another search"),
+        ({"cluster": f"CPU@{CORE}"}, "its devices is 'fast, slow'"),
+        ({"model": random_model(0, 5)}, "its graph is"),
+    ],
+)
+def test_measurements_of_something_else_are_refused(
+    search: Callable[..., Optimized], tmp_path: Path, options: dict[str, Any], says: str
+) -> None:
+    search(budget=0.5, progress=interrupt)
+    before = (tmp_path / "search.jsonl").read_bytes()
+    with pytest.raises(UsageError, match=says):
+        search(**options)
+    assert (tmp_path / "search.jsonl").read_bytes() == before
+
+
+def _changed(**fields: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda record: record | fields
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _changed(name=3),
+        _changed(samples=[]),
+        _changed(samples=[0.1] * 5 + [float("nan")], values=[0.1] * 6),
+        _changed(samples=[0.1] * 5 + [-0.1], values=[0.1] * 6),
+        _changed(samples=[0.1] * 5 + [10**400], values=[0.1] * 6),
+        _changed(values=[0.1]),
+        _changed(devices=[7]),
+        _changed(segment_s=[1.0] * 1000),
+        _changed(output_error={"max_abs": None, "max_rel": None}),
+        _changed(output_error=None),
+        lambda record: record | {"segments": [max(record["segments"]) + 1 - s for s in record["segments"]]},
+        lambda record: record | {"segments": [len(record["segments"]) - 1 - s for s in range(len(record["segments"]))]},
+        lambda record: record | {"devices": [2] * len(record["devices"])} | {"segments": [0] * 3},
+        lambda _: {},
+    ],
+)
+def test_a_damaged_line_is_named(search: Callable[..., Optimized], tmp_path: Path, damage: Callable[[Any], Any]) -> None:
+    file = tmp_path / "search.jsonl"
+    search(budget=0.5, progress=interrupt)
+    head, *lines = file.read_text().splitlines()
+    file.write_text("\n".join([head, json.dumps(damage(json.loads(lines[0]))), *lines[1:]]) + "\n")
+    with pytest.raises(FileError, match=r"search.jsonl, line 2 is damaged"):
+        search()
+
+
+@pytest.mark.parametrize(
+    "content", [b"not a search\n", b'{\n  "format": "placeit-placement"}', b"\x08\x07 onnx", b'{"a": 1}\n']
+)
+def test_a_file_of_another_kind_is_left_as_it_is(search: Callable[..., Optimized], tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "search.jsonl"
+    file.write_bytes(content)
+    with pytest.raises(FileError, match="not a file that a search can be resumed from"):
+        search()
+    assert file.read_bytes() == content
+
+
+def test_a_folder_and_an_impossible_place_are_refused(search: Callable[..., Optimized], tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="not a regular file"):
+        search(resume=tmp_path)
+    with pytest.raises(FileError, match="Cannot write"):
+        search(resume=tmp_path / "nowhere" / "search.jsonl")
+
+
+def test_there_is_nothing_to_resume_where_nothing_is_measured(search: Callable[..., Optimized]) -> None:
+    with pytest.raises(UsageError, match="measures nothing"):
+        search(cluster=Cluster((Device("d", "described", flops_per_s=1e9, bytes_per_s=1e12),)))

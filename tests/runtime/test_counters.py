@@ -1,0 +1,83 @@
+"""Dividing the time of a model among its groups."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import openvino as ov
+import pytest
+from small_models import convolution, inception_like
+
+from placeit.backends.openvino.model import OpenVinoModel, describe
+from placeit.core.cluster import Device
+from placeit.core.errors import DeviceError
+from placeit.devices.host import allowed_cores
+from placeit.planning.coarsen import Grouping, coarsen
+from placeit.runtime.devices.counters import group_shares
+
+ops = ov.opset13
+CORE = Device("a", runs_on=f"CPU@{allowed_cores()[0]}", cores=allowed_cores()[:1])
+
+
+@pytest.mark.parametrize("group", [Grouping.singletons, coarsen], ids=["ops", "groups"])
+def test_shares_are_not_negative_and_sum_to_one(group) -> None:
+    model = inception_like()
+    grouping = group(model.graph)
+    shares = group_shares(model, grouping, CORE, passes=3)
+    assert shares.shape == (len(grouping.groups),)
+    assert (shares >= 0).all()
+    assert shares.sum() == pytest.approx(1.0)
+
+
+def _one_heavy_branch() -> OpenVinoModel:
+    rng = np.random.default_rng(0)
+    image = ops.parameter([1, 16, 48, 48], ov.Type.f32, name="image")
+    heavy = convolution(convolution(image.output(0), 64, 5, rng), 64, 5, rng)
+    light = convolution(image.output(0), 1, 1, rng)
+    return describe(ov.Model([ops.result(heavy), ops.result(light)], [image], "branches"), Path("branches"))
+
+
+def test_a_heavy_branch_gets_nearly_everything() -> None:
+    model = _one_heavy_branch()
+    grouping = coarsen(model.graph)
+    heaviest = int(grouping.groups.flops.argmax())
+    # it has a thousand times the operations of the rest
+    assert grouping.groups.flops[heaviest] > 0.999 * grouping.groups.flops.sum()
+    assert group_shares(model, grouping, CORE)[heaviest] > 0.8
+
+
+def test_a_kernel_that_stands_for_ops_of_several_groups_is_shared_by_them() -> None:
+    model = _one_heavy_branch()
+    shares = group_shares(model, Grouping.singletons(model.graph), CORE)
+    share = dict(zip(model.graph.names, shares, strict=True))
+    kind = dict(zip(model.graph.names, model.graph.kinds, strict=True))
+    order = [name for name in model.graph.names if kind[name] in ("Convolution", "Relu") and share[name] > 0.05]
+    # each ReLU is part of its convolution's kernel, which takes it no time of its own
+    assert len(order) == 4
+    for conv in (name for name in order if kind[name] == "Convolution"):
+        reader = next(int(v) for u, v in model.graph.edges if model.graph.names[u] == conv)
+        assert share[model.graph.names[reader]] == pytest.approx(share[conv])
+
+
+def test_a_model_that_computes_nothing_is_divided_evenly() -> None:
+    inputs = [ops.parameter([2], ov.Type.f32, name=name) for name in ("x", "y")]
+    model = describe(ov.Model([ops.result(value) for value in inputs], inputs, "nothing"), Path("nothing"))
+    grouping = coarsen(model.graph)
+    shares = group_shares(model, grouping, CORE, passes=1)
+    assert shares.sum() == pytest.approx(1.0)
+
+
+def test_inference_that_fails_is_a_device_error_and_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("Check failed\nout of memory")
+
+    monkeypatch.setattr("placeit.runtime.devices.counters._repeat", fails)
+    with pytest.raises(DeviceError, match="run on a: out of memory"):
+        group_shares(inception_like(), coarsen(inception_like().graph), CORE)
+
+
+def test_a_device_that_openvino_does_not_have_is_a_device_error() -> None:
+    model = inception_like()
+    with pytest.raises(DeviceError, match="compile a model for mine"):
+        group_shares(model, coarsen(model.graph), Device("mine", runs_on="NOSUCH"))
