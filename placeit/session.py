@@ -79,6 +79,8 @@ class Session:
             along those of its group; a group whose ops are pinned to several devices is split.
         memory: most memory by device name, in bytes or with a unit (``{"CPU@0": "2 GB"}``); less than the device has.
         worth: whether to profile at all; see :func:`placeit.profiler.costs.profile`.
+        kept_only: whether to measure no costs, for placements that have segments of their own; those that are not in the cache
+            are zero.
 
     Raises:
         ModelError, FileError, DeviceError, ClusterError: the model or the devices are not what they should be.
@@ -106,6 +108,7 @@ class Session:
         pins: Mapping[str, str] | None = None,
         memory: Mapping[str, float | str] | None = None,
         worth: Worth | None = None,
+        kept_only: bool = False,
     ) -> None:
         check_tolerance(tolerance)
         cluster = capped(find_cluster(devices), memory)
@@ -123,7 +126,7 @@ class Session:
         types = (precision, *self.model.graph.tensor_dtypes)
         self.tolerance = max(_TOLERANCES.get(name, 0.0) for name in types) if tolerance is None else tolerance
         self._cache, self._check_costs = Cache() if cache == "default" else cache, check_costs
-        self._worth = worth
+        self._worth, self._kept_only = worth, kept_only
         self._runtime: Runtime | None = None
         self._costs: Costs | None = None
         self._able: list[int] = []  # devices that can run the model whole
@@ -230,6 +233,7 @@ class Session:
             check=self._check_costs,
             progress=self._progress,
             worth=self._worth if self.executable else None,
+            kept_only=self._kept_only,
         )
 
     def _described_costs(self) -> Costs:
@@ -287,8 +291,8 @@ class Session:
             )
         return first
 
-    def divide(self, placement: Placement) -> None:
-        """Split groups whose ops a placement has on different devices, so that it can be run.
+    def divide(self, placement: Placement, *, by_segments: bool = False) -> None:
+        """Split groups whose ops a placement has on different devices, or in different segments, so that it can be run.
 
         Placements need it that were found with other groups: with pins, or another ``max_groups``.
 
@@ -297,8 +301,11 @@ class Session:
             UsageError: something has been measured or compiled already, with the groups as they were.
         """
         graph = self.model.graph
-        devices = placement.for_ops(graph.names, self.cluster.names, graph.hash)
-        grouping = divided(self.grouping, devices, self.model.together)
+        parts = placement.for_ops(graph.names, self.cluster.names, graph.hash)
+        if by_segments and placement.segments is not None:
+            number = dict(zip(placement.op_names, placement.segments.tolist(), strict=True))
+            parts = np.array([number[name] for name in graph.names], np.int32)
+        grouping = divided(self.grouping, parts, self.model.together)
         if grouping is not self.grouping and not (self._costs is None and self._runtime is None):
             raise UsageError("Groups can be split only before anything is measured or run: open another session.")
         self.grouping = grouping

@@ -127,7 +127,14 @@ class SessionOptions(GroupOptions):
         """Read the inputs of a model; None if there are none. Raises FileError, UsageError."""
         return None if self.inputs is None else read_tensors(self.inputs, {spec.name: spec for spec in model.inputs})
 
-    def session(self, progress: Progress | None, cluster: Cluster | None = None, *, check_costs: bool = False) -> Session:
+    def session(
+        self,
+        progress: Progress | None,
+        cluster: Cluster | None = None,
+        *,
+        check_costs: bool = False,
+        kept_only: bool = False,
+    ) -> Session:
         """Open the model on a cluster, or on the devices of the command line."""
         from placeit.session import Session
 
@@ -142,6 +149,7 @@ class SessionOptions(GroupOptions):
             cache=cost_cache(self.no_cache),
             check_costs=check_costs,
             progress=progress,
+            kept_only=kept_only,
         )
 
     def _tolerance(self) -> float | None:

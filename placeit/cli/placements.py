@@ -38,9 +38,11 @@ def read_placement(path: Path, graph: OpGraph) -> Placement:
 
 @contextlib.contextmanager
 def open_session(
-    options: SessionOptions, files: Sequence[Path], progress: Progress | None
+    options: SessionOptions, files: Sequence[Path], progress: Progress | None, *, profiling: bool = True
 ) -> Iterator[tuple[Session, list[Placement]]]:
     """Open a model on the devices of the command line, or else on those that the placements name.
+
+    Without ``profiling`` costs are measured only if a placement has no segments of its own.
 
     Raises:
         FileError, PlacementError: a placement cannot be read, or does not fit the model and the devices; names the file.
@@ -63,11 +65,12 @@ def open_session(
         raise type(error)(
             f"{error} The placement names the devices {', '.join(named)}: say with --devices which they are (the cluster file)."
         ) from error
-    with options.session(progress, cluster) as session:
+    kept_only = not profiling and all(placement.segments is not None for placement in placements)
+    with options.session(progress, cluster, kept_only=kept_only) as session:
         for path, placement in zip(files, placements, strict=True):
             with naming(path):
                 if session.home_of(placement) is session:
-                    session.divide(placement)
+                    session.divide(placement, by_segments=kept_only)
         for path, placement in zip(files, placements, strict=True):
             with naming(path):
                 session.home_of(placement).groups_of(placement)

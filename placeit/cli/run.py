@@ -58,10 +58,17 @@ def run(
 
     runs = length.rounds()
     check_outputs(trace, outputs, csv, inputs=[*options.files(), placement])
-    with terminal.progress() as progress, open_session(options, [placement], progress) as (session, [chosen]):
+    with (
+        terminal.progress() as progress,
+        open_session(options, [placement], progress, profiling=False) as (
+            session,
+            [chosen],
+        ),
+    ):
         with naming(placement):
             report = session.run(chosen, runs=runs, duration=length.duration, warmup=length.warmup)
         home = session.home_of(chosen)
+        simulated = None if home.costs.shared else report.plan.schedule.makespan
         cluster, grouping = home.cluster, home.grouping
         ops = [] if csv is None or report.interrupted else home.op_times(report.plan)
     if report.interrupted:
@@ -85,7 +92,7 @@ def run(
         "warmup": length.warmup,
         "duration_s": length.duration,
         "latency_s": {"median": latency.median, "p95": latency.p95, "ci": [latency.ci_low, latency.ci_high]},
-        "simulated_s": report.plan.schedule.makespan,
+        "simulated_s": simulated,
         "utilization": report.utilization,
         "gpus": {name: vars(use) for name, use in report.gpus.items()},
         "output_error": error.to_dict(),
@@ -101,7 +108,7 @@ def run(
             "latency": f"{text.seconds(latency.median)} (median of {len(latency.samples)} runs{ended})",
             "interval": f"{text.interval(latency)} (95 % confidence)",
             "p95": text.seconds(latency.p95),
-            "simulated": text.seconds(report.plan.schedule.makespan),
+            "simulated": text.seconds(simulated),
             "segments": str(text.programs(report.plan)),
             "output error": f"{text.error(error)} (relative to the uncut model's largest)",
             **({} if report.failed is None else {"failed": report.failed}),

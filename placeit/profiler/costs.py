@@ -96,6 +96,7 @@ def profile(
     check: bool = False,
     progress: Progress | None = None,
     worth: Worth | None = None,
+    kept_only: bool = False,
 ) -> Costs:
     """Measure every group on every device that can run it.
 
@@ -124,11 +125,14 @@ def profile(
         progress: called between passes.
         worth: asked once what a run takes is known, unless the costs were kept. If it says no, nothing else is measured: the
             costs then are those runs, in equal shares for all groups (:attr:`placeit.planning.segments.Costs.shared`).
+        kept_only: whether to measure nothing: costs that are not in the cache are zero, and ``shared``.
     """
     begin = time.perf_counter()
     can = supported(model, grouping, cluster)
     key = cost_key(grouping, cluster, runtime)
     found = cache.find(key, functools.partial(_valid, can=can)) if cache is not None else None
+    if found is None and kept_only:
+        return replace(Costs.zero(len(can), cluster), core=np.where(can, 0.0, np.inf), shared=True)
     afresh = found is not None and check and _contradicted(found, grouping, runtime, can, budget * _CHECK_SHARE, progress)
     if progress is not None:
         progress("probing links", 0.0)

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -206,3 +207,26 @@ def test_a_described_device_cannot_run_anything(cli: Any, tiny: Path, place_on: 
     assert result.exit_code == 1
     assert "edge" in result.stderr
     assert "simulation only" in result.stderr
+
+
+@pytest.mark.parametrize("more", [(), ("--max-groups", 2)])
+def test_a_placement_with_its_own_segments_runs_without_being_profiled(
+    cli: Any, tiny: Path, cores: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: Sequence[object]
+) -> None:
+    found = cli("optimize", tiny, "-d", ",".join(cores), "--budget", 3, "-o", tmp_path / "p.json", "--json")
+    assert found.exit_code == 0, found.stderr
+    placement = Placement.load(tmp_path / "p.json")
+    graph_order = replace(placement, devices=np.zeros(len(placement), np.int32), device_names=(cores[0],))
+    segments = np.arange(len(placement), dtype=np.int32)  # each op by itself, as no plan would have it
+    replace(graph_order, segments=segments).save(tmp_path / "fine.json")
+    monkeypatch.setattr("placeit.profiler.costs._Profile", lambda *_: pytest.fail("profiled"))
+    result = cli("run", tiny, "-p", tmp_path / "fine.json", "--runs", 2, "--no-cache", "--json", *more)
+    assert result.exit_code == 0, result.stderr
+    data = json.loads(result.stdout)
+    assert data["simulated_s"] is None
+    assert data["segments"] > found_segments(found)
+    assert data["output_error"]["max_rel"] < 1e-5
+
+
+def found_segments(found: Any) -> int:
+    return int(json.loads(found.stdout)["chosen"]["segments"])
