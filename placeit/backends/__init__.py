@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from placeit.core.errors import ModelError, UsageError
+from placeit.core.errors import ModelError
+from placeit.core.registry import entry_table, load_entry
 
 if TYPE_CHECKING:
     from placeit.backends.base import Model
@@ -14,11 +15,11 @@ if TYPE_CHECKING:
 __all__ = ["files_of", "load", "suffixes"]
 
 _GROUP = "placeit.backends"
-_BUILT_IN = (
-    EntryPoint("onnx", "placeit.backends.openvino.model:load", _GROUP),
-    EntryPoint("xml", "placeit.backends.openvino.model:load", _GROUP),
-    EntryPoint("pt2", "placeit.backends.torch.model:load", _GROUP),
-)
+_BUILT_IN = {
+    "onnx": "placeit.backends.openvino.model:load",
+    "xml": "placeit.backends.openvino.model:load",
+    "pt2": "placeit.backends.torch.model:load",
+}
 _WEIGHTS = (".pt", ".pth", ".ckpt", ".safetensors", ".bin")
 
 
@@ -29,17 +30,9 @@ def suffixes() -> dict[str, EntryPoint]:
     :func:`placeit.backends.openvino.model.load`.
 
     Raises:
-        UsageError: two loaders claim one suffix.
+        UsageError: two packages claim one suffix.
     """
-    loaders: dict[str, EntryPoint] = {}
-    for point in (*_BUILT_IN, *entry_points(group=_GROUP)):
-        suffix = f".{point.name}"
-        if suffix in loaders and loaders[suffix].value != point.value:
-            raise UsageError(
-                f"Two backends claim {suffix} files: {loaders[suffix].value} and {point.value}; remove one of them."
-            )
-        loaders[suffix] = point
-    return loaders
+    return {f".{name}": point for name, point in entry_table("backend", _GROUP, _BUILT_IN).items()}
 
 
 def load(path: str | Path, **options: Any) -> Model:
@@ -54,9 +47,8 @@ def load(path: str | Path, **options: Any) -> Model:
         FileError: the file is missing or cannot be read.
     """
     known = suffixes()
-    loader = known.get(Path(path).suffix.lower())
-    if loader is None:
-        suffix = Path(path).suffix
+    suffix = Path(path).suffix
+    if suffix.lower() not in known:
         hint = ""
         if suffix.lower() in _WEIGHTS:
             hint = (
@@ -64,7 +56,7 @@ def load(path: str | Path, **options: Any) -> Model:
                 "torch.export.save(torch.export.export(module, inputs), 'model.pt2')."
             )
         raise ModelError(f"{path}: no backend reads '{suffix}' files; the known ones are {', '.join(sorted(known))}.{hint}")
-    model: Model = loader.load()(path, **options)
+    model: Model = load_entry("backend", known, suffix.lower())(path, **options)
     return model
 
 

@@ -12,8 +12,8 @@ from importlib.metadata import EntryPoint
 from typing import Any
 
 from placeit.core.errors import UsageError
+from placeit.core.registry import check_size, entry_table, load_entry, parse_options
 from placeit.placers.base import Placer
-from placeit.placers.names import check_size, entry_table, load_entry, parse_options
 
 __all__ = ["GROUP", "PlacerOption", "get_placer", "parse_placer", "placer_names", "placer_options", "placer_summary"]
 

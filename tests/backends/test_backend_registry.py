@@ -2,13 +2,13 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-import placeit.backends
 from placeit.backends import load, suffixes
+from placeit.core import registry
 from placeit.core.errors import ModelError, UsageError
 
 
 def plug_in(monkeypatch, *points):
-    monkeypatch.setattr(placeit.backends, "entry_points", lambda group: [EntryPoint(*point, group) for point in points])
+    monkeypatch.setattr(registry, "entry_points", lambda group: [EntryPoint(*point, group) for point in points])
 
 
 def read_toy(path, **options):
@@ -40,6 +40,6 @@ def test_an_installed_plug_in_reads_its_files(monkeypatch):
 def test_two_backends_for_one_suffix_are_an_error(monkeypatch):
     plug_in(monkeypatch, ("onnx", "toy:read"))
     with pytest.raises(
-        UsageError, match=r"Two backends claim \.onnx files: placeit\.backends\.openvino\.model:load and toy:read"
+        UsageError, match=r"Two backends are named 'onnx': placeit\.backends\.openvino\.model:load and toy:read"
     ):
         load("model.onnx")

@@ -9,7 +9,7 @@ from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any
 
 from placeit.core.errors import UsageError
-from placeit.placers.names import entry_table, load_entry, parse_options
+from placeit.core.registry import entry_table, load_entry, parse_options
 
 if TYPE_CHECKING:
     from placeit.placers.learned.agent import Agent

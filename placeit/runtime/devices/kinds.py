@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
+from placeit.core.registry import entry_table, load_entry
 from placeit.runtime.devices.base import RuntimeDevice
 
 if TYPE_CHECKING:
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
     from placeit.planning.coarsen import Grouping
     from placeit.runtime.accelerators.accelerator import Streams
 
-__all__ = ["DeviceKind", "device_kind"]
+__all__ = ["GROUP", "DeviceKind", "device_kind"]
+
+GROUP = "placeit.device_kinds"
+"""The entry-point group in which a plug-in names its kinds of devices."""
 
 _KINDS = {
     "openvino": "placeit.runtime.devices.openvino:KIND",
@@ -52,9 +56,17 @@ class DeviceKind:
 
 
 def device_kind(device: Device) -> DeviceKind:
-    """Find what drives a device. Raises DeviceError if nothing does."""
-    if device.kind not in _KINDS:
+    """Find what drives a device.
+
+    Raises:
+        DeviceError: nothing does.
+        UsageError: the plug-in that does cannot be loaded.
+    """
+    if device.kind in _KINDS:  # looking through all installed packages takes a while
+        return cast("DeviceKind", EntryPoint(device.kind, _KINDS[device.kind], GROUP).load())
+    table = entry_table("kind of device", GROUP, _KINDS)
+    if device.kind not in table:
         raise DeviceError(
-            f"{device.name} is a device of kind '{device.kind}', which this version cannot run; it runs {', '.join(_KINDS)}."
+            f"{device.name} is a device of kind '{device.kind}', which this version cannot run; it runs {', '.join(table)}."
         )
-    return cast("DeviceKind", EntryPoint(device.kind, _KINDS[device.kind], "").load())
+    return cast("DeviceKind", load_entry("kind of device", table, device.kind))

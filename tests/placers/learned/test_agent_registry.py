@@ -6,8 +6,8 @@ import pytest
 import torch
 from toy_agent import ToyAgent, same
 
+from placeit.core import registry as names
 from placeit.core.errors import UsageError
-from placeit.placers import names
 from placeit.placers.learned import registry
 from placeit.placers.learned.checkpoint import weights_of
 

@@ -15,12 +15,12 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from placeit.core.errors import UsageError
 from placeit.core.graph import unique_rows
 from placeit.core.problem import CostFunction, Problem
+from placeit.core.registry import check_size
 from placeit.placers.base import Incumbent, option
 from placeit.placers.feasibility import fits, repair
 from placeit.placers.learned.agent import ProblemInstance, Trajectory
 from placeit.placers.learned.agents.choice import draw, score_choice
 from placeit.placers.learned.training.stages import Stage
-from placeit.placers.names import check_size
 
 __all__ = ["Hdp", "HdpAgent"]
 

@@ -12,9 +12,9 @@ from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 
 from placeit.core.errors import UsageError
+from placeit.core.registry import parse_options
 from placeit.placers.learned.agent import Agent, ProblemInstance
 from placeit.placers.learned.training.baselines import Baseline, find_baseline
-from placeit.placers.names import parse_options
 
 __all__ = ["Draw", "Stage", "Staged", "default_stages", "parse_stage", "scale_updates"]
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from placeit.core.errors import UsageError
 from placeit.core.problem import CostFunction, Problem
+from placeit.core.registry import check_size
 from placeit.placers.base import Incumbent, option
 from placeit.placers.feasibility import random_placements
 from placeit.placers.learned.agent import ProblemInstance, Trajectory
@@ -23,7 +24,6 @@ from placeit.placers.learned.agents.giph.networks import Encoder, Scorer
 from placeit.placers.learned.agents.giph.search import RelocationSearch
 from placeit.placers.learned.checkpoint import load_agent
 from placeit.placers.learned.training.stages import Draw, Stage
-from placeit.placers.names import check_size
 
 __all__ = ["Giph", "GiphAgent", "Variant", "policy", "shipped"]
 

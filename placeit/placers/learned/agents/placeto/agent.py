@@ -14,13 +14,13 @@ from torch.nn.functional import leaky_relu
 
 from placeit.core.errors import FileError, UsageError
 from placeit.core.problem import CostFunction, Problem
+from placeit.core.registry import check_size
 from placeit.placers.base import Incumbent, option
 from placeit.placers.feasibility import random_placements
 from placeit.placers.learned.agent import ProblemInstance, Trajectory
 from placeit.placers.learned.agents.choice import draw, score_choice
 from placeit.placers.learned.agents.placeto.batch import FEATURES, SUMMARIES, Batch
 from placeit.placers.learned.training.stages import Draw, Stage
-from placeit.placers.names import check_size
 
 __all__ = ["Placeto", "PlacetoAgent"]
 
