@@ -38,6 +38,7 @@ from placeit.session import Session
 from placeit.simulator.simulate import SimulatedCost
 
 _ALONE = "alone"
+_VARIED = "inception_v3"  # is also run on unequal devices and by other runtimes
 _BLOCK = 10  # placements that are measured at a time: each has compiled segments of its own, which take memory
 _OTHERS = 6  # placements that the simulator is calibrated on
 _STEPS = 600  # of a search among plans
@@ -45,16 +46,16 @@ _STEPS = 600  # of a search among plans
 
 def run(args: Args, report: Report) -> None:
     first, second = (f"CPU@{core}" for core in two_cores())
-    for name in args.models or (("inception_v3",) if args.quick else (*MODELS, *PACKAGED)):
+    names = args.models or ((_VARIED,) if args.quick else (*MODELS, *PACKAGED))
+    for name in names:
         _model(name, discover([first, second]), args, report)
-    if not args.quick:
-        name = (args.models or ("inception_v3",))[0]
+    if not args.quick and _VARIED in names:
         for cluster in (
             _unequal(first, second),
             discover([f"ort:{first}", f"ort:{second}"]),
             discover([first, f"ort:{second}"]),
         ):
-            _model(name, cluster, args, report)
+            _model(_VARIED, cluster, args, report)
 
 
 def _unequal(first: str, second: str) -> Cluster:
