@@ -214,13 +214,10 @@ class Session:
             InfeasibleError: no device supports some op, or not the one that it is pinned to.
         """
         if self._costs is None:
-            costs = self._measured_costs() if self.executable else self._described_costs()
+            costs = self._profile(self.cluster, self.runtime) if self.executable else self._described_costs()
             self._able = np.flatnonzero(np.isfinite(costs.core).all(axis=0)).tolist()
             self._costs = held(costs, self.grouping, self._pinned)
         return self._costs
-
-    def _measured_costs(self) -> Costs:
-        return self._profile(self.cluster, self.runtime)
 
     def _profile(self, cluster: Cluster, runtime: Runtime) -> Costs:
         return profile(
@@ -302,9 +299,8 @@ class Session:
         """
         graph = self.model.graph
         parts = placement.for_ops(graph.names, self.cluster.names, graph.hash)
-        if by_segments and placement.segments is not None:
-            number = dict(zip(placement.op_names, placement.segments.tolist(), strict=True))
-            parts = np.array([number[name] for name in graph.names], np.int32)
+        if by_segments and (segments := placement.segments_for(graph.names)) is not None:
+            parts = segments
         grouping = divided(self.grouping, parts, self.model.together)
         if grouping is not self.grouping and not (self._costs is None and self._runtime is None):
             raise UsageError("Groups can be split only before anything is measured or run: open another session.")
@@ -327,17 +323,12 @@ class Session:
             PlacementError: it does not fit the model, the devices or their memory, or its segments wait for each other.
         """
         groups = self.segmenter.problem().check(self.groups_of(placement))
-        if placement.segments is None:
+        of_op, of = placement.segments_for(self.model.graph.names), np.zeros(len(groups), np.int32)
+        if of_op is None:
             return self.segmenter.plan(groups)
-        number = dict(zip(placement.op_names, placement.segments.tolist(), strict=True))
-        of_op = np.array([number[name] for name in self.model.graph.names], np.int32)
-        of = np.zeros(len(groups), np.int32)
         of[self.grouping.group_of] = of_op
         if (of[self.grouping.group_of] != of_op).any():  # groups of another kind
             return self.segmenter.plan(groups)
-        ends = of[self.grouping.groups.edges]
-        if (ends[:, 0] > ends[:, 1]).any():
-            raise PlacementError("A segment of the placement reads from a later one: leave 'segments' out to plan it anew.")
         return self.segmenter.merged(of, groups)
 
     def executor(self, plan: Plan, *, requests: int = 1, order: DispatchOrder = "dynamic") -> PlanExecutor:

@@ -95,6 +95,13 @@ class Placement:
             segments = np.array(segments, np.int32)
         return cls(tuple(ops), numbers, tuple(devices), str(data.get("graph", "")), segments)
 
+    def segments_for(self, op_names: Sequence[str]) -> NDArray[np.int32] | None:
+        """Segment of each of the given ops, matched by name, ``int32[V]``; None if segments are still to be planned."""
+        if self.segments is None:
+            return None
+        number = dict(zip(self.op_names, self.segments.tolist(), strict=True))
+        return np.array([number[name] for name in op_names], np.int32)
+
     def for_ops(self, op_names: Sequence[str], device_names: Sequence[str], graph_hash: str) -> NDArray[np.int32]:
         """Device numbers for the given ops and devices, matched by name: ``int32[V]``.
 

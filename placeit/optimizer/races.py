@@ -190,7 +190,7 @@ class Races:
                 entry = by_name[name]
                 found[name] = runners[name].valued(measurement)
                 if entry.measured is not None and len(measurement.samples) < min(FEWEST, len(entry.measured.samples)):
-                    continue  # an interrupted race says less than the one before
+                    continue  # a race that was cut short says less than the one before
                 entry.measured, entry.value = measurement, found[name]
                 entry.race, entry.earlier = len(self.races), False
                 if name in race.running:

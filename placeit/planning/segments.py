@@ -224,9 +224,13 @@ class Segmenter:
         Segments are numbered from 0, so that none reads from one with a higher number, and each is on one device.
 
         Raises:
-            PlacementError: wrong length, unknown device, or a group where it cannot run.
+            PlacementError: wrong length, unknown device, a group where it cannot run, or a segment that reads from a later one.
         """
-        return self._plan(np.array(segment_of, np.int32), self._check(placement))
+        of, devices = np.array(segment_of, np.int32), self._check(placement)
+        ends = of[self.graph.edges]
+        if (ends[:, 0] > ends[:, 1]).any():
+            raise PlacementError("A segment of the placement reads from a later one: leave 'segments' out to plan it anew.")
+        return self._plan(of, devices)
 
     def priced(self, plan: Plan) -> Plan:
         """Return the same segments at this segmenter's costs, to see what those costs say of a plan made with others."""

@@ -30,9 +30,7 @@ class Passes:
 
     def __init__(self, executor: PlanExecutor, grouping: Grouping) -> None:
         self._executor, self._grouping = executor, grouping
-        self._segment = np.zeros(len(grouping.groups), np.intp)
-        for s, segment in enumerate(executor.plan.segments):
-            self._segment[list(segment.groups)] = s
+        self._segment = executor.plan.segment_of
         self._whole: list[float] = []
         self._alone: list[NDArray[np.float64]] = []
         self._loaded: list[NDArray[np.float64]] = []
