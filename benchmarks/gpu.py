@@ -27,6 +27,7 @@ import torch
 from benchmarks._harness import Args, Report, main
 from benchmarks._models import progress
 from placeit.backends.torch.tensor_program import load
+from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError
 from placeit.devices import discover
@@ -67,7 +68,7 @@ _PLAIN = "PyTorch, uncut"
 def missing() -> str | None:
     """Say what there is not: the driver or a GPU, or a PyTorch with CUDA; None if all is there."""
     try:
-        TorchAccelerator([Device("cuda:0", runs_on="cuda:0")]).close()
+        TorchAccelerator([Device("cuda:0", address=Address("cuda:0"))]).close()
     except DeviceError as error:
         return str(error)
     return None
@@ -169,7 +170,7 @@ def _graph(name: str, cluster: Cluster, args: Args, report: Report) -> None:
     """Optimize a graph for the first device, the first two, and so on, and race the answers against plain PyTorch."""
     devices = len(cluster)
     model = load(name, shards=max(4, 2 * devices), seed=args.seed, **({} if args.quick else LARGE[name]))
-    place = torch.device(cluster.devices[0].runs_on)
+    place = torch.device(cluster.devices[0].where.hardware)
     values = {key: value.to(place) for key, value in model.values.items()}
 
     def plain() -> None:

@@ -6,6 +6,7 @@ from queue import SimpleQueue
 
 import torch
 
+from placeit.core.address import Address
 from placeit.core.cluster import Device
 
 
@@ -132,4 +133,4 @@ def run_late(monkeypatch):
 
 def devices(*names):
     """Devices that PyTorch drives, called as it spells them."""
-    return [Device(name, kind="torch", runs_on=name) for name in names]
+    return [Device(name, kind="torch", address=Address(name)) for name in names]

@@ -29,7 +29,9 @@ from placeit.backends import load
 from placeit.backends.base import Model
 from placeit.backends.torch.model import load as load_module
 from placeit.cli import app
+from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
+from placeit.devices import parse_device
 from placeit.devices.host import allowed_cores
 from placeit.optimizer.optimize import optimize
 from placeit.planning.coarsen import coarsen
@@ -133,7 +135,7 @@ def pair(prefix: str = "", links: float = np.inf, **slow: float) -> Cluster:
     """Two devices on one core."""
     both = {ends: Link(links, 0.0 if links == np.inf else 1e-5, "emulated") for ends in (("a", "b"), ("b", "a"))}
     kind = {"kind": "ort"} if prefix else {}
-    on = {"runs_on": f"{prefix}CPU@{CORE}", "cores": (CORE,), **kind}
+    on = {"address": parse_device(f"{prefix}CPU@{CORE}"), **kind}
     return Cluster((Device("a", **on), Device("b", **on, **slow)), both)
 
 
@@ -142,7 +144,7 @@ KINDS: dict[str, Callable[[], Cluster]] = {
     "emulated": lambda: pair(links=1e9, slowdown=2.0),
     "ort": lambda: pair("ort:"),
     "torch": pair,
-    "streams": lambda: Cluster((*streamed("cpu"), Device("b", kind="torch", runs_on=f"CPU@{CORE}", cores=(CORE,)))),
+    "streams": lambda: Cluster((*streamed("cpu"), Device("b", kind="torch", address=Address("CPU", (CORE,))))),
 }
 
 

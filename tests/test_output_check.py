@@ -21,6 +21,7 @@ from placeit.backends.openvino.model import describe
 from placeit.backends.torch import tensor_program
 from placeit.backends.torch.model import load as load_module
 from placeit.cli import app
+from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.devices.host import allowed_cores
 from placeit.profiler.cache import Cache
@@ -31,7 +32,7 @@ from placeit.session import Session
 ops = ov.opset13
 CORE = allowed_cores()[0]
 LINKS = {pair: Link(np.inf, 0.0) for pair in (("a", "b"), ("b", "a"))}
-PAIR = Cluster(tuple(Device(name, runs_on=f"CPU@{CORE}", cores=(CORE,)) for name in ("a", "b")), LINKS)
+PAIR = Cluster(tuple(Device(name, address=Address("CPU", (CORE,))) for name in ("a", "b")), LINKS)
 NOWHERE_ELSE = "same outputs, so that outputs of an earlier run would not be noticed"
 
 

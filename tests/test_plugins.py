@@ -3,20 +3,20 @@
 import os
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
-from placeit.devices.host import allowed_cores
+from plugin_site import install_sample
 
-PACKAGE = Path(__file__).parent / "plugin_package"
+from placeit.devices.host import allowed_cores
 
 USE = """
 from pathlib import Path
 import placeit
+from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
 from placeit.placers.learned.registry import make_agent
 
-cluster = Cluster((Device("mine", kind="sample", runs_on="CPU@{core}", cores=({core},)),))
+cluster = Cluster((Device("mine", kind="sleep", address=Address("CPU", ({core},))),))
 found = placeit.optimize("five.tanhs", cluster, placers=("round-robin",), budget=2, cache=None)
 assert found.ops == 7, found.ops
 assert found.chosen.name == "mine"
@@ -25,7 +25,7 @@ with placeit.Session("five.tanhs", cluster, cache=None) as session:
     assert session.run(found.placement, runs=2).failed is None
 assert make_agent("dealt", seed=0, devices=3).name == "dealt"
 try:
-    unknown = Device("x", kind="unknown", runs_on="CPU@{core}", cores=({core},))
+    unknown = Device("x", kind="unknown", address=Address("CPU", ({core},)))
     placeit.Session("five.tanhs", Cluster((unknown,)), cache=None).costs
 except placeit.PlaceitError as error:
     print(error)
@@ -33,15 +33,8 @@ except placeit.PlaceitError as error:
 
 
 def test_one_package_adds_a_placer_a_backend_a_kind_of_device_and_an_agent(tmp_path: Path) -> None:
-    project = tomllib.loads((PACKAGE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    info = tmp_path / "site" / "placeit_round_robin-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: placeit-round-robin\nVersion: 1.0\n", encoding="utf-8")
-    groups = project["entry-points"].items()
-    lines = [line for group, points in groups for line in (f"[{group}]", *(f"{name} = {at}" for name, at in points.items()))]
-    (info / "entry_points.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     (tmp_path / "five.tanhs").write_text("5", encoding="utf-8")
-    path = os.pathsep.join([str(PACKAGE), str(tmp_path / "site"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([*install_sample(tmp_path / "site"), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         [sys.executable, "-c", USE.replace("{core}", str(allowed_cores()[0]))],
         cwd=tmp_path,
@@ -51,4 +44,4 @@ def test_one_package_adds_a_placer_a_backend_a_kind_of_device_and_an_agent(tmp_p
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "device of kind 'unknown', which this version cannot run; it runs openvino, ort, torch, sample." in done.stdout
+    assert "device of kind 'unknown', which this version cannot run; it runs openvino, ort, torch, sleep." in done.stdout

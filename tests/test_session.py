@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from small_models import inception_like
 
+from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.errors import DeviceError, PlacementError, UsageError
 from placeit.core.placement import Placement
@@ -26,7 +27,7 @@ def two_on_one_core(**slow: float) -> Cluster:
     """Two devices on one core: enough to test everything but speed."""
     cores = (allowed_cores()[0],)
     links = {pair: Link(1e9, 1e-4, "emulated") for pair in (("a", "b"), ("b", "a"))}
-    return Cluster((Device("a", runs_on=CORE, cores=cores), Device("b", runs_on=CORE, cores=cores, **slow)), links)
+    return Cluster((Device("a", address=Address("CPU", cores)), Device("b", address=Address("CPU", cores), **slow)), links)
 
 
 @pytest.fixture
@@ -168,7 +169,7 @@ def test_with_a_described_device_costs_are_estimated_and_nothing_can_run(cache: 
 
 def test_real_devices_are_measured_beside_described_ones(cache: Cache) -> None:
     described = Device("edge", kind="described", flops_per_s=1e9, bytes_per_s=1e9)
-    real = Device(CORE, runs_on=CORE, cores=(allowed_cores()[0],))
+    real = Device(CORE, address=Address("CPU", (allowed_cores()[0],)))
     links = {pair: Link(1e8, 1e-3, "described") for pair in ((CORE, "edge"), ("edge", CORE))}
     with Session(inception_like(), Cluster((real, described), links), cache=cache) as session:
         assert session.costs.dispatch[0] > 0

@@ -13,6 +13,7 @@ from torch_models import ConvNet, Transformer
 
 from placeit.backends.torch import tensor_program
 from placeit.backends.torch.model import load
+from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.errors import DeviceError, ExecutionError
 from placeit.core.placement import Placement
@@ -39,7 +40,7 @@ def eager(monkeypatch):
 
 
 def core_set(core, name=None):
-    return Device(name or f"CPU@{core}", kind="torch", runs_on=f"CPU@{core}", cores=(core,))
+    return Device(name or f"CPU@{core}", kind="torch", address=Address("CPU", (core,)))
 
 
 MIXED = Cluster((*devices("cpu"), core_set(CORES[0])))
@@ -178,14 +179,14 @@ def test_what_pytorch_has_no_kernel_for_is_not_placed_there(eager, monkeypatch):
     model = conv_net()
     asked = []
     monkeypatch.setattr(type(model), "with_kernel", lambda self, key: asked.append(key) or set(model.graph.names))
-    cluster = drive(Cluster((Device("cuda:0", kind="cuda", runs_on="cuda:0"), core_set(CORES[0]))), model)
+    cluster = drive(Cluster((Device("cuda:0", kind="cuda", address=Address("cuda:0")), core_set(CORES[0]))), model)
     assert supported(model, Grouping.singletons(model.graph), cluster).all()
     assert sorted(asked) == ["CPU", "CUDA"]
 
 
 def test_a_gpu_runs_pytorch_models_by_pytorch_and_says_what_is_missing_without_one():
     model = conv_net()
-    cluster = Cluster((Device("cuda:0", kind="cuda", runs_on="cuda:0", driver="NVIDIA 1.2"),))
+    cluster = Cluster((Device("cuda:0", kind="cuda", address=Address("cuda:0"), driver="NVIDIA 1.2"),))
     (device,) = drive(cluster, model).devices
     assert device.kind == "torch"
     assert device.driver == f"PyTorch {torch.__version__}, NVIDIA 1.2"
@@ -197,7 +198,7 @@ def test_a_gpu_runs_pytorch_models_by_pytorch_and_says_what_is_missing_without_o
 def test_nothing_is_slowed_down_on_purpose_beside_an_accelerator(eager):
     model = conv_net()
     grouping = Grouping.singletons(model.graph)
-    slow = Device("slow", kind="torch", runs_on=f"CPU@{CORES[0]}", cores=CORES[:1], slowdown=2.0)
+    slow = Device("slow", kind="torch", address=Address("CPU", CORES[:1]), slowdown=2.0)
     with pytest.raises(DeviceError, match=r"slow is emulated, and nothing .* beside cpu"):
         Runtime(model, grouping, Cluster((*devices("cpu"), slow)))
     links = {("cpu", f"CPU@{CORES[0]}"): Link(1e9, 1e-3, "emulated")}

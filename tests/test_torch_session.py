@@ -12,6 +12,7 @@ from torch import nn
 from torch_models import Calling, ConvNet, Transformer
 
 from placeit.backends.torch.model import TorchModel, load
+from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError
 from placeit.devices.host import allowed_cores
@@ -28,7 +29,7 @@ from placeit.session import Session
 
 CORES = [f"CPU@{core}" for core in allowed_cores()[:2]]
 CORE = allowed_cores()[:1]
-TWO = Cluster(tuple(Device(name, runs_on=f"CPU@{CORE[0]}", cores=CORE) for name in "ab"))
+TWO = Cluster(tuple(Device(name, address=Address("CPU", CORE)) for name in "ab"))
 
 
 @functools.cache
@@ -137,7 +138,7 @@ def test_shares_of_groups_are_not_negative_and_sum_to_one(both: tuple[nn.Module,
 
 def test_a_torch_device_runs_torch_models_only_and_openvino_the_others() -> None:
     torch_model = model_of("conv net")[1]
-    core = Device("a", runs_on=f"CPU@{CORE[0]}", cores=CORE)
+    core = Device("a", address=Address("CPU", CORE))
     with pytest.raises(DeviceError, match="OpenVINO drives a, and it did not read ConvNet"):
         supported(torch_model, Grouping.singletons(torch_model.graph), Cluster((core,)))
     with pytest.raises(DeviceError, match=r"a is a device of kind 'null'.*openvino.*torch"):
@@ -146,7 +147,7 @@ def test_a_torch_device_runs_torch_models_only_and_openvino_the_others() -> None
 
 def test_emulated_devices_and_links_take_torch_models(cache: Cache) -> None:
     model = model_of("conv net")[1]
-    slow = Cluster((TWO.devices[0], Device("b", runs_on=f"CPU@{CORE[0]}", cores=CORE, slowdown=4.0)))
+    slow = Cluster((TWO.devices[0], Device("b", address=Address("CPU", CORE), slowdown=4.0)))
     with Session(model, slow, cache=cache) as session:
         report = session.run(session.placement(np.arange(len(session.grouping.groups)) % 2), runs=3)
         total = session.costs.core.sum(axis=0)

@@ -47,7 +47,8 @@ def devices(
     cluster = find_cluster(devices)
     listed = cluster.devices if devices is not None else tuple(available())
     also = {device.name: other_names(device) if devices is None else [] for device in listed}
-    load = {sample.gpu: sample for sample in sample_gpus()}
+    samples = {sample.gpu: sample for sample in sample_gpus()}
+    load = {d.name: samples.get(d.address.hardware) for d in listed if d.address is not None}
     known = dict(cluster.links)
     if links:
         with terminal.progress() as progress:
@@ -70,15 +71,15 @@ def devices(
             for device in listed
         ]
         text.table(console, heads, rows, left=7, spare=["tags", "full name"])
-        loads = [(device.name, load[device.hardware]) for device in listed if device.hardware in load]
+        loads = [_load_row(name, sample) for name, sample in load.items() if sample is not None]
         if loads:
             console.print()
-            text.table(console, ("device", "busy", "memory in use", "power"), [_load_row(*pair) for pair in loads])
+            text.table(console, ("device", "busy", "memory in use", "power"), loads)
         if known:
             console.print()
             show_links(console, known)
 
-    listing = [_device(device) | {"also": also[device.name], "load": _load(load.get(device.hardware))} for device in listed]
+    listing = [_device(device) | {"also": also[device.name], "load": _load(load.get(device.name))} for device in listed]
     return Output({"devices": listing, "links": link_dicts(known)}, show)
 
 
@@ -129,7 +130,7 @@ def _load_row(name: str, sample: GpuSample) -> tuple[str, ...]:
 
 
 def _kind(device: Device) -> str:
-    return f"{device.kind}, emulated: {device.runs_on} slowed {device.slowdown:g}x" if device.emulated else device.kind
+    return f"{device.kind}, emulated: {device.address} slowed {device.slowdown:g}x" if device.emulated else device.kind
 
 
 def _device(device: Device) -> dict[str, Any]:
@@ -139,7 +140,7 @@ def _device(device: Device) -> dict[str, Any]:
         "full_name": device.full_name,
         "memory_bytes": device.memory_bytes,
         "cores": list(device.cores),
-        "runs_on": device.runs_on or None,
+        "runs_on": None if device.address is None else str(device.address),
         "driver": device.driver or None,
         "tags": sorted(device.tags),
         "slowdown": device.slowdown,

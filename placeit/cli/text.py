@@ -307,7 +307,7 @@ def emulated(cluster: Cluster) -> list[str]:
 def show_notes(console: Console, cluster: Cluster) -> None:
     """Say which devices and links are not what a real one would be."""
     notes = [
-        f"{device.name} is emulated: {device.runs_on}, slowed {device.slowdown:g} times."
+        f"{device.name} is emulated: {device.address}, slowed {device.slowdown:g} times."
         for device in cluster.devices
         if device.emulated
     ]

@@ -9,7 +9,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.core.errors import ClusterError
+from placeit.core.address import Address
+from placeit.core.errors import ClusterError, DeviceError
 
 __all__ = ["Cluster", "Device", "Link", "Power"]
 
@@ -29,11 +30,10 @@ class Device:
     Attributes:
         name: canonical name, unique in its cluster (``CPU@0``, ``GPU.1``, or a name given by a cluster file).
         kind: runtime that drives it (``openvino``, ``null``); ``described`` for one that exists in simulation only.
-        runs_on: the real device behind it (``CPU@0``), equal to ``name`` unless a cluster file renames it; empty for a
-            described device.
+        address: the real device behind it, which ``name`` spells unless a cluster file renames it; None for a described device.
         full_name: what the driver or the data sheet calls it.
         memory_bytes: memory that weights and tensors may take; ``inf`` if unknown.
-        cores: CPU cores it is bound to; empty if it is not a CPU core set.
+        all_cores: of a device that is all cores (``CPU``), those that may be used where it is, as far as they are known.
         slowdown: factor by which a real device is slowed on purpose (1 = not emulated).
         tags: hardware features.
         power: idle and busy watts, if known.
@@ -45,10 +45,10 @@ class Device:
 
     name: str
     kind: str = "openvino"
-    runs_on: str = ""
+    address: Address | None = None
     full_name: str = ""
     memory_bytes: float = float("inf")
-    cores: tuple[int, ...] = ()
+    all_cores: tuple[int, ...] = ()
     slowdown: float = 1.0
     tags: frozenset[str] = frozenset()
     power: Power | None = None
@@ -63,14 +63,23 @@ class Device:
         return self.kind == "described"
 
     @property
-    def core_set(self) -> bool:
-        """Whether the device is a set of CPU cores, or all of them, whichever runtime drives it."""
-        return self.hardware.partition("@")[0] == "CPU"
+    def where(self) -> Address:
+        """Its address. Raises DeviceError if it has none."""
+        if self.address is None:
+            raise DeviceError(f"{self.name} has no address: it exists in simulation only, and nothing can run there.")
+        return self.address
 
     @property
-    def hardware(self) -> str:
-        """The real device behind it, without a runtime that was asked for by name: ``CPU@0`` of ``ort:CPU@0``."""
-        return self.runs_on.removeprefix("ort:").removeprefix("torch:")
+    def core_set(self) -> bool:
+        """Whether the device is a set of CPU cores, or all of them, whichever runtime drives it."""
+        return self.address is not None and self.address.core_set
+
+    @property
+    def cores(self) -> tuple[int, ...]:
+        """CPU cores it is bound to; empty if it is not a CPU core set."""
+        if self.address is None or not self.address.core_set:
+            return ()
+        return self.address.cores or self.all_cores
 
     @property
     def emulated(self) -> bool:

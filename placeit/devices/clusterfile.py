@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link, Power
 from placeit.core.errors import DeviceError, UsageError
 from placeit.core.files import write_text
@@ -15,7 +16,7 @@ from placeit.core.strictyaml import Node, StrictYaml, nearest
 from placeit.core.units import format_quantity
 from placeit.devices.described import FIGURES, catalog
 from placeit.devices.discovery import discover, resolve
-from placeit.devices.names import DeviceName, check_disjoint, parse_device
+from placeit.devices.names import check_disjoint, found_kind, parse_device
 
 __all__ = ["find_cluster", "names_file", "read_cluster", "write_cluster"]
 
@@ -88,7 +89,7 @@ def _device_fields(device: Device) -> Iterator[tuple[str, str]]:
     if device.described and device.full_name:
         yield "full_name", _scalar(device.full_name)
     if not device.described:
-        yield "runs_on", _scalar(device.runs_on)
+        yield "runs_on", _scalar(str(device.where))
     if device.emulated:
         yield "slowdown", repr(device.slowdown)
     figures = {key: getattr(device, field) for key, field in _FIELDS.items()}
@@ -110,7 +111,7 @@ def _scalar(text: str) -> str:
 class _Reader(StrictYaml):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.real: dict[str, DeviceName] = {}
+        self.real: dict[str, Address] = {}
 
     def cluster(self, check: bool) -> Cluster:
         top = self.mapping(self.root(), "the file", ("devices", "links", "default_link"))
@@ -158,17 +159,14 @@ class _Reader(StrictYaml):
                 self.fail(
                     fields["slowdown"], f"'{entry}.slowdown' is {said['slowdown']:g}; it is 1 or more: nothing can be sped up"
                 )
-        parsed = self.real[name] = self.runs_on(fields["runs_on"], f"'{entry}.runs_on'")
-        return Device(name, parsed.kind, str(parsed), cores=parsed.cores), said
+        address = self.real[name] = self.address(fields["runs_on"], f"'{entry}.runs_on'")
+        return Device(name, found_kind(address), address), said
 
-    def runs_on(self, node: Node, entry: str) -> DeviceName:
+    def address(self, node: Node, entry: str) -> Address:
         try:
-            parsed = parse_device(self.text(node, entry))
+            return parse_device(self.text(node, entry))
         except UsageError as error:
             self.fail(node, f"{entry}: {str(error).rstrip('.')}")
-        if parsed.base == "auto":
-            self.fail(node, f"{entry} names one device; 'auto' stands for several")
-        return parsed
 
     def described(self, entry: str, node: Node, fields: Mapping[str, Node]) -> Device:
         if "slowdown" in fields:

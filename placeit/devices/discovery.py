@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
+from placeit.core.address import Address, format_cores
 from placeit.core.cluster import Cluster, Device
-from placeit.core.errors import DeviceError
+from placeit.core.errors import DeviceError, UsageError
 from placeit.devices.host import allowed_cores, memory_bytes, one_per_physical_core
-from placeit.devices.names import DeviceName, format_cores, parse_devices
-from placeit.devices.nvml import gpus, why_not
+from placeit.devices.names import found_kind, parse_device, parse_devices, refuse_node
+from placeit.devices.nvml import Gpu, gpus, why_not
 from placeit.devices.openvino import openvino_core
+from placeit.devices.plugins import load_finder, plugin_kinds
+
+_log = logging.getLogger("placeit")
 
 __all__ = ["available", "discover", "other_names", "resolve"]
 
@@ -36,29 +41,34 @@ def discover(spec: str | Sequence[str] | None = None) -> Cluster:
         UsageError: a name is malformed.
         DeviceError: a device is not there, its cores are not allowed, or two devices use the same cores.
     """
-    names = parse_devices("auto" if spec is None else spec)
-    core = openvino_core()
-    if names[0].base == "auto":
-        names = _auto(core)
-    return Cluster(tuple(_resolve(core, name) for name in names))
+    if spec is None or (spec if isinstance(spec, str) else ",".join(spec)).strip() == "auto":
+        return Cluster(tuple(resolve(_auto())))
+    return Cluster(tuple(resolve(parse_devices(spec))))
 
 
-def resolve(names: Sequence[DeviceName]) -> list[Device]:
-    """Find the devices of parsed names on this machine. Raises DeviceError; see :func:`discover`."""
+def resolve(addresses: Sequence[Address]) -> list[Device]:
+    """Find what is at some addresses of this machine. Raises DeviceError; see :func:`discover`."""
     core = openvino_core()
-    return [_resolve(core, name) for name in names]
+    return [_resolve(core, address) for address in addresses]
 
 
 def available() -> list[Device]:
-    """Everything that can be named on this machine: OpenVINO's devices, each core alone as a core set, NVIDIA GPUs.
+    """Everything that can be named on this machine: OpenVINO's devices, each core alone as a core set, NVIDIA GPUs, and more.
 
-    NVIDIA GPUs (kind ``cuda``) are listed if the package nvidia-ml-py is installed and the driver answers.
+    NVIDIA GPUs (kind ``cuda``) are listed if the package nvidia-ml-py is installed and the driver answers; devices of plug-ins'
+    kinds, if these say what there is. A plug-in that cannot say it is left out, with a warning.
     """
     core = openvino_core()
-    devices = [_resolve(core, DeviceName(name)) for name in core.available_devices]
+    devices = [_resolve(core, Address(name)) for name in core.available_devices]
     if "CPU" in core.available_devices:
-        devices += [_resolve(core, DeviceName("CPU", (number,))) for number in allowed_cores()]
-    return devices + _nvidia_gpus()
+        devices += [_resolve(core, Address("CPU", (number,))) for number in allowed_cores()]
+    devices += [_nvidia_gpu(gpu) for gpu in gpus()]
+    for kind in plugin_kinds():
+        try:
+            devices += _own_devices(kind)
+        except (UsageError, DeviceError) as error:
+            _log.warning("Devices of the kind '%s' are not listed: %s", kind, error)
+    return devices
 
 
 def other_names(device: Device) -> list[str]:
@@ -68,53 +78,80 @@ def other_names(device: Device) -> list[str]:
     return [f"{runtime}:{device.name}" for runtime, package in _PACKAGES.items() if find_spec(package) is not None]
 
 
-def _auto(core: Any) -> list[DeviceName]:
-    found = [DeviceName(name) for name in core.available_devices]
-    if [name.base for name in found] != ["CPU"]:
+def _auto() -> list[Address]:
+    found = [Address(name) for name in openvino_core().available_devices]
+    if found != [Address("CPU")]:
         return found
     cores = one_per_physical_core(allowed_cores())
     if len(cores) == 1:
         return found
     half = (len(cores) + 1) // 2
-    return [DeviceName("CPU", tuple(sorted(part))) for part in (cores[:half], cores[half:])]
+    return [Address("CPU", tuple(sorted(part))) for part in (cores[:half], cores[half:])]
 
 
-def _resolve(core: Any, name: DeviceName) -> Device:
+def _resolve(core: Any, address: Address) -> Device:
+    refuse_node(str(address), address)
     found: list[str] = core.available_devices
     listing = f"OpenVINO finds: {', '.join(found)}"
-    if name.kind == "ray":
-        raise DeviceError(
-            f"The device '{name}' belongs to the Ray node '{name.node}', and this version does not connect to Ray. {listing}."
-        )
-    if name.base.startswith("cuda:"):
-        return _nvidia_gpu(name, listing)
+    kind = found_kind(address)
+    if kind not in ("openvino", "cuda") and not address.runtime:
+        return _own_device(kind, address)
+    if address.family == "cuda":
+        device = _find_nvidia_gpu(address, listing)
     # OpenVINO lists a single GPU as GPU and several as GPU.0, GPU.1; both spellings of the first work in both cases
-    if not {name.base, f"{name.base}.0", name.base.removesuffix(".0")} & set(found):
-        raise DeviceError(f"There is no device '{name}' on this machine. {listing}.{_reason(core, name.base)}")
-    cores: tuple[int, ...] = ()
-    if name.base == "CPU":
-        allowed = allowed_cores()
-        cores = name.cores or allowed
-        missing = sorted(set(cores) - set(allowed))
-        if missing:
-            raise DeviceError(
-                f"The device '{name}' wants core{'s' if len(missing) > 1 else ''} {format_cores(missing)}, which this process "
-                f"may not use; it may use {format_cores(allowed)}. Choose among those, or give the process more (taskset, "
-                f"cpuset)."
-            )
-    device = _describe(core, name, cores)
-    if not name.runtime:
+    elif address.unit not in {Address(name).unit for name in found}:
+        raise DeviceError(f"There is no device '{address}' on this machine. {listing}.{_reason(core, address.hardware)}")
+    else:
+        device = _describe(core, address)
+    if not address.runtime:
         return device
     # what OpenVINO says that it can do there says nothing about other runtimes
-    return replace(device, kind=name.runtime, driver=_driver(name.runtime), tags=frozenset())
+    driver = _driver(address.runtime) + (f", {device.driver}" if device.kind == "cuda" else "")
+    return replace(device, kind=kind, driver=driver, tags=frozenset())
 
 
-def _nvidia_gpu(name: DeviceName, listing: str) -> Device:
-    for gpu in _nvidia_gpus():
-        if gpu.name == name.base:
-            driver = f"{_driver(name.runtime)}, {gpu.driver}" if name.runtime else gpu.driver
-            return replace(gpu, name=str(name), runs_on=str(name), kind=name.kind, driver=driver)
-    raise DeviceError(f"placeit finds no NVIDIA GPU '{name.base}' on this machine: {why_not(name.base)}. {listing}.")
+def _own_device(kind: str, address: Address) -> Device:
+    """Find hardware that only a plug-in's kind of device knows."""
+    own = _own_devices(kind)
+    for device in own:
+        if device.address == address:
+            return device
+    listing = ", ".join(device.name for device in own) or "none"
+    raise DeviceError(f"There is no device '{address}' on this machine. Devices that '{kind}' finds: {listing}.")
+
+
+def _own_devices(kind: str) -> list[Device]:
+    """List hardware that only a plug-in's kind of device knows. Raises UsageError, or what the kind raises."""
+    devices = list(load_finder(kind).devices())
+    for device in devices:
+        address = device.address
+        mine = address is not None and address.family == device.kind == kind and str(address) == device.name
+        if not mine or address != parse_device(device.name):
+            raise UsageError(
+                f"The plug-in's kind of device '{kind}' lists '{device.name}' of kind '{device.kind}' at {address}; its "
+                f"devices are of kind '{kind}', and called as their addresses are written, such as {kind}:0."
+            )
+    return devices
+
+
+def _find_nvidia_gpu(address: Address, listing: str) -> Device:
+    for gpu in gpus():
+        if gpu.name == address.hardware:
+            return replace(_nvidia_gpu(gpu), name=str(address), address=address)
+    raise DeviceError(
+        f"placeit finds no NVIDIA GPU '{address.hardware}' on this machine: {why_not(address.hardware)}. {listing}."
+    )
+
+
+def _nvidia_gpu(gpu: Gpu) -> Device:
+    return Device(
+        name=gpu.name,
+        kind="cuda",
+        address=Address(gpu.name),
+        full_name=gpu.full_name,
+        memory_bytes=gpu.memory_bytes,
+        driver=f"NVIDIA {gpu.driver}",
+    )
 
 
 def _driver(runtime: str) -> str:
@@ -123,31 +160,41 @@ def _driver(runtime: str) -> str:
         import torch
 
         return f"PyTorch {torch.__version__}"
-    from placeit.devices.onnxruntime import onnxruntime
+    if runtime == "ort":
+        from placeit.devices.onnxruntime import onnxruntime
 
-    return f"ONNX Runtime {onnxruntime().__version__}"
+        return f"ONNX Runtime {onnxruntime().__version__}"
+    return load_finder(runtime).version() or runtime
 
 
-def _describe(core: Any, name: DeviceName, cores: tuple[int, ...]) -> Device:
-    family = name.base.split(".")[0]
+def _describe(core: Any, address: Address) -> Device:
+    """Describe a device that OpenVINO finds. Raises DeviceError if it does not answer, or cores of it may not be used."""
+    allowed = allowed_cores() if address.core_set else ()
+    missing = sorted(set(address.cores) - set(allowed))
+    if missing:
+        raise DeviceError(
+            f"The device '{address}' wants core{'s' if len(missing) > 1 else ''} {format_cores(missing)}, which this process "
+            f"may not use; it may use {format_cores(allowed)}. Choose among those, or give the process more (taskset, cpuset)."
+        )
+    hardware, family = address.hardware, address.family
     try:
-        supported = core.get_property(name.base, "SUPPORTED_PROPERTIES")
-        full_name = str(core.get_property(name.base, "FULL_DEVICE_NAME"))
-        capabilities = core.get_property(name.base, "OPTIMIZATION_CAPABILITIES")
+        supported = core.get_property(hardware, "SUPPORTED_PROPERTIES")
+        full_name = str(core.get_property(hardware, "FULL_DEVICE_NAME"))
+        capabilities = core.get_property(hardware, "OPTIMIZATION_CAPABILITIES")
         memory = float("inf")
         if f"{family}_DEVICE_TOTAL_MEM_SIZE" in supported:
-            memory = float(core.get_property(name.base, f"{family}_DEVICE_TOTAL_MEM_SIZE"))
-        driver = "OpenVINO " + next(iter(core.get_versions(name.base).values())).build_number
+            memory = float(core.get_property(hardware, f"{family}_DEVICE_TOTAL_MEM_SIZE"))
+        driver = "OpenVINO " + next(iter(core.get_versions(hardware).values())).build_number
         if f"{family}_DRIVER_VERSION" in supported:
-            driver += f", driver {core.get_property(name.base, f'{family}_DRIVER_VERSION')}"
+            driver += f", driver {core.get_property(hardware, f'{family}_DRIVER_VERSION')}"
     except RuntimeError as error:
-        raise DeviceError(f"OpenVINO lists the device '{name}' but cannot use it: {_last_line(error)}.") from error
+        raise DeviceError(f"OpenVINO lists the device '{address}' but cannot use it: {_last_line(error)}.") from error
     return Device(
-        name=str(name),
-        runs_on=str(name),
+        name=str(address),
+        address=address,
         full_name=full_name,
-        memory_bytes=memory_bytes() if family == "CPU" else memory,
-        cores=cores,
+        memory_bytes=memory_bytes() if address.core_set else memory,
+        all_cores=() if address.cores else allowed,
         tags=frozenset(str(capability).lower() for capability in capabilities),
         driver=driver,
     )
@@ -167,17 +214,3 @@ def _reason(core: Any, base: str) -> str:
 def _last_line(error: RuntimeError) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1].rstrip(".") if lines else "no reason given"
-
-
-def _nvidia_gpus() -> list[Device]:
-    return [
-        Device(
-            name=gpu.name,
-            kind="cuda",
-            runs_on=gpu.name,
-            full_name=gpu.full_name,
-            memory_bytes=gpu.memory_bytes,
-            driver=f"NVIDIA {gpu.driver}",
-        )
-        for gpu in gpus()
-    ]

@@ -1,18 +1,24 @@
-"""The grammar of device names: ``CPU``, ``GPU.0``, ``CPU@0-3``, ``cuda:0``, ``ort:CPU@0``, ``torch:CPU@0``, ``auto``."""
+"""The grammar of device names: ``CPU``, ``GPU.0``, ``CPU@0-3``, ``cuda:0``, ``ort:CPU@0``, ``torch:CPU@0``, ``NODE/CPU``.
+
+The name of a plug-in's kind of device is a prefix as well: ``sleep:CPU@0`` asks for the kind ``sleep`` on hardware that others
+know, too, and ``sleep:0`` is hardware that only it knows.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from placeit.core.address import Address, format_cores
 from placeit.core.errors import DeviceError, UsageError
+from placeit.devices.plugins import plugin_kinds
 
-__all__ = ["DeviceName", "check_disjoint", "format_cores", "parse_device", "parse_devices"]
+__all__ = ["check_disjoint", "found_kind", "parse_device", "parse_devices", "refuse_node"]
 
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*", re.ASCII)
 _OPENVINO = re.compile(r"[A-Z][A-Z_]*(\.\d+){0,2}", re.ASCII)
 _CUDA = re.compile(r"cuda:\d{1,4}", re.ASCII)
+_OWN = re.compile(r"[a-z0-9][A-Za-z0-9_.:-]*", re.ASCII)
 _VIRTUAL = ("AUTO", "HETERO", "MULTI", "BATCH")
 _MOST_CORES = 8192  # the most that Linux can be built for; keeps 'CPU@0-999999999' from eating the memory
 
@@ -20,64 +26,20 @@ _FORMS = "CPU, GPU.0, NPU, CPU@0-3, cuda:0, ort:CPU@0, torch:CPU@0, NODE/CPU or 
 _RUNTIMES = {"ort": "ONNX Runtime", "torch": "PyTorch"}
 
 
-@dataclass(frozen=True)
-class DeviceName:
-    """A device name, taken apart. ``str()`` gives its canonical spelling.
-
-    Attributes:
-        base: ``CPU``, ``GPU.0``, ``NPU``, ``cuda:0``, or ``auto``.
-        cores: cores of a CPU core set, in ascending order; empty for anything else.
-        node: the Ray node that has the device; empty for this machine.
-        runtime: one that is asked for by name: ``ort`` (``ort:CPU@0``) or ``torch``; empty if none is.
-    """
-
-    base: str
-    cores: tuple[int, ...] = ()
-    node: str = ""
-    runtime: str = ""
-
-    @property
-    def kind(self) -> str:
-        """Runtime that drives it: ``openvino``, ``ort``, ``torch``, ``cuda`` or ``ray``."""
-        if self.node:
-            return "ray"
-        if self.runtime:
-            return self.runtime
-        return "cuda" if self.base.startswith("cuda:") else "openvino"
-
-    def __str__(self) -> str:
-        cores = f"@{format_cores(self.cores)}" if self.cores else ""
-        device = f"{self.runtime}:{self.base}{cores}" if self.runtime else f"{self.base}{cores}"
-        return f"{self.node}/{device}" if self.node else device
-
-
-def format_cores(cores: Sequence[int]) -> str:
-    """Write ascending core numbers as the grammar has them: ``(0, 1, 2, 4)`` is ``0-2+4``."""
-    runs: list[list[int]] = []
-    for core in cores:
-        if runs and core == runs[-1][1] + 1:
-            runs[-1][1] = core
-        else:
-            runs.append([core, core])
-    return "+".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
-
-
-def parse_device(text: str) -> DeviceName:
+def parse_device(text: str) -> Address:
     """Parse one device name. Raises UsageError, quoting what is wrong with it."""
     whole = text.strip()
-    if whole == "auto":
-        return DeviceName("auto")
     node, slash, rest = whole.rpartition("/")
     if slash and not _NODE.fullmatch(node):
         raise _error(whole, f"'{node}' is not the name of a node (letters, digits, '_', '.' and '-')")
-    runtime, colon, device = rest.partition(":")
-    if not colon or runtime not in _RUNTIMES:
-        runtime, device = "", rest
+    runtime, device = _asked_for(rest)
     base, at, cores = device.partition("@")
     if _CUDA.fullmatch(base):
         base = f"cuda:{int(base[5:])}"
+    elif runtime and runtime not in _RUNTIMES and _OWN.fullmatch(device):
+        return Address(f"{runtime}:{device}", node=node)
     elif base == "auto":
-        raise _error(whole, "'auto' is written by itself, and stands for the devices that OpenVINO finds; name the devices")
+        raise _error(whole, "'auto' stands for several devices, those that OpenVINO finds, and is written by itself; name one")
     elif base.split(".")[0].split(":")[0].upper() in _VIRTUAL:
         raise _error(
             whole, f"'{base}' is one of OpenVINO's virtual devices, which choose among devices themselves; name the devices"
@@ -87,62 +49,84 @@ def parse_device(text: str) -> DeviceName:
         raise _error(whole, f"'{base}' is not a device ({hint})")
     elif base.startswith("CPU."):
         raise _error(whole, "OpenVINO has one CPU device, without a number; parts of it are core sets, such as CPU@0-3")
-    if runtime and base != "CPU" and not base.startswith("cuda:"):
+    if runtime in _RUNTIMES and base != "CPU" and not base.startswith("cuda:"):
         where = f"{runtime}:CPU@0, {runtime}:cuda:0"
         raise _error(whole, f"{_RUNTIMES[runtime]} runs on the CPU and on NVIDIA GPUs ({where}), not on '{base}'")
     if at and base != "CPU":
         raise _error(whole, f"only the CPU has core sets, not '{base}'")
-    return DeviceName(base, _cores(whole, cores) if at else (), node, runtime)
+    return Address(base, _cores(whole, cores) if at else (), node, runtime)
 
 
-def parse_devices(spec: str | Sequence[str]) -> list[DeviceName]:
+def _asked_for(text: str) -> tuple[str, str]:
+    """Split a name into the kind of device that it asks for, empty if it asks for none, and the rest."""
+    kind, colon, rest = text.partition(":")
+    # cuda:0 is no kind's prefix; and looking for plug-ins takes a while
+    if not colon or _CUDA.fullmatch(text) or (kind not in _RUNTIMES and kind not in plugin_kinds()):
+        return "", text
+    return kind, rest
+
+
+def found_kind(address: Address) -> str:
+    """Name the kind of device that what is at an address is found as: the one that it asks for, ``cuda``, or ``openvino``.
+
+    What drives it for a model is chosen by :func:`placeit.runtime.drivers.choose_driver`.
+    """
+    return address.runtime or ("openvino" if _OPENVINO.fullmatch(address.hardware) else address.family)
+
+
+def refuse_node(name: str, address: Address | None) -> None:
+    """Refuse a device of another machine. Raises DeviceError."""
+    if address is not None and address.node:
+        raise DeviceError(
+            f"The device '{name}' is on the node '{address.node}', and no installed kind of device reaches other nodes yet: "
+            "choose devices of this machine, which `placeit devices` lists."
+        )
+
+
+def parse_devices(spec: str | Sequence[str]) -> list[Address]:
     """Parse a list of device names: ``"CPU@0,CPU@1"`` or ``["CPU@0", "CPU@1"]``.
 
     Raises:
-        UsageError: a malformed name, the same device twice, or ``auto`` beside other names.
+        UsageError: a malformed name, the same device twice, or ``auto``, which names no device.
         DeviceError: two of the devices use the same cores.
     """
     text = spec if isinstance(spec, str) else ",".join(spec)
     if not text.strip():
         raise UsageError(f"The list of devices is empty; a device is {_FORMS}.")
-    names = [parse_device(part) for part in text.split(",")]
-    for i, name in enumerate(names):
-        if name in names[:i]:
-            raise UsageError(f"The device '{name}' is listed twice in '{text}'.")
-        if name.base == "auto" and len(names) > 1:
-            raise UsageError(f"'auto' stands for all devices that are found; it cannot be combined with others in '{text}'.")
-    check_disjoint([(str(name), name) for name in names])
-    return names
+    parts = text.split(",")
+    if len(parts) > 1 and "auto" in (part.strip() for part in parts):
+        raise UsageError(f"'auto' stands for all devices that are found; it cannot be combined with others in '{text}'.")
+    addresses = [parse_device(part) for part in parts]
+    for i, address in enumerate(addresses):
+        if address in addresses[:i]:
+            raise UsageError(f"The device '{address}' is listed twice in '{text}'.")
+    check_disjoint([(str(address), address) for address in addresses])
+    return addresses
 
 
-def check_disjoint(devices: Sequence[tuple[str, DeviceName]]) -> None:
+def check_disjoint(devices: Sequence[tuple[str, Address]]) -> None:
     """Check that no two devices share hardware: they would slow each other down, and no cost would hold.
 
     Args:
-        devices: what each is called, and the real device behind it.
+        devices: what each is called, and where it is. Devices of different nodes share nothing.
 
     Raises:
         DeviceError: names the two devices and what they share.
     """
     for i, (one, a) in enumerate(devices):
         for other, b in devices[:i]:
-            if a.node != b.node or _hardware(a) != _hardware(b):
+            if a.node != b.node or a.unit != b.unit:
                 continue
             common = sorted(set(a.cores) & set(b.cores))
-            if a.base == "CPU" and a.cores and b.cores and not common:
+            if a.core_set and a.cores and b.cores and not common:
                 continue
-            shared = f"core{'s' if len(common) > 1 else ''} {format_cores(common)}" if common else f"the device {a.base}"
-            if a.base == "CPU" and not common:
+            shared = f"core{'s' if len(common) > 1 else ''} {format_cores(common)}" if common else f"the device {a.hardware}"
+            if a.core_set and not common:
                 shared = "cores: plain CPU is all of them"
             raise DeviceError(
                 f"The devices '{other}' and '{one}' share {shared}. Work on one would slow the other down, so that no measured "
                 f"cost would hold; choose devices that share nothing."
             )
-
-
-def _hardware(name: DeviceName) -> str:
-    """OpenVINO calls its first GPU both ``GPU`` and ``GPU.0``."""
-    return name.base.removesuffix(".0")
 
 
 def _cores(whole: str, text: str) -> tuple[int, ...]:

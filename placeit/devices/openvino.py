@@ -53,16 +53,16 @@ def what_openvino_says(error: BaseException) -> str:
 
 def target_name(device: Device) -> str:
     """Name the device of OpenVINO that a device is, or is a part of."""
-    return device.runs_on.partition("@")[0]
+    return device.where.hardware
 
 
 def compile_properties(device: Device, precision: str) -> dict[str, Any]:
     """Return the properties that a model is compiled with for a device."""
-    if device.runs_on == "CPU" and len(device.cores) > 1:
+    if device.where.whole_cpu and len(device.cores) > 1:
         # all of the machine is OpenVINO's own to divide, as it is for whoever compiles a model for low latency without placeit
         return {"INFERENCE_PRECISION_HINT": precision, "PERFORMANCE_HINT": "LATENCY"}
     config: dict[str, Any] = {"INFERENCE_PRECISION_HINT": precision, "NUM_STREAMS": 1}
-    if target_name(device) == "CPU":
+    if device.core_set:
         threads = max(1, len(device.cores))
         config |= {"INFERENCE_NUM_THREADS": threads, "ENABLE_CPU_PINNING": False}
         if threads == 1:

@@ -56,7 +56,7 @@ def supported(model: Model, grouping: Grouping, cluster: Cluster) -> NDArray[np.
     can = np.ones((len(graph), len(cluster)), bool)
     answers: dict[tuple[str, str], Collection[str]] = {}
     for d, device in enumerate(cluster.devices):
-        hardware = device.kind, device.runs_on.partition("@")[0]
+        hardware = device.kind, device.where.hardware
         if hardware not in answers:
             answers[hardware] = device_kind(device).supported(model, device)
         can[:, d] = [name in answers[hardware] for name in graph.names]

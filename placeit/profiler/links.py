@@ -56,7 +56,7 @@ def device_key(device: Device) -> dict[str, Any]:
         "kind": device.kind,
         "runtime": device_kind(device).version(),
         "machine": cpu_name(),
-        "runs_on": device.runs_on,
+        "runs_on": str(device.where),
         "full_name": device.full_name,
         "cores": list(device.cores),
         "slowdown": device.slowdown,
@@ -116,7 +116,7 @@ def probe(
 def _any_chain(cluster: Cluster) -> tuple[Cluster, Callable[[int, int], Model]]:
     """Find what runs on all devices, and return the cluster as it is driven then."""
     kinds = {device.kind for device in cluster.devices}
-    if kinds == {"openvino"}:
+    if kinds.isdisjoint(("ort", "torch", "cuda")):
         from placeit.backends.openvino.model import relu_chain
 
         return cluster, relu_chain

@@ -9,6 +9,7 @@ from pathlib import Path
 from placeit.backends.base import Format, Model
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError
+from placeit.devices.names import refuse_node
 from placeit.devices.onnxruntime import onnxruntime
 
 __all__ = ["choose_driver", "drive"]
@@ -17,8 +18,9 @@ __all__ = ["choose_driver", "drive"]
 def choose_driver(device: Device, formats: Collection[Format], path: Path) -> Device:
     """Return a device with the ``kind`` and ``driver`` that runs models there whose segments can be had in some formats.
 
-    A device whose name asks for a runtime (``ort:CPU@0``, ``torch:CPU@0``) keeps it, and so does one that OpenVINO drives if it
-    can be given segments. CPU core sets go to PyTorch otherwise. NVIDIA GPUs go to PyTorch, or else to ONNX Runtime.
+    A device whose name asks for a runtime (``ort:CPU@0``, ``torch:CPU@0``) keeps it, and so does one that only a plug-in's kind
+    knows, and one that OpenVINO drives if it can be given segments. CPU core sets go to PyTorch otherwise. NVIDIA GPUs go to
+    PyTorch, or else to ONNX Runtime.
 
     Args:
         device: as it was found.
@@ -26,8 +28,9 @@ def choose_driver(device: Device, formats: Collection[Format], path: Path) -> De
         path: of the model, for the error.
 
     Raises:
-        DeviceError: nothing runs such a model there; says what to do.
+        DeviceError: nothing runs such a model there, or the device is on another node; says what to do.
     """
+    refuse_node(device.name, device.address)
     match device.kind:
         case "cuda" if "torch" in formats:
             return replace(device, kind="torch", driver=f"{_pytorch()}, {device.driver}")

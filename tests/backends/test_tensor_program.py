@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import placeit
 from placeit.backends.torch.tensor_program import load, of_program
+from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError, ExecutionError, ModelError
 from placeit.devices.host import allowed_cores
@@ -32,7 +33,7 @@ SMALL = {
 def on_cpu(model, grouping):
     """Two devices that share the first core: where is not what these tests are about."""
     core = min(allowed_cores())
-    devices = tuple(Device(name, kind="torch", runs_on=f"CPU@{core}", cores=(core,)) for name in "ab")
+    devices = tuple(Device(name, kind="torch", address=Address("CPU", (core,))) for name in "ab")
     return Runtime(model, grouping, Cluster(devices))
 
 
@@ -136,7 +137,7 @@ def test_kernels_are_those_of_this_pytorch():
 
 def test_a_device_that_only_openvino_drives_is_refused():
     with pytest.raises(DeviceError, match=r"NPU.*chain-mm is a PyTorch model"):
-        drive(Cluster((Device("NPU", runs_on="NPU"),)), load("chain-mm", size=4))
+        drive(Cluster((Device("NPU", address=Address("NPU")),)), load("chain-mm", size=4))
 
 
 def test_an_output_that_no_op_makes_is_refused_by_name():

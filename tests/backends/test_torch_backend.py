@@ -19,6 +19,7 @@ from torch_models import Calling, ConvNet, Transformer
 import placeit.backends
 from placeit.backends.convert import convert
 from placeit.backends.torch.model import TorchModel, load
+from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError, FileError, ModelError, UsageError
 from placeit.planning.coarsen import coarsen
@@ -421,12 +422,12 @@ def test_nothing_in_a_file_is_unpickled_but_tensors(tmp_path: Path) -> None:
 
 def test_cpu_core_sets_are_driven_by_pytorch_and_other_devices_of_openvino_are_refused() -> None:
     model = conv_net()[1]
-    core, described = Device("a", runs_on="CPU@0", cores=(0,), driver="OpenVINO"), Device("b", kind="described")
+    core, described = Device("a", address=Address("CPU", (0,)), driver="OpenVINO"), Device("b", kind="described")
     driven = drive(Cluster((core, described)), model)
     assert [device.kind for device in driven.devices] == ["torch", "described"]
     assert driven.devices[0].driver == f"PyTorch {torch.__version__}"
     with pytest.raises(DeviceError, match=r"OpenVINO drives GPU\.0, and ConvNet is a PyTorch model.*placeit export"):
-        drive(Cluster((Device("GPU.0", runs_on="GPU.0"),)), model)
+        drive(Cluster((Device("GPU.0", address=Address("GPU.0")),)), model)
 
 
 def test_ops_without_a_kernel_are_not_supported() -> None:

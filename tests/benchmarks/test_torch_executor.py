@@ -4,6 +4,7 @@ from benchmarks import _levels, _torch_executor, executor
 from benchmarks._dispatch import gaps
 from benchmarks._harness import Args, Report, main
 from placeit.backends.torch.tensor_program import load
+from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import UsageError
 from placeit.devices.host import allowed_cores
@@ -18,7 +19,7 @@ SMALL = {"chain-mm": {"size": 64}, "ffnn": {"batch": 64, "features": 8, "hidden"
 
 def finest_plan(model, seconds=0.0):
     core = min(allowed_cores())
-    cluster = Cluster(tuple(Device(name, kind="torch", runs_on=f"CPU@{core}", cores=(core,)) for name in "ab"))
+    cluster = Cluster(tuple(Device(name, kind="torch", address=Address("CPU", (core,))) for name in "ab"))
     grouping = Grouping.singletons(model.graph)
     costs = Costs.zero(len(model.graph), cluster)
     costs.core[:] = seconds
@@ -93,7 +94,7 @@ def test_a_level_takes_as_long_as_its_busiest_device_and_what_the_host_adds():
 
 def test_levels_that_compute_nothing_have_an_op_on_every_device():
     core = min(allowed_cores())
-    cluster = Cluster(tuple(Device(name, kind="torch", runs_on=f"CPU@{core}", cores=(core,)) for name in "abc"))
+    cluster = Cluster(tuple(Device(name, kind="torch", address=Address("CPU", (core,))) for name in "abc"))
     with _levels.empty_levels(cluster) as empty:
         assert empty.time() > 0
         assert [len(output) for output in empty.outputs().values()] == [1, 1, 1]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from small_models import inception_like
 
+from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.errors import InfeasibleError, PlacementError, UsageError
 from placeit.core.placement import Placement
@@ -99,10 +100,9 @@ def test_every_placer_and_every_search_keeps_to_the_limits(cache: Cache) -> None
 
 def test_what_is_measured_keeps_to_the_limits(cache: Cache) -> None:
     cores = (allowed_cores()[0],)
-    core = f"CPU@{cores[0]}"
     links = {pair: Link(1e9, 1e-5, "emulated") for pair in (("fast", "slow"), ("slow", "fast"))}
-    slow = Device("slow", runs_on=core, cores=cores, slowdown=2.0)
-    cluster = Cluster((Device("fast", runs_on=core, cores=cores), slow), links)
+    slow = Device("slow", address=Address("CPU", cores), slowdown=2.0)
+    cluster = Cluster((Device("fast", address=Address("CPU", cores)), slow), links)
     most = weights() * 0.7
     found = optimize(inception_like(), cluster, placers=("heft",), budget=2, cache=cache, memory={"fast": most})
     assert found.best_single is not None

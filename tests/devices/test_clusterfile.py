@@ -8,6 +8,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link, Power
 from placeit.core.errors import ClusterError, DeviceError, FileError, PlaceitError
 from placeit.devices import catalog
@@ -55,8 +56,8 @@ def message(file: Path, text: str) -> str:
 def test_a_file_may_mix_real_emulated_and_described_devices(file: Path) -> None:
     cluster = read(file, FULL)
     fast, slow, edge, odd = cluster.devices
-    assert (fast.kind, fast.runs_on, fast.cores, fast.emulated) == ("openvino", "CPU@0", (0,), False)
-    assert (slow.kind, slow.runs_on, slow.slowdown, slow.emulated) == ("openvino", "CPU@1", 1.5, True)
+    assert (fast.kind, str(fast.address), fast.cores, fast.emulated) == ("openvino", "CPU@0", (0,), False)
+    assert (slow.kind, str(slow.address), slow.slowdown, slow.emulated) == ("openvino", "CPU@1", 1.5, True)
     assert edge.described
     assert edge.name == "edge"
     assert edge.flops_per_s == catalog()["jetson-orin-nano"][0].flops_per_s
@@ -87,7 +88,7 @@ def test_links_between_real_devices_that_are_not_given_are_left_to_be_measured(f
 def test_checking_fills_in_what_the_machine_tells_except_what_the_file_says(file: Path) -> None:
     text = f"devices: {{a: {{runs_on: CPU@{CORE}, slowdown: 2, memory: 1 GiB, busy_power: 10 W, tags: [camera]}}}}"
     (device,) = read(file, text, check=True).devices
-    assert (device.name, device.runs_on, device.slowdown, device.cores) == ("a", f"CPU@{CORE}", 2.0, (CORE,))
+    assert (device.name, str(device.address), device.slowdown, device.cores) == ("a", f"CPU@{CORE}", 2.0, (CORE,))
     assert (device.memory_bytes, device.power, device.tags) == (2.0**30, Power(0, 10), frozenset({"camera"}))
     assert device.full_name
     assert device.driver
@@ -218,12 +219,8 @@ def clusters(draw: st.DrawFn) -> Cluster:
         tags = draw(st.frozensets(names, max_size=2))
         if draw(st.booleans()):
             slowdown = draw(st.floats(1, 100))
-            runs_on = f"CPU@{number}"
-            devices.append(
-                Device(
-                    name, "openvino", runs_on, cores=(number,), memory_bytes=memory, tags=tags, power=power, slowdown=slowdown
-                )
-            )
+            address = Address("CPU", (number,))
+            devices.append(Device(name, "openvino", address, memory_bytes=memory, tags=tags, power=power, slowdown=slowdown))
         else:
             figures = {
                 "flops_per_s": draw(numbers),

@@ -12,6 +12,7 @@ import openvino as ov
 import pytest
 from small_models import inception_like
 
+from placeit.core.address import Address
 from placeit.core.cluster import Device
 from placeit.devices import compiled
 from placeit.devices.compiled import VARIABLE, CompiledModels
@@ -19,7 +20,7 @@ from placeit.devices.host import allowed_cores
 from placeit.devices.openvino import compile_model, openvino_core
 
 CORE = allowed_cores()[0]
-DEVICE = Device(f"CPU@{CORE}", runs_on=f"CPU@{CORE}", cores=(CORE,))
+DEVICE = Device(f"CPU@{CORE}", address=Address("CPU", (CORE,)))
 CONFIG: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32"}
 
 

@@ -14,6 +14,7 @@ import pytest
 from broken_executors import Wrapped
 from small_models import inception_like
 
+from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.errors import PlacementError
 from placeit.core.placement import Placement
@@ -33,8 +34,8 @@ SINGLE, SPLIT = 0.02, 0.03
 
 
 def core_set(*cores: int, kind: str = "openvino", **options: Any) -> Device:
-    name = f"{'ort:' if kind == 'ort' else ''}CPU@{'+'.join(map(str, cores))}"
-    return Device(name, kind, name, cores=cores, memory_bytes=1e9, **options)
+    address = Address("CPU", cores, runtime="ort" if kind == "ort" else "")
+    return Device(str(address), kind, address, memory_bytes=1e9, **options)
 
 
 def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,9 +84,9 @@ def found_on_pair(cache: Cache, **options: Any) -> Optimized:
         ([core_set(0, 1, kind="ort"), core_set(2, 3, kind="ort")], {"ort:CPU": (0, 1, 2, 3)}),
         ([core_set(0, 1, kind="ort"), core_set(2, 3)], {"ort:CPU": (0, 1, 2, 3), "CPU": (0, 1, 2, 3)}),
         ([core_set(0, kind="torch"), core_set(2, kind="torch")], {"CPU@0+2": (0, 2)}),
-        ([core_set(0), core_set(1), Device("GPU.0", runs_on="GPU.0")], {"CPU@0-1": (0, 1)}),
+        ([core_set(0), core_set(1), Device("GPU.0", address=Address("GPU.0"))], {"CPU@0-1": (0, 1)}),
         ([core_set(0, 1, 2, 3)], {}),
-        ([Device("CPU", runs_on="CPU", cores=(0, 1, 2, 3)), Device("GPU.0", runs_on="GPU.0")], {}),
+        ([Device("CPU", address=Address("CPU"), all_cores=(0, 1, 2, 3)), Device("GPU.0", address=Address("GPU.0"))], {}),
         ([core_set(0, 1), core_set(2, 3, slowdown=1.5)], {}),
         ([core_set(0, 1), core_set(2, 3), Device("edge", "described")], {}),
     ],
@@ -96,7 +97,7 @@ def test_the_plain_devices_are_all_core_sets_at_once(
     four_cores(monkeypatch)
     found = plain_devices(Cluster(tuple(sets)))
     assert {device.name: device.cores for device in found} == plain
-    assert all(device.runs_on == device.name and device.memory_bytes <= 1e9 * len(sets) for device in found)
+    assert all(str(device.address) == device.name and device.memory_bytes <= 1e9 * len(sets) for device in found)
 
 
 def test_a_link_that_is_held_back_stands_for_another_machine_which_no_plain_device_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from small_models import inception_like
 
+from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.devices.host import allowed_cores
 from placeit.optimizer.optimize import optimize
@@ -18,7 +19,7 @@ CORE = allowed_cores()[0]
 
 
 def slowed(*slowdowns: float, bandwidth: float = 1e9) -> Cluster:
-    devices = tuple(Device(f"d{i}", runs_on=f"CPU@{CORE}", cores=(CORE,), slowdown=by) for i, by in enumerate(slowdowns))
+    devices = tuple(Device(f"d{i}", address=Address("CPU", (CORE,)), slowdown=by) for i, by in enumerate(slowdowns))
     names = [device.name for device in devices]
     return Cluster(devices, {(a, b): Link(bandwidth, 1e-5, "emulated") for a in names for b in names if a != b})
 

@@ -15,6 +15,7 @@ from small_models import inception_like
 
 from benchmarks.decision import Case, Drawn, Machine, search_of
 from placeit.backends.openvino.model import describe
+from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.errors import DeviceError, ExecutionError, InfeasibleError, UsageError
 from placeit.devices.host import allowed_cores
@@ -31,9 +32,7 @@ CORE = allowed_cores()[0]
 BUDGET_S = 30.0  # far more than a search takes that must not run out of time
 NAMES = ("fast", "slow")
 PAIR = Cluster(
-    tuple(
-        Device(name, runs_on=f"CPU@{CORE}", cores=(CORE,), slowdown=slow) for name, slow in zip(NAMES, (1.0, 1.5), strict=True)
-    ),
+    tuple(Device(name, address=Address("CPU", (CORE,)), slowdown=slow) for name, slow in zip(NAMES, (1.0, 1.5), strict=True)),
     {pair: Link(1e9, 1e-5, "emulated") for pair in (NAMES, NAMES[::-1])},
 )
 REASONS = {

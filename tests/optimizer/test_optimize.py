@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from small_models import inception_like
 
 from placeit.backends.openvino.model import describe
+from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link, Power
 from placeit.core.errors import DeviceError, InfeasibleError, UsageError
 from placeit.core.placement import Placement
@@ -40,7 +41,7 @@ def emulated(slowdown: float, bandwidth: float, latency: float) -> Cluster:
     cores = (allowed_cores()[0],)
     links = {pair: Link(bandwidth, latency, "emulated") for pair in (("fast", "slow"), ("slow", "fast"))}
     return Cluster(
-        (Device("fast", runs_on=CORE, cores=cores), Device("slow", runs_on=CORE, cores=cores, slowdown=slowdown)), links
+        (Device("fast", address=Address("CPU", cores)), Device("slow", address=Address("CPU", cores), slowdown=slowdown)), links
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from small_models import inception_like, random_model
 
+from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.errors import FileError, UsageError
 from placeit.devices.host import allowed_cores
@@ -29,10 +30,10 @@ CORE = allowed_cores()[0]
 
 
 def emulated(slowdown: float = 1.5) -> Cluster:
-    cores, core = (CORE,), f"CPU@{CORE}"
+    cores = (CORE,)
     links = {pair: Link(1e9, 1e-5, "emulated") for pair in (("fast", "slow"), ("slow", "fast"))}
-    slow = Device("slow", runs_on=core, cores=cores, slowdown=slowdown)
-    return Cluster((Device("fast", runs_on=core, cores=cores), slow), links)
+    slow = Device("slow", address=Address("CPU", cores), slowdown=slowdown)
+    return Cluster((Device("fast", address=Address("CPU", cores)), slow), links)
 
 
 @pytest.fixture

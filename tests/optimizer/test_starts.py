@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from small_models import inception_like, random_model
 
+from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.errors import FileError, PlacementError
 from placeit.core.placement import Placement
@@ -45,10 +46,9 @@ def test_a_start_is_a_candidate_though_groups_are_split_for_it(cache: Cache, tmp
 
 def test_a_start_is_measured_though_it_is_simulated_to_be_hopeless(cache: Cache) -> None:
     cores = (allowed_cores()[0],)
-    core = f"CPU@{cores[0]}"
     links = {pair: Link(1e6, 1e-3, "emulated") for pair in (("d0", "d1"), ("d1", "d0"))}
-    slow = Device("d1", runs_on=core, cores=cores, slowdown=2.0)
-    cluster = Cluster((Device("d0", runs_on=core, cores=cores), slow), links)
+    slow = Device("d1", address=Address("CPU", cores), slowdown=2.0)
+    cluster = Cluster((Device("d0", address=Address("CPU", cores)), slow), links)
     with Session(inception_like(), cluster, cache=cache) as session:
         groups = (np.arange(len(session.grouping.groups)) % 2).astype(np.int32)
         start = session.placement(groups)

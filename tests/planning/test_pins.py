@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from small_models import inception_like, random_model
 
 from placeit.backends.openvino.model import describe
+from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.errors import InfeasibleError, PlacementError, UsageError
 from placeit.core.graph import topological_order
@@ -129,9 +130,8 @@ def test_a_single_device_that_keeps_all_pins_is_a_candidate(cache: Cache) -> Non
 def test_one_core_measures_only_what_keeps_pins(cache: Cache) -> None:
     cores = (allowed_cores()[0],)
     links = {pair: Link(1e9, 1e-5, "emulated") for pair in (("fast", "slow"), ("slow", "fast"))}
-    core = f"CPU@{cores[0]}"
     cluster = Cluster(
-        (Device("fast", runs_on=core, cores=cores), Device("slow", runs_on=core, cores=cores, slowdown=2.0)), links
+        (Device("fast", address=Address("CPU", cores)), Device("slow", address=Address("CPU", cores), slowdown=2.0)), links
     )
     model = inception_like()
     op = next(name for name, kind in zip(model.graph.names, model.graph.kinds, strict=True) if kind == "Convolution")

@@ -16,6 +16,7 @@ from small_models import inception_like, random_model
 import placeit
 from placeit.backends.openvino.model import OpenVinoModel
 from placeit.core import memory
+from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.devices import discover
 from placeit.devices.host import allowed_cores
@@ -55,21 +56,21 @@ def entry(model: OpenVinoModel, cluster: Cluster, *, max_groups: int = 96, preci
 
 
 def two(**changes: Any) -> Cluster:
-    second = Device("b", runs_on=f"CPU@{FIRST}", full_name="some CPU", cores=(FIRST,), driver="OpenVINO 1")
+    second = Device("b", address=Address("CPU", (FIRST,)), full_name="some CPU", driver="OpenVINO 1")
     return Cluster((replace(second, name="a"), replace(second, **changes)))
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"cores": allowed_cores(), "runs_on": "CPU"},
+        {"address": Address("CPU"), "all_cores": allowed_cores()},
         {"driver": "OpenVINO 2"},
         {"full_name": "another CPU"},
         {"slowdown": 2.0},
     ],
 )
 def test_another_device_beside_the_first_is_another_entry(change: dict[str, Any]) -> None:
-    if len(change.get("cores", (0, 0))) < 2:
+    if len(change.get("all_cores", (0, 0))) < 2:
         pytest.skip("needs two CPU cores, and this process may use one")
     assert entry(inception_like(), two(**change)) != entry(inception_like(), two())
 

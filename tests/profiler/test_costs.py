@@ -13,8 +13,10 @@ import openvino as ov
 import pytest
 from small_models import inception_like
 
+from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.errors import DeviceError, ExecutionError, InfeasibleError
+from placeit.devices import parse_device
 from placeit.devices.host import allowed_cores
 from placeit.planning.coarsen import Grouping, coarsen
 from placeit.planning.segments import Segmenter
@@ -50,7 +52,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, **lacking: set[str]) -> _Core:
 
 
 def devices(*names: str) -> Cluster:
-    return Cluster(tuple(Device(name, runs_on=name) for name in names))
+    return Cluster(tuple(Device(name, address=parse_device(name)) for name in names))
 
 
 def test_a_group_runs_where_all_of_its_ops_do_and_each_runtime_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +90,7 @@ def test_a_runtime_that_does_not_answer_is_a_device_error(monkeypatch: pytest.Mo
 
 def on_one_core(*names: str) -> Cluster:
     links = {(a, b): Link(1e9, 0.0) for a in names for b in names if a != b}
-    return Cluster(tuple(Device(name, runs_on=f"CPU@{CORES[0]}", cores=CORES, driver=name) for name in names), links)
+    return Cluster(tuple(Device(name, address=Address("CPU", CORES), driver=name) for name in names), links)
 
 
 def test_a_group_that_a_device_lacks_costs_infinitely_much_there_and_the_others_are_measured(

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.devices.host import allowed_cores
 from placeit.profiler import links
@@ -21,13 +22,13 @@ CORES = allowed_cores()[:1]
 
 
 def on_one_core(*names: str, known: dict[tuple[str, str], Link] | None = None) -> Cluster:
-    return Cluster(tuple(Device(name, runs_on=f"CPU@{CORES[0]}", cores=CORES) for name in names), known or {})
+    return Cluster(tuple(Device(name, address=Address("CPU", CORES)) for name in names), known or {})
 
 
 @pytest.mark.parametrize("kinds", [("ort", "openvino"), ("ort", "ort"), ("torch", "torch")])
 def test_links_are_measured_whatever_runs_the_devices(kinds: tuple[str, str]) -> None:
     devices = tuple(
-        Device(name, kind, f"{'ort:' * (kind == 'ort')}CPU@{CORES[0]}", cores=CORES)
+        Device(name, kind, Address("CPU", CORES, runtime="ort" if kind == "ort" else ""))
         for name, kind in zip("ab", kinds, strict=True)
     )
     found = probe(Cluster(devices))
@@ -36,7 +37,11 @@ def test_links_are_measured_whatever_runs_the_devices(kinds: tuple[str, str]) ->
 
 
 @pytest.mark.parametrize(
-    ("beside", "driver"), [(Device("b", "openvino", "CPU@0", cores=(0,)), "torch"), (Device("b", "openvino", "GPU.0"), "ort")]
+    ("beside", "driver"),
+    [
+        (Device("b", "openvino", Address("CPU", (0,))), "torch"),
+        (Device("b", "openvino", Address("GPU.0")), "ort"),
+    ],
 )
 def test_links_of_a_gpu_are_measured_with_what_runs_on_all_devices(
     beside: Device, driver: str, monkeypatch: pytest.MonkeyPatch
@@ -49,7 +54,7 @@ def test_links_of_a_gpu_are_measured_with_what_runs_on_all_devices(
         return {"dispatch": [1e-6, 1e-6], "empty": [1e-7, 1e-7], "links": [[0, 1, None, 0.0], [1, 0, None, 0.0]]}, 11
 
     monkeypatch.setattr(links, "_measure", measured)
-    probe(Cluster((Device("cuda:0", "cuda", "cuda:0", driver="NVIDIA 1"), beside)))
+    probe(Cluster((Device("cuda:0", "cuda", Address("cuda:0"), driver="NVIDIA 1"), beside)))
     assert asked[0].devices[0].kind == driver
 
 

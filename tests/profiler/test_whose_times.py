@@ -12,6 +12,7 @@ from known_devices import EMPTY_S, Truth, truth
 from small_models import inception_like, ops, random_model
 
 from placeit.backends.openvino.model import OpenVinoModel, describe
+from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs
@@ -38,7 +39,7 @@ def times(rng: np.random.Generator, names: list[str], devices: int, scale: float
 def profiled(model: OpenVinoModel, devices: int) -> tuple[Costs, list[int]]:
     names = [f"d{d}" for d in range(devices)]
     links = {(a, b): Link(1e12, 0.0, "measured") for a in names for b in names if a != b}
-    cluster = Cluster(tuple(Device(name, "known", name) for name in names))
+    cluster = Cluster(tuple(Device(name, "known", Address(name)) for name in names))
     grouping = Grouping.singletons(model.graph)
     with Runtime(model, grouping, cluster) as runtime:
         found = profile(model, grouping, cluster, runtime, budget=60.0)

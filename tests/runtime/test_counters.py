@@ -10,6 +10,7 @@ import pytest
 from small_models import convolution, inception_like
 
 from placeit.backends.openvino.model import OpenVinoModel, describe
+from placeit.core.address import Address
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
 from placeit.devices.host import allowed_cores
@@ -17,7 +18,7 @@ from placeit.planning.coarsen import Grouping, coarsen
 from placeit.runtime.devices.counters import group_shares
 
 ops = ov.opset13
-CORE = Device("a", runs_on=f"CPU@{allowed_cores()[0]}", cores=allowed_cores()[:1])
+CORE = Device("a", address=Address("CPU", allowed_cores()[:1]))
 
 
 @pytest.mark.parametrize("group", [Grouping.singletons, coarsen], ids=["ops", "groups"])
@@ -79,4 +80,4 @@ def test_inference_that_fails_is_a_device_error_and_no_hang(monkeypatch: pytest.
 def test_a_device_that_openvino_does_not_have_is_a_device_error() -> None:
     model = inception_like()
     with pytest.raises(DeviceError, match="compile a model for mine"):
-        group_shares(model, coarsen(model.graph), Device("mine", runs_on="NOSUCH"))
+        group_shares(model, coarsen(model.graph), Device("mine", address=Address("NOSUCH")))

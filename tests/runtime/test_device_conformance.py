@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from small_models import random_model
 
+from placeit.core.address import Address
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, ExecutionError
 from placeit.devices.host import allowed_cores
@@ -25,17 +26,17 @@ CORES = allowed_cores()
 
 class TestOneCore(ComputingDeviceConformance):
     def open(self) -> RuntimeDevice:
-        return OpenVinoDevice(Device("one", runs_on=f"CPU@{CORES[0]}", cores=CORES[:1]))
+        return OpenVinoDevice(Device("one", address=Address("CPU", CORES[:1])))
 
 
 class TestAllCores(ComputingDeviceConformance):
     def open(self) -> RuntimeDevice:
-        return OpenVinoDevice(Device("all", runs_on="CPU", cores=CORES))
+        return OpenVinoDevice(Device("all", address=Address("CPU"), all_cores=CORES))
 
 
 class TestSlowed(ComputingDeviceConformance):
     def open(self) -> RuntimeDevice:
-        return SlowedDevice(OpenVinoDevice(Device("slow", runs_on=f"CPU@{CORES[0]}", cores=CORES[:1])), 3.0)
+        return SlowedDevice(OpenVinoDevice(Device("slow", address=Address("CPU", CORES[:1]))), 3.0)
 
 
 def test_programs_for_one_core_start_no_threads() -> None:

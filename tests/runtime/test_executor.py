@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from small_models import random_model
 
 from placeit.backends.openvino.model import OpenVinoModel, describe
+from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.errors import DeviceError, ExecutionError, UsageError
 from placeit.devices import discover
@@ -150,7 +151,7 @@ def real() -> Iterator[Callable[..., tuple[OpenVinoModel, Runtime, Segmenter]]]:
             names = ("a", "b")
             links = {pair: Link(np.inf, 0.0) for pair in (("a", "b"), ("b", "a"))}
             # two devices on one core: slower than one, and just as good for correctness
-            cluster = Cluster(tuple(Device(n, runs_on=core, cores=device.cores) for n in names), links)
+            cluster = Cluster(tuple(Device(n, address=Address("CPU", device.cores)) for n in names), links)
         grouping = Grouping.singletons(model.graph)
         runtime = Runtime(model, grouping, cluster)
         opened.append(runtime)
@@ -212,7 +213,7 @@ def test_an_emulated_link_and_a_slowed_device_change_times_and_no_outputs(
     core = one_core_names(1)[0]
     cores = discover(core).devices[0].cores
     links = {pair: Link(1e6, 2e-3, "emulated") for pair in (("a", "b"), ("b", "a"))}
-    devices = (Device("a", runs_on=core, cores=cores), Device("b", runs_on=core, cores=cores, slowdown=3.0))
+    devices = (Device("a", address=Address("CPU", cores)), Device("b", address=Address("CPU", cores), slowdown=3.0))
     model, runtime, segmenter = real(5, 10, Cluster(devices, links))
     placement = np.random.default_rng(5).integers(2, size=len(runtime.grouping.groups))
     executor = Executor(runtime, segmenter.plan(placement, merge=False))

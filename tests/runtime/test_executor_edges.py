@@ -16,6 +16,7 @@ from small_models import random_model
 
 from placeit.backends.openvino.graph import name_nodes
 from placeit.backends.openvino.model import OpenVinoModel, describe
+from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.errors import DeviceError, ExecutionError, GraphError, ModelError, PlaceitError, UsageError
 from placeit.devices.host import allowed_cores
@@ -33,7 +34,7 @@ ops = ov.opset13
 CORE = allowed_cores()[0]
 F32 = {"INFERENCE_PRECISION_HINT": "f32"}
 LINKS = {pair: Link(np.inf, 0.0) for pair in (("a", "b"), ("b", "a"))}
-DEVICES = tuple(Device(name, runs_on=f"CPU@{CORE}", cores=(CORE,)) for name in ("a", "b"))
+DEVICES = tuple(Device(name, address=Address("CPU", (CORE,))) for name in ("a", "b"))
 CLUSTER = Cluster(DEVICES, LINKS)
 
 
@@ -442,7 +443,7 @@ def test_no_request_at_all_is_a_usage_error(opened: Callable[..., tuple[OpenVino
 
 def test_a_thread_that_cannot_be_bound_is_an_error_and_leaves_no_other_thread_behind() -> None:
     model = random_model(0, 3)
-    nowhere = Device("b", runs_on="CPU@4000", cores=(4000,))
+    nowhere = Device("b", address=Address("CPU", (4000,)))
     with pytest.raises(DeviceError, match=r"b.*4000"):
         Runtime(model, Grouping.singletons(model.graph), Cluster((DEVICES[0], nowhere), LINKS))
 

@@ -31,6 +31,7 @@ from small_models import random_model
 from placeit.backends import load
 from placeit.backends.base import Model
 from placeit.backends.torch.model import load as load_torch
+from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.errors import ExecutionError, UsageError
 from placeit.devices.host import allowed_cores
@@ -46,8 +47,7 @@ from placeit.runtime.runtime import Runtime
 pytestmark = pytest.mark.timeout(280, method="thread")
 
 CORES = allowed_cores()
-ONE, ALL = f"CPU@{CORES[0]}", f"CPU@{CORES[0]}-{CORES[-1]}"
-SETS = {"one core": (ONE, CORES[:1]), "a larger set": (ALL, CORES), "all cores": ("CPU", CORES)}
+SETS = {"one core": Address("CPU", CORES[:1]), "a larger set": Address("CPU", CORES), "all cores": Address("CPU")}
 KINDS = [(framework, cores) for framework in ("openvino", "ort", "torch") for cores in SETS]
 """Each framework on each size of core set; a set may be all that the machine has."""
 
@@ -139,9 +139,8 @@ class Bench:
     """A model on two devices of one kind, its ops in turns on one and the other."""
 
     def __init__(self, model: Model, framework: str, cores: str, *, emulated: bool = False) -> None:
-        runs_on, numbers = SETS[cores]
         kind = framework if framework == "ort" else "openvino"
-        devices = tuple(Device(name, kind, runs_on, cores=numbers) for name in "ab")
+        devices = tuple(Device(name, kind, SETS[cores], all_cores=CORES) for name in "ab")
         links = {pair: Link(1e9, 1e-5, "emulated") for pair in (("a", "b"), ("b", "a"))} if emulated else {}
         cluster = drive(Cluster(devices, links), model)
         self.model = model.prepared(cluster)
@@ -226,8 +225,7 @@ def test_values_that_an_onnx_kernel_refuses_are_an_execution_error(tmp_path: Pat
         bad = good | {"batch": np.full(2, 123456)}
     onnx.save(proto, tmp_path / "model.onnx")
     model = load(tmp_path / "model.onnx")
-    runs_on, numbers = SETS[cores]
-    cluster = drive(Cluster((Device("a", framework, runs_on, cores=numbers),)), model)
+    cluster = drive(Cluster((Device("a", framework, SETS[cores], all_cores=CORES),)), model)
     model = model.prepared(cluster)
     grouping = Grouping.singletons(model.graph)
     groups = len(grouping.groups)
@@ -583,7 +581,7 @@ def test_placements_of_a_model_leave_no_threads_and_closing_gives_those_of_devic
     model = random_model(1, 40)
     grouping = Grouping.singletons(model.graph)
     groups = len(grouping.groups)
-    cluster = Cluster(tuple(Device(name, runs_on=ONE, cores=CORES[:1]) for name in "ab"))
+    cluster = Cluster(tuple(Device(name, address=Address("CPU", CORES[:1])) for name in "ab"))
     segmenter = Segmenter(grouping, Costs.zero(groups, cluster))
     before, opened, kept = workers(), list[int](), []
     with Runtime(model, grouping, cluster) as runtime:

@@ -22,6 +22,7 @@ from onnx import helper
 from placeit.backends import load
 from placeit.backends.onnx.segments import OnnxModel, with_onnx
 from placeit.backends.torch.model import load as load_torch
+from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError, InfeasibleError, UsageError
 from placeit.devices import discover
@@ -44,8 +45,8 @@ from placeit.session import Session
 from placeit.testing.devices import ComputingDeviceConformance
 
 CORES = allowed_cores()
-ONE = Device("one", "ort", f"ort:CPU@{CORES[0]}", cores=CORES[:1])
-OTHER = Device("other", "openvino", f"CPU@{CORES[-1]}", cores=CORES[-1:])
+ONE = Device("one", "ort", Address("CPU", CORES[:1], runtime="ort"))
+OTHER = Device("other", "openvino", Address("CPU", CORES[-1:]))
 FLOAT = onnx.TensorProto.FLOAT
 
 
@@ -56,7 +57,7 @@ class TestOneCore(ComputingDeviceConformance):
 
 class TestAllCores(ComputingDeviceConformance):
     def open(self) -> RuntimeDevice:
-        return OrtDevice(Device("all", "ort", "ort:CPU", cores=CORES))
+        return OrtDevice(Device("all", "ort", Address("CPU", runtime="ort"), all_cores=CORES))
 
 
 class TestSlowed(ComputingDeviceConformance):
@@ -317,12 +318,12 @@ def test_a_model_that_this_onnx_runtime_does_not_read_is_refused_with_its_reason
 
 
 def test_a_prefix_asks_for_onnx_runtime() -> None:
-    name = parse_device("ort:CPU@2-3")
-    assert (str(name), name.kind, name.base, name.cores) == ("ort:CPU@2-3", "ort", "CPU", (2, 3))
+    address = parse_device("ort:CPU@2-3")
+    assert (str(address), address.runtime, address.hardware, address.cores) == ("ort:CPU@2-3", "ort", "CPU", (2, 3))
     assert str(parse_device("ort:cuda:01")) == "ort:cuda:1"
     with pytest.raises(UsageError, match=r"ONNX Runtime runs on the CPU and on NVIDIA GPUs"):
         parse_device("ort:GPU.0")
-    with pytest.raises(UsageError, match=r"'auto' is written by itself"):
+    with pytest.raises(UsageError, match=r"'auto' stands for several devices, .* written by itself"):
         parse_device("ort:auto")
     with pytest.raises(DeviceError, match=r"share core 2"):
         parse_devices("ort:CPU@2,CPU@2")
@@ -335,16 +336,16 @@ def test_a_cluster_file_may_ask_for_it_too(tmp_path: Path) -> None:
     path.write_text(f"devices:\n  fast: {{runs_on: 'ort:CPU@{CORES[0]}', slowdown: 2}}\n")
     cluster = read_cluster(path)
     (device,) = cluster.devices
-    assert (device.kind, device.runs_on, device.cores) == ("ort", f"ort:CPU@{CORES[0]}", CORES[:1])
+    assert (device.kind, str(device.address), device.cores) == ("ort", f"ort:CPU@{CORES[0]}", CORES[:1])
     assert device.driver.startswith("ONNX Runtime ")
     write_cluster(cluster, tmp_path / "again.yaml")
     (again,) = read_cluster(tmp_path / "again.yaml").devices
-    assert (again.kind, again.runs_on, again.slowdown) == (device.kind, device.runs_on, 2)
+    assert (again.kind, again.address, again.slowdown) == (device.kind, device.address, 2)
 
 
 def test_an_onnx_model_on_an_nvidia_gpu_is_for_onnx_runtime(model: OnnxModel) -> None:
     whole = load(model.path)
-    cluster = drive(Cluster((Device("cuda:0", "cuda", "cuda:0", driver="NVIDIA 1"), OTHER)), whole)
+    cluster = drive(Cluster((Device("cuda:0", "cuda", Address("cuda:0"), driver="NVIDIA 1"), OTHER)), whole)
     assert [device.kind for device in cluster.devices] == ["ort", "openvino"]
     assert isinstance(whole.prepared(cluster), OnnxModel)
     assert whole.prepared(Cluster((OTHER,))) is whole
@@ -393,7 +394,7 @@ def test_a_build_without_cuda_is_an_error_that_names_the_package(monkeypatch: py
     build = SimpleNamespace(get_available_providers=lambda: ["CPUExecutionProvider"], __version__="1.0")
     monkeypatch.setitem(sys.modules, "onnxruntime", build)
     with pytest.raises(DeviceError, match=r"cuda:0: .*no CUDAExecutionProvider.*onnxruntime-gpu"):
-        OrtDevice(Device("cuda:0", "ort", "cuda:0"))
+        OrtDevice(Device("cuda:0", "ort", Address("cuda:0")))
 
 
 def test_a_gpu_that_pytorch_does_not_find_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,7 +402,7 @@ def test_a_gpu_that_pytorch_does_not_find_is_an_error(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "onnxruntime", build)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(DeviceError, match=r"finds 1 NVIDIA GPUs"):
-        OrtDevice(Device("gpu", "ort", "ort:cuda:1"))
+        OrtDevice(Device("gpu", "ort", Address("cuda:1", runtime="ort")))
 
 
 def test_another_precision_is_refused() -> None:
@@ -452,7 +453,7 @@ def test_one_core_needs_no_threads_besides_the_worker_and_those_of_larger_sets_a
     before = affinities()
     device.compile(Negation())  # type: ignore[arg-type]
     assert affinities().keys() <= before.keys()
-    wide = OrtDevice(Device("wide", "ort", f"ort:CPU@{CORES[-1]}", cores=(CORES[-1],) * 3))  # three threads, one core
+    wide = OrtDevice(Device("wide", "ort", Address("CPU", CORES[-1:] * 3, runtime="ort")))  # three threads, one core
     before = affinities()
     program = wide.compile(Negation())  # type: ignore[arg-type]
     deadline = time.monotonic() + 5  # a thread binds itself, a moment after it has started

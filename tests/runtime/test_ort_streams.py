@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_ort import OTHER, grouped, model  # noqa: F401 (a fixture)
 
+from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError, ExecutionError
 from placeit.planning.segments import Costs, Segmenter
@@ -92,13 +93,13 @@ def test_what_fails_names_the_segment_the_device_and_the_cause(model, accelerato
 def test_gpus_alone_are_driven_through_streams_and_others_are_not(monkeypatch):
     opened = []
     monkeypatch.setattr(ort_program, "check_device", lambda device, precision: opened.append((device.name, precision)))
-    monkeypatch.setattr(ort_program, "TorchAccelerator", lambda devices: [device.runs_on for device in devices])
-    first, second = Device("cuda:0", "ort", "cuda:0"), Device("mine", "ort", "ort:cuda:1")
+    monkeypatch.setattr(ort_program, "TorchAccelerator", lambda devices: [device.where.hardware for device in devices])
+    first, second = Device("cuda:0", "ort", Address("cuda:0")), Device("mine", "ort", Address("cuda:1", runtime="ort"))
     streams = device_kind(first).streams((first, second), "f32")
     assert streams.accelerator == ["cuda:0", "cuda:1"]
     assert opened == [("cuda:0", "f32"), ("mine", "f32")]
     assert device_kind(first).streams((first, OTHER), "f32") is None
-    assert device_kind(first).streams((first, Device("core", "ort", "ort:CPU@0", cores=(0,))), "f32") is None
+    assert device_kind(first).streams((first, Device("core", "ort", Address("CPU", (0,), runtime="ort"))), "f32") is None
 
 
 def test_a_session_on_a_gpu_computes_on_the_stream_of_its_device_without_tf32(monkeypatch):
@@ -125,7 +126,7 @@ def test_a_session_on_a_gpu_computes_on_the_stream_of_its_device_without_tf32(mo
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU and onnxruntime-gpu; this machine has no GPU")
 def test_segments_on_a_gpu_hand_tensors_over_there(model):  # noqa: F811
-    cluster = Cluster((Device("cuda:0", "ort", "cuda:0"),))
+    cluster = Cluster((Device("cuda:0", "ort", Address("cuda:0")),))
     with Runtime(model, grouped(model), cluster) as runtime:
         plan = plan_of(runtime, np.zeros(len(runtime.grouping.groups), int), merge=False)
         with runtime.executor(plan, requests=2) as executor:

@@ -23,6 +23,7 @@ from placeit.backends.openvino.model import describe
 from placeit.backends.torch.model import load as load_torch
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.memory import Use
+from placeit.devices import parse_device
 from placeit.devices.host import allowed_cores
 from placeit.planning.segments import Costs, Segmenter
 from placeit.runtime import runtime as runtime_file
@@ -175,7 +176,7 @@ def test_what_cannot_be_made_leaves_the_rest_as_it_was() -> None:
 def cluster(prefix: str = "") -> Cluster:
     core = allowed_cores()[0]
     kind = "ort" if prefix else "openvino"
-    devices = tuple(Device(name, kind, f"{prefix}CPU@{core}", cores=(core,)) for name in "ab")
+    devices = tuple(Device(name, kind, parse_device(f"{prefix}CPU@{core}")) for name in "ab")
     return Cluster(devices, {(a, b): Link(np.inf, 0.0) for a in "ab" for b in "ab" if a != b})
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from placeit.core.address import Address
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
 from placeit.devices.host import allowed_cores
@@ -21,7 +22,7 @@ from placeit.runtime.devices.pytorch import TorchBuffer, TorchDevice, use_thread
 from placeit.testing.devices import ComputingDeviceConformance
 
 CORES = allowed_cores()
-ONE = Device("one", runs_on=f"CPU@{CORES[0]}", cores=CORES[:1])
+ONE = Device("one", address=Address("CPU", CORES[:1]))
 
 
 class TestOneCore(ComputingDeviceConformance):
@@ -31,7 +32,7 @@ class TestOneCore(ComputingDeviceConformance):
 
 class TestAllCores(ComputingDeviceConformance):
     def open(self) -> RuntimeDevice:
-        return TorchDevice(Device("all", runs_on="CPU", cores=CORES))
+        return TorchDevice(Device("all", address=Address("CPU"), all_cores=CORES))
 
 
 class TestSlowed(ComputingDeviceConformance):

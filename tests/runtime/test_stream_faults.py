@@ -16,6 +16,7 @@ from eager_streams import devices, run_at_once, run_late
 from test_streams import case_of, chain
 
 from placeit import runtime
+from placeit.core.address import Address
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, ExecutionError, UsageError
 from placeit.devices.host import allowed_cores
@@ -90,7 +91,7 @@ def right(case, outputs, steps):
 
 def core_sets(count):
     on = [CORES[d % len(CORES)] for d in range(count)]
-    return [Device(f"set{d}", kind="torch", runs_on=f"CPU@{core}", cores=(core,)) for d, core in enumerate(on)]
+    return [Device(f"set{d}", kind="torch", address=Address("CPU", (core,))) for d, core in enumerate(on)]
 
 
 @pytest.fixture
@@ -324,7 +325,7 @@ def test_what_is_asked_of_a_closed_executor_is_an_error(cores):
 
 
 def test_cores_that_are_not_there_leave_no_thread_behind():
-    missing = Device("missing", kind="torch", runs_on="CPU@4000", cores=(4000,))
+    missing = Device("missing", kind="torch", address=Address("CPU", (4000,)))
     with pytest.raises(DeviceError, match="CPU cores 4000"):
         TorchAccelerator([*core_sets(1), missing])
     while any(thread.name.startswith("placeit set") for thread in threading.enumerate()):
@@ -542,7 +543,7 @@ def test_what_the_user_allows_meanwhile_holds_in_the_end(monkeypatch):
 def test_an_accelerator_that_was_refused_forbids_nothing(monkeypatch):
     monkeypatch.setattr(accelerators, "_module", lambda kind: Gpus)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-    missing = Device("missing", kind="torch", runs_on="CPU@4000", cores=(4000,))
+    missing = Device("missing", kind="torch", address=Address("CPU", (4000,)))
     for refused in ([*devices("cuda:0", "cuda:3")], [*devices("cuda:0"), missing]):
         with pytest.raises(DeviceError):
             TorchAccelerator(refused)

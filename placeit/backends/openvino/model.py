@@ -43,6 +43,7 @@ from placeit.backends.openvino.ir import weights_end
 from placeit.backends.openvino.segment import channels_last_tensors, extract
 from placeit.backends.openvino.values import allowed_values
 from placeit.backends.values import draw
+from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import FileError, ModelError
 from placeit.core.files import check_regular
@@ -149,7 +150,7 @@ class OpenVinoModel(base.Model):
         """Compile the whole model with OpenVINO. Raises DeviceError."""
         from placeit.devices.openvino import compile_model, explaining
 
-        target = device if device is not None and device.kind == "openvino" else Device("CPU", runs_on="CPU")
+        target = device if device is not None and device.kind == "openvino" else Device("CPU", address=Address("CPU"))
         compiled = compile_model(self.ov_model, target, precision)
 
         def run(inputs: Arrays) -> dict[str, NDArray[np.generic]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, cast
 from weakref import WeakValueDictionary
 
@@ -24,7 +23,7 @@ def open_streams(devices: Sequence[Device], precision: str) -> Streams:
     """Open GPUs for ONNX Runtime. Raises DeviceError."""
     for device in devices:
         check_device(device, precision)
-    return ort_streams(TorchAccelerator([replace(device, runs_on=device.hardware) for device in devices]))
+    return ort_streams(TorchAccelerator(devices))
 
 
 def ort_streams(accelerator: TorchAccelerator) -> Streams:
@@ -61,7 +60,7 @@ class OrtStreamProgram:
         session = self._sessions.get(place)
         if session is None:
             number = next(d for d in range(len(self._accelerator.names)) if self._accelerator.place(d) == place)
-            of = provider(Device(str(place), runs_on=str(place)))
+            of = provider((place.index or 0) if place.type == "cuda" else None)
             if place.type == "cuda":
                 of[1]["user_compute_stream"] = str(self._accelerator.handle(number))
             session = open_session(self._segment, self._accelerator.names[number], of)

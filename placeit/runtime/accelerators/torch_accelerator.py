@@ -54,7 +54,7 @@ class TorchAccelerator:
     Call :meth:`close` at the end.
 
     Args:
-        devices: as in the cluster; ``runs_on`` is a device as PyTorch spells it (``cuda:0``), or a CPU core set.
+        devices: as in the cluster; the hardware is a device as PyTorch spells it (``cuda:0``), or a CPU core set.
         reports: how events of accelerators are reported; None for threads that wait.
 
     Raises:
@@ -68,7 +68,7 @@ class TorchAccelerator:
     def __init__(self, devices: Sequence[Device], reports: Reports | None = None) -> None:
         self.names = tuple(device.name for device in devices)
         self._sets = {number: device for number, device in enumerate(devices) if device.core_set}
-        self._devices = [torch.device("cpu" if device.core_set else device.hardware) for device in devices]
+        self._devices = [torch.device("cpu" if device.core_set else device.where.hardware) for device in devices]
         own = [device for number, device in enumerate(self._devices) if number not in self._sets]
         self.type = own[0].type if own else "cpu"
         self._module = _module(self.type)

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
 from placeit.core.registry import entry_table, load_entry
+from placeit.devices.names import refuse_node
+from placeit.devices.plugins import GROUP
 from placeit.runtime.devices.base import RuntimeDevice
 
 if TYPE_CHECKING:
@@ -20,10 +22,7 @@ if TYPE_CHECKING:
     from placeit.planning.coarsen import Grouping
     from placeit.runtime.accelerators.accelerator import Streams
 
-__all__ = ["GROUP", "DeviceKind", "device_kind"]
-
-GROUP = "placeit.device_kinds"
-"""The entry-point group in which a plug-in names its kinds of devices."""
+__all__ = ["DeviceKind", "device_kind"]
 
 _KINDS = {
     "openvino": "placeit.runtime.devices.openvino:KIND",
@@ -46,6 +45,8 @@ class DeviceKind:
         streams: ``streams(devices, precision)`` drives all devices of a cluster through streams, if it has one of this kind for
             which that is the way; None if it has not. Raises DeviceError.
         version: ``version()`` names the version of the runtime that drives the device, on which measured costs depend.
+        devices: ``devices()`` lists the devices of this machine that only this kind knows. Those of a kind ``sleep`` are
+            called ``sleep:0`` or ``sleep:west``, and these are their addresses, too. Raises DeviceError if it cannot tell.
     """
 
     open: Callable[[Device, str], RuntimeDevice]
@@ -53,15 +54,17 @@ class DeviceKind:
     group_shares: Callable[[Model, Grouping, Device, str, int], NDArray[np.float64]]
     streams: Callable[[Sequence[Device], str], Streams | None] = lambda _devices, _precision: None
     version: Callable[[], str] = lambda: ""
+    devices: Callable[[], Sequence[Device]] = lambda: ()
 
 
 def device_kind(device: Device) -> DeviceKind:
     """Find what drives a device.
 
     Raises:
-        DeviceError: nothing does.
+        DeviceError: nothing does, or it is a device of another node.
         UsageError: the plug-in that does cannot be loaded.
     """
+    refuse_node(device.name, device.address)
     if device.kind in _KINDS:  # looking through all installed packages takes a while
         return cast("DeviceKind", EntryPoint(device.kind, _KINDS[device.kind], GROUP).load())
     table = entry_table("kind of device", GROUP, _KINDS)

@@ -103,7 +103,7 @@ class OpenVinoDevice:
     ``CPU``, all cores, is left to OpenVINO with its latency hint: how many threads, and on which cores.
 
     Args:
-        device: the device; ``runs_on`` names the real one.
+        device: the device; its address names the real one.
         precision: inference precision, ``f32`` unless asked otherwise: OpenVINO's default would be bf16 on some CPUs, and
             results of different devices could not be compared.
         properties: further ones that segments are compiled with.

@@ -139,7 +139,7 @@ class OrtDevice:
     makes lies in host memory here, too, so every segment copies its inputs to the GPU and its outputs back.
 
     Args:
-        device: the device; ``runs_on`` is a core set (``ort:CPU@0``) or a GPU (``cuda:0``, ``ort:cuda:0``).
+        device: the device; its address is a core set (``ort:CPU@0``) or a GPU (``cuda:0``, ``ort:cuda:0``).
         precision: only ``f32`` is known: an ONNX model says itself in which types it computes.
 
     Raises:
@@ -152,19 +152,18 @@ class OrtDevice:
         check_device(device, precision)
         self.name = device.name
         # all of the machine is used as ONNX Runtime does by itself: one thread for each physical core
-        everything = device.runs_on == "ort:CPU"
-        self._cores = tuple(sorted(one_per_physical_core(device.cores))) if everything else device.cores
-        base, number = _hardware(device)
+        address = device.where
+        self._cores = tuple(sorted(one_per_physical_core(device.cores))) if address.whole_cpu else device.cores
         self._on_gpu = on_gpu(device)
-        self._provider = provider(device)
+        self._provider = provider(_gpu(device))
         if self._on_gpu:
             import torch
 
-            self._stream = torch.cuda.Stream(int(number))  # type: ignore[no-untyped-call]
+            self._stream = torch.cuda.Stream(_gpu(device))  # type: ignore[no-untyped-call]
             self._provider[1]["user_compute_stream"] = str(self._stream.cuda_stream)
         # larger sets have threads of their own in each session, bound to their cores
-        of = number if self._on_gpu else self._cores if len(self._cores) > 1 else ""
-        self.program_key = f"onnxruntime {base.partition('@')[0]} {of}"
+        of = self._cores if len(self._cores) > 1 else ""
+        self.program_key = f"onnxruntime {address.hardware} {of}"
         self._worker = Worker(f"placeit {device.name}", device.cores)
 
     @property
@@ -218,7 +217,7 @@ def check_device(device: Device, precision: str) -> None:
         )
     import torch
 
-    if int(_hardware(device)[1]) >= torch.cuda.device_count():
+    if (_gpu(device) or 0) >= torch.cuda.device_count():
         raise DeviceError(
             f"{name}: PyTorch, whose stream ONNX Runtime is to compute on, finds {torch.cuda.device_count()} NVIDIA GPUs: "
             "check the driver with `nvidia-smi`, and that PyTorch is installed for CUDA."
@@ -227,22 +226,20 @@ def check_device(device: Device, precision: str) -> None:
 
 def on_gpu(device: Device) -> bool:
     """Whether a device is an NVIDIA GPU."""
-    return _hardware(device)[0] == "cuda"
+    return _gpu(device) is not None
 
 
-def _hardware(device: Device) -> tuple[str, str]:
-    """Split what a device runs on: ``cuda`` and its number, or a core set and nothing."""
-    base, _, number = device.hardware.partition(":")
-    return base, number
+def _gpu(device: Device) -> int | None:
+    """Number of an NVIDIA GPU; None for a core set."""
+    return device.where.number if device.where.family == "cuda" else None
 
 
-def provider(device: Device) -> tuple[str, dict[str, str]]:
-    """Name the execution provider for a device, with its options."""
-    base, number = _hardware(device)
-    if base != "cuda":
+def provider(gpu: int | None) -> tuple[str, dict[str, str]]:
+    """Name the execution provider for an NVIDIA GPU, by its number, or for the CPU (None), with its options."""
+    if gpu is None:
         return "CPUExecutionProvider", {}
     # without TF32, whose 10 bits of mantissa would make outputs differ from those of other devices
-    return "CUDAExecutionProvider", {"device_id": number, "use_tf32": "0"}
+    return "CUDAExecutionProvider", {"device_id": str(gpu), "use_tf32": "0"}
 
 
 def open_session(segment: SegmentSource, name: str, of: tuple[str, dict[str, str]], cores: tuple[int, ...] = ()) -> Any:
@@ -301,7 +298,7 @@ def _supported(model: Model, device: Device) -> Collection[str]:
     refused: list[Exception] = []
     for ops, example in model.onnx_kinds():
         try:
-            _session(example, provider(device))
+            _session(example, provider(_gpu(device)))
         except _failures() as error:
             refused.append(error)
         else:

@@ -171,7 +171,7 @@ class TorchDevice:
         self.name = device.name
         self._worker = Worker(f"placeit {device.name}", device.cores, torch.inference_mode)
         # all of the machine is used as PyTorch does by itself: one thread for each physical core
-        threads = len(one_per_physical_core(device.cores) if device.runs_on == "CPU" else device.cores)
+        threads = len(one_per_physical_core(device.cores) if device.where.whole_cpu else device.cores)
         self._worker.submit(functools.partial(use_threads, max(1, threads)))
 
     @property
@@ -244,7 +244,7 @@ def explaining(what: str) -> Iterator[None]:
 def _supported(model: Model, device: Device) -> Collection[str]:
     if not isinstance(model, TorchKernels):
         raise DeviceError(f"PyTorch drives {device.name}, and {model.path} is not a PyTorch model: choose other devices.")
-    return model.with_kernel(device.hardware.partition(":")[0].partition("@")[0].upper())
+    return model.with_kernel(device.where.family.upper())
 
 
 def _group_shares(model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""A backend, a kind of device and an agent, for the other groups of entry points."""
+"""A backend and an agent, for the other groups of entry points."""
 
 from __future__ import annotations
 
@@ -9,10 +9,6 @@ import openvino
 
 from placeit.backends.openvino.model import OpenVinoModel, describe
 from placeit.placers.learned.agents.placeto.agent import PlacetoAgent
-from placeit.runtime.devices.openvino import KIND as OPENVINO
-
-KIND = OPENVINO
-"""A kind of device that is driven as OpenVINO's are."""
 
 
 def load(

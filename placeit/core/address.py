@@ -1,0 +1,69 @@
+"""Where a device is: which hardware, of which machine, and which runtime is asked for by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["Address", "format_cores"]
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a real device is. ``str()`` spells it as :func:`placeit.devices.parse_device` reads it: ``edge1/ort:CPU@0-3``.
+
+    Attributes:
+        hardware: ``CPU``, ``GPU.0``, ``NPU``, ``cuda:0``, or what a plug-in's kind of device calls its own (``sleep:0``).
+        cores: of a CPU core set, ascending. Empty for anything else, and for ``CPU``, which is all cores.
+        node: the machine that has the device; empty for this one.
+        runtime: kind of device that is asked for by name: ``ort`` of ``ort:CPU@0``; empty if none is.
+    """
+
+    hardware: str
+    cores: tuple[int, ...] = ()
+    node: str = ""
+    runtime: str = ""
+
+    @property
+    def core_set(self) -> bool:
+        """Whether it is a set of CPU cores, or all of them."""
+        return self.hardware == "CPU"
+
+    @property
+    def whole_cpu(self) -> bool:
+        """Whether it is all cores, which are left to the runtime to use as it does by itself."""
+        return self.core_set and not self.cores
+
+    @property
+    def family(self) -> str:
+        """The hardware without its number: ``CPU``, ``GPU`` of ``GPU.1``, ``cuda`` of ``cuda:0``."""
+        family, colon, _ = self.hardware.partition(":")
+        return family if colon else family.partition(".")[0]
+
+    @property
+    def number(self) -> int | None:
+        """Which of its family it is: 1 of ``GPU.1`` and ``cuda:1``; None if the hardware is not numbered in this way."""
+        number = self.hardware[len(self.family) + 1 :]
+        return int(number) if number.isdecimal() else None
+
+    @property
+    def unit(self) -> str:
+        """The hardware by one name: OpenVINO calls its first GPU both ``GPU`` and ``GPU.0``."""
+        return self.hardware if ":" in self.hardware else self.hardware.removesuffix(".0")
+
+    def __str__(self) -> str:
+        cores = f"@{format_cores(self.cores)}" if self.cores else ""
+        runtime = f"{self.runtime}:" if self.runtime else ""
+        node = f"{self.node}/" if self.node else ""
+        return f"{node}{runtime}{self.hardware}{cores}"
+
+
+def format_cores(cores: Sequence[int]) -> str:
+    """Write ascending core numbers as addresses have them: ``(0, 1, 2, 4)`` is ``0-2+4``."""
+    runs: list[list[int]] = []
+    for core in cores:
+        if runs and core == runs[-1][1] + 1:
+            runs[-1][1] = core
+        else:
+            runs.append([core, core])
+    return "+".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
