@@ -39,7 +39,7 @@ def parse_device(text: str) -> Address:
     elif runtime and runtime not in _RUNTIMES and _OWN.fullmatch(device):
         return Address(f"{runtime}:{device}", node=node)
     elif base == "auto":
-        raise _error(whole, "'auto' stands for several devices, those that OpenVINO finds, and is written by itself; name one")
+        raise _error(whole, "'auto' stands for several devices that OpenVINO finds, and is written by itself; name the devices")
     elif base.split(".")[0].split(":")[0].upper() in _VIRTUAL:
         raise _error(
             whole, f"'{base}' is one of OpenVINO's virtual devices, which choose among devices themselves; name the devices"

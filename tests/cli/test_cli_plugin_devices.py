@@ -119,6 +119,18 @@ def test_a_name_that_is_wrong_says_why(plugin: list[str], names: str, error: typ
     assert said in str(caught.value)
 
 
+def test_a_plugin_that_cannot_be_loaded_is_left_out_of_the_list_with_a_warning_and_an_error_by_name(
+    plugin: list[str], cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "placeit_round_robin.sleep", None)
+    listed = cli("devices", "--no-links", "--json")
+    assert "CPU" in {device["name"] for device in json.loads(listed.stdout)["devices"]}
+    assert "kind 'sleep' are not listed" in listed.stderr
+    refused = cli("devices", "--devices", "sleep:0")
+    assert refused.exit_code != 0
+    assert "'sleep' (placeit_round_robin.sleep:KIND) cannot be loaded" in refused.stderr
+
+
 def test_two_kinds_may_number_their_hardware_alike(plugin: list[str]) -> None:
     assert len(parse_devices("sleep:0,sleep:1,cuda:0,edge/sleep:0")) == 4
 
