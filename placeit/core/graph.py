@@ -140,6 +140,14 @@ class OpGraph:
         return csr(np.ascontiguousarray(self.edges[:, 1]), len(self))
 
     @cached_property
+    def output_shapes(self) -> tuple[tuple[int, ...] | None, ...]:
+        """Shape of each op's tensor of the most bytes, the first of several such; None for an op without tensors."""
+        shapes: list[tuple[int, ...] | None] = [None] * len(self)
+        for t in np.lexsort((-np.arange(len(self.tensor_op)), self.tensor_bytes)).tolist():  # what comes last stays
+            shapes[self.tensor_op[t]] = self.tensor_shapes[t]
+        return tuple(shapes)
+
+    @cached_property
     def hash(self) -> str:
         """Identity of the graph: names, kinds, shapes, edges and what the ops compute (values of weights do not count)."""
         digest = hashlib.sha256()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -47,6 +48,9 @@ class Problem:
         op_names: unique names, ``V`` of them.
         device_names: unique names, ``D`` of them.
         graph_hash: identity of the task graph, empty if the problem has no model behind it.
+        kinds: names of what ops compute, such as ``Convolution``, ``V`` of them; empty where that is not known.
+        output_shapes: shape of the largest tensor that each op gives to others, ``V`` of them; None where that is not known, or
+            the op gives nothing to others.
         order: ``int32[V]``, a topological order.
     """
 
@@ -62,6 +66,8 @@ class Problem:
     op_names: tuple[str, ...]
     device_names: tuple[str, ...]
     graph_hash: str
+    kinds: tuple[str, ...]
+    output_shapes: tuple[tuple[int, ...] | None, ...]
     order: NDArray[np.int32]
 
     @classmethod
@@ -80,11 +86,13 @@ class Problem:
         op_names: Sequence[str] | None = None,
         device_names: Sequence[str] | None = None,
         graph_hash: str = "",
+        kinds: Sequence[str] | None = None,
+        output_shapes: Sequence[Sequence[int] | None] | None = None,
     ) -> Problem:
-        """Build and check a problem; see the class for shapes and units. What is left out is zero, unbounded or numbered.
+        """Build and check a problem; the class says shapes and units. What is left out is zero, unbounded, numbered or unknown.
 
         Raises:
-            ProblemError: wrong shapes, NaN or negative costs, a link without bandwidth, a cycle, inconsistent tensors.
+            ProblemError: wrong shapes, NaN or negative costs or sizes, a link without bandwidth, a cycle, inconsistent tensors.
             InfeasibleError: some op can run on no device.
         """
         compute = _floats("compute", compute, 2)
@@ -96,8 +104,7 @@ class Problem:
         names = tuple(op_names) if op_names is not None else tuple(f"op{v}" for v in range(ops))
         dev_names = tuple(device_names) if device_names is not None else tuple(f"dev{d}" for d in range(devices))
         for what, values, size in (("op_names", names, ops), ("device_names", dev_names, devices)):
-            if len(values) != size:
-                raise ProblemError(f"'{what}' has {len(values)} entries where {size} are expected.")
+            _check_length(what, values, size)
             if len(set(values)) != size:
                 raise ProblemError(f"'{what}' holds a name twice; names must be unique.")
         # what an edge carries is one number per edge: numbers, not equality of bytes, say that two edges share a tensor
@@ -120,6 +127,8 @@ class Problem:
             op_names=names,
             device_names=dev_names,
             graph_hash=graph_hash,
+            kinds=("",) * ops if kinds is None else _kinds(kinds, names),
+            output_shapes=(None,) * ops if output_shapes is None else _shapes(output_shapes, names),
             order=_order(edge_array, ops, names),
         )
         problem._check()
@@ -195,6 +204,21 @@ class Problem:
                 reached[w] = max(reached[w], reached[v] + fastest[w])
         return float(reached.max())
 
+    @cached_property
+    def key(self) -> str:
+        """Identity of the costs, 32 hexadecimal digits: the same for the same content, in any process and on any machine.
+
+        It covers all that decides what a placement given by numbers costs and whether it is feasible: ``compute``, ``edges`` in
+        their order, ``edge_bytes``, ``edge_tensor``, ``bandwidth``, ``latency``, ``cut``, ``param_bytes`` and ``memory``, to
+        the last bit. Names, kinds, shapes and ``graph_hash`` do not count: they only say what it is that costs so much.
+        """
+        digest = hashlib.sha256(repr(self.compute.shape).encode())
+        for name in _ARRAYS:
+            array = getattr(self, name)
+            # adding zero makes one of the two zeros
+            digest.update(array.astype("<i4").tobytes() if array.dtype.kind == "i" else (array + 0.0).astype("<f8").tobytes())
+        return digest.hexdigest()[:32]
+
     def comm(self, edge: int) -> NDArray[np.float64]:
         """Seconds to move an edge's tensor, ``float64[D, D]`` by source and destination, cut costs included."""
         seconds: NDArray[np.float64] = (
@@ -237,40 +261,60 @@ class Problem:
         return Placement(self.op_names, self.check(devices), self.device_names, self.graph_hash)
 
     def to_json(self, path: str | Path, *, sync: bool = True) -> None:
-        """Write the problem as JSON; infinite values become null. ``sync``: wait until the disk has it."""
+        """Write the problem as JSON, version 2; infinite values become null. ``sync``: wait until the disk has it."""
         fields = {
             "format": "placeit-problem",
-            "version": 1,
+            "version": 2,
+            "key": self.key,
             "graph": self.graph_hash,
             "ops": list(self.op_names),
             "devices": list(self.device_names),
+            "kinds": list(self.kinds) if any(self.kinds) else None,
+            "output_shapes": None if set(self.output_shapes) == {None} else self.output_shapes,
         } | {name: _jsonable(getattr(self, name)) for name in _ARRAYS}
         write_text(Path(path), json.dumps(fields, allow_nan=False) + "\n", sync=sync)
 
     @classmethod
     def from_json(cls, path: str | Path) -> Problem:
-        """Read a problem that :meth:`to_json` wrote (or a hand-written one with the arguments of :meth:`from_arrays`)."""
-        data = read_json(Path(path), "placeit-problem")
-        known = {"format", "version", "graph", "ops", "devices", *_ARRAYS}
-        for key in data:
-            if key not in known:
-                raise ProblemError(f"{path}: unknown key '{key}'; known keys: {', '.join(sorted(known))}.")
+        """Read a problem that :meth:`to_json` wrote (or a hand-written one with the arguments of :meth:`from_arrays`).
+
+        Version 1, which a file without a version is taken for, had no key, kinds and output shapes. None has to be there.
+
+        Raises:
+            FileError: the file cannot be read, is no JSON object of this format, or has another version.
+            ProblemError: it holds no problem, or one that its ``key`` does not belong to.
+            InfeasibleError: some op can run on no device.
+        """
+        data = read_json(Path(path), "placeit-problem", _VERSIONS)
+        known = {"format", "version", "key", "graph", *_NAMES, "output_shapes", *_ARRAYS}
+        for name in data:
+            if name not in known:
+                raise ProblemError(f"{path}: unknown key '{name}'; known keys: {', '.join(sorted(known))}.")
         missing = {"compute", "edges", "edge_bytes", "bandwidth", "latency"} - data.keys()
         if missing:
             raise ProblemError(f"{path}: missing '{min(missing)}'.")
-        for key in ("ops", "devices"):
-            names = data.get(key)
-            if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-                raise ProblemError(f"{path}: '{key}' is not a list of names.")
+        for name in _NAMES:
+            names = data.get(name)
+            if names is not None and not (isinstance(names, list) and all(isinstance(one, str) for one in names)):
+                raise ProblemError(f"{path}: '{name}' is not a list of names.")
         arrays: dict[str, Any] = {name: _from_jsonable(data[name]) for name in _ARRAYS if data.get(name) is not None}
+        texts: dict[str, Any] = {argument: data.get(name) for name, argument in _NAMES.items()}
         try:
-            return cls.from_arrays(
-                **arrays, op_names=data.get("ops"), device_names=data.get("devices"), graph_hash=str(data.get("graph", ""))
+            problem = cls.from_arrays(
+                **arrays, **texts, output_shapes=data.get("output_shapes"), graph_hash=str(data.get("graph", ""))
             )
         except ProblemError as error:
             raise type(error)(f"{path}: {error}") from None
+        if data.get("key") not in (None, problem.key):
+            raise ProblemError(
+                f"{path}: its costs are not those that its key was made of ({data['key']}; theirs is {problem.key}). Take the "
+                "file as it was written, or delete its 'key' if the costs were changed on purpose."
+            )
+        return problem
 
 
+_VERSIONS = (1, 2)
+_NAMES = {"ops": "op_names", "devices": "device_names", "kinds": "kinds"}
 _ARRAYS = ("compute", "edges", "edge_bytes", "bandwidth", "latency", "edge_tensor", "cut", "param_bytes", "memory")
 
 
@@ -295,6 +339,36 @@ def _floats(
         where = tuple(int(i) for i in np.argwhere(array < 0)[0])
         raise ProblemError(f"'{name}' is negative at {where}: {array[where]}.")
     return array
+
+
+def _check_length(what: str, values: Collection[Any], size: int) -> None:
+    if len(values) != size:
+        raise ProblemError(f"'{what}' has {len(values)} entries where {size} are expected.")
+
+
+def _kinds(value: Sequence[str], ops: Sequence[str]) -> tuple[str, ...]:
+    _check_length("kinds", value, len(ops))
+    for kind, op in zip(value, ops, strict=True):
+        if not isinstance(kind, str):
+            raise ProblemError(f"The kind of op '{op}' is {kind!r}; a kind is a name, empty if it is not known.")
+    return tuple(value)
+
+
+def _shapes(value: Any, ops: Sequence[str]) -> tuple[tuple[int, ...] | None, ...]:
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise ProblemError("'output_shapes' is not a list of shapes.")
+    _check_length("output_shapes", value, len(ops))
+    for shape, op in zip(value, ops, strict=True):
+        if shape is not None and not (isinstance(shape, Sequence) and all(map(_is_size, shape))):
+            raise ProblemError(
+                f"The output of op '{op}' has the shape {shape!r}; a shape is a list of whole numbers of at least 0, or None "
+                "if it is not known."
+            )
+    return tuple(None if shape is None else tuple(map(int, shape)) for shape in value)
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) >= 0
 
 
 def _array(name: str, value: ArrayLike) -> NDArray[Any]:

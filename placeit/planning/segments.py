@@ -178,7 +178,9 @@ class Segmenter:
     def problem(self) -> Problem:
         """The placement problem over groups that placers see.
 
-        It assumes that neighbours on one device are fused. An edge's ``cut`` is the mean of what its two ends pay.
+        It assumes that neighbours on one device are fused. An edge's ``cut`` is the mean of what its two ends pay. The kind of
+        a group is that of its op of the most floating-point operations, its output shape that of the largest tensor that
+        leaves it.
         """
         graph, costs = self.graph, self.costs
         moved = graph.tensor_bytes[graph.edge_tensor]
@@ -196,6 +198,8 @@ class Segmenter:
             op_names=graph.names,
             device_names=costs.cluster.names,
             graph_hash=self.grouping.graph.hash,
+            kinds=graph.kinds,
+            output_shapes=graph.output_shapes,
         )
 
     def plan(self, placement: ArrayLike, *, merge: bool = True) -> Plan:

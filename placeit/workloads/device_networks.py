@@ -150,4 +150,6 @@ def problem_of(graph: TaskGraph, network: DeviceNetwork) -> Problem:
         network.delay,
         op_names=graph.names,
         device_names=network.names,
+        kinds=graph.kinds or None,
+        output_shapes=graph.output_shapes or None,
     )

@@ -82,7 +82,7 @@ def unrolled_graph(cell: RecurrentCell, *, steps: int, batch: int, hidden: int =
     nothing, is part of the first node. Compute is in floating-point operations: a node multiplies its input, ``[batch,
     hidden]`` (twice as wide for the first node), by two matrices and then computes sigmoid, activation, difference and
     highway element by element, at one operation each, none for the identity. Each edge carries ``[batch, hidden]`` in single
-    precision. All operators require the same hardware.
+    precision. All operators require the same hardware. The kind of a node is its activation.
 
     Args:
         cell: the design.
@@ -116,6 +116,8 @@ def unrolled_graph(cell: RecurrentCell, *, steps: int, batch: int, hidden: int =
         names=tuple(
             f"step{step}/{name}" for step in range(steps) for name in (*(f"node{node}" for node in range(nodes)), "average")
         ),
+        kinds=(*cell.activations, "average") * steps,
+        output_shapes=((batch, hidden),) * (steps * width),
     )
 
 
@@ -123,7 +125,8 @@ def group_operators(graph: TaskGraph, groups: int = 40) -> TaskGraph:
     """Merge the operator with one predecessor and the lowest cost into that predecessor until few enough are left.
 
     This is the grouping of GiPH, section 5.2. Costs of merged operators add up, and so do the bytes of edges that come to
-    join the same two groups. A group has the name of its first operator. Of equal costs the first operator is merged.
+    join the same two groups. A group has the name of its first operator, and the kind and the output shape of its most
+    expensive one. Of equal costs the first operator is merged.
 
     Args:
         graph: the operators; only those that require the same hardware are merged.
@@ -135,7 +138,7 @@ def group_operators(graph: TaskGraph, groups: int = 40) -> TaskGraph:
     if groups < 1:
         raise UsageError(f"Operators cannot be merged into {groups} groups; ask for 1 at least.")
     size = len(graph)
-    cost = graph.compute.copy()
+    cost, heaviest = graph.compute.copy(), np.arange(size)
     alive, mergeable = np.ones(size, bool), np.ones(size, bool)
     linked = np.zeros((size, size), bool)
     carried = np.zeros((size, size))
@@ -155,6 +158,7 @@ def group_operators(graph: TaskGraph, groups: int = 40) -> TaskGraph:
         if graph.requires[child] != graph.requires[parent]:
             continue  # nor will it be later: whatever the parent is merged into requires the same as the parent
         cost[parent] += cost[child]
+        heaviest[parent] = max(heaviest[parent], heaviest[child], key=graph.compute.__getitem__)
         incoming -= linked[parent] & linked[child]
         linked[parent] |= linked[child]
         carried[parent] += carried[child]
@@ -170,6 +174,8 @@ def group_operators(graph: TaskGraph, groups: int = 40) -> TaskGraph:
         edge_bytes=carried[kept[edges[:, 0]], kept[edges[:, 1]]],
         requires=graph.requires[kept],
         names=tuple(graph.names[v] for v in kept.tolist()),
+        kinds=tuple(graph.kinds[v] for v in heaviest[kept].tolist()) if graph.kinds else (),
+        output_shapes=tuple(graph.output_shapes[v] for v in heaviest[kept].tolist()) if graph.output_shapes else (),
     )
 
 

@@ -33,6 +33,7 @@ _CAMERAS = ((15.0, 0.0), (0.0, 15.0), (-15.0, 0.0), (0.0, -15.0))
 
 # rows: camera and LIDAR detection (on the GPU), fusion in the vehicle's name and at the road side (on the CPU)
 _DETECT_CAMERA, _DETECT_LIDAR, _FUSE_VEHICLE, _FUSE_ROADSIDE, _SENSE = range(5)
+_KINDS = ("camera detection", "LIDAR detection", "vehicle fusion", "road-side fusion", "sensing")
 MEAN_MS = np.array([[53.0, 36.0, 9.0], [14.0, 7.0, 3.0], [35.0, 35.0, 11.0], [250.0, 250.0, 28.0]])
 """Mean running times of the four tasks on device types A, B and C, in milliseconds (GiPH, Table 1)."""
 MIGRATION_BYTES = np.array([11494.0, 560.0, 11796.0, 20907.0])
@@ -274,5 +275,6 @@ class _Builder:
             np.zeros_like(distance),
             op_names=self.names,
             device_names=[*(scene.names[k] for k in usable.tolist()), *self._sensors],
+            kinds=[_KINDS[kind] for kind in self.kinds],
         )
         return SensorFusionCase(problem, migration, static, startup, sighting)

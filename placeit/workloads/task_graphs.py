@@ -28,6 +28,8 @@ class TaskGraph:
         edge_bytes: ``float64[E]``, the paper's B_ij.
         requires: ``int32[V]``, the type of hardware that each task needs.
         names: unique, ``V`` of them.
+        kinds: names of what tasks compute, ``V`` of them; none if that is not known.
+        output_shapes: shape of what each task gives to others, ``V`` of them; none if they are not known.
     """
 
     compute: NDArray[np.float64]
@@ -35,6 +37,8 @@ class TaskGraph:
     edge_bytes: NDArray[np.float64]
     requires: NDArray[np.int32]
     names: tuple[str, ...]
+    kinds: tuple[str, ...] = ()
+    output_shapes: tuple[tuple[int, ...], ...] = ()
 
     def __len__(self) -> int:
         return len(self.compute)

@@ -238,3 +238,28 @@ def test_where_a_group_cannot_run_a_placement_costs_infinitely_much() -> None:
     assert np.isfinite(segmenter.makespan(rows)).tolist() == [False, False, True]
     with pytest.raises(PlacementError, match=r"device numbers 0\.\.1"):
         segmenter.makespan([[0, 0, 0, 0, 0, 7]])
+
+
+def test_the_problem_over_groups_says_what_they_compute_and_what_the_largest_tensor_is_that_leaves_them() -> None:
+    names = ("x", "convolution", "activation", "left", "right", "y")
+    graph = OpGraph(
+        names=names,
+        kinds=("Parameter", "Convolution", "Relu", "MatMul", "Add", "Result"),
+        flops=np.array([0.0, 90.0, 4.0, 7.0, 1.0, 0.0]),
+        param_bytes=np.zeros(6),
+        tensor_op=np.array([0, 1, 2, 2, 3, 4], np.int32),
+        tensor_port=np.array([0, 0, 0, 1, 0, 0], np.int32),
+        tensor_bytes=np.array([16.0, 99.0, 4.0, 8.0, 8.0, 8.0]),
+        tensor_shapes=((4,), (99,), (1, 1), (1, 2), (2, 1), (2,)),
+        tensor_dtypes=("float32",) * 6,
+        edges=np.array([(0, 1), (1, 2), (2, 3), (2, 4), (3, 4), (4, 5)], np.int32),
+        edge_tensor=np.array([0, 1, 2, 3, 4, 5], np.int32),
+    ).verify()
+    cluster = Cluster((Device("a", "described"),))
+    for owner, kinds, shapes in (
+        (range(6), graph.kinds, ((4,), (99,), (1, 2), (2, 1), (2,), None)),
+        ((0, 1, 1, 3, 3, 3), ("Parameter", "Convolution", "MatMul"), ((4,), (1, 2), None)),
+    ):
+        grouping = Grouping.of(graph, list(owner))
+        problem = Segmenter(grouping, Costs.zero(len(grouping.groups), cluster)).problem()
+        assert (problem.kinds, problem.output_shapes) == (kinds, shapes)

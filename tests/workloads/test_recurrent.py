@@ -61,6 +61,16 @@ def test_an_unrolled_graph_has_the_edges_costs_and_bytes_of_its_shapes():
     costs = [2 * 2 * 3 * 10 * 5 + 6 * 15, 2 * 2 * 3 * 5 * 5 + 5 * 15, 2 * 2 * 3 * 5 * 5 + 6 * 15, 2 * 15]
     assert graph.compute.tolist() == costs * 2
     assert set(graph.edge_bytes) == {3 * 5 * 4}
+    assert graph.kinds == ("tanh", "identity", "relu", "average") * 2
+    assert graph.output_shapes == ((3, 5),) * 8
+
+
+def test_a_group_has_the_kind_and_the_output_shape_of_its_most_expensive_operator():
+    graph = graph_of([1, 3, 2, 9], [(0, 1), (1, 2), (2, 3)])
+    graph = replace(graph, kinds=("w", "x", "y", "z"), output_shapes=((1,), (2,), (3,), (4,)))
+    three, one = group_operators(graph, 3), group_operators(graph, 1)
+    assert (three.names, three.kinds, three.output_shapes) == (("a", "b", "d"), ("w", "x", "z"), ((1,), (2,), (4,)))
+    assert (one.names, one.kinds, one.output_shapes) == (("a",), ("z",), ((4,),))
 
 
 def test_grouping_merges_the_cheapest_operator_with_one_predecessor_first():

@@ -78,6 +78,10 @@ def test_a_vehicle_between_intersections_brings_the_pipelines_of_the_paper():
     assert edges == expected
     assert len(problem) == 5 + 9 * 2
     assert problem.order.tolist() == list(range(len(problem)))
+    kinds = dict(zip(problem.op_names, problem.kinds, strict=True))
+    assert (kinds["vehicle7/lidar"], kinds["vehicle7/lidar/detection"]) == ("sensing", "LIDAR detection")
+    assert (kinds["vehicle7/fusion"], kinds["rsu8/fusion"]) == ("vehicle fusion", "road-side fusion")
+    assert kinds["rsu7/camera3/detection"] == "camera detection"
 
 
 def test_sensors_sense_where_they_are_and_everything_else_runs_on_every_device():

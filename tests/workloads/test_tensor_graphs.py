@@ -370,6 +370,8 @@ def test_a_program_can_be_placed_on_described_devices(name: str) -> None:
     problem = program.problem(devices(4))
     assert problem.op_names == program.graph.names
     assert problem.graph_hash == program.graph.hash
+    assert problem.kinds == program.graph.kinds
+    assert problem.output_shapes == program.graph.tensor_shapes
     placement = placeit.place(problem, "heft")
     makespan = placeit.simulate(problem, np.array([placement.devices, np.zeros(len(problem), np.int32)]))
     assert makespan[0] < makespan[1] / 1.5

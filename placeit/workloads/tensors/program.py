@@ -172,6 +172,8 @@ class BlockProgram:
             op_names=graph.names,
             device_names=cluster.names,
             graph_hash=graph.hash,
+            kinds=graph.kinds,
+            output_shapes=graph.output_shapes,
         )
 
     def random_inputs(self, seed: int = 0) -> dict[str, Tensor]:
