@@ -127,11 +127,13 @@ def _onnx(folder: Path) -> None:
 def _rest(folder: Path, devices: tuple[str, str]) -> None:
     """IR, placements, clusters, inputs, and what the profiler keeps."""
     import numpy as np
-    import openvino
 
     from placeit.backends import load
     from placeit.core.placement import Placement
+    from placeit.core.telemetry import import_openvino
     from placeit.devices.described import catalog
+
+    openvino = import_openvino()
 
     for name in ("tiny", "text", "flow", "lstm"):
         openvino.save_model(openvino.convert_model(folder / "onnx" / f"{name}.onnx"), folder / "ir" / f"{name}.xml", False)

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.errors import PlaceitError
+from placeit.core.telemetry import import_onnxruntime
 from placeit.devices.openvino import openvino_core
 from placeit.planning.coarsen import coarsen
 from placeit.profiler.cache import Cache
@@ -211,8 +212,7 @@ class _PlainOpenVino(_Plain):
 
 class _PlainOrt(_Plain):
     def load(self) -> Callable[[Arrays], Arrays]:
-        import onnxruntime
-
+        onnxruntime = import_onnxruntime()
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = 1, 4
         session = onnxruntime.InferenceSession(self.path, options, providers=["CPUExecutionProvider"])

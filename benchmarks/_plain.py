@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 from numpy.typing import NDArray
 
 from placeit.backends.openvino.model import OpenVinoModel
+from placeit.core.telemetry import import_onnxruntime
 from placeit.runtime.measure import timed
 
 __all__ = ["Infer", "Plain", "bound_thread", "by_name", "onnxruntime_alone", "openvino_alone", "openvino_options"]
@@ -70,6 +70,7 @@ def openvino_alone(compiled: Any, values: list[NDArray[np.generic]]) -> Infer:
 
 
 def onnxruntime_alone(path: Path, inputs: Mapping[str, NDArray[np.generic]], *, intra: int, inter: int = 1) -> Infer:
+    onnxruntime = import_onnxruntime()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = intra, inter
     parallel = onnxruntime.ExecutionMode.ORT_PARALLEL

@@ -21,7 +21,11 @@ from placeit.core.errors import ExecutionError
 from placeit.runtime.measure import faster, summed_up
 
 _PLACEIT = (sys.executable, "-m", "placeit")
-_APP = (sys.executable, "-c", "from openvino.tools.benchmark.main import main; main()")
+_QUIET_APP = (
+    "from placeit.core.telemetry import import_openvino; import_openvino(); "
+    "from openvino.tools.benchmark.main import main; main()"
+)
+_APP = (sys.executable, "-c", _QUIET_APP)
 _MODEL = "resnet50"
 
 

@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import openvino
 from numpy.typing import NDArray
 
 from benchmarks._dispatch import gaps, microseconds, slower_after
@@ -42,6 +41,7 @@ from placeit.backends.openvino.hetero import HOW_TO_RUN, export_hetero
 from placeit.backends.openvino.model import OpenVinoModel
 from placeit.core.errors import UsageError
 from placeit.core.placement import Placement
+from placeit.core.telemetry import import_openvino
 from placeit.devices.openvino import openvino_core
 from placeit.optimizer.optimize import optimize
 from placeit.optimizer.result import Candidate, Optimized
@@ -193,7 +193,7 @@ _hetero: Infer | None = None
 def _open_hetero(xml: Path, device: str, values: list[NDArray[np.generic]]) -> None:
     """Compile what ``placeit export`` writes, as its text says, with a CPU plugin for each of the two devices."""
     global _hetero
-    core = openvino.Core()
+    core = import_openvino().Core()
     core.register_plugin("openvino_intel_cpu_plugin", "CPUB")
     for plugin in ("CPU", "CPUB"):
         core.set_property(plugin, openvino_options(1))

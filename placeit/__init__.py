@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -59,9 +58,6 @@ __all__ = [
     "simulate",
     "write_cluster",
 ]
-
-# importing OpenVINO reports it over the network wherever this package can be imported; placeit never does that
-sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
 
 _HOME = {
     "Cache": "placeit.profiler.cache",

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from placeit.core.files import cache_folder
+from placeit.core.telemetry import import_openvino
 from placeit.core.version import __version__
 
 __all__ = ["VARIABLE", "CompiledModels", "compile_cached"]
@@ -113,10 +114,8 @@ def _opened(folder: Path) -> CompiledModels:
 
 
 def _name(target: str, config: Mapping[str, Any]) -> str:
-    import openvino
-
     # OpenVINO does not tell all configurations apart
-    key = [__version__, openvino.get_version(), target, sorted((name, str(value)) for name, value in config.items())]
+    key = [__version__, import_openvino().get_version(), target, sorted((name, str(value)) for name, value in config.items())]
     return hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
 
 

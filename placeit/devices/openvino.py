@@ -9,6 +9,7 @@ from typing import Any
 
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
+from placeit.core.telemetry import import_openvino
 from placeit.devices.compiled import compile_cached
 
 __all__ = ["compile_model", "compile_properties", "explaining", "openvino_core", "target_name", "what_openvino_says"]
@@ -25,9 +26,7 @@ def openvino_core() -> Any:
     core. Where cores overlap, or go on another thread, a freed stack stays in use, and the next signal, such as Ctrl-C, ends
     the process (2026.4).
     """
-    import openvino  # slow to import, so not before somebody asks for devices
-
-    return openvino.Core()
+    return import_openvino().Core()  # slow to import, so not before somebody asks for devices
 
 
 def compile_model(model: Any, device: Device, precision: str, **properties: Any) -> Any:

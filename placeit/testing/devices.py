@@ -26,6 +26,7 @@ import pytest
 from numpy.typing import NDArray
 
 from placeit.core.errors import DeviceError, PlaceitError
+from placeit.core.telemetry import import_openvino
 from placeit.runtime.blank import is_blank
 from placeit.runtime.devices.base import BufferSpec, DoneCallback, Instance, RuntimeDevice
 from placeit.runtime.devices.openvino import HostBuffer
@@ -304,8 +305,7 @@ class _Source:
     outputs = (inputs[3], inputs[1], inputs[0], inputs[2])
 
     def openvino_model(self) -> object:
-        import openvino as ov
-
+        ov = import_openvino()
         ops = ov.opset13
         parameters = [ops.parameter(list(spec.memory_shape), np.dtype(spec.dtype)) for spec in self.inputs]
         values = [ops.add(ops.multiply(parameter, parameter), parameter) for parameter in parameters]
@@ -338,8 +338,7 @@ class _Pick:
     outputs = (BufferSpec((1,), "float32"),)
 
     def openvino_model(self) -> object:
-        import openvino as ov
-
+        ov = import_openvino()
         ops = ov.opset13
         values, index = (ops.parameter(list(spec.shape), np.dtype(spec.dtype)) for spec in self.inputs)
         return ov.Model([ops.result(ops.gather_elements(values, index, 0))], [values, index], "pick")
@@ -361,8 +360,7 @@ class _Broken:
     outputs = (BufferSpec((2,), "float32"),)
 
     def openvino_model(self) -> object:
-        import openvino as ov
-
+        ov = import_openvino()
         ops = ov.opset13
         return ov.Model([ops.result(ops.parameter([2], np.float32))], [], "nothing feeds it")
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import openvino
 from onnx import helper, numpy_helper
 
 from placeit.backends.base import Format, numpy_can_hold
@@ -17,8 +16,11 @@ from placeit.backends.digest import onnx_digest
 from placeit.backends.openvino.model import OpenVinoModel, describe
 from placeit.core.errors import DeviceError
 from placeit.core.graph import OpGraph
+from placeit.core.telemetry import import_openvino
 
 __all__ = ["OnnxModel", "OnnxParts", "relu_chain", "with_onnx"]
+
+openvino = import_openvino()
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

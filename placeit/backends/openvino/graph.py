@@ -8,13 +8,12 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
-import openvino
-from openvino.utils import replace_node
 
 from placeit.backends.digest import openvino_digest
 from placeit.backends.openvino.flops import bodies, bounded_shape, node_flops
 from placeit.core.errors import ModelError
 from placeit.core.graph import OpGraph
+from placeit.core.telemetry import import_openvino
 
 __all__ = [
     "build_graph",
@@ -26,6 +25,8 @@ __all__ = [
     "name_nodes",
     "upper_bound_ops",
 ]
+
+openvino = import_openvino()
 
 _NEVER_CONSTANT = frozenset(
     ("Parameter", "Result", "ReadValue", "Assign", "RandomUniform", "Multinomial", "If", "Loop", "TensorIterator")
@@ -80,7 +81,7 @@ def fix_shapes(model: Any) -> None:
             shape = list(node.get_input_shape(0))
             constant = openvino.op.Constant(node.get_output_element_type(0), openvino.Shape([len(shape)]), shape)
             constant.set_friendly_name(node.get_friendly_name())
-            replace_node(node, constant)
+            openvino.utils.replace_node(node, constant)
 
 
 def constant_nodes(model: Any) -> dict[str, frozenset[str]]:

@@ -7,15 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import openvino
-
 from placeit.backends.openvino.graph import constant_nodes
 from placeit.backends.openvino.ir import write_ir
 from placeit.backends.openvino.model import OpenVinoModel
 from placeit.core.errors import FileError, PlacementError
+from placeit.core.telemetry import import_openvino
 from placeit.devices.openvino import openvino_core
 
 __all__ = ["HOW_TO_RUN", "export_hetero"]
+
+openvino = import_openvino()
 
 _KEY = "user_dataaffinity"
 """What OpenVINO writes to a file and reads back as ``<user_data name="affinity">``; it keeps no plain "affinity"."""

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import openvino
-
 from placeit.core.errors import ModelError
+from placeit.core.telemetry import import_openvino
 
 __all__ = ["OpenSizesError", "resolve_shapes", "with_suggestion"]
+
+openvino = import_openvino()
 
 _LARGEST = 2**31 - 1
 _SIZES = ((224, 128), (640, 512), (256, 64), (512, 256), (96, 32), (64, 16), (32, 8), (1, 1))

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import openvino
-
 from placeit.core.errors import FileError
 from placeit.core.files import replacing_both
+from placeit.core.telemetry import import_openvino
 
 __all__ = ["weights_end", "write_ir"]
+
+openvino = import_openvino()
 
 
 def write_ir(model: Any, path: Path, check: Callable[[Path, Path], None] | None = None) -> None:

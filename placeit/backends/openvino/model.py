@@ -13,17 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import openvino
 from numpy.typing import NDArray
-from openvino.frontend import (
-    FrontEndManager,
-    GeneralFailure,
-    InitializationFailure,
-    NotImplementedFailure,
-    OpConversionFailure,
-    OpValidationFailure,
-)
-from openvino.tools.ovc.error import Error as ConverterError
 
 from placeit.backends import base
 from placeit.backends.base import Arrays, TensorSpec
@@ -47,9 +37,12 @@ from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import FileError, ModelError
 from placeit.core.files import check_regular
+from placeit.core.telemetry import import_openvino
 from placeit.devices.openvino import openvino_core
 
 __all__ = ["FAILURES", "OpenVinoModel", "TensorSpec", "describe", "load", "relu_chain"]
+
+openvino = import_openvino()
 
 # The first use of this table of types fills it, and lets go of the GIL in the middle: two threads that come to it at the same
 # moment, such as two that compile segments, wait for each other for ever (OpenVINO 2026.4). So it is filled here.
@@ -62,12 +55,12 @@ FAILURES = (
     TypeError,
     LookupError,
     ArithmeticError,
-    GeneralFailure,
-    InitializationFailure,
-    NotImplementedFailure,
-    OpConversionFailure,
-    OpValidationFailure,
-    ConverterError,
+    openvino.frontend.GeneralFailure,
+    openvino.frontend.InitializationFailure,
+    openvino.frontend.NotImplementedFailure,
+    openvino.frontend.OpConversionFailure,
+    openvino.frontend.OpValidationFailure,
+    openvino.tools.ovc.error.Error,
 )
 """What OpenVINO raises when it reads or converts a model."""
 
@@ -285,7 +278,7 @@ def _check_weights(path: Path, weights: Path) -> None:
 
 
 def _convert_onnx(path: Path, shapes: Mapping[str, tuple[int, ...]], batch: int | None) -> Any:
-    front_end = FrontEndManager().load_by_framework("onnx")
+    front_end = openvino.frontend.FrontEndManager().load_by_framework("onnx")
     if not front_end.supported(str(path)):
         # the converter would try other formats, and print what each of them says
         raise ModelError(f"Cannot read a model from {path}: OpenVINO does not recognise it as an ONNX model.")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from placeit.core.graph import OpGraph
-
-if TYPE_CHECKING:
-    import openvino
+from placeit.core.telemetry import import_openvino
 
 __all__ = ["channels_last_tensors", "extract"]
 
@@ -69,13 +67,13 @@ def channels_last_tensors(graph: OpGraph) -> frozenset[int]:
 
 
 def extract(
-    model: openvino.Model,
+    model: Any,
     graph: OpGraph,
     ops: Sequence[int],
     inputs: Sequence[int],
     outputs: Sequence[int],
     channels_last: frozenset[int] = frozenset(),
-) -> openvino.Model:
+) -> Any:
     """Cut ``ops`` out of a model.
 
     Args:
@@ -88,8 +86,7 @@ def extract(
             ``ops`` follow, in op order.
         channels_last: rank-4 tensors that cross the border as ``[N, H, W, C]``.
     """
-    import openvino as ov
-
+    ov = import_openvino()
     copy = model.clone()
     nodes: dict[str, Any] = {node.get_friendly_name(): node for node in copy.get_ops()}
     part = {graph.names[v] for v in ops}
@@ -150,8 +147,7 @@ def _concat_last(
     output_of: Callable[[int], Any],
 ) -> tuple[int, Any] | None:
     """Write a concatenation of channels at a border along the last axis, so that it needs no layout conversion."""
-    import openvino as ov
-
+    ov = import_openvino()
     if graph.kinds[op] != "Concat" or node.get_axis() % 4 != 1:
         return None
     made = [t for t, maker in enumerate(graph.tensor_op.tolist()) if maker == op and t in channels_last]
@@ -169,6 +165,5 @@ def _reads(graph: OpGraph, op: int) -> list[tuple[int, int]]:
 
 
 def _transpose(value: Any, order: tuple[int, ...]) -> Any:
-    import openvino as ov
-
+    ov = import_openvino()
     return ov.opset13.transpose(value, ov.opset13.constant(list(order), ov.Type.i64)).output(0)

@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import openvino
 import torch
-from openvino import opset13
 from torch.fx import GraphModule
 
 from placeit.backends.openvino import ir
@@ -22,8 +20,11 @@ from placeit.backends.torch.model import TorchModel
 from placeit.backends.torch.program import export, quiet
 from placeit.core.errors import ModelError
 from placeit.core.files import replacing
+from placeit.core.telemetry import import_openvino
 
 __all__ = ["write_ir", "write_onnx"]
+
+openvino = import_openvino()
 
 _OPSET = 17
 
@@ -67,7 +68,7 @@ def write_ir(model: TorchModel, path: Path) -> None:
         known = {name for port in converted.inputs for name in port.get_names()}
         for spec in model.inputs:
             if spec.name not in known:  # nothing reads it
-                unread = opset13.parameter(shapes[spec.name], np.dtype(spec.dtype).type, spec.name)
+                unread = openvino.opset13.parameter(shapes[spec.name], np.dtype(spec.dtype).type, spec.name)
                 unread.output(0).get_tensor().set_names({spec.name})
                 converted.add_parameters([unread])
         converted.reshape(shapes)

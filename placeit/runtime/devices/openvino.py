@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
+from placeit.core.telemetry import import_openvino
 from placeit.devices.openvino import (
     compile_model,
     compile_properties,
@@ -38,8 +39,7 @@ class HostBuffer:
     space = "host"
 
     def __init__(self, spec: BufferSpec, tensor: Any = None) -> None:
-        import openvino
-
+        openvino = import_openvino()
         self.spec = spec
         self.tensor = openvino.Tensor(np.zeros(spec.memory_shape, spec.dtype), shared_memory=True) if tensor is None else tensor
 
@@ -174,9 +174,7 @@ def _group_shares(model: Model, grouping: Grouping, device: Device, precision: s
 
 
 def _version() -> str:
-    import openvino
-
-    return f"OpenVINO {openvino.get_version()}"
+    return f"OpenVINO {import_openvino().get_version()}"
 
 
 KIND = DeviceKind(
