@@ -101,7 +101,6 @@ def train(
     from placeit.placers.learned.training.sources import find_source, read_folder
     from placeit.placers.learned.training.stages import default_stages, parse_stage, scale_updates
 
-    keep_freed_memory()
     learner = parse_agent(agent, seed=seed)
     source = find_source(problems, held_out=held_out if evaluate_on is None else 0)
     judges, unit = source.held_out, source.unit
@@ -110,7 +109,7 @@ def train(
     stages = [parse_stage(one, source.draw) for one in stage] if stage else default_stages(learner, source.draw)
     if updates is not None:
         stages = scale_updates(stages, updates)
-    with terminal.progress() as progress:
+    with keep_freed_memory(), terminal.progress() as progress:
         result = run(
             learner,
             stages,
