@@ -29,8 +29,8 @@ def keep_freed_memory() -> contextlib.ExitStack:
 
     Returns:
         A context. Leaving or closing it has what is freed given back from then on, and once what is free by then, unless
-        somebody else wants it kept. A program that wants it to its end need not keep the context. Two things stay: threads go on
-        sharing memory, and glibc maps what is larger than 128 KiB by itself, however often that happens.
+        somebody else wants it kept. A program that wants it to its end need not keep the context. Two things stay: threads go
+        on sharing memory, and glibc maps what is larger than 128 KiB by itself, however often that happens.
     """
     held = contextlib.ExitStack()
     library = ctypes.CDLL(None)

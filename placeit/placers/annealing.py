@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.core.kernels import jit
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import Incumbent, is_over, option
 from placeit.placers.local_search import LocalSearch, starts
-from placeit.simulator.kernel import Records, Tables, jit, make_workspace, makespan_kernel
+from placeit.simulator.kernel import Records, Tables, make_workspace, makespan_kernel
 from placeit.simulator.simulate import SimulatedCost
 
 __all__ = ["Annealing"]

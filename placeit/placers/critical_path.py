@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.graph import unique_rows
+from placeit.core.kernels import jit
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import best, is_over, option
 from placeit.placers.feasibility import fits, repair
 from placeit.placers.list_scheduling import priority_order, upward_ranks
-from placeit.simulator.kernel import jit
 
 __all__ = ["CriticalPath"]
 

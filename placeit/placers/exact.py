@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.errors import UsageError
+from placeit.core.kernels import jit
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import Incumbent, is_over, option
 from placeit.placers.local_search import starts
-from placeit.simulator.kernel import jit
 from placeit.simulator.simulate import SimulatedCost
 
 __all__ = ["Exact"]

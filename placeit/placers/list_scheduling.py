@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.core.kernels import jit
 from placeit.core.problem import Problem
 from placeit.placers.feasibility import repair
-from placeit.simulator.kernel import jit
 
 __all__ = [
     "ListSchedule",

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.core.kernels import jit
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import Incumbent, is_over, option
 from placeit.placers.feasibility import random_placements
-from placeit.simulator.kernel import CONTENTION_FREE, FIFO, WEIGHTS_ONLY, Tables, jit, make_workspace, makespan_kernel
+from placeit.simulator.kernel import CONTENTION_FREE, FIFO, WEIGHTS_ONLY, Tables, make_workspace, makespan_kernel
 
 __all__ = ["RandomTaskEft", "earliest_finish_devices"]
 

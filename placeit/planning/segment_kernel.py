@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.simulator.kernel import jit
+from placeit.core.kernels import jit
 
 _TOLERANCE = 1e-9
 

@@ -13,8 +13,6 @@ instead of one for each transfer; it has the place among simultaneous events tha
 What Python calls returns numbers at most, and writes arrays where it is told to. To return an array or a named tuple numba
 calls a Python function of its own for their class and does not expect it to raise, as it does when a signal handler raises
 there (Ctrl-C while the kernel ran, for instance): the process ends, or another error takes the place of the interrupt.
-
-Everything is in this one file because numba's disk cache notices changes to the file of a function only.
 """
 
 from __future__ import annotations
@@ -22,9 +20,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from placeit.core.kernels import jit
 
 F = TypeVar("F", bound=Callable[..., Any])
 Records: TypeAlias = NDArray[Any]
@@ -85,15 +84,6 @@ _QUEUE = np.dtype([("root", "i4"), ("last", "i4"), ("busy", "b1")], align=True) 
 _EVENT = np.dtype([("time", "f8"), ("key", "i8")])  # key: sequence number << 32 | what happens
 _SENT = np.dtype([("op", "i4"), ("position", "i4")])
 _DEVICE = np.dtype([("live", "f8"), ("peak", "f8")])
-
-
-def jit(function: F, *, forceinline: bool = False) -> F:
-    """Compile with numba on first call, without the GIL; cached on disk where a cache directory can be written."""
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "forceinline": forceinline}
-    try:
-        return cast(F, numba.njit(function, cache=True, **options))
-    except RuntimeError:  # numba found no directory that it may write to
-        return cast(F, numba.njit(function, **options))
 
 
 def _inline(function: F) -> F:

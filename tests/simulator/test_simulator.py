@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from slow_simulator import holds_for
 
 from placeit.core.errors import PlacementError, ProblemError, UsageError
+from placeit.core.kernels import jit
 from placeit.core.problem import Problem
-from placeit.simulator.kernel import jit
 from placeit.simulator.scheduler import b_level
 from placeit.simulator.simulate import SimulatedCost, schedule, simulate, simulator
 

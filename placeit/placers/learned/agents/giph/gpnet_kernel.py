@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.simulator.kernel import WEIGHTS_ONLY, Tables, Workspace, jit, makespan_kernel
+from placeit.core.kernels import jit
+from placeit.simulator.kernel import WEIGHTS_ONLY, Tables, Workspace, makespan_kernel
 
 _NONE = np.empty(0)
 FEATURES = 8

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from placeit.simulator.kernel import jit
+from placeit.core.kernels import jit
 
 __all__ = ["EdgeOrder", "pass_by_level"]
 
