@@ -1,12 +1,15 @@
-"""A package that adds a placer, a backend, a kind of device and an agent, found through entry points only."""
+"""A package that adds a placer, a backend, a kind of device, an agent and a data set, found through entry points only."""
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from plugin_site import install_sample
 
+from placeit.core.problem import Problem
 from placeit.devices.host import allowed_cores
 
 USE = """
@@ -32,16 +35,40 @@ except placeit.PlaceitError as error:
 """
 
 
-def test_one_package_adds_a_placer_a_backend_a_kind_of_device_and_an_agent(tmp_path: Path) -> None:
-    (tmp_path / "five.tanhs").write_text("5", encoding="utf-8")
+@pytest.fixture
+def run(tmp_path: Path):
+    """Run Python in a folder of its own, where the package is installed; returns what it prints."""
     path = os.pathsep.join([*install_sample(tmp_path / "site"), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
-        [sys.executable, "-c", USE.replace("{core}", str(allowed_cores()[0]))],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "device of kind 'unknown', which this version cannot run; it runs openvino, ort, torch, sleep." in done.stdout
+
+    def run(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+def test_one_package_adds_a_placer_a_backend_a_kind_of_device_and_an_agent(tmp_path: Path, run) -> None:
+    (tmp_path / "five.tanhs").write_text("5", encoding="utf-8")
+    printed = run("-c", USE.replace("{core}", str(allowed_cores()[0])))
+    assert "device of kind 'unknown', which this version cannot run; it runs openvino, ort, torch, sleep." in printed
+
+
+def test_a_data_set_of_a_package_is_generated_and_learned_from_by_name(tmp_path: Path, run) -> None:
+    said = json.loads(run("-m", "placeit", "generate", "chains", "-n", "3", "--split", "test", "-o", "out", "--json"))
+    assert (said["kind"], said["split"], said["problems"], said["devices"]) == ("chains", "test", 3, {"least": 3, "most": 3})
+    listed = json.loads((tmp_path / "out" / "index.json").read_text())["problems"]
+    for entry in listed:
+        assert len(Problem.from_json(tmp_path / "out" / entry["file"])) == entry["parameters"]["ops"]
+    stage = ("--stage", "reinforce:updates=2,problems=1,evaluate_every=1")
+    arguments = ("--problems", "chains", "--held-out", "2", *stage, "-o", "out.safetensors", "--json")
+    said = json.loads(run("-m", "placeit", "train", "dealt:devices=3,rounds=1", *arguments))
+    assert said["problems"] == {"source": "chains", "learned_from": 20, "held_out": 2, "unit": "critical path"}
+    assert said["agent"] == "dealt"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,8 +17,6 @@ from placeit.core.errors import UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from placeit.workloads.datasets import Case
-
 __all__ = ["EXAMPLES", "generate"]
 
 EXAMPLES = """\b
@@ -29,17 +27,6 @@ Examples:
 """
 
 
-class Kind(StrEnum):
-    """What can be generated."""
-
-    RANDOM = "random"
-    SINGLE = "single"
-    MULTI = "multi"
-    CHURN = "churn"
-    RECURRENT = "recurrent"
-    SENSOR_FUSION = "sensor-fusion"
-
-
 class Part(StrEnum):
     """Parts of a dataset."""
 
@@ -47,13 +34,11 @@ class Part(StrEnum):
     TEST = "test"
 
 
-_WITHOUT_PARAMETERS = (Kind.RECURRENT, Kind.SENSOR_FUSION)
-_WITHOUT_PARTS = (Kind.RANDOM, Kind.CHURN)
-
-
 def generate(
     *,
-    kind: Annotated[Kind, typer.Argument(metavar="KIND", help="What to generate.", show_default=False)],
+    kind: Annotated[
+        str, typer.Argument(metavar="KIND", help="One of the above, any (of all of them), or a plug-in's.", show_default=False)
+    ],
     output: Annotated[
         Path,
         typer.Option("--output", "-o", metavar="FOLDER", help="New folder to write to.", show_default=False),
@@ -83,15 +68,23 @@ def generate(
     sensor-fusion: vehicles at intersections. The folder gets a file for each problem, and index.json with what each was
     generated from. The same seed gives the same problems.
     """
+    from placeit.workloads.datasets import MAX_TASKS
     from placeit.workloads.export import INDEX, export_cases
+    from placeit.workloads.registry import find_dataset
 
-    if kind in _WITHOUT_PARTS and split is not None:
+    dataset = find_dataset(kind)
+    if not dataset.parts and split is not None:
         raise UsageError(f"Problems of kind '{kind}' have no --split; take another --seed to test than to train.")
-    if kind in _WITHOUT_PARAMETERS and (graph or network or max_tasks is not None):
+    part = (split or Part.TRAIN).value if dataset.parts else None
+    chosen: dict[str, Any] = {}
+    if dataset.graphs is not None and dataset.networks is not None:
+        graphs, networks = _choices("--graph", graph), _choices("--network", network)
+        chosen = {"graphs": {**dataset.graphs, **graphs}, "networks": {**dataset.networks, **networks}}
+        chosen["max_tasks"] = MAX_TASKS if max_tasks is None else max_tasks
+    elif graph or network or max_tasks is not None:
         raise UsageError(f"Problems of kind '{kind}' take no --graph, --network and --max-tasks; their parameters are fixed.")
-    part = None if kind in _WITHOUT_PARTS else (split or Part.TRAIN).value
-    endless = _cases(kind, part, seed, _choices("--graph", graph), _choices("--network", network), max_tasks)
-    facts: dict[str, Any] = {"kind": kind.value, "split": part, "seed": seed}
+    found = dataset.cases(part, seed, **chosen)
+    facts: dict[str, Any] = {"kind": kind, "split": part, "seed": seed}
     ends: dict[str, tuple[int, int]] = {}
 
     def told(problem: dict[str, Any]) -> None:
@@ -99,7 +92,7 @@ def generate(
             least, most = ends.get(key, (problem[key], problem[key]))
             ends[key] = min(least, problem[key]), max(most, problem[key])
 
-    export_cases(endless, output, kind.value, facts, count=count, told=told)
+    export_cases(found, output, kind, facts, count=count, told=told)
     data = {**facts, "output": str(output), "index": str(output / INDEX), "problems": count}
     data.update({key: {"least": least, "most": most} for key, (least, most) in ends.items()})
 
@@ -108,27 +101,6 @@ def generate(
         text.facts(console, {"written": f"{count} problems and {INDEX} to {output}", **shown})
 
     return Output(data, show)
-
-
-def _cases(
-    kind: Kind,
-    part: str | None,
-    seed: int,
-    graph: Mapping[str, Sequence[float]],
-    network: Mapping[str, Sequence[float]],
-    max_tasks: int | None,
-) -> Iterator[Case]:
-    """Generate problems; what is not given has its usual values."""
-    from placeit.workloads import datasets
-
-    usual = datasets.CHURN_NETWORK_CHOICES if kind is Kind.CHURN else datasets.NETWORK_CHOICES
-    graphs, networks = {**datasets.GRAPH_CHOICES, **graph}, {**usual, **network}
-    limit = datasets.MAX_TASKS if max_tasks is None else max_tasks
-    if part is not None:
-        dataset, split = cast("datasets.DatasetKind", kind.value), cast("datasets.Split", part)
-        return datasets.cases(dataset, split, seed, graphs=graphs, networks=networks, max_tasks=limit)
-    draw = datasets.churn_cases if kind is Kind.CHURN else datasets.random_cases
-    return draw(seed, graphs=graphs, networks=networks, max_tasks=limit)
 
 
 def _choices(option: str, texts: Sequence[str] | None) -> dict[str, tuple[float, ...]]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
-from functools import cache
-from itertools import count, islice
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
+from functools import cache, partial
+from itertools import count
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, get_args
 from zlib import crc32
@@ -24,14 +24,21 @@ from placeit.workloads.recurrent import (
     recurrent_network,
     unrolled_graph,
 )
+from placeit.workloads.registry import Case, Dataset, Split, some_problems
 from placeit.workloads.sensor_fusion import SensorFusionCase, random_scene, sensor_fusion_case, sensor_fusion_trace
 from placeit.workloads.task_graphs import TaskGraph, TaskGraphParameters, random_task_graph
 
 __all__ = [
+    "CHURN",
     "CHURN_NETWORK_CHOICES",
     "GRAPH_CHOICES",
     "MAX_TASKS",
+    "MULTI",
     "NETWORK_CHOICES",
+    "RANDOM",
+    "RECURRENT",
+    "SENSOR_FUSION",
+    "SINGLE",
     "Case",
     "DatasetKind",
     "Split",
@@ -45,7 +52,6 @@ __all__ = [
 ]
 
 DatasetKind: TypeAlias = Literal["single", "multi", "recurrent", "sensor-fusion"]
-Split: TypeAlias = Literal["train", "test"]
 
 GRAPH_CHOICES: Choices = MappingProxyType(
     {
@@ -74,19 +80,6 @@ CHURN_NETWORK_CHOICES: Choices = MappingProxyType({**NETWORK_CHOICES, "devices":
 
 MAX_TASKS = 100
 """Most tasks of a random task graph unless told otherwise."""
-
-
-@dataclass(frozen=True, eq=False)
-class Case:
-    """A problem and what it was generated from.
-
-    Attributes:
-        problem: the problem.
-        parameters: what was drawn for it, as JSON can hold it.
-    """
-
-    problem: Problem
-    parameters: Mapping[str, Any]
 
 
 def draw_problem(
@@ -196,11 +189,7 @@ def giph_dataset(
 
     def problems(split: Split, size: int | None) -> list[Problem]:
         available = cases(kind, split, seed, graphs=graphs, networks=networks, max_tasks=max_tasks)
-        wanted = _SIZES[kind] if size is None else size
-        found = [case.problem for case in islice(available, wanted)]
-        if len(found) < wanted:
-            raise UsageError(f"There are {len(found)} problems of kind '{kind}' to {split} with, fewer than {wanted}.")
-        return found
+        return some_problems(available, kind, split, _SIZES[kind] if size is None else size)
 
     return problems("train", train), problems("test", test)
 
@@ -317,3 +306,21 @@ def _rng(seed: int, *key: str | int) -> np.random.Generator:
         raise UsageError(f"The seed {seed} is negative; workloads are generated from seeds of at least 0.")
     words = [crc32(part.encode()) if isinstance(part, str) else part for part in key]
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=words))
+
+
+def _without_parts(draw: Callable[..., Iterator[Case]], split: Split | None, seed: int, **choices: Any) -> Iterator[Case]:  # noqa: ARG001
+    return draw(seed, **choices)
+
+
+RANDOM = Dataset(
+    cases=partial(_without_parts, random_cases),
+    parts=False,
+    draw=lambda rng, max_tasks: draw_problem(rng, max_tasks=max_tasks),
+    graphs=GRAPH_CHOICES,
+    networks=NETWORK_CHOICES,
+)
+CHURN = Dataset(cases=partial(_without_parts, churn_cases), parts=False, graphs=GRAPH_CHOICES, networks=CHURN_NETWORK_CHOICES)
+SINGLE = Dataset(cases=partial(cases, "single"), size=_SIZES["single"], graphs=GRAPH_CHOICES, networks=NETWORK_CHOICES)
+MULTI = Dataset(cases=partial(cases, "multi"), size=_SIZES["multi"], graphs=GRAPH_CHOICES, networks=NETWORK_CHOICES)
+RECURRENT = Dataset(cases=partial(cases, "recurrent"), size=_SIZES["recurrent"])
+SENSOR_FUSION = Dataset(cases=partial(cases, "sensor-fusion"), size=_SIZES["sensor-fusion"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from types import MappingProxyType
@@ -10,7 +11,7 @@ from types import MappingProxyType
 import numpy as np
 
 from placeit.core.problem import Problem
-from placeit.workloads.datasets import GRAPH_CHOICES, NETWORK_CHOICES, cases, draw_problem
+from placeit.workloads.datasets import GRAPH_CHOICES, MAX_TASKS, NETWORK_CHOICES, cases, draw_problem
 from placeit.workloads.device_networks import problem_of
 from placeit.workloads.parameters import Choices
 from placeit.workloads.recurrent import (
@@ -20,8 +21,9 @@ from placeit.workloads.recurrent import (
     recurrent_network,
     unrolled_graph,
 )
+from placeit.workloads.registry import Case, Dataset, Split
 
-__all__ = ["draw_any_problem"]
+__all__ = ["ANY", "draw_any_problem"]
 
 _WIDE_GRAPHS: Choices = MappingProxyType(
     {**GRAPH_CHOICES, "mean_bytes": (10.0, 100.0, 1000.0, 3000.0), "compute_heterogeneity": (0.4, 0.9)}
@@ -58,3 +60,13 @@ def draw_any_problem(rng: np.random.Generator, max_tasks: int) -> Problem:
 @functools.cache
 def _sensor_fusion() -> tuple[Problem, ...]:
     return tuple(case.problem for case in islice(cases("sensor-fusion", "train"), _SENSOR_FUSION))
+
+
+def _cases(split: Split | None, seed: int) -> Iterator[Case]:  # noqa: ARG001
+    rng = np.random.default_rng([seed, 1])
+    while True:
+        yield Case(draw_any_problem(rng, MAX_TASKS), {})
+
+
+ANY = Dataset(cases=_cases, parts=False, draw=draw_any_problem, mixed=True)
+"""What the policies that ship with placeit learn from."""

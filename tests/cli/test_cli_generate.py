@@ -28,6 +28,11 @@ def test_problems_of_every_kind_are_written_with_an_index(cli: Any, kind: str) -
         assert said[key] == {"least": min(sizes), "most": max(sizes)}
 
 
+def test_problems_of_every_kind_can_be_mixed(cli: Any) -> None:
+    assert cli("generate", "any", "-n", 4, "-o", "out").exit_code == 0
+    assert len({Problem.from_json(path).key for path in Path("out").glob("any-*.json")}) == 4
+
+
 def test_people_read_how_large_the_problems_are(cli: Any) -> None:
     result = cli("generate", "recurrent", "-n", 2, "-o", "out")
     assert result.stdout.splitlines()[0] == "written  2 problems and index.json to out"
@@ -56,7 +61,12 @@ def test_parameters_are_taken_from_the_command_line(cli: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["everything"], 2, "'everything'"),
+        (
+            ["everything"],
+            2,
+            "no data set 'everything'; the data sets are any, churn, multi, random, recurrent, sensor-fusion, single",
+        ),
+        (["any", "--split", "test"], 2, "'any' have no --split"),
         (["random", "--count", "0"], 2, "'--count'"),
         (["random", "--seed", "-1"], 2, "'--seed'"),
         (["random", "--max-tasks", "2"], 2, "'--max-tasks'"),

@@ -4,10 +4,11 @@ import pytest
 from placeit.core.errors import ProblemError, UsageError
 from placeit.core.problem import Problem
 from placeit.placers.heft import Heft
-from placeit.placers.learned.training.sources import draw_from, find_source, read_folder, simulated, source_names
+from placeit.placers.learned.training.sources import draw_from, find_source, read_folder, simulated
 from placeit.simulator.simulate import simulate
 from placeit.testing.problems import random_problem
 from placeit.workloads.datasets import giph_dataset
+from placeit.workloads.registry import dataset_names
 
 
 @pytest.fixture
@@ -62,6 +63,16 @@ def test_generated_sets_are_those_of_the_dataset():
     assert [instance.problem.compute.tolist() for instance in source.held_out] == [p.compute.tolist() for p in expected]
 
 
+def test_what_has_neither_parts_nor_fresh_problems_is_not_for_training():
+    with pytest.raises(UsageError, match="The problems 'churn' are not for training"):
+        find_source("churn")
+
+
+def test_more_problems_than_there_are_cannot_be_held_out():
+    with pytest.raises(UsageError, match="There are 1200 problems of kind 'multi' to test with, fewer than 1201"):
+        find_source("multi", held_out=1201)
+
+
 def test_fresh_problems_never_end_and_are_not_those_held_out():
     source = find_source("random", held_out=3)
     drawn = source.draw(np.random.default_rng([0, 2]), 4, 0.0) + source.draw(np.random.default_rng([1, 2]), 4, 0.0)
@@ -80,7 +91,7 @@ def test_problems_of_every_kind_are_measured_against_heft_and_grow():
 
 def test_a_source_that_does_not_exist_is_an_error_that_lists_the_names(tmp_path):
     with pytest.raises(
-        UsageError, match=f"no problems 'none': name a folder of problems as JSON, or one of {source_names()[0]}"
+        UsageError, match=f"no problems 'none': name a folder of problems as JSON, or one of {dataset_names()[0]}"
     ):
         find_source("none")
 

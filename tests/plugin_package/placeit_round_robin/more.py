@@ -1,14 +1,19 @@
-"""A backend and an agent, for the other groups of entry points."""
+"""A backend, an agent and a data set, for the other groups of entry points."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import openvino
+import numpy as np
 
 from placeit.backends.openvino.model import OpenVinoModel, describe
+from placeit.core.problem import Problem
+from placeit.core.telemetry import import_openvino
 from placeit.placers.learned.agents.placeto.agent import PlacetoAgent
+from placeit.workloads.registry import Case, Dataset, Split
+
+openvino = import_openvino()
 
 
 def load(
@@ -27,3 +32,17 @@ class DealtAgent(PlacetoAgent):
     """Placeto under another name."""
 
     name = "dealt"
+
+
+def chains(split: Split | None, seed: int) -> Iterator[Case]:
+    """Generate chains of 3 to 6 ops on 3 devices, without end."""
+    rng = np.random.default_rng([seed, split == "test"])
+    links = np.full((3, 3), 1e9), np.full((3, 3), 1e-5)
+    while True:
+        ops = int(rng.integers(3, 7))
+        edges = [(v, v + 1) for v in range(ops - 1)]
+        problem = Problem.from_arrays(rng.uniform(1e-3, 1e-2, (ops, 3)), edges, np.full(ops - 1, 1e6), *links)
+        yield Case(problem, {"ops": ops})
+
+
+CHAINS = Dataset(cases=chains, size=20)

@@ -1,11 +1,10 @@
-"""Problems to learn from and to evaluate on: files in a folder, the generated sets of GiPH, or fresh ones without end."""
+"""Problems to learn from and to evaluate on: files in a folder, generated sets, or fresh ones without end."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 
@@ -15,17 +14,11 @@ from placeit.placers.heft import Heft
 from placeit.placers.learned.agent import ProblemInstance
 from placeit.placers.learned.training.stages import Draw
 from placeit.simulator.simulate import SimulatedCost
-from placeit.workloads.datasets import MAX_TASKS, DatasetKind, draw_problem, giph_dataset, random_problem_stream
+from placeit.workloads.datasets import MAX_TASKS
 from placeit.workloads.export import INDEX
-from placeit.workloads.mixture import draw_any_problem
+from placeit.workloads.registry import dataset_names, find_dataset, some_problems
 
-__all__ = ["ANY", "FRESH", "HELD_OUT", "Source", "draw_from", "find_source", "read_folder", "simulated", "source_names"]
-
-FRESH = "random"
-"""Name of the source that never gives the same problem twice."""
-
-ANY = "any"
-"""Name of the same with problems of every kind, small ones first; what the policies that ship with placeit learn from."""
+__all__ = ["HELD_OUT", "Source", "draw_from", "find_source", "read_folder", "simulated"]
 
 HELD_OUT = 32
 """Problems that are held out unless told otherwise; of the files in a folder, a fifth at most."""
@@ -49,11 +42,6 @@ class Source:
     held_out: Sequence[ProblemInstance]
     size: int | None
     unit: str = "critical path"
-
-
-def source_names() -> tuple[str, ...]:
-    """Names of the generated sources."""
-    return (*get_args(DatasetKind), FRESH, ANY)
 
 
 def simulated(problem: Problem) -> ProblemInstance:
@@ -84,39 +72,41 @@ def find_source(name: str, *, seed: int = 0, held_out: int | None = None) -> Sou
     """Return a source of problems, whose cost is their simulated makespan.
 
     Args:
-        name: ``random`` for fresh problems at every update, ``any`` for those of every kind, in multiples of HEFT's makespan
-            (:func:`placeit.workloads.mixture.draw_any_problem`), another of :func:`source_names` for the training and test
-            problems of :func:`placeit.workloads.datasets.giph_dataset`, or a folder of problems as JSON
-            (:meth:`placeit.core.problem.Problem.to_json`).
+        name: one of :func:`placeit.workloads.registry.dataset_names`, such as ``random`` for fresh problems at every update,
+            ``any`` for those of every kind, in multiples of HEFT's makespan, or ``multi``, one of GiPH's sets; else a folder of
+            problems as JSON (:meth:`placeit.core.problem.Problem.to_json`).
         seed: of generated problems, and of which files are held out.
         held_out: how many problems to hold out, zero included; None for the default.
 
     Raises:
-        UsageError: no such source, or a folder with too few problems.
+        UsageError: no such source, one that is not for training, or one with too few problems.
         ProblemError, InfeasibleError, FileError: a file holds no problem.
     """
     if held_out is not None and held_out > _MOST_HELD_OUT:
         raise UsageError(f"At most {_MOST_HELD_OUT:,} problems can be held out; more were asked for.")
-    if name == ANY:
-        rng = np.random.default_rng([seed, 1])
-        kept = [_against_heft(draw_any_problem(rng, MAX_TASKS)) for _ in range(HELD_OUT if held_out is None else held_out)]
-        return Source(_draw_any, kept, None, "HEFT's makespan")
-    if name == FRESH:
-        stream = random_problem_stream(seed)
-        kept = [simulated(next(stream)) for _ in range(HELD_OUT if held_out is None else held_out)]
-        return Source(lambda rng, count, _: [simulated(draw_problem(rng)) for _ in range(count)], kept, None)
-    kind = next((kind for kind in get_args(DatasetKind) if kind == name), None)
-    if kind is not None:
-        learned, tested = giph_dataset(kind, seed, test=HELD_OUT if held_out is None else held_out)
-        instances, kept = [simulated(problem) for problem in learned], [simulated(problem) for problem in tested]
-    else:
+    if name not in dataset_names():
         instances, kept = _split(Path(name), seed, held_out)
-    return Source(draw_from(instances), kept, len(instances))
+        return Source(draw_from(instances), kept, len(instances))
+    dataset, kept_out = find_dataset(name), HELD_OUT if held_out is None else held_out
+    if not dataset.parts and dataset.draw is None:
+        raise UsageError(f"The problems '{name}' are not for training: they neither have parts nor are drawn one by one.")
+    priced = _against_heft if dataset.mixed else simulated
+    test = some_problems(dataset.cases("test" if dataset.parts else None, seed), name, "test", kept_out)
+    kept, unit = [priced(problem) for problem in test], "HEFT's makespan" if dataset.mixed else "critical path"
+    if dataset.draw is not None:
+        return Source(_fresh(dataset.draw, priced, grow=dataset.mixed), kept, None, unit)
+    learned = some_problems(dataset.cases("train", seed), name, "train", dataset.size)
+    return Source(draw_from([priced(problem) for problem in learned]), kept, len(learned), unit)
 
 
-def _draw_any(rng: np.random.Generator, count: int, progress: float) -> list[ProblemInstance]:
-    most = round(30 + (MAX_TASKS - 30) * min(1.0, 2 * progress))
-    return [_against_heft(draw_any_problem(rng, most)) for _ in range(count)]
+def _fresh(
+    make: Callable[[np.random.Generator, int], Problem], priced: Callable[[Problem], ProblemInstance], *, grow: bool
+) -> Draw:
+    def draw(rng: np.random.Generator, count: int, progress: float) -> list[ProblemInstance]:
+        most = round(30 + (MAX_TASKS - 30) * min(1.0, 2 * progress)) if grow else MAX_TASKS
+        return [priced(make(rng, most)) for _ in range(count)]
+
+    return draw
 
 
 def _against_heft(problem: Problem) -> ProblemInstance:
@@ -134,7 +124,7 @@ def read_folder(folder: Path) -> list[ProblemInstance]:
     """
     if not folder.is_dir():
         raise UsageError(
-            f"There are no problems '{folder}': name a folder of problems as JSON, or one of {', '.join(source_names())}."
+            f"There are no problems '{folder}': name a folder of problems as JSON, or one of {', '.join(dataset_names())}."
         )
     instances = []
     for path in sorted(folder.glob("*.json")):
