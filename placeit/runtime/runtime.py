@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from placeit.backends.base import Format, Model
 from placeit.core.cluster import Cluster
@@ -281,6 +281,9 @@ def _open_links(cluster: Cluster) -> dict[tuple[int, int], Transport]:
     }
 
 
+_FRAMEWORKS: Mapping[Format, str] = {"openvino": "OpenVINO", "onnx": "ONNX", "torch": "PyTorch"}
+
+
 @dataclass(frozen=True, eq=False)
 class _Source:
     """A segment of a model, for a device to compile."""
@@ -300,19 +303,10 @@ class _Source:
         ends = (runtime.model_outputs[name] for name in runtime.outputs_of(self.segment))
         return (*map(runtime.spec, self.segment.outputs), *ends)
 
-    def openvino_model(self) -> object:
-        return self._as("openvino", "OpenVINO")
-
-    def onnx_model(self) -> object:
-        return self._as("onnx", "ONNX")
-
-    def torch_module(self) -> object:
-        return self._as("torch", "PyTorch")
-
-    def _as(self, form: Format, framework: str) -> object:
+    def in_format(self, form: Format) -> Any:
         model = self.runtime.model
         if form not in model.formats:
-            device = self.runtime.cluster.names[self.segment.device]
+            device, framework = self.runtime.cluster.names[self.segment.device], _FRAMEWORKS[form]
             raise DeviceError(
                 f"{device} runs {framework} programs, and {model.path} is not read with {framework}: convert it with `placeit "
                 "export`, or choose other devices."

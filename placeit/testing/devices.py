@@ -25,6 +25,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from placeit.backends.base import Format
 from placeit.core.errors import DeviceError, PlaceitError
 from placeit.core.telemetry import import_openvino
 from placeit.runtime.blank import is_blank
@@ -292,7 +293,23 @@ class _Runs:
         return done
 
 
-class _Source:
+class _Segment:
+    """What a device compiles, in each format."""
+
+    def in_format(self, form: Format) -> Any:
+        return {"openvino": self._openvino, "onnx": self._onnx, "torch": self._torch}[form]()
+
+    def _openvino(self) -> object:
+        raise NotImplementedError
+
+    def _onnx(self) -> object:
+        raise NotImplementedError
+
+    def _torch(self) -> object:
+        raise NotImplementedError
+
+
+class _Source(_Segment):
     """Tensors of several kinds, each multiplied by itself and added to itself, and given back in another order."""
 
     inputs = (
@@ -304,14 +321,14 @@ class _Source:
     order = (3, 1, 0, 2)
     outputs = (inputs[3], inputs[1], inputs[0], inputs[2])
 
-    def openvino_model(self) -> object:
+    def _openvino(self) -> object:
         ov = import_openvino()
         ops = ov.opset13
         parameters = [ops.parameter(list(spec.memory_shape), np.dtype(spec.dtype)) for spec in self.inputs]
         values = [ops.add(ops.multiply(parameter, parameter), parameter) for parameter in parameters]
         return ov.Model([ops.result(values[k]) for k in self.order], parameters, "conformance")
 
-    def onnx_model(self) -> object:
+    def _onnx(self) -> object:
         return _onnx_model(
             self.inputs,
             [f"y{k}" for k in self.order],
@@ -320,7 +337,7 @@ class _Source:
             self.outputs,
         )
 
-    def torch_module(self) -> object:
+    def _torch(self) -> object:
         import torch
 
         graph, aten = torch.fx.Graph(), torch.ops.aten
@@ -331,22 +348,22 @@ class _Source:
         return torch.fx.GraphModule(torch.nn.Module(), graph)
 
 
-class _Pick:
+class _Pick(_Segment):
     """One of four numbers, whose kernel fails if there is no such number."""
 
     inputs = (BufferSpec((4,), "float32"), BufferSpec((1,), "int64"))
     outputs = (BufferSpec((1,), "float32"),)
 
-    def openvino_model(self) -> object:
+    def _openvino(self) -> object:
         ov = import_openvino()
         ops = ov.opset13
         values, index = (ops.parameter(list(spec.shape), np.dtype(spec.dtype)) for spec in self.inputs)
         return ov.Model([ops.result(ops.gather_elements(values, index, 0))], [values, index], "pick")
 
-    def onnx_model(self) -> object:
+    def _onnx(self) -> object:
         return _onnx_model(self.inputs, ["y"], [("GatherElements", ["x0", "x1"], ["y"])], self.outputs)
 
-    def torch_module(self) -> object:
+    def _torch(self) -> object:
         import torch
 
         graph = torch.fx.Graph()
@@ -355,19 +372,19 @@ class _Pick:
         return torch.fx.GraphModule(torch.nn.Module(), graph)
 
 
-class _Broken:
+class _Broken(_Segment):
     inputs: tuple[BufferSpec, ...] = ()
     outputs = (BufferSpec((2,), "float32"),)
 
-    def openvino_model(self) -> object:
+    def _openvino(self) -> object:
         ov = import_openvino()
         ops = ov.opset13
         return ov.Model([ops.result(ops.parameter([2], np.float32))], [], "nothing feeds it")
 
-    def onnx_model(self) -> object:
+    def _onnx(self) -> object:
         return _onnx_model((), ["y"], [("Neg", ["nothing"], ["y"])], self.outputs)
 
-    def torch_module(self) -> object:
+    def _torch(self) -> object:
         import torch
 
         graph = torch.fx.Graph()

@@ -305,7 +305,8 @@ def test_an_op_that_openvino_cannot_compile_is_a_device_error_that_names_the_dev
     class Broken:
         inputs = outputs = ()
 
-        def openvino_model(self) -> object:
+        def in_format(self, form: str) -> object:
+            assert form == "openvino"
             return ov.Model([ops.result(ops.parameter([1], ov.Type.f32))], [], "nothing feeds it")
 
     device = OpenVinoDevice(discover(one_core_names(1)[0]).devices[0])

@@ -413,7 +413,8 @@ def test_another_precision_is_refused() -> None:
 class Negation:
     inputs = outputs = (BufferSpec((2, 3), "float32"),)
 
-    def onnx_model(self) -> object:
+    def in_format(self, form: str) -> object:
+        assert form == "onnx"
         ends = [helper.make_tensor_value_info(name, FLOAT, [2, 3]) for name in "xy"]
         graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "negation", ends[:1], ends[1:])
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)

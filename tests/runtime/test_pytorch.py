@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from placeit.backends.base import Format
 from placeit.core.address import Address
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
@@ -47,16 +48,14 @@ class Segment:
         self.inputs = self.outputs = (spec,)
         self._targets = targets
 
-    def torch_module(self) -> object:
+    def in_format(self, form: Format) -> object:
+        assert form == "torch"
         graph = torch.fx.Graph()
         value = graph.placeholder("x")
         for target in self._targets:
             value = graph.call_function(target, (value,))  # type: ignore[arg-type]
         graph.output((value,))
         return torch.fx.GraphModule(torch.nn.Module(), graph)
-
-    def openvino_model(self) -> object:
-        raise NotImplementedError
 
 
 def run(device: TorchDevice, instance: Instance) -> BaseException | None:

@@ -27,7 +27,7 @@ _copies: WeakValueDictionary[_Weight, torch.Tensor] = WeakValueDictionary()
 
 
 class ModuleProgram:
-    """A module from tensors to a tuple of tensors, such as a segment's ``torch_module()``.
+    """A module from tensors to a tuple of tensors, such as a segment's ``in_format("torch")``.
 
     Args:
         module: stays where it is; a device gets its own copy of the weights, one for all programs that are loaded there. On the

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -52,7 +52,7 @@ class OrtStreamProgram:
 
     def weight_bytes(self, place: object) -> int:
         """Bytes of the segment's ONNX model, if there is no session yet."""
-        return 0 if place in self._sessions else int(cast("Any", self._segment.onnx_model()).ByteSize())
+        return 0 if place in self._sessions else int(self._segment.in_format("onnx").ByteSize())
 
     def load(self, place: object) -> LoadedSession:
         """Make a session, or take the one that there is. Raises DeviceError."""

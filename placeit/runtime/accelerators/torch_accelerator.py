@@ -45,7 +45,7 @@ def open_streams(devices: Sequence[Device], precision: str) -> Streams | None:
 
 def torch_streams(accelerator: TorchAccelerator) -> Streams:
     """Drive an accelerator with segments as PyTorch modules."""
-    return Streams(accelerator, lambda segment: ModuleProgram(cast("torch.nn.Module", segment.torch_module())))
+    return Streams(accelerator, lambda segment: ModuleProgram(cast("torch.nn.Module", segment.in_format("torch"))))
 
 
 class TorchAccelerator:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from placeit.backends.base import Format
 
 __all__ = ["Buffer", "BufferSpec", "DoneCallback", "Instance", "Program", "RuntimeDevice", "Transport"]
 
@@ -161,19 +163,13 @@ class SegmentSource(Protocol):
         """Tensors for other segments, then outputs of the model."""
         ...
 
-    def openvino_model(self) -> object:
-        """The segment as an ``openvino.Model``. Raises DeviceError if the model is none that OpenVINO reads."""
-        ...
+    def in_format(self, form: Format) -> Any:
+        """The segment as what a runtime compiles, made by :meth:`placeit.backends.base.Model.segment`.
 
-    def onnx_model(self) -> object:
-        """The segment as an ``onnx.ModelProto``. Raises DeviceError if the model is none that ONNX Runtime can be given."""
-        ...
+        Weights may be shared with the model: move a copy of them to a device, never change them.
 
-    def torch_module(self) -> object:
-        """The segment as a ``torch.nn.Module`` from its inputs to a tuple of its outputs, its weights as buffers.
-
-        The weights are shared with the model: move a copy to a device, never change them. Raises DeviceError if the model is
-        not a PyTorch one.
+        Raises:
+            DeviceError: the model's segments cannot be had in this format.
         """
         ...
 

@@ -126,7 +126,7 @@ class OpenVinoDevice:
     def compile(self, segment: SegmentSource) -> OpenVinoProgram:
         """Compile a segment. Raises DeviceError."""
         with explaining(f"OpenVINO cannot compile a segment for {self.name}"):
-            model = segment.openvino_model()
+            model = segment.in_format("openvino")
             return OpenVinoProgram(segment, compile_model(model, self._device, self._precision, **self._properties))
 
     def instance(self, program: Program) -> OpenVinoInstance:

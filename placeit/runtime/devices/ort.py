@@ -254,7 +254,7 @@ def open_session(segment: SegmentSource, name: str, of: tuple[str, dict[str, str
     Raises:
         DeviceError: it cannot be compiled, the provider does not load, or the ONNX model has other shapes than the segment.
     """
-    model = cast("Any", segment.onnx_model())
+    model = segment.in_format("onnx")
     what = f"ONNX Runtime cannot compile a segment for {name}"
     with explaining(what):
         session = _session(model, of, cores)

@@ -181,7 +181,7 @@ class TorchDevice:
 
     def compile(self, segment: SegmentSource) -> TorchProgram:
         """Take a segment as a module. Raises DeviceError."""
-        module = cast("torch.nn.Module", segment.torch_module())
+        module = cast("torch.nn.Module", segment.in_format("torch"))
         if isinstance(module, torch.fx.GraphModule):
             (end,) = module.graph.find_nodes(op="output")
             takes, gives = len(module.graph.find_nodes(op="placeholder")), len(end.args[0])
