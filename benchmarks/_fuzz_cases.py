@@ -216,7 +216,7 @@ class _Maker:
         from safetensors import SafetensorError, safe_open
 
         from placeit.core.errors import PlaceitError
-        from placeit.placers.learned.checkpoint import write_tensors
+        from placeit.placers.learned.checkpoint import write_safetensors
 
         path = self.seeds.parent / "made.safetensors"  # beside the seeds, where no case reads it
         path = path.with_stem(f"made{self.rng.getrandbits(64)}")
@@ -230,7 +230,7 @@ class _Maker:
             else:
                 about = several(about, change_tree, self.rng)
             try:
-                write_tensors(path, form, tensors, about)
+                write_safetensors(path, form, tensors, about)
             except (ValueError, TypeError, RuntimeError, SafetensorError, PlaceitError):  # no file can hold this
                 return several(content, change_bytes, self.rng)
             return path.read_bytes()

@@ -38,7 +38,7 @@ from benchmarks._dispatch import gaps, microseconds, slower_after
 from benchmarks._harness import Args, Report
 from benchmarks._levels import EMPTY_LEVELS, LevelByLevel, empty_levels, simulated
 from benchmarks._models import fastest_split, progress, settled_race, two_cores
-from placeit.backends.torch.tensor_program import TensorProgram, load
+from placeit.backends.torch.tensor_program import TensorProgram, tensor_model
 from placeit.core.cluster import Cluster
 from placeit.core.errors import UsageError
 from placeit.core.memory import keep_freed_memory
@@ -88,7 +88,7 @@ def run(args: Args, report: Report) -> None:
     first, second = equal.devices
     unequal = replace(equal, devices=(first, replace(second, slowdown=_SLOWDOWN)))
     for name in args.models or ("chain-mm", "ffnn"):
-        model = load(name, shards=_SHARDS, seed=args.seed, **(QUICK[name] if args.quick else {}))
+        model = tensor_model(name, shards=_SHARDS, seed=args.seed, **(QUICK[name] if args.quick else {}))
         with tempfile.TemporaryDirectory() as folder:
             cache = Cache(Path(folder))
             plan = _compare(model, equal, EQUAL, cache, args, report)

@@ -26,7 +26,7 @@ import torch
 
 from benchmarks._harness import Args, Report, main
 from benchmarks._models import progress
-from placeit.backends.torch.tensor_program import load
+from placeit.backends.torch.tensor_program import tensor_model
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError
@@ -139,7 +139,7 @@ def _copy_seconds(accelerator: TorchAccelerator, src: int, dst: int, size: int) 
 
 def overhead(cluster: Cluster, accelerator: TorchAccelerator, report: Report) -> None:
     """Measure what an op takes that computes next to nothing, in each order of launches and in plain PyTorch."""
-    model = load("chain-mm", size=1).chain(1, _HOPS)
+    model = tensor_model("chain-mm", size=1).chain(1, _HOPS)
     values = {name: value.to(accelerator.place(0)) for name, value in model.values.items()}
     grouping, first = Grouping.singletons(model.graph), Cluster(cluster.devices[:1])
     groups = len(grouping.groups)
@@ -169,7 +169,7 @@ def overhead(cluster: Cluster, accelerator: TorchAccelerator, report: Report) ->
 def _graph(name: str, cluster: Cluster, args: Args, report: Report) -> None:
     """Optimize a graph for the first device, the first two, and so on, and race the answers against plain PyTorch."""
     devices = len(cluster)
-    model = load(name, shards=max(4, 2 * devices), seed=args.seed, **({} if args.quick else LARGE[name]))
+    model = tensor_model(name, shards=max(4, 2 * devices), seed=args.seed, **({} if args.quick else LARGE[name]))
     place = torch.device(cluster.devices[0].where.hardware)
     values = {key: value.to(place) for key, value in model.values.items()}
 

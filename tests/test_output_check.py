@@ -127,7 +127,7 @@ def test_outputs_that_pass_for_each_other_by_the_tolerance_are_not_two(cache: Ca
 
 
 def test_a_model_without_inputs_is_not_checked(cache: Cache) -> None:
-    model = tensor_program.load("ffnn", shards=2, batch=24, features=6, hidden=20)
+    model = tensor_program.tensor_model("ffnn", shards=2, batch=24, features=6, hidden=20)
     report = report_of(model, drive(PAIR, model), cache)
     assert report.output_error.max_rel < 1e-4
     assert report.output_error.not_checked.startswith("the model has no inputs")

@@ -134,7 +134,7 @@ def test_a_core_set_beside_an_accelerator_has_copies_on_streams_of_the_accelerat
 @pytest.mark.parametrize("name", ["ffnn", "llama-block"])
 def test_tensor_programs_run_there_as_well(eager, cache, name):
     sizes = {"ffnn": {"batch": 24, "features": 6, "hidden": 20}, "llama-block": {"tokens": 12, "width": 16, "heads": 2}}
-    model = tensor_program.load(name, shards=2, **sizes[name])
+    model = tensor_program.tensor_model(name, shards=2, **sizes[name])
     with Session(model, MIXED, cache=cache) as session:
         report = session.run(session.placement(np.arange(len(session.grouping.groups)) % 2), runs=2)
     assert report.output_error.max_rel < 1e-4

@@ -34,7 +34,7 @@ from placeit.testing.fake_streams import (
     FakeMemory,
     FakeStream,
     FakeView,
-    Mark,
+    StreamMark,
     Submission,
     Turn,
     Wait,
@@ -358,16 +358,16 @@ class FakeAccelerator:
         self._queue(stream, run)
         self._pass_time()
 
-    def _mark(self, stream: FakeStream) -> Mark:
-        mark = Mark(stream.device, self.order.mark(stream))
+    def _mark(self, stream: FakeStream) -> StreamMark:
+        mark = StreamMark(stream.device, self.order.mark(stream))
         self._queue(stream, mark)
         return mark
 
-    def _wait(self, stream: FakeStream, mark: Mark) -> None:
+    def _wait(self, stream: FakeStream, mark: StreamMark) -> None:
         self.order.after(stream, mark.clock)
         self._queue(stream, Wait(mark))
 
-    def _queue(self, stream: FakeStream, item: Mark | Wait | Submission) -> None:
+    def _queue(self, stream: FakeStream, item: StreamMark | Wait | Submission) -> None:
         stream.queue.append(item)
         self._advance(stream)
 
@@ -390,7 +390,7 @@ class FakeAccelerator:
                     item.mark.then.append(functools.partial(self._advance, stream))
                 return
             stream.queue.popleft()
-            if isinstance(item, Mark):
+            if isinstance(item, StreamMark):
                 item.reach(self._clock.now)
 
     def _end(self, stream: FakeStream, run: Submission) -> None:
@@ -406,7 +406,7 @@ class FakeAccelerator:
         stream.queue.popleft()
         self._advance(stream)
 
-    def _deliver(self, mark: Mark, inbox: Inbox, token: Token) -> None:
+    def _deliver(self, mark: StreamMark, inbox: Inbox, token: Token) -> None:
         self._delivered[id(inbox), token] = mark.clock
         self._call_back(functools.partial(inbox.put, token))
 

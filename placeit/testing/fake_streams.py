@@ -15,7 +15,7 @@ from placeit.runtime.accelerators.accelerator import Inbox, LoadedProgram, Token
 from placeit.runtime.devices.base import BufferSpec
 from placeit.testing.happens_before import Access
 
-__all__ = ["FakeEvent", "FakeMemory", "FakeStream", "FakeView", "Mark", "Submission", "Turn", "Wait", "one_at_a_time"]
+__all__ = ["FakeEvent", "FakeMemory", "FakeStream", "FakeView", "StreamMark", "Submission", "Turn", "Wait", "one_at_a_time"]
 
 _UNREADABLE = 0xFF  # NaN in every floating-point type
 
@@ -84,7 +84,7 @@ class FakeView:
         return f"tensor {self.number} of {self.memory}"
 
 
-class Mark:
+class StreamMark:
     """A place in a stream: what an event stands for."""
 
     def __init__(self, device: int, clock: Mapping[Hashable, int]) -> None:
@@ -107,7 +107,7 @@ class Mark:
 class FakeEvent:
     """An event, and where it was recorded."""
 
-    mark: Mark | None = None
+    mark: StreamMark | None = None
 
 
 class FakeStream:
@@ -115,7 +115,7 @@ class FakeStream:
 
     def __init__(self, number: int, device: int) -> None:
         self.number, self.device = number, device
-        self.queue: deque[Mark | Wait | Submission] = deque()
+        self.queue: deque[StreamMark | Wait | Submission] = deque()
         self.busy = False
 
     def __repr__(self) -> str:
@@ -125,7 +125,7 @@ class FakeStream:
 class Wait:
     """A place where a stream waits for a mark."""
 
-    def __init__(self, mark: Mark) -> None:
+    def __init__(self, mark: StreamMark) -> None:
         self.mark = mark
         self.asked = False
 

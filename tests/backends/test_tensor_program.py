@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import placeit
-from placeit.backends.torch.tensor_program import load, of_program
+from placeit.backends.torch.tensor_program import of_program, tensor_model
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError, ExecutionError, ModelError
@@ -49,7 +49,7 @@ def outputs_of(model, placement, *, merge, grouping):
 @given(data=st.data())
 @settings(max_examples=5, deadline=None)
 def test_any_placement_computes_what_the_uncut_program_computes(name, data):
-    model = load(name, shards=data.draw(st.integers(1, 5)), seed=data.draw(st.integers(0, 9)), **SMALL[name])
+    model = tensor_model(name, shards=data.draw(st.integers(1, 5)), seed=data.draw(st.integers(0, 9)), **SMALL[name])
     grouping = coarsen(model.graph, max_groups=data.draw(st.sampled_from([8, 96])))
     placement = data.draw(st.lists(st.integers(0, 1), min_size=len(grouping.groups), max_size=len(grouping.groups)))
     outputs = outputs_of(model, placement, merge=data.draw(st.booleans()), grouping=grouping)
@@ -57,7 +57,7 @@ def test_any_placement_computes_what_the_uncut_program_computes(name, data):
 
 
 def test_outputs_are_blocks_that_join_to_the_whole():
-    model = load("chain-mm", shards=4, size=10)
+    model = tensor_model("chain-mm", shards=4, size=10)
     assert len(model.outputs) == len(model.program.outputs["sum"].blocks) > 1
     grouping = Grouping.singletons(model.graph)
     outputs = outputs_of(model, [v % 2 for v in range(len(model.graph))], merge=False, grouping=grouping)
@@ -69,7 +69,7 @@ def test_outputs_are_blocks_that_join_to_the_whole():
 
 
 def test_ops_of_the_task_graph_are_those_of_the_program_and_then_the_outputs():
-    model = load("ffnn", shards=3, **SMALL["ffnn"])
+    model = tensor_model("ffnn", shards=3, **SMALL["ffnn"])
     ops = len(model.program.ops)
     assert model.graph.names[:ops] == model.program.graph.names
     assert set(model.graph.kinds[ops:]) == {"Result"}
@@ -78,7 +78,7 @@ def test_ops_of_the_task_graph_are_those_of_the_program_and_then_the_outputs():
 
 
 def test_statistics_count_blocks_of_inputs_as_constants():
-    statistics = load("chain-mm", shards=1, size=8).statistics()
+    statistics = tensor_model("chain-mm", shards=1, size=8).statistics()
     assert statistics["ops"] == 5  # four ops and an output
     assert statistics["layers"] == 10
     assert statistics["layer_edges"] == statistics["edges"] + 5
@@ -88,7 +88,7 @@ def test_statistics_count_blocks_of_inputs_as_constants():
 
 
 def test_an_op_that_fails_in_a_run_is_named_with_its_device():
-    model = load("chain-mm", shards=2, size=8)
+    model = tensor_model("chain-mm", shards=2, size=8)
     broken = model.program.ops[3]
 
     def fail(*_blocks):
@@ -102,7 +102,7 @@ def test_an_op_that_fails_in_a_run_is_named_with_its_device():
 
 
 def test_segments_share_the_memory_of_the_inputs():
-    model = load("chain-mm", shards=2, size=8)
+    model = tensor_model("chain-mm", shards=2, size=8)
     everything = range(len(model.graph))
     first, second = (model.segment("torch", everything, (), ()) for _ in range(2))
     pointers = [sorted(buffer.data_ptr() for buffer in segment.buffers()) for segment in (first, second)]
@@ -111,7 +111,7 @@ def test_segments_share_the_memory_of_the_inputs():
 
 def test_a_session_profiles_places_and_checks_a_tensor_program():
     core = min(allowed_cores())
-    model = load("ffnn", shards=2, **SMALL["ffnn"])
+    model = tensor_model("ffnn", shards=2, **SMALL["ffnn"])
     with placeit.Session(model, f"CPU@{core}", profile_s=0.5, cache=None) as session:
         assert session.cluster.devices[0].kind == "torch"
         assert np.isfinite(session.costs.core).all()
@@ -121,7 +121,7 @@ def test_a_session_profiles_places_and_checks_a_tensor_program():
 
 
 def test_a_chain_of_so_many_ops_is_there_to_measure_what_segments_cost():
-    chain = load("chain-mm", size=4).chain(7, 3)
+    chain = tensor_model("chain-mm", size=4).chain(7, 3)
     assert chain.graph.kinds.count("input_elemwise") == 3
     grouping = Grouping.singletons(chain.graph)
     outputs = outputs_of(chain, [0, 1, 0, 0], merge=False, grouping=grouping)
@@ -129,7 +129,7 @@ def test_a_chain_of_so_many_ops_is_there_to_measure_what_segments_cost():
 
 
 def test_kernels_are_those_of_this_pytorch():
-    model = load("chain-mm", shards=2, size=4)
+    model = tensor_model("chain-mm", shards=2, size=4)
     assert model.with_kernel("CPU") == set(model.graph.names)
     if torch.version.cuda is None:
         assert model.with_kernel("CUDA") == {spec.op for spec in model.outputs}
@@ -137,7 +137,7 @@ def test_kernels_are_those_of_this_pytorch():
 
 def test_a_device_that_only_openvino_drives_is_refused():
     with pytest.raises(DeviceError, match=r"NPU.*chain-mm is a PyTorch model"):
-        drive(Cluster((Device("NPU", address=Address("NPU")),)), load("chain-mm", size=4))
+        drive(Cluster((Device("NPU", address=Address("NPU")),)), tensor_model("chain-mm", size=4))
 
 
 def test_an_output_that_no_op_makes_is_refused_by_name():

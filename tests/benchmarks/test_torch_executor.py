@@ -3,7 +3,7 @@ import pytest
 from benchmarks import _levels, _torch_executor, executor
 from benchmarks._dispatch import gaps
 from benchmarks._harness import Args, Report, main
-from placeit.backends.torch.tensor_program import load
+from placeit.backends.torch.tensor_program import tensor_model
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import UsageError
@@ -53,7 +53,7 @@ def test_the_torch_backend_is_raced_against_one_device_plain_pytorch_and_levels(
 
 
 def test_gaps_are_between_segments_or_between_the_kernels_of_their_ops():
-    model, times = _torch_executor.noting(load("ffnn", shards=3, **SMALL["ffnn"]))
+    model, times = _torch_executor.noting(tensor_model("ffnn", shards=3, **SMALL["ffnn"]))
     core = min(allowed_cores())
     with Session(model, f"CPU@{core}", profile_s=0.1, cache=None) as session:
         plan = session.segmenter.plan([0] * len(session.grouping.groups), merge=False)
@@ -65,7 +65,7 @@ def test_gaps_are_between_segments_or_between_the_kernels_of_their_ops():
 
 @pytest.mark.parametrize("name", SMALL)
 def test_level_by_level_computes_the_same(name):
-    model = load(name, shards=3, **SMALL[name])
+    model = tensor_model(name, shards=3, **SMALL[name])
     plan, grouping, cluster = finest_plan(model)
     with Runtime(model, grouping, cluster) as runtime:
         levels = _levels.LevelByLevel(runtime, plan)
@@ -75,14 +75,14 @@ def test_level_by_level_computes_the_same(name):
 
 
 def test_no_segment_shares_a_level_with_one_that_it_reads_from():
-    plan, _, _ = finest_plan(load("ffnn", shards=4, **SMALL["ffnn"]))
+    plan, _, _ = finest_plan(tensor_model("ffnn", shards=4, **SMALL["ffnn"]))
     level = {s: number for number, numbers in enumerate(_levels.levels(plan)) for s in numbers}
     assert sorted(level) == [s for s, segment in enumerate(plan.segments) if not segment.passthrough]
     assert all(level[u] < level[v] for u, v in plan.problem.edges.tolist() if v in level)
 
 
 def test_a_level_takes_as_long_as_its_busiest_device_and_what_the_host_adds():
-    plan, _, _ = finest_plan(load("ffnn", shards=4, **SMALL["ffnn"]), seconds=2.0)
+    plan, _, _ = finest_plan(tensor_model("ffnn", shards=4, **SMALL["ffnn"]), seconds=2.0)
     expected = 0.0
     for numbers in _levels.levels(plan):
         on = [plan.segments[s].device for s in numbers]

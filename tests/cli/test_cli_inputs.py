@@ -211,7 +211,7 @@ def test_a_pytorch_model_runs_on_the_inputs_given() -> None:
 
 
 def test_a_tensor_program_takes_whole_inputs_by_name() -> None:
-    model = tensor_program.load("chain-mm", shards=2, size=8)
+    model = tensor_program.tensor_model("chain-mm", shards=2, size=8)
     given = {name: np.full_like(value.numpy(), 0.5) for name, value in model.values.items()}
     with Session(model, CORE, inputs=given, cache=None) as session:
         with session.executor(session.segmenter.plan(np.zeros(len(session.grouping.groups), np.int32))) as executor:

@@ -12,7 +12,7 @@ from torch.fx.node import map_arg
 
 from placeit.backends.digest import constant_digest, digest
 from placeit.backends.torch.flops import node_flops, written_outputs
-from placeit.backends.torch.program import Lowered, Value, op_name, reads, value_of
+from placeit.backends.torch.program import Lowered, Value, indexed_value, op_name, reads
 from placeit.core.graph import OpGraph
 
 __all__ = ["ProgramMap", "build_graph", "dtype_name"]
@@ -107,7 +107,7 @@ def _content(program: Lowered) -> str:
     place = {node: number for number, node in enumerate((*program.inputs.values(), *program.ops))}
 
     def named(read: Node) -> str:
-        node, ports = value_of(read)
+        node, ports = indexed_value(read)
         return f"%{place[node]}{ports}" if node in place else _constant(program.constants[node, ports])
 
     parts: list[object] = [(str(node.target), map_arg((node.args, node.kwargs), named)) for node in program.ops]

@@ -27,7 +27,7 @@ from placeit.backends.torch.kernels import without_kernel
 from placeit.backends.torch.program import (
     FAILURES,
     Lowered,
-    explaining,
+    as_model_error,
     export,
     first_paragraph,
     fixed,
@@ -276,7 +276,7 @@ def _read(path: Path, *, trust: bool) -> ExportedProgram:
             stream.read(1)
     except OSError as error:
         raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
-    with explaining(f"Cannot read a program from {path}"):
+    with as_model_error(f"Cannot read a program from {path}"):
         try:
             if not trust:
                 _screen(path)

@@ -28,17 +28,17 @@ __all__ = [
     "FAILURES",
     "Lowered",
     "Value",
-    "explaining",
+    "as_model_error",
     "export",
     "first_paragraph",
     "fixed",
+    "indexed_value",
     "is_random",
     "lower",
     "made",
     "op_name",
     "quiet",
     "reads",
-    "value_of",
 ]
 
 Value = tuple[Node, tuple[int, ...]]
@@ -118,7 +118,7 @@ def quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def explaining(what: str) -> Iterator[None]:
+def as_model_error(what: str) -> Iterator[None]:
     """Turn what tracing raises into a ModelError of one paragraph."""
     try:
         with quiet():
@@ -158,7 +158,7 @@ def export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
     """
     training = [part for part in module.modules() if part.training]
     # without gradients, what the module itself does under no_grad is no different from the rest, and stays in one graph
-    with explaining(f"Cannot export {name}"), torch.no_grad():
+    with as_model_error(f"Cannot export {name}"), torch.no_grad():
         try:
             for part in training:
                 part.training = False
@@ -181,7 +181,7 @@ def fixed(program: ExportedProgram, args: tuple[Any, ...] | None, kwargs: Mappin
         args, kwargs = program.example_inputs
     if args is None:
         raise ModelError(f"{name} has open sizes, and a placement is for one shape: give example inputs.")
-    with explaining(f"Cannot export {name} for the sizes of its example inputs"), torch.no_grad():
+    with as_model_error(f"Cannot export {name} for the sizes of its example inputs"), torch.no_grad():
         return torch.export.export(program.module(), args, dict(kwargs), strict=False)
 
 
@@ -207,7 +207,7 @@ def lower(program: ExportedProgram, name: str) -> Lowered:
         if spec is not None:
             what = f"the input '{node.name}'" if spec.kind is InputKind.USER_INPUT else f"the weight '{spec.target}'"
         _check_device(f"{name}: {what}", node.meta.get("val"))
-    with explaining(f"Cannot lower {name} to ATen ops"), torch.no_grad():
+    with as_model_error(f"Cannot lower {name} to ATen ops"), torch.no_grad():
         lowered = program.run_decompositions({})
         _drop_copies(lowered)
         return _Lowering(lowered, name).result()
@@ -257,7 +257,7 @@ class _Lowering:
         return Lowered(self.inputs, outputs, tuple(ops), known, {name: tuple(nodes) for name, nodes in sharers.items()})
 
     def _known(self, node: Node) -> Any:
-        return self._value(value_of(node))
+        return self._value(indexed_value(node))
 
     def _value(self, value: Value) -> Any:
         made = self.values[value[0]]
@@ -307,7 +307,7 @@ class _Lowering:
             if spec.kind is OutputKind.USER_OUTPUT:
                 returned.append(node if isinstance(spec.arg, TensorArgument) else None)
             elif spec.kind in _STATE:
-                written[spec.target] = value_of(node)
+                written[spec.target] = indexed_value(node)
             elif spec.kind is OutputKind.USER_INPUT_MUTATION:
                 raise ModelError(
                     f"{self.name} changes its input '{spec.target}' in place, which no caller of a placement would see: change "
@@ -318,7 +318,7 @@ class _Lowering:
         if not any(returned):
             raise ModelError(f"{self.name} returns no tensor, so that there is nothing to compute: return what it is to make.")
         names = _output_names(self.program, len(returned))
-        return {name: value_of(node) for name, node in zip(names, returned, strict=True) if node is not None}, written
+        return {name: indexed_value(node) for name, node in zip(names, returned, strict=True) if node is not None}, written
 
     def _check(self, node: Node) -> None:
         """Refuse an op that has no place in a fixed program of tensors."""
@@ -357,7 +357,7 @@ class _Lowering:
             )
 
 
-def value_of(node: Node) -> Value:
+def indexed_value(node: Node) -> Value:
     """Resolve indexing into what an op returns."""
     place: tuple[int, ...] = ()
     while node.target is operator.getitem:
@@ -396,7 +396,7 @@ def is_random(node: Node) -> bool:
 
 def reads(node: Node) -> list[Value]:
     """Return the values that an op reads."""
-    return [value_of(read) for read in node.all_input_nodes]
+    return [indexed_value(read) for read in node.all_input_nodes]
 
 
 def _needed(ends: list[Node]) -> set[Node]:

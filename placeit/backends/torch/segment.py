@@ -9,7 +9,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from placeit.backends.torch.graph import ProgramMap
-from placeit.backends.torch.program import Value, made, value_of
+from placeit.backends.torch.program import Value, indexed_value, made
 
 __all__ = ["extract"]
 
@@ -65,7 +65,7 @@ class _Cut:
             else:
                 calls.append(node)
         for node in calls:
-            call = self.graph.node_copy(node, lambda read: self._at(value_of(read)))
+            call = self.graph.node_copy(node, lambda read: self._at(indexed_value(read)))
             if call.all_input_nodes:  # it makes tensors where those are that it reads, and not on the CPU, where it was traced
                 call.kwargs = {name: value for name, value in call.kwargs.items() if name != "device"}
             if node.target in _VIEWS:

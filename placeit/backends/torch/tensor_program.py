@@ -22,7 +22,7 @@ from placeit.workloads.tensor_graphs import tensor_graph
 from placeit.workloads.tensors import BlockProgram, ProgramSegment, shard
 from placeit.workloads.tensors.expression import elementwise, tensor
 
-__all__ = ["TensorProgram", "load", "of_program"]
+__all__ = ["TensorProgram", "of_program", "tensor_model"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -138,7 +138,7 @@ class TensorProgram(base.Model):
         return self.program.join(dict(zip(self.result_tensors, blocks, strict=True)))
 
 
-def load(name: str, *, shards: int = 2, paper_sizes: bool = False, seed: int = 0, **options: Any) -> TensorProgram:
+def tensor_model(name: str, *, shards: int = 2, paper_sizes: bool = False, seed: int = 0, **options: Any) -> TensorProgram:
     """Make a model of one of the paper's programs, with random inputs.
 
     Args:

@@ -20,7 +20,7 @@ from placeit.core.files import replacing
 from placeit.placers.learned.agent import Agent
 from placeit.placers.learned.registry import agent_class, option_types
 
-__all__ = ["Checkpoint", "load_agent", "read_checkpoint", "read_tensors", "save_agent", "weights_of", "write_tensors"]
+__all__ = ["Checkpoint", "load_agent", "read_checkpoint", "read_safetensors", "save_agent", "weights_of", "write_safetensors"]
 
 _FORMAT = "placeit-agent"
 _LARGEST = 1 << 31
@@ -57,7 +57,7 @@ def save_agent(agent: Agent, path: str | Path, **about: Any) -> None:
         FileError: the folder is missing or read-only, or the disk is full.
     """
     meta = {"agent": agent.name, "version": agent.version, "config": dict(agent.config), "about": about}
-    write_tensors(Path(path), _FORMAT, weights_of(agent), meta)
+    write_safetensors(Path(path), _FORMAT, weights_of(agent), meta)
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
@@ -66,7 +66,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     Raises:
         FileError: the file is missing, damaged, or no such file.
     """
-    weights, meta = read_tensors(Path(path), _FORMAT)
+    weights, meta = read_safetensors(Path(path), _FORMAT)
     match meta:
         case {"agent": str(agent), "version": int(version), "config": dict(config), "about": dict(about)}:
             return Checkpoint(agent, version, config, about, weights)
@@ -122,7 +122,7 @@ def weights_of(agent: Agent) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in agent.network.state_dict().items()}
 
 
-def write_tensors(path: Path, file_format: str, tensors: Mapping[str, Tensor], meta: dict[str, Any]) -> None:
+def write_safetensors(path: Path, file_format: str, tensors: Mapping[str, Tensor], meta: dict[str, Any]) -> None:
     """Write tensors and what is to be said about them (any JSON) as safetensors, in one step. Raises FileError."""
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     head = {"format": file_format, "digest": _digest(meta, whole), "about": meta}
@@ -132,8 +132,8 @@ def write_tensors(path: Path, file_format: str, tensors: Mapping[str, Tensor], m
         temporary.write_bytes(data)
 
 
-def read_tensors(path: Path, file_format: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what :func:`write_tensors` wrote: the tensors, and what is said about them.
+def read_safetensors(path: Path, file_format: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what :func:`write_safetensors` wrote: the tensors, and what is said about them.
 
     Raises:
         FileError: the file is missing, of another format, or damaged (its contents have another digest than when written).

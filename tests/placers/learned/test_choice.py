@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from placeit.placers.learned.agents.choice import draw, log_probabilities, score_choice
+from placeit.placers.learned.agents.choice import draw_choice, log_probabilities, score_choice
 
 LOGITS = torch.tensor([[0.0, 2.0, -1.0, 9.0], [1.0, 1.0, 1.0, 1.0]])
 ALLOWED = np.array([[True, True, True, False], [False, True, False, False]])
@@ -11,7 +11,7 @@ ALLOWED = np.array([[True, True, True, False], [False, True, False, False]])
 
 def test_barred_options_are_never_drawn_and_others_as_often_as_their_probability_says():
     rng = np.random.default_rng(0)
-    drawn = np.array([draw(LOGITS, ALLOWED, rng) for _ in range(4000)])
+    drawn = np.array([draw_choice(LOGITS, ALLOWED, rng) for _ in range(4000)])
     for row in range(2):
         share = np.bincount(drawn[:, row], minlength=4) / 4000
         np.testing.assert_allclose(share, log_probabilities(LOGITS, ALLOWED)[row].exp().numpy(), atol=0.03)

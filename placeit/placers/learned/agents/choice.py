@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["draw", "log_probabilities", "score_choice"]
+__all__ = ["draw_choice", "log_probabilities", "score_choice"]
 
 
 def log_probabilities(logits: Tensor, allowed: NDArray[np.bool_]) -> Tensor:
@@ -15,7 +15,7 @@ def log_probabilities(logits: Tensor, allowed: NDArray[np.bool_]) -> Tensor:
     return logits.masked_fill(torch.from_numpy(~allowed), -torch.inf).log_softmax(-1)
 
 
-def draw(logits: Tensor, allowed: NDArray[np.bool_], rng: np.random.Generator) -> NDArray[np.intp]:
+def draw_choice(logits: Tensor, allowed: NDArray[np.bool_], rng: np.random.Generator) -> NDArray[np.intp]:
     """Draw an allowed option from each row, ``intp[N]`` of ``float32[N, K]`` logits, by the Gumbel-max trick."""
     scores = np.where(allowed, logits.numpy() + rng.gumbel(size=allowed.shape), -np.inf)
     chosen: NDArray[np.intp] = scores.argmax(axis=-1)

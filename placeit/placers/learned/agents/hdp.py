@@ -19,7 +19,7 @@ from placeit.core.registry import check_size
 from placeit.placers.base import Incumbent, option
 from placeit.placers.feasibility import fits, repair
 from placeit.placers.learned.agent import ProblemInstance, Trajectory
-from placeit.placers.learned.agents.choice import draw, score_choice
+from placeit.placers.learned.agents.choice import draw_choice, score_choice
 from placeit.placers.learned.training.stages import Stage
 
 __all__ = ["Hdp", "HdpAgent"]
@@ -286,7 +286,7 @@ class HdpAgent:
             feasible, weight = batch.feasible[which, t], batch.weights[which, t]
             roomy = feasible & (weight[:, None] <= room)
             allowed[:, t] = np.where(roomy.any(axis=1, keepdims=True), roomy, feasible)
-            before = chosen[:, t] = draw(logits[:, 0], allowed[:, t], rng)
+            before = chosen[:, t] = draw_choice(logits[:, 0], allowed[:, t], rng)
             room[rows, before] -= weight
         return _Decisions(batch, chosen, allowed)
 

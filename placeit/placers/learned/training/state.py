@@ -16,7 +16,7 @@ from torch import Tensor
 
 from placeit.core.errors import FileError, UsageError
 from placeit.placers.learned.agent import Agent, Remembering
-from placeit.placers.learned.checkpoint import read_tensors, weights_of, write_tensors
+from placeit.placers.learned.checkpoint import read_safetensors, weights_of, write_safetensors
 from placeit.placers.learned.training.logs import Record
 
 __all__ = ["TrainingState", "load_run", "save_run"]
@@ -92,7 +92,7 @@ def load_run(agent: Agent, plan: Mapping[str, Any], folder: Path | None, resume:
         return run
     if not resume:
         raise UsageError(f"{folder} holds the state of a training already: resume it, or choose another folder.")
-    tensors, meta = read_tensors(path, _FORMAT)
+    tensors, meta = read_safetensors(path, _FORMAT)
     wanted, found = _identity(agent, plan), meta.get("identity")
     if not isinstance(found, dict):
         raise _damaged(path)
@@ -125,7 +125,7 @@ def save_run(agent: Agent, plan: Mapping[str, Any], run: TrainingState, folder: 
     tensors["history"] = torch.tensor(rows, dtype=torch.float64)
     meta = {name: getattr(run, name) for name in _FIELDS}
     meta |= {"identity": _identity(agent, plan), "rng": run.rng.bit_generator.state}
-    write_tensors(folder / "state.safetensors", _FORMAT, tensors, meta)
+    write_safetensors(folder / "state.safetensors", _FORMAT, tensors, meta)
 
 
 _FIELDS = ("stage", "update", "stale", "memory", "best", "best_at")

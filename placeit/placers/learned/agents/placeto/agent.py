@@ -18,7 +18,7 @@ from placeit.core.registry import check_size
 from placeit.placers.base import Incumbent, option
 from placeit.placers.feasibility import random_placements
 from placeit.placers.learned.agent import ProblemInstance, Trajectory
-from placeit.placers.learned.agents.choice import draw, score_choice
+from placeit.placers.learned.agents.choice import draw_choice, score_choice
 from placeit.placers.learned.agents.placeto.batch import FEATURES, SUMMARIES, Batch
 from placeit.placers.learned.training.stages import Draw, Stage
 
@@ -238,7 +238,7 @@ class PlacetoAgent:
             steps = np.full(len(rows), t)
             ops = batch.op(steps, rows)
             able = batch.allowed(path[t], ops, rows)
-            devices = draw(self.network(*batch.states(path, steps, rows), len(rows)), able, rng)
+            devices = draw_choice(self.network(*batch.states(path, steps, rows), len(rows)), able, rng)
             path[t + 1] = path[t]
             path[t + 1, batch.first[rows] + ops] = devices
             chosen[t, rows], allowed[t, rows] = devices, able
