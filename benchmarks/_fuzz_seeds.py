@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import shutil
 import zipfile
@@ -212,6 +213,8 @@ def _learned(folder: Path) -> None:
         save_agent(make_agent(name, seed=0, **options), folder / "checkpoint" / f"{name}{len(options)}.safetensors", note="")
     with contextlib.chdir(folder):
         _call("generate", "single", "--count", "3", "-o", "problems")
+        for path in Path("problems").glob("single-*.json"):  # with its key, no changed cost would come any further
+            path.write_text(json.dumps({**json.loads(path.read_text()), "key": None}))
         _call(*TRAIN)
     (folder / "out.safetensors").replace(folder / "checkpoint" / "trained.safetensors")
 
