@@ -1,4 +1,4 @@
-"""The process ``placeit``, also as ``python -m placeit``: before it has loaded anything, Ctrl-C just ends it."""
+"""Entry point of ``placeit`` and ``python -m placeit``; until it has loaded anything, Ctrl-C simply ends the process."""
 
 from __future__ import annotations
 

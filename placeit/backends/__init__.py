@@ -1,4 +1,4 @@
-"""Model formats: from a file to a task graph, and back to something a device can run."""
+"""Model formats: from a file to a task graph, and from parts of the graph to segments that devices can run."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def load(path: str | Path, **options: Any) -> Model:
 
 
 def files_of(path: str | Path) -> list[Path]:
-    """Return the files that a model is read from: the one that is named, and its weights beside it, whether they are there.
+    """Return the files of a model: the named one, and the files of its weights, whether or not they exist.
 
     Of a plug-in's format that is the named one alone. A damaged file names no others; :func:`load` says what is wrong with it.
     """

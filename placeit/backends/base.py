@@ -1,4 +1,4 @@
-"""What every model is, whatever file or framework it comes from."""
+"""The interface of models, independent of file format and framework."""
 
 from __future__ import annotations
 
@@ -90,12 +90,12 @@ class Model(ABC):
 
     @property
     def identity(self) -> str:
-        """Digest of all that decides how long parts of the model take: its graph's, and more where parts are more than that."""
+        """Digest of everything that determines how long parts of the model take: the graph, and more if parts contain more."""
         return self.graph.hash
 
     @property
     def channels_last(self) -> frozenset[int]:
-        """Tensors of the graph that should cross a segment's border with their channels last in memory."""
+        """Tensors of the graph that should cross a segment's border in channels-last layout."""
         return frozenset()
 
     @abstractmethod
@@ -109,10 +109,10 @@ class Model(ABC):
 
     @abstractmethod
     def random_inputs(self, seed: int = 0) -> dict[str, NDArray[np.generic]]:
-        """Draw inputs that the model can make sense of, by input name."""
+        """Draw inputs that are valid for the model, by input name."""
 
     def with_inputs(self, inputs: Arrays) -> Self:
-        """Return the model with inputs to run it on wherever it is measured or checked, in place of random ones.
+        """Return the model with given inputs, which measurements and checks then use instead of random ones.
 
         Args:
             inputs: an array for each input, by name; they are copied.
@@ -129,7 +129,7 @@ class Model(ABC):
 
     @property
     def given_digest(self) -> str | None:
-        """SHA-256 of the inputs that were given, their names, types and shapes; None if there are none."""
+        """SHA-256 of the given inputs with their names, types and shapes; None if no inputs were given."""
         if self.given is None:
             return None
         digest = hashlib.sha256()
@@ -141,7 +141,7 @@ class Model(ABC):
     @property
     @abstractmethod
     def formats(self) -> frozenset[Format]:
-        """Formats that segments can be had in."""
+        """Formats in which the model can supply segments."""
 
     @abstractmethod
     def segment(self, form: Format, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> Any:
@@ -163,7 +163,7 @@ class Model(ABC):
         """
 
     def prepared(self, cluster: Cluster) -> Model:  # noqa: ARG002
-        """Return the model with the formats that the drivers of a cluster's devices need; itself if it has them.
+        """Return the model with the formats that the drivers of a cluster's devices need; itself if it has them already.
 
         Raises:
             DeviceError: one of the runtimes cannot have it.
@@ -172,7 +172,7 @@ class Model(ABC):
 
     @abstractmethod
     def reference(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:
-        """Prepare the whole model as its framework runs it by itself, to compare outputs with.
+        """Prepare the uncut model in its own framework, as the reference for outputs.
 
         Every call starts from the model's initial state, if it has any.
 
@@ -186,7 +186,7 @@ class Model(ABC):
 
     @abstractmethod
     def chain(self, elements: int, hops: int) -> Model:
-        """Build a chain of element-wise ops that runs wherever this model does, to measure what segments and links cost.
+        """Build a chain of element-wise ops for the devices of this model, to measure the costs of segments and links.
 
         Args:
             elements: float32 elements of the tensor that runs along the chain.
@@ -196,7 +196,7 @@ class Model(ABC):
 
 @runtime_checkable
 class OnnxKinds(Protocol):
-    """A model with segments as ONNX that says which of its ops compute alike."""
+    """A model that supplies segments as ONNX and groups its ops by kind of computation."""
 
     def onnx_kinds(self) -> Iterator[tuple[Collection[str], onnx.ModelProto]]:
         """Yield the ops that can be part of one, by name, those together that compute alike, with one of them as a model."""
@@ -205,10 +205,10 @@ class OnnxKinds(Protocol):
 
 @runtime_checkable
 class TorchKernels(Protocol):
-    """A model with segments as PyTorch modules that says which of its ops PyTorch can run."""
+    """A model that supplies segments as PyTorch modules and tells which of its ops PyTorch can run."""
 
     def with_kernel(self, dispatch_key: str) -> Collection[str]:
-        """Name the ops that PyTorch has a kernel for on some kind of device.
+        """Return the names of the ops for which PyTorch has a kernel on a kind of device.
 
         Args:
             dispatch_key: PyTorch's name of the kind, ``CPU`` or ``CUDA``. A build without CUDA has no kernels for it.
@@ -225,7 +225,7 @@ class _Shaped(Protocol):
 
 
 def checked_inputs(inputs: Arrays, wanted: Mapping[str, _Shaped]) -> dict[str, NDArray[np.generic]]:
-    """Return a model's inputs in its own order, and in the types that it wants; copies where those are others.
+    """Return a model's inputs in the model's order and types, copied if the types differ.
 
     Args:
         inputs: arrays by name.
@@ -246,7 +246,7 @@ def checked_inputs(inputs: Arrays, wanted: Mapping[str, _Shaped]) -> dict[str, N
 
 
 def check_inputs(found: Mapping[str, tuple[tuple[int, ...], np.dtype[Any] | None]], wanted: Mapping[str, _Shaped]) -> None:
-    """Check shapes and types of a model's inputs, before there is any array.
+    """Check shapes and types of a model's inputs before any array is made.
 
     Args:
         found: shape and type by name; without a type, the shape is the number of bytes, which is no type's for the right shape.
@@ -269,7 +269,7 @@ def check_inputs(found: Mapping[str, tuple[tuple[int, ...], np.dtype[Any] | None
 
 
 def numpy_can_hold(dtype: str) -> bool:
-    """Whether NumPy has a number or truth-value type of this name."""
+    """Whether NumPy has a numeric or boolean type of this name."""
     try:
         return np.dtype(dtype).kind in _KINDS_OF_NUMBER and np.dtype(dtype).name == dtype
     except TypeError:

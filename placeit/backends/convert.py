@@ -1,4 +1,4 @@
-"""A model of one format as a file of another."""
+"""Conversion of models between file formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Digests of what a model computes: attributes, models inside ops, and the constants that decide how long ops take."""
+"""Digests of what a model computes: attributes, models inside ops, and the constants that affect running times."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WHOLE = frozenset(("bool", "boolean", "int16", "int32", "int64", "uint16", "uin
 
 
 def digest(parts: Iterable[object]) -> str:
-    """Hash things by what they print as."""
+    """Hash objects by their printed form."""
     found = hashlib.sha256()
     for part in parts:
         found.update(repr(part).encode(errors="replace"))
@@ -28,7 +28,7 @@ def digest(parts: Iterable[object]) -> str:
 
 
 def constant_digest(dtype: str, shape: Sequence[int], value: Callable[[], bytes]) -> str:
-    """Describe a constant: its type and shape, and its value if that can be a number of steps, a size, an axis or a bound.
+    """Describe a constant by type and shape, and by value if it may be a number of steps, a size, an axis or a bound.
 
     Those are single numbers, and whole numbers or truth values up to 1,024 of them. Weights are told apart by type and shape
     only: a model that has been trained further takes the same time, and can be placed in the same way.
@@ -44,7 +44,7 @@ def constant_digest(dtype: str, shape: Sequence[int], value: Callable[[], bytes]
 
 
 def openvino_digest(model: Any) -> str:
-    """Hash what an ``openvino.Model`` computes: ops with versions and attributes, what each reads, constants, models inside.
+    """Hash what an ``openvino.Model`` computes: ops with versions, attributes and inputs, constants, models inside ops.
 
     Names do not count, since a converter makes some of them up.
     """
@@ -95,7 +95,7 @@ def _fields(description: Any) -> list[tuple[str, object]]:
 
 
 def onnx_digest(model: onnx.ModelProto) -> str:
-    """Hash what an ONNX model computes: nodes with attributes and names of what they read and make, constants, functions."""
+    """Hash what an ONNX model computes: nodes with attributes and the names of inputs and outputs, constants, functions."""
     return digest(
         (
             _onnx_graph(model.graph),

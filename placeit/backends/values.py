@@ -1,4 +1,4 @@
-"""Ranges of whole numbers that ops allow, and numbers drawn from them."""
+"""Ranges of integers that ops allow, and random integers from these ranges."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["ValueRange", "common", "draw"]
 
 @dataclass(frozen=True)
 class ValueRange:
-    """Whole numbers that some op allows.
+    """Integers that an op allows.
 
     Attributes:
         low: the least one.
@@ -27,7 +27,7 @@ class ValueRange:
 
 
 def common(ranges: Iterable[ValueRange]) -> ValueRange | None:
-    """Return what all of some ranges allow; None if there are none. A range that leaves nothing of those before is ignored."""
+    """Intersect ranges; None if there are none. A range that is disjoint from those before it is ignored."""
     found: ValueRange | None = None
     for one in ranges:
         if found is None:
@@ -40,7 +40,7 @@ def common(ranges: Iterable[ValueRange]) -> ValueRange | None:
 
 
 def draw(rng: np.random.Generator, allowed: ValueRange, shape: tuple[int, ...], dtype: str) -> NDArray[np.generic]:
-    """Draw uniformly, without equal ones where they should be apart and the range has that many."""
+    """Draw uniformly, without duplicates if values must be distinct and the range is large enough."""
     axis, count = allowed.apart, allowed.end - allowed.low
     if axis is not None and axis < len(shape) and shape[axis] <= count:
         wide = np.broadcast_to(np.arange(allowed.low, allowed.end), (*shape[:axis], *shape[axis + 1 :], count))

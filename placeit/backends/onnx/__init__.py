@@ -1,1 +1,1 @@
-"""ONNX files, and parts of their models."""
+"""ONNX files, and segments cut out of them."""

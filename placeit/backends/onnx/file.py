@@ -1,4 +1,4 @@
-"""What OpenVINO does not tell about an ONNX file."""
+"""Properties of an ONNX file that OpenVINO does not report."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def node_names(path: Path) -> set[str]:
 
 
 def check_nodes(path: Path) -> None:
-    """Check what OpenVINO's reader does not: it crashes where an op has too few inputs, and counts versions one by one.
+    """Check what OpenVINO's reader does not: it crashes if an op has too few inputs, and counts versions one by one.
 
     Raises:
         ModelError: an op lacks an input that it needs, or no version of ONNX has the number that the file says.
@@ -101,7 +101,7 @@ def check_nodes(path: Path) -> None:
 
 
 def external_files(path: Path) -> list[Path]:
-    """Return the files that an ONNX file names as those of its weights; none if it cannot be read, or is damaged."""
+    """Return the external weight files that an ONNX file names; none if it cannot be read or is damaged."""
     names: dict[str, None] = {}
     try:
         if not path.is_file():
@@ -123,7 +123,7 @@ def external_files(path: Path) -> list[Path]:
 
 
 def check_external_files(path: Path) -> None:
-    """Check that the weights of an ONNX file that are in other files are there, and where they may be.
+    """Check that the external weight files of an ONNX file exist, in places where they are allowed.
 
     Raises:
         FileError: such a file cannot be read.

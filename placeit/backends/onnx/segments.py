@@ -1,4 +1,4 @@
-"""Models that ONNX Runtime runs beside OpenVINO: one task graph, parts of it as ONNX models."""
+"""Models for ONNX Runtime beside OpenVINO: one task graph, with segments as ONNX models."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ openvino = import_openvino()
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class OnnxModel(OpenVinoModel):
-    """An ONNX file as OpenVINO has read it, whose parts can be had as ONNX models as well.
+    """An ONNX file read by OpenVINO, with segments also as ONNX models.
 
     Attributes:
         parts: what cuts them out.
@@ -35,17 +35,17 @@ class OnnxModel(OpenVinoModel):
 
     @property
     def identity(self) -> str:
-        """Digest of the graph, and of the ONNX model: nodes that differ there may be the same after conversion."""
+        """Digest of the graph and of the ONNX model: nodes that differ there may be equal after conversion."""
         return f"{self.graph.hash} {self.parts.content}"
 
     @property
     def channels_last(self) -> frozenset[int]:
-        """None: both runtimes hand each other tensors in the order that ONNX has them in."""
+        """No tensors: both runtimes exchange tensors in ONNX's memory layout."""
         return frozenset()
 
     @property
     def formats(self) -> frozenset[Format]:
-        """Those of both runtimes."""
+        """The formats of both runtimes."""
         return frozenset({"openvino", "onnx"})
 
     def segment(self, form: Format, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> Any:
@@ -62,7 +62,7 @@ class OnnxModel(OpenVinoModel):
 
 
 def with_onnx(model: OpenVinoModel) -> OnnxModel:
-    """Read the ONNX file of a model again, for ONNX Runtime.
+    """Read a model's ONNX file again, for ONNX Runtime.
 
     Raises:
         DeviceError: the model does not come from an ONNX file, or the file is not there any more.
@@ -104,7 +104,7 @@ def relu_chain(elements: int, hops: int) -> OnnxModel:
 
 
 class OnnxParts:
-    """Cuts parts of a task graph out of the ONNX model that it was made from.
+    """Cuts parts of a task graph out of the ONNX model from which the graph was made.
 
     The ops of the task graph are OpenVINO's, and what they compute is matched with the ONNX model by the names of tensors:
     OpenVINO hands the name of an ONNX tensor on to whatever makes the same value after conversion. So any part at whose
@@ -147,11 +147,11 @@ class OnnxParts:
         self._reads = [_reads(node) for node in nodes]
 
     def together(self) -> tuple[tuple[str, ...], ...]:
-        """Sets of ops between which a tensor runs that the ONNX model does not have: one node became several ops."""
+        """Sets of ops connected by tensors that the ONNX model does not have, because one node became several ops."""
         return tuple(tuple(self._graph.names[v] for v in atom) for atom in self._atoms() if len(atom) > 1)
 
     def kinds(self) -> Iterator[tuple[list[str], onnx.ModelProto]]:
-        """Yield the ops that can be cut out of the ONNX model, each with those that it cannot be separated from.
+        """Yield the ops that can be cut out of the ONNX model, each with the ops from which it cannot be separated.
 
         Those are together that are the same nodes, with the same attributes, of tensors of the same types and ranks: what has a
         kernel for one of them has it for all. The first is there as a model.

@@ -1,1 +1,1 @@
-"""Models that OpenVINO reads, ONNX files and OpenVINO IR, and parts of them."""
+"""Models that OpenVINO reads (ONNX files and OpenVINO IR), and segments cut out of them."""

@@ -75,7 +75,7 @@ def name_nodes(model: Any, keep: Callable[[str], bool]) -> None:
 
 
 def fix_shapes(model: Any) -> None:
-    """Replace every ``ShapeOf`` whose answer is known, so that what is computed from it is constant."""
+    """Replace every ``ShapeOf`` whose value is known, so that everything computed from it is constant."""
     for node in model.get_ordered_ops():
         if node.get_type_name() == "ShapeOf" and node.get_input_partial_shape(0).is_static:
             shape = list(node.get_input_shape(0))
@@ -85,7 +85,7 @@ def fix_shapes(model: Any) -> None:
 
 
 def constant_nodes(model: Any) -> dict[str, frozenset[str]]:
-    """Find the nodes whose value is fixed: constants, and whatever is computed from constants only.
+    """Find the nodes whose value is fixed: constants, and nodes computed from constants only.
 
     Args:
         model: an ``openvino.Model`` with unique friendly names.
@@ -200,7 +200,7 @@ def _sizes(output: Any, name: str, kind: str, path: object) -> tuple[int, ...]:
 
 
 def upper_bound_ops(model: Any, names: Collection[str]) -> tuple[str, ...]:
-    """Return those of the named ops whose output sizes depend on the data, so that only an upper bound is known."""
+    """Return those of the named ops whose output sizes depend on the data, with only an upper bound known."""
     return tuple(
         node.get_friendly_name()
         for node in model.get_ordered_ops()
@@ -209,7 +209,7 @@ def upper_bound_ops(model: Any, names: Collection[str]) -> tuple[str, ...]:
 
 
 def inseparable_ops(model: Any, graph: OpGraph, bounded: Collection[str]) -> tuple[tuple[str, ...], ...]:
-    """Return sets of ops that need one device and one program.
+    """Return sets of ops that must be on one device and in one segment.
 
     Those are ops that share a variable (``ReadValue`` and ``Assign``), and each op whose output sizes depend on the data with
     what reads it: buffers between programs are of one size for good.

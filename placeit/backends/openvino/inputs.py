@@ -16,13 +16,13 @@ openvino = import_openvino()
 
 _LARGEST = 2**31 - 1
 _SIZES = ((224, 128), (640, 512), (256, 64), (512, 256), (96, 32), (64, 16), (32, 8), (1, 1))
-"""What is tried where a model leaves sizes open: edges of images, most of which can be halved five times; all other sizes."""
+"""Values tried for dynamic sizes: edges of images, most of which can be halved five times; all other sizes."""
 _CHANNELS = (1, 3, 4)  # of what is taken for an image
 _TRYING_S = 20.0  # after so many seconds nothing more is tried
 
 
 class OpenSizesError(ModelError):
-    """A model leaves sizes of its inputs open.
+    """A model has inputs with dynamic sizes.
 
     Attributes:
         partial: ``PartialShape`` of every input, by name, as far as it is known.
@@ -80,7 +80,7 @@ def resolve_shapes(
 def with_suggestion(
     error: OpenSizesError, load: Callable[[Mapping[str, tuple[int, ...]]], object], explain: Callable[[str], str]
 ) -> ModelError:
-    """Complete the error of a model that leaves sizes open: by sizes with which it can be read, or by what was tried.
+    """Complete the error about dynamic sizes by sizes with which the model can be read, or by the sizes that were tried.
 
     Args:
         error: as it was raised.

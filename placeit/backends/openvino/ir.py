@@ -41,6 +41,6 @@ def write_ir(model: Any, path: Path, check: Callable[[Path, Path], None] | None 
 
 
 def weights_end(xml: Path) -> int | None:
-    """Return how long the weights of an IR are, in bytes, by what the IR says; None if it reads none."""
+    """Return the size of an IR's weights in bytes, as stated in the IR; None if it uses no weights."""
     ends = [int(offset) + int(size) for offset, size in re.findall(rb'offset="(\d{1,19})" size="(\d{1,19})"', xml.read_bytes())]
     return max(ends, default=None)

@@ -77,7 +77,7 @@ class OpenVinoModel(base.Model):
 
     @cached_property
     def channels_last(self) -> frozenset[int]:
-        """Tensors of the graph that should cross a segment's border with their channels last in memory."""
+        """Tensors of the graph that should cross a segment's border in channels-last layout."""
         return channels_last_tensors(self.graph)
 
     def statistics(self) -> dict[str, int | float]:
@@ -102,7 +102,7 @@ class OpenVinoModel(base.Model):
         }
 
     def random_inputs(self, seed: int = 0) -> dict[str, NDArray[Any]]:
-        """Draw inputs that the model can make sense of, by input name.
+        """Draw inputs that are valid for the model, by input name.
 
         Inputs whose values some op restricts (rows of a table, places along an axis, axes, lengths of sequences) are uniform
         over what it allows. Other floating-point inputs are standard normal; other integers are ones, which is right for an

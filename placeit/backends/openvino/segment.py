@@ -1,4 +1,4 @@
-"""Cutting a part of an OpenVINO model out as a model of its own."""
+"""Cutting a part out of an OpenVINO model as a separate model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _IMAGE_KEEPERS = _ELEMENT_WISE | {
 
 
 def channels_last_tensors(graph: OpGraph) -> frozenset[int]:
-    """Tensors that should cross a segment's border with their channels last in memory.
+    """Find the tensors that should cross a segment's border in channels-last layout.
 
     Inside, the CPU plugin keeps images channels-last, while plain tensors at a border are channels-first, so that each cut
     would pay a layout conversion on both sides. An image is what a convolution produces, and what element-wise ops, pooling

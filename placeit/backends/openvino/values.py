@@ -1,4 +1,4 @@
-"""Which values an input of an OpenVINO model may have, by the ops that read it."""
+"""Values that are valid for an input of an OpenVINO model, derived from the ops that read it."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _passes(kind: str, port: int) -> bool:
 
 
 def allowed_values(parameter: Any) -> ValueRange | None:
-    """Return what all ops that read an input's values allow, or None if nothing is known of it.
+    """Return the values that all readers of an input allow, or None if nothing is known.
 
     Ops that only convert values or move them are looked through.
 

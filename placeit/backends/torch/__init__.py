@@ -1,1 +1,1 @@
-"""Models of PyTorch, exported programs and tensor programs, and parts of them."""
+"""PyTorch modules, exported programs and tensor programs, and segments cut out of them."""

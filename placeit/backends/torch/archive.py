@@ -1,4 +1,4 @@
-"""Screens ``.pt2`` files before PyTorch loads them, since loading one can run code that is in it.
+"""Screens ``.pt2`` files before PyTorch loads them, since loading can execute code from the file.
 
 ``torch.export.load`` unpickles constants, has SymPy evaluate sizes, looks functions up by any name and writes the names that it
 finds into Python source. What an exported program of tensors needs is much less, and only that is let through: tensors,
@@ -68,11 +68,11 @@ _CHARACTERS = re.compile(r"[\w .,()\[\]'\"<>=!&|^~+*/%-]*", re.ASCII)
 
 
 class UntrustedError(Exception):
-    """A file could run code."""
+    """A file might execute code."""
 
 
 def screen(path: Path) -> None:
-    """Look for anything in a ``.pt2`` file that could run code while it is loaded or described.
+    """Look for anything in a ``.pt2`` file that could execute code while the file is loaded or described.
 
     Raises:
         UntrustedError: there is something that an exported program of tensors does not need; says what.
@@ -103,7 +103,7 @@ def screen(path: Path) -> None:
 
 
 def missing_operators(path: Path) -> list[str]:
-    """Name the operators that a ``.pt2`` file calls and that nothing here defines; for files that are trusted.
+    """Return the names of operators that a trusted ``.pt2`` file calls but that are not defined in this process.
 
     Raises:
         ValueError, OSError, zipfile.BadZipFile, RuntimeError: the file cannot be read.

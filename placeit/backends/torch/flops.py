@@ -91,7 +91,7 @@ def node_flops(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], ou
 
 
 def written_outputs(value: Any) -> list[tuple[tuple[int, ...], torch.Tensor]]:
-    """Return the tensors that an op returns, each with its place: ``()``, or the indices of a list or tuple."""
+    """Return the output tensors of an op, each with its position: ``()``, or the indices in a list or tuple."""
     if isinstance(value, torch.Tensor):
         return [((), value)]
     if isinstance(value, list | tuple):

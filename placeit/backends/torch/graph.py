@@ -20,7 +20,7 @@ __all__ = ["ProgramMap", "build_graph", "dtype_name"]
 
 @dataclass(frozen=True, eq=False)
 class ProgramMap:
-    """Where the parts of a program are in its task graph.
+    """Maps the nodes of a program to the ops and tensors of its task graph.
 
     Attributes:
         nodes: for each op, its node: the placeholder of a ``Parameter``, the call of an ATen op; None for a ``Result``.

@@ -15,7 +15,7 @@ __all__ = ["peak_bytes"]
 
 
 def peak_bytes(module: GraphModule) -> int:
-    """Return the most bytes that a segment has in tensors of its own at once, while it runs.
+    """Return the peak memory of a segment's own tensors during a run, in bytes.
 
     The segment is run on fake tensors, which have shapes, strides and storages, but no data: a view counts nothing, and a
     reshape counts if it has to copy. A value is freed after its last use, as in the code that ``torch.fx`` generates; what the

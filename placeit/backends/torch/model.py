@@ -50,7 +50,7 @@ __all__ = ["TorchModel", "load", "relu_chain"]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TorchModel(base.Model):
-    """A PyTorch program, with its task graph. It shares its weights with the module that it was made of.
+    """A PyTorch program with its task graph; it shares its weights with the original module.
 
     Attributes:
         program: the exported program, as it was given or exported.
@@ -79,7 +79,7 @@ class TorchModel(base.Model):
         }
 
     def random_inputs(self, seed: int = 0) -> dict[str, NDArray[np.generic]]:
-        """Draw inputs that the model can make sense of, by input name.
+        """Draw inputs that are valid for the model, by input name.
 
         Floating-point inputs are standard normal. Whole numbers and truth values are those of the example inputs, since what
         they may be only the model knows. With another seed than 0, those that index a table are drawn from its rows between the
@@ -121,12 +121,12 @@ class TorchModel(base.Model):
         return extract(self.layout, self.lowered.constants, ops, enter, leave)
 
     def with_kernel(self, dispatch_key: str) -> set[str]:
-        """Name the ops that PyTorch has a kernel for; see :meth:`placeit.backends.base.TorchKernels.with_kernel`."""
+        """Return the names of ops with a PyTorch kernel; see :meth:`placeit.backends.base.TorchKernels.with_kernel`."""
         missing = without_kernel(self.lowered.ops, dispatch_key)
         return {name for name, node in zip(self.graph.names, self.layout.nodes, strict=True) if node not in missing}
 
     def reference(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:  # noqa: ARG002
-        """Prepare the exported program as PyTorch runs it by itself, on the CPU."""
+        """Prepare the uncut exported program for PyTorch on the CPU."""
         module = self.program.module()
         names = [spec.name for spec in self.inputs]
         kept = (*module.named_parameters(), *module.named_buffers())
@@ -148,7 +148,7 @@ class TorchModel(base.Model):
         return run
 
     def arguments(self, inputs: Mapping[str, torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arrange inputs as the module takes them, with the constants that it was exported for."""
+        """Arrange inputs as the module's arguments, together with the constants of the export."""
         given = [spec.arg for spec in self.program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
         leaves = [inputs[arg.name] if isinstance(arg, TensorArgument) else getattr(arg, "value", None) for arg in given]
         args, kwargs = pytree.tree_unflatten(leaves, self.program.call_spec.in_spec)
@@ -173,7 +173,7 @@ def load(
     batch: int | None = None,
     trust: bool = False,
 ) -> TorchModel:
-    """Make a model of a module, an exported program, or a file that ``torch.export.save`` has written.
+    """Make a model from a module, an exported program, or a file written by ``torch.export.save``.
 
     A module is exported in evaluation mode. Weights are shared with it, not copied. Numbers, truth values and strings among the
     inputs, and every size, are fixed by the example inputs. What a module returns besides tensors is left out.

@@ -76,7 +76,7 @@ _FACTS = {torch.ops.aten._assert_tensor_metadata.default}  # assertions about wh
 
 @dataclass(frozen=True, eq=False)
 class Lowered:
-    """A program of ATen ops that change nothing in place, its shapes fixed.
+    """A program of ATen ops with fixed shapes and without in-place changes.
 
     Attributes:
         inputs: placeholders of the model's inputs, by name.
@@ -94,7 +94,7 @@ class Lowered:
 
 
 def op_name(node: Node) -> str:
-    """Return the name of an op: the path of the module that calls it, and the name of its node, ``layers.0.attn/linear_3``."""
+    """Return the name of an op: the path of the calling module and the name of the node, as in ``layers.0.attn/linear_3``."""
     modules = list((node.meta.get("nn_module_stack") or {}).values())
     path = modules[-1][0] if modules else ""
     return f"{path}/{node.name}" if path else str(node.name)
@@ -102,7 +102,7 @@ def op_name(node: Node) -> str:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep back what PyTorch warns about itself while it traces, and the traces that it logs before it raises an error."""
+    """Suppress PyTorch's warnings during tracing, and the traces that it logs before it raises an error."""
     disabled, interval = logging.root.manager.disable, getattr(tqdm, "monitor_interval", 0)
     logging.disable(logging.WARNING)
     tqdm.monitor_interval = 0  # its progress bars, shown or not, would start a thread that never ends
@@ -119,7 +119,7 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def as_model_error(what: str) -> Iterator[None]:
-    """Turn what tracing raises into a ModelError of one paragraph."""
+    """Convert exceptions of tracing to a ModelError of one paragraph."""
     try:
         with quiet():
             yield
@@ -136,7 +136,7 @@ def as_model_error(what: str) -> Iterator[None]:
 
 
 def first_paragraph(error: BaseException) -> str:
-    """Return what an error of PyTorch says before any empty line, on one line, or its class if it says nothing."""
+    """Return the first paragraph of a PyTorch error on one line, or its class if it has no message."""
     return " ".join(str(error).split("\n\n", maxsplit=1)[0].split()) or type(error).__name__
 
 
@@ -151,7 +151,7 @@ def _where(error: BaseException) -> str:
 
 
 def export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> ExportedProgram:
-    """Export a module in evaluation mode, its shapes fixed by the arguments. The module's mode is restored.
+    """Export a module in evaluation mode with shapes fixed by the arguments; the module's mode is restored.
 
     Raises:
         ModelError: the module cannot be exported, for example because its control flow depends on data.
@@ -169,7 +169,7 @@ def export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
 
 
 def fixed(program: ExportedProgram, args: tuple[Any, ...] | None, kwargs: Mapping[str, Any], name: str) -> ExportedProgram:
-    """Return a program whose sizes are fixed: itself, or if it has open ones, a new one for the example inputs.
+    """Return a program with fixed sizes: the same one, or a new one for the example inputs if it has dynamic sizes.
 
     Raises:
         ModelError: there are open sizes and no example inputs.
@@ -191,7 +191,7 @@ def _sizes(node: Node) -> list[Any]:
 
 
 def lower(program: ExportedProgram, name: str) -> Lowered:
-    """Reduce a program to ATen ops without mutation, and take it apart.
+    """Lower a program to ATen ops without mutation, and separate its parts.
 
     Constants, and what is computed from constants alone, are evaluated once. Buffers that the program changes are values like
     any other here: every run starts from what is in them now. Assertions are left out.
@@ -381,7 +381,7 @@ def _check_device(what: str, value: Any) -> None:
 
 
 def made(value: Value) -> torch.Tensor:
-    """Return what a value looks like: a tensor without data."""
+    """Return a tensor without data that has a value's shape and type."""
     node, place = value
     tensor = node.meta["val"]
     for index in place:

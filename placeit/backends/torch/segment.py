@@ -1,4 +1,4 @@
-"""Cutting a part of a PyTorch program out as a module of its own."""
+"""Cutting a part out of a PyTorch program as a separate module."""
 
 from __future__ import annotations
 

@@ -107,12 +107,12 @@ class TensorProgram(base.Model):
         )
 
     def with_kernel(self, dispatch_key: str) -> set[str]:
-        """Name the ops that PyTorch has kernels for: all, or only outputs if it has no matrix product there."""
+        """Return the names of ops with PyTorch kernels: all, or only outputs if there is no matrix product on the device."""
         computes = torch._C._dispatch_has_computed_kernel_for_dispatch_key("aten::mm.out", dispatch_key)
         return {name for name, kind in zip(self.graph.names, self.graph.kinds, strict=True) if computes or kind == "Result"}
 
     def reference(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:  # noqa: ARG002
-        """Prepare the program as it is when it is not cut, on the CPU; its outputs are cut into blocks afterwards."""
+        """Prepare the uncut program on the CPU; its outputs are cut into blocks afterwards."""
 
         def run(_inputs: Arrays) -> dict[str, NDArray[np.generic]]:
             return self.cut(self.whole.run(self.values))
@@ -133,13 +133,13 @@ class TensorProgram(base.Model):
         return {spec.name: block.numpy(force=True).copy() for spec, block in zip(self.outputs, blocks, strict=True)}
 
     def join(self, outputs: Arrays) -> dict[str, torch.Tensor]:
-        """Put whole outputs of the program together from the outputs of the model."""
+        """Assemble whole outputs of the program from the outputs of the model."""
         blocks = [torch.from_numpy(outputs[spec.name]) for spec in self.outputs]
         return self.program.join(dict(zip(self.result_tensors, blocks, strict=True)))
 
 
 def tensor_model(name: str, *, shards: int = 2, paper_sizes: bool = False, seed: int = 0, **options: Any) -> TensorProgram:
-    """Make a model of one of the paper's programs, with random inputs.
+    """Make a model from one of the paper's programs, with random inputs.
 
     Args:
         name: ``chain-mm``, ``ffnn``, ``llama-block`` or ``llama-layer``.
@@ -157,7 +157,7 @@ def tensor_model(name: str, *, shards: int = 2, paper_sizes: bool = False, seed:
 
 
 def of_program(program: BlockProgram, whole: BlockProgram, *, name: str, seed: int = 0) -> TensorProgram:
-    """Make a model of a program, with random inputs.
+    """Make a model from a program, with random inputs.
 
     Args:
         program: what is placed and run.

@@ -1,4 +1,4 @@
-"""Which values an input of a PyTorch program may have, by the ops that read it."""
+"""Values that are valid for an input of a PyTorch program, derived from the ops that read it."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ _PASSED_FIRST = frozenset(("gather", "index", "index_select", "masked_fill"))
 
 
 def allowed_values(placeholder: Node) -> ValueRange | None:
-    """Return what all ops that read an input's values allow, or None if nothing is known of it.
+    """Return the values that all readers of an input allow, or None if nothing is known.
 
     Ops that only convert values or move them are looked through.
     """
