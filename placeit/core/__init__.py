@@ -1,1 +1,1 @@
-"""What everything else is written in: graphs, clusters, problems and placements; errors, files, units."""
+"""Data structures that all other packages use: graphs, clusters, problems, placements; errors, files, units."""

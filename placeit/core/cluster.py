@@ -17,7 +17,7 @@ __all__ = ["Cluster", "Device", "Link", "Power"]
 
 @dataclass(frozen=True)
 class Power:
-    """Power draw of a device, in watts; ``idle_w`` is 0 where only the busy power is known."""
+    """Power of a device in watts; ``idle_w`` is 0 if only the busy power is known."""
 
     idle_w: float
     busy_w: float
@@ -25,7 +25,7 @@ class Power:
 
 @dataclass(frozen=True)
 class Device:
-    """One place where ops can run.
+    """A device that runs ops.
 
     Attributes:
         name: canonical name, unique in its cluster (``CPU@0``, ``GPU.1``, or a name given by a cluster file).
@@ -83,7 +83,7 @@ class Device:
 
     @property
     def emulated(self) -> bool:
-        """Whether the device is a real one slowed on purpose."""
+        """Whether the device is a real one that is slowed down on purpose."""
         return self.slowdown != 1.0
 
 

@@ -20,11 +20,11 @@ class UsageError(PlaceitError):
 
 
 class ModelError(PlaceitError):
-    """A model file cannot be read, or holds something that cannot be placed."""
+    """A model file cannot be read, or contains something that cannot be placed."""
 
 
 class DeviceError(PlaceitError):
-    """A device is not there, or cannot do what was asked of it."""
+    """A device does not exist, or cannot do what was requested."""
 
 
 class ClusterError(PlaceitError):
@@ -52,7 +52,7 @@ class ExecutionError(PlaceitError):
 
 
 class TrainingError(PlaceitError):
-    """Training cannot go on: a reward, a loss or a gradient is not a finite number."""
+    """Training cannot continue: a reward, a loss or a gradient is not a finite number."""
 
 
 class FileError(PlaceitError):
@@ -60,6 +60,6 @@ class FileError(PlaceitError):
 
 
 def first_line(error: BaseException) -> str:
-    """Return what an error of another library says first, or its class if it says nothing."""
+    """Return the first line of another library's error, or its class if it has no message."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""Reading and writing files so that nothing is ever left half-written."""
+"""Reading files, and writing them in one step, so that no file is ever half-written."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LARGEST_TEXT = 1 << 29
 
 @contextlib.contextmanager
 def replacing(path: Path, *, sync: bool = True) -> Iterator[Path]:
-    """Give a temporary path to write to; put what is there into place if the block succeeds, delete it if not.
+    """Give a temporary path to write to; move the file into place if the block succeeds, delete it otherwise.
 
     A regular file is replaced in one step, and keeps its mode and owner; links are followed. What cannot be replaced is
     written to as it is: a pipe, a character device, a file with several names (hard links), one in a folder that takes no new
@@ -54,7 +54,7 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def replacing_both(path: Path, other: Path) -> Iterator[tuple[Path, Path]]:
-    """Do as :func:`replacing` with two files that belong together: neither is put into place before both are written."""
+    """As :func:`replacing`, for two files that belong together: neither is moved into place before both are written."""
     with _in_place_of([path, other], True) as (first, second):
         yield first, second
 
@@ -160,7 +160,7 @@ class _Draft:
 
 
 def own_descriptor(path: Path) -> int | None:
-    """Return which open file of this process a path stands for, as ``/dev/stdout`` and ``/dev/fd/3`` do; None for others.
+    """Return the file descriptor of this process that a path such as ``/dev/stdout`` or ``/dev/fd/3`` names; else None.
 
     Opened anew by such a name, a file would be written from its beginning, over what was written there before. The same goes
     for one that standard output is redirected to.
@@ -179,7 +179,7 @@ def own_descriptor(path: Path) -> int | None:
 
 
 def check_writable(path: Path) -> None:
-    """Check that a file can be written, and that a little fits, without changing it.
+    """Check that a file can be written and that the disk is not full, without changing the file.
 
     Raises:
         FileError: as :func:`replacing`.
@@ -194,7 +194,7 @@ def check_writable(path: Path) -> None:
 
 
 def check_regular(path: Path) -> None:
-    """Check that a file which is there is none that ends never (``/dev/zero``), or can be read only once (a pipe).
+    """Check that an existing file is not endless (``/dev/zero``) and can be read more than once (unlike a pipe).
 
     Raises:
         FileError: it is.
@@ -254,7 +254,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_json(path: Path, format_name: str, versions: Sequence[int] = (1,)) -> dict[str, Any]:
-    """Read a JSON object whose "format", if it says one, is ``format_name``, in one of some versions. Raises FileError."""
+    """Read a JSON object of a supported version whose "format", if stated, is ``format_name``. Raises FileError."""
     try:
         data = json.loads(read_text(path), object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
@@ -268,7 +268,7 @@ def read_json(path: Path, format_name: str, versions: Sequence[int] = (1,)) -> d
 
 
 def cache_folder() -> Path:
-    """Where costs are kept: ``$PLACEIT_CACHE``, else ``$XDG_CACHE_HOME/placeit``, else ``~/.cache/placeit``."""
+    """Folder of the cost cache: ``$PLACEIT_CACHE``, else ``$XDG_CACHE_HOME/placeit``, else ``~/.cache/placeit``."""
     if own := os.environ.get("PLACEIT_CACHE"):
         return Path(own).expanduser()
     shared = os.environ.get("XDG_CACHE_HOME", "")

@@ -1,4 +1,4 @@
-"""Task graphs: ops, the tensors they produce, and who reads them."""
+"""Task graphs: ops, the tensors they produce, and the readers of these tensors."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def unique_rows(rows: NDArray[_Row]) -> tuple[NDArray[_Row], NDArray[np.int64]]:
 
 
 def topological_order(edges: NDArray[np.int32], nodes: int) -> NDArray[np.int32] | None:
-    """Return node numbers so that every edge points forward (smallest number first), or None if there is a cycle."""
+    """Return a topological order of the nodes (smallest number first among equals), or None if there is a cycle."""
     import heapq
 
     out = csr(np.ascontiguousarray(edges[:, 0]), nodes)
@@ -149,7 +149,7 @@ class OpGraph:
 
     @cached_property
     def hash(self) -> str:
-        """Identity of the graph: names, kinds, shapes, edges and what the ops compute (values of weights do not count)."""
+        """Identity of the graph: names, kinds, shapes, edges and what the ops compute, without the values of weights."""
         digest = hashlib.sha256()
         for part in (
             self.names,

@@ -1,4 +1,4 @@
-"""Ctrl-C in the process of a command: heard within a second, whatever the process is doing, and never a traceback.
+"""Ctrl-C in the process of a command: it takes effect within a second, in any state, and never shows a traceback.
 
 A KeyboardInterrupt reaches a program only between two instructions of the main thread: not while that waits for a library, nor
 where a finalizer or an import takes the exception. So a thread watches: it sends again what was swallowed, and ends the process
@@ -99,7 +99,7 @@ _guard: _Guard | None = None
 
 
 def guarded(run: Callable[[], object]) -> None:
-    """Run a command that ends with SystemExit, and end the process: at once after Ctrl-C.
+    """Run a command that ends with SystemExit, then end the process, immediately after Ctrl-C.
 
     A process that was started to ignore Ctrl-C goes on to do so.
     """
@@ -129,11 +129,11 @@ def guarded(run: Callable[[], object]) -> None:
 
 
 def happened() -> bool:
-    """Whether Ctrl-C was heard in a guarded process."""
+    """Whether a guarded process has received Ctrl-C."""
     return _guard is not None and _guard.at is not None
 
 
 def come_through() -> None:
-    """Say that the interrupt, if there was one, has come through, and that what is left to do is to keep and print results."""
+    """Declare that an interrupt, if any, has been handled, and that only keeping and printing results remains."""
     if _guard is not None:
         _guard.safe = True

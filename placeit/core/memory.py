@@ -1,4 +1,4 @@
-"""What the process takes, and how it keeps memory that is freed; the latter is a setting for applications to make."""
+"""Memory and threads of the process, and a setting, for applications only, to keep freed memory."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def freed_memory_is_kept() -> bool:
 
 
 def give_back_freed_memory() -> None:
-    """Give what is free back to the system, once, even where freed memory is kept otherwise."""
+    """Return free memory to the system once, even if freed memory is kept otherwise."""
     library = ctypes.CDLL(None)
     if hasattr(library, "malloc_trim"):
         library.malloc_trim(0)
@@ -67,7 +67,7 @@ def give_back_freed_memory() -> None:
 
 @dataclass(frozen=True)
 class Use:
-    """What a process takes, or may take.
+    """Resources that a process uses, or may use.
 
     Attributes:
         bytes: of memory that it has to itself, without files that are mapped.
@@ -79,7 +79,7 @@ class Use:
 
 
 def own_use() -> Use:
-    """Measure what this process takes; zero if the system does not say."""
+    """Measure the resources of this process; zero if the system does not report them."""
     found = {"RssAnon": 0, "Threads": 0}
     with contextlib.suppress(OSError), Path("/proc/self/status").open(encoding="ascii", errors="replace") as status:
         for line in status:

@@ -1,4 +1,4 @@
-"""Answers to placement problems, and their files."""
+"""Placements and placement files."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Placement:
         return dict(zip(self.device_names, counts, strict=True))
 
     def save(self, path: str | Path) -> None:
-        """Write the placement as JSON, one op a line, so that two placements can be compared with ``diff``.
+        """Write the placement as JSON, one op per line, so that ``diff`` can compare two placements.
 
         With segments the file has version 2, and without them version 1.
         """
@@ -61,7 +61,7 @@ class Placement:
 
     @classmethod
     def load(cls, path: str | Path) -> Placement:
-        """Read a placement. Raises FileError or PlacementError, naming the file, if it is none."""
+        """Read a placement. Raises FileError or PlacementError, naming the file, if it is not a placement."""
         data = read_json(Path(path), "placeit-placement", (1, 2))
         ops, devices = data.get("ops"), data.get("devices")
         if (

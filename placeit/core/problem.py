@@ -27,7 +27,7 @@ CostFunction: TypeAlias = Callable[[NDArray[np.int32]], NDArray[np.float64]]
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """What a placer sees: ``V`` ops, ``E`` edges, ``D`` devices and what everything costs.
+    """The input of a placer: ``V`` ops, ``E`` edges, ``D`` devices, and all costs.
 
     Build one with :meth:`from_arrays`, which checks it.
 
@@ -191,7 +191,7 @@ class Problem:
 
     @cached_property
     def critical_path(self) -> float:
-        """Seconds that the slowest path takes with every op on its fastest device and free transfers: no makespan is less.
+        """Length of the longest path in seconds, each op on its fastest device, without transfers: a bound for makespans.
 
         The denominator of the schedule length ratio (Topcuoglu et al. 2002, equation 11; GiPH, section 5).
         """

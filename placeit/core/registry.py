@@ -1,4 +1,4 @@
-"""Things by name: entry points, built in and of plug-ins, and the form ``name:option=value,option=value``."""
+"""Lookup by name: built-in and plug-in entry points, and the notation ``name:option=value,option=value``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["check_size", "entry_table", "load_entry", "parse_options"]
 
 
 def check_size(what: str, name: str, option: str, value: float, least: float, most: float) -> None:
-    """Check a number that somebody gave before anything is made of that size. Raises UsageError, which says what is allowed."""
+    """Check a given number before anything of that size is allocated. Raises UsageError, which states the allowed range."""
     if not least <= value <= most:
         bounds = f"at most {most:,g}" if least == -math.inf else f"from {least:,g} to {most:,g}"
         bounds = f"at least {least:,g}" if most == math.inf else bounds
@@ -44,7 +44,7 @@ def entry_table(what: str, group: str, builtin: Mapping[str, str]) -> dict[str, 
 
 
 def load_entry(what: str, table: Mapping[str, EntryPoint], name: str) -> Any:
-    """Import what a name stands for.
+    """Import the object behind a name.
 
     Raises:
         UsageError: there is no such name, or its package cannot be imported.

@@ -1,4 +1,4 @@
-"""A strict reading of YAML, for files that people write: no aliases, no tags, no guessed types, and errors with line numbers.
+"""A strict YAML reader for hand-written files: no aliases, no tags, no guessed types, errors with line numbers.
 
 A document is walked as YAML nodes, not as Python values: nodes know their line, duplicate keys stay visible, and every
 scalar is text, so that a device may be called ``on`` and ``1:30`` is not silently 90.
@@ -56,7 +56,7 @@ class StrictYaml:
         return node
 
     def mapping(self, node: Node, entry: str, known: Sequence[str] | None = None) -> dict[str, Node]:
-        """Values by key; every key must be in ``known``, if that is given, and none may come twice."""
+        """Values by key; every key must be in ``known``, if given, and no key may occur twice."""
         self._check_tag(node)
         if not isinstance(node, yaml.MappingNode):
             self.fail(node, f"{entry} is not a mapping (key: value)")
@@ -93,7 +93,7 @@ class StrictYaml:
         return value
 
     def quantity(self, node: Node, entry: str, dimension: Dimension) -> float:
-        """Read a number, with or without a unit; bandwidths, rates and memory are positive, only links and memory infinite."""
+        """Read a number with an optional unit; bandwidth, rate and memory are positive, only links and memory are infinite."""
         try:
             value = parse_quantity(self.text(node, entry), dimension)
         except UsageError as error:
@@ -124,6 +124,6 @@ class StrictYaml:
 
 
 def nearest(word: str, known: Collection[str]) -> str:
-    """Suggest the known word that is closest, as the end of a message; empty if none is close."""
+    """Suggest the most similar known word, as the end of a message; empty if none is similar."""
     close = difflib.get_close_matches(word, known, 1)
     return f" (did you mean '{close[0]}'?)" if close else ""

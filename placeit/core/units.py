@@ -44,7 +44,7 @@ _QUANTITY = re.compile(r"(-?)((?:\d{1,400}\.?\d{0,400}|\.\d{1,400})(?:[eE][+-]?\
 
 
 def parse_quantity(text: str, dimension: Dimension) -> float:
-    """Read a number with a unit, such as ``10 Gbit/s``; without a unit it counts in SI base units.
+    """Read a number with a unit, such as ``10 Gbit/s``; a number without a unit is in SI base units.
 
     Prefixes are decimal (``GB`` is 1e9 bytes) unless they are binary (``GiB``). Units are case-sensitive, since ``b`` and
     ``B`` mean different things to different people; ``inf`` is a number.
@@ -96,7 +96,7 @@ def about_seconds(value: float) -> str:
 
 
 def format_quantity(value: float, dimension: Dimension) -> str:
-    """Write a quantity so that a person can read it and :func:`parse_quantity` gives exactly ``value`` back."""
+    """Write a quantity in readable form, such that :func:`parse_quantity` returns exactly ``value``."""
     if value not in (0.0, float("inf")):
         for unit in _WRITTEN[dimension]:
             factor = float(_UNITS[dimension][unit])
