@@ -1,4 +1,4 @@
-"""Device names, the devices behind them, and devices that are only described."""
+"""Device names, discovery of real devices, cluster files, and described devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits on the memory of devices, below what they have."""
+"""Limits on the memory of devices, below their capacity."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def parse_caps(texts: Sequence[str]) -> dict[str, float]:
 
 
 def capped(cluster: Cluster, caps: Mapping[str, float | str] | None) -> Cluster:
-    """Return a cluster whose devices hold no more than they are allowed to.
+    """Return a cluster with the memory of its devices limited.
 
     Args:
         cluster: the devices.

@@ -32,7 +32,7 @@ _LINK_KEYS = ("bandwidth", "latency")
 
 
 def find_cluster(spec: Cluster | str | Path | Sequence[str] | None = None) -> Cluster:
-    """Turn what a user may give into a cluster: a cluster file (``*.yaml``, ``*.yml``), device names, or nothing (``auto``).
+    """Make a cluster from a cluster file (``*.yaml``, ``*.yml``), from device names, or from nothing (``auto``).
 
     Raises what :func:`read_cluster` and :func:`placeit.devices.discover` raise.
     """
@@ -44,7 +44,7 @@ def find_cluster(spec: Cluster | str | Path | Sequence[str] | None = None) -> Cl
 
 
 def names_file(spec: str) -> bool:
-    """Whether a text stands for a cluster file, and not for devices."""
+    """Whether a text names a cluster file instead of devices."""
     return spec.strip().lower().endswith((".yaml", ".yml"))
 
 

@@ -28,7 +28,7 @@ _log = logging.getLogger("placeit")
 
 
 def compile_cached(core: Any, model: Any, target: str, config: Mapping[str, Any]) -> Any:
-    """Compile a model with OpenVINO, or take what was compiled alike before, if :data:`VARIABLE` asks for it."""
+    """Compile a model with OpenVINO, or reuse an earlier result if :data:`VARIABLE` enables this."""
     asked = os.environ.get(VARIABLE, "").strip()
     if asked in ("", "0") or config.get("PERF_COUNT"):  # what comes from a cache does not say which ops its kernels stand for
         return core.compile_model(model, target, dict(config))
@@ -60,7 +60,7 @@ class CompiledModels:
             self._give_up(error)
 
     def compile(self, core: Any, model: Any, target: str, config: Mapping[str, Any]) -> Any:
-        """Compile a model or take it from the folder. Raises what OpenVINO raises without a cache."""
+        """Compile a model or load it from the folder. Raises what OpenVINO raises without a cache."""
         if not self._works:
             return core.compile_model(model, target, dict(config))
         with self._lock:

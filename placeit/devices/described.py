@@ -1,4 +1,4 @@
-"""Devices that exist in simulation only: figures from data sheets, and what an op costs on them."""
+"""Described devices, which exist in simulation only: figures from data sheets, and costs derived from them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def catalog() -> dict[str, tuple[Device, str]]:
 
 
 def roofline_seconds(flops: ArrayLike, bytes_moved: ArrayLike, device: Device) -> NDArray[np.float64]:
-    """Seconds that ops take on a described device, by the roofline model.
+    """Compute the seconds that ops take on a described device, by the roofline model.
 
     ``max(flops / (peak * efficiency), bytes / memory bandwidth) + overhead`` with ``efficiency`` =
     :data:`ROOFLINE_EFFICIENCY`. Source: S. Williams, A. Waterman, D. Patterson, "Roofline", CACM 52(4), 2009, with a

@@ -72,7 +72,7 @@ def available() -> list[Device]:
 
 
 def other_names(device: Device) -> list[str]:
-    """Names by which an available device can be given as well, to ask for a runtime that is installed: ``ort:CPU@0``."""
+    """Alternative names of an available device that select another installed runtime: ``ort:CPU@0``."""
     if device.kind not in ("openvino", "cuda") or not (device.core_set or device.kind == "cuda"):
         return []
     return [f"{runtime}:{device.name}" for runtime, package in _PACKAGES.items() if find_spec(package) is not None]

@@ -1,4 +1,4 @@
-"""What this process may use of the machine it runs on: cores and memory."""
+"""Cores and memory of this machine that the process may use."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def one_per_physical_core(cores: tuple[int, ...], root: Path = _ROOT) -> tuple[i
 
 
 def cpu_name(root: Path = _ROOT) -> str:
-    """What the CPU calls itself; empty if the system does not say."""
+    """Return the model name of the CPU; empty if the system does not report it."""
     named = (line.partition(":") for line in _lines(root / "proc/cpuinfo"))
     return next((name.strip() for what, _, name in named if what.strip() in ("model name", "CPU part")), "")
 
 
 def memory_bytes(root: Path = _ROOT) -> float:
-    """Memory that this process may take: the machine's, or its control group's limit if that is less; ``inf`` if unknown."""
+    """Memory that this process may use: the machine's, or the limit of its control group if lower; ``inf`` if unknown."""
     meminfo = (line.split() for line in _lines(root / "proc/meminfo"))
     limits = [float("inf"), *(1024.0 * int(words[1]) for words in meminfo if words[0] == "MemTotal:")]
     for line in _lines(root / "proc/self/cgroup"):
@@ -58,7 +58,7 @@ def memory_bytes(root: Path = _ROOT) -> float:
 
 
 def free_bytes(root: Path = _ROOT) -> float:
-    """Memory that this process may still take, by what the machine has left and by its own limit; ``inf`` if unknown."""
+    """Memory that this process may still use, by the machine's free memory and its own limit; ``inf`` if unknown."""
     figures = [(path, line.split()) for path in ("proc/meminfo", "proc/self/status") for line in _lines(root / path)]
     figure = {(path, words[0]): 1024.0 * int(words[1]) for path, words in figures if words and words[0] in _IN_KIB}
     free = figure.get(("proc/meminfo", "MemAvailable:"), float("inf"))

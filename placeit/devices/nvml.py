@@ -1,4 +1,4 @@
-"""How busy NVIDIA GPUs are, as their driver says: utilisation, memory and power, through NVML.
+"""Load of NVIDIA GPUs as reported by the driver through NVML: utilisation, memory and power.
 
 The package nvidia-ml-py (extra ``cuda``) and a driver are all it takes; without either, or without a GPU, there is nothing to
 see, and nobody is told. What a GPU does not report (utilisation under MIG, power on some boards) is None.
@@ -42,7 +42,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class GpuSample:
-    """What a GPU was doing at some moment; None is what it does not report.
+    """Load of a GPU at one moment; values that the GPU does not report are None.
 
     Attributes:
         gpu: its name, ``cuda:0``.
@@ -62,7 +62,7 @@ class GpuSample:
 
 @dataclass(frozen=True)
 class GpuUse:
-    """Samples of one GPU, in short; None where there is none.
+    """Summary of the samples of one GPU; None for values without samples.
 
     Attributes:
         utilization: mean over time, in [0, 1].
@@ -78,7 +78,7 @@ class GpuUse:
 
 
 def gpus() -> list[Gpu]:
-    """GPUs that CUDA can use in this process (``CUDA_VISIBLE_DEVICES``), by number; one that does not answer is left out."""
+    """GPUs that CUDA can use in this process (``CUDA_VISIBLE_DEVICES``), by number, without those that do not respond."""
     found = []
     with _driver() as nvml:
         for name, handle in _visible(nvml):
@@ -90,13 +90,13 @@ def gpus() -> list[Gpu]:
 
 
 def sample_gpus() -> list[GpuSample]:
-    """Return what each GPU is doing now; nothing for one that reports nothing."""
+    """Sample the load of each GPU; GPUs that report nothing are left out."""
     with _driver() as nvml:
         return _samples(nvml, _visible(nvml))
 
 
 def gpu_use(samples: Iterable[GpuSample]) -> dict[str, GpuUse]:
-    """Sum samples up, by GPU."""
+    """Summarise samples by GPU."""
     by_gpu: dict[str, list[GpuSample]] = {}
     for sample in samples:
         by_gpu.setdefault(sample.gpu, []).append(sample)
@@ -169,7 +169,7 @@ class GpuSampler:
 
 
 def why_not(name: str) -> str:
-    """Say why a GPU is not among :func:`gpus`: what is not installed, does not answer, or is not listed."""
+    """Explain why a GPU is not among :func:`gpus`: what is not installed, does not respond, or is not listed."""
     nvml, reason = _connect()
     if nvml is None:
         return reason

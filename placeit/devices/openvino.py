@@ -1,4 +1,4 @@
-"""The process's OpenVINO core, and what models are compiled with for its devices."""
+"""The OpenVINO core of the process, and the compile properties of its devices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FAILURES = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, 
 
 @functools.cache
 def openvino_core() -> Any:
-    """Return the only OpenVINO core: plugins and their thread pool are loaded once.
+    """Return the OpenVINO core of the process; plugins and their thread pool are loaded once.
 
     It is never let go. OpenVINO's CPU plugin gives the thread that loads it a stack for signal handlers, and frees it with its
     core. Where cores overlap, or go on another thread, a freed stack stays in use, and the next signal, such as Ctrl-C, ends
@@ -37,7 +37,7 @@ def compile_model(model: Any, device: Device, precision: str, **properties: Any)
 
 @contextlib.contextmanager
 def explaining(what: str) -> Iterator[None]:
-    """Turn what OpenVINO raises into a DeviceError that says ``what`` went wrong."""
+    """Convert exceptions of OpenVINO to a DeviceError that says ``what`` failed."""
     try:
         yield
     except _FAILURES as error:
@@ -45,7 +45,7 @@ def explaining(what: str) -> Iterator[None]:
 
 
 def what_openvino_says(error: BaseException) -> str:
-    """Return the last line of what OpenVINO says, which is the one that matters."""
+    """Return the last line of OpenVINO's message, which contains the cause."""
     lines = str(error).strip().splitlines()
     return lines[-1] if lines else type(error).__name__
 

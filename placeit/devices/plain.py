@@ -1,4 +1,4 @@
-"""What one would do without placeit: the whole model on the CPU, as its runtime runs it there by itself."""
+"""Plain devices: the whole CPU as a runtime uses it without placeit, the baseline of every race."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHORTER = (("bf16", "bf16"), ("f16", "fp16"))  # precisions that may be faster 
 
 
 def plain_devices(cluster: Cluster) -> list[Device]:
-    """Find the devices that are all core sets of a cluster at once, one for each runtime that drives some of these.
+    """Find the plain devices of a cluster: all its core sets as one device, for each runtime that drives some of them.
 
     It is ``CPU`` (or ``ort:CPU``), and ``CPU@0-3`` where the core sets leave out cores that this process may use. There is none
     where the cluster has fewer than two core sets; nor where a device is on another node, or a device or a link is emulated or
@@ -46,7 +46,7 @@ def plain_devices(cluster: Cluster) -> list[Device]:
 
 
 def other_precision(device: Device, precision: str) -> str | None:
-    """Name another precision that a device may be faster in, or be more exact in; None if it has none."""
+    """Return another precision in which a device may be faster or more exact; None if it has none."""
     if device.kind != "openvino":
         return None
     if precision != "f32":
