@@ -1,4 +1,4 @@
-"""Placers: what decides which op runs on which device. One file each; :mod:`~placeit.placers.registry` finds them by name."""
+"""Placers: algorithms that assign ops to devices, one file each, found by name in :mod:`~placeit.placers.registry`."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _SLICE, _SIZE = 5000, 256  # steps between two looks at the clock, in graphs of 
 
 @dataclass(frozen=True)
 class Annealing:
-    """Simulated annealing (Kirkpatrick et al. 1983) over moves of one op, from HEFT's or the best single-device placement.
+    """Simulated annealing (Kirkpatrick et al. 1983) by moves of one op, from HEFT's or the best single-device placement.
 
     Half of the moves are of an op on the critical chain of the current schedule, the ops and waits that the makespan consists
     of, as no move of another op alone can shorten it much. A part of the moves takes an op to where one of its neighbours is.
@@ -35,15 +35,15 @@ class Annealing:
     50 ops. With any other cost function it is that of ``local-search``, which asks in batches.
     """
 
-    evaluations: int = option(25_000, "placements to value, if the caller sets no other limit", least=0, most=10**12)
+    evaluations: int = option(25_000, "placements to evaluate, unless the caller sets a limit", least=0, most=10**12)
     restarts: int = option(
-        1, "searches that share the evaluations, each from the same start; the best counts", least=1, most=10**6
+        1, "searches that share the evaluations, all from the same start; the best result wins", least=1, most=10**6
     )
 
     def place(
         self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
     ) -> NDArray[np.int32]:
-        """Return the best placement that was valued; HEFT's if none may be.
+        """Return the best evaluated placement; HEFT's if none may be evaluated.
 
         Raises:
             InfeasibleError: the weights fit in no way that was found.

@@ -1,4 +1,4 @@
-"""One placer's answer to a problem, checked and held against the best single device."""
+"""A placer's answer to a problem, checked and compared with the best single device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def place(
     evaluations: int | None = None,
     cost: CostFunction | None = None,
 ) -> Placement:
-    """Place a problem's ops; the answer is never worse, by ``cost``, than the best single device that can hold the graph.
+    """Place a problem's ops; by ``cost``, the answer is never worse than the best single device that can hold the graph.
 
     Where a single device is as good as the placer's answer, that device is the answer. The placer's own answer is what
     ``get_placer(name).place(...)`` returns.

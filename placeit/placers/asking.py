@@ -1,4 +1,4 @@
-"""Asks a placer for its placement, within a time, whatever it does."""
+"""Runs a placer with a time limit, whatever the placer does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a placer is."""
+"""The interface of placers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Placer(Protocol):
 
 
 def option(default: Any, help: str, *, least: float = -math.inf, most: float = math.inf) -> Any:  # noqa: A002
-    """Declare a field of a placer with the text that the command line shows for it.
+    """Declare a field of a placer, with its help text for the command line.
 
     Args:
         default: a bool, int, float or string.
@@ -53,7 +53,7 @@ def option(default: Any, help: str, *, least: float = -math.inf, most: float = m
 
 
 class Incumbent:
-    """The best placement so far, and how many more may be valued.
+    """The best placement so far, and the number of evaluations left.
 
     Args:
         cost: values placements.
@@ -76,11 +76,11 @@ class Incumbent:
 
     @property
     def over(self) -> bool:
-        """Whether to end the search: nothing more may be valued, or the deadline has passed."""
+        """Whether to end the search: no evaluations are left, or the deadline has passed."""
         return self.left <= 0 or is_over(self._deadline)
 
     def offer(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
-        """Value the first of ``int32[B, V]`` placements, as many as may be; returns the costs of those."""
+        """Evaluate ``int32[B, V]`` placements from the first on, as many as are left, and return their costs."""
         if self._empty:
             self.placement, self._empty = placements[0], False
         count = int(min(len(placements), self.left))
@@ -97,7 +97,7 @@ class Incumbent:
 def best(
     cost: CostFunction, candidates: NDArray[np.int32], evaluations: int | None, deadline: float | None = None
 ) -> NDArray[np.int32]:
-    """Return the candidate of least cost, the first of equals.
+    """Return the candidate of least cost, the first one among equals.
 
     Args:
         cost: values placements.

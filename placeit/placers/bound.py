@@ -1,4 +1,4 @@
-"""What no placement can beat."""
+"""A lower bound of the makespan of all placements."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TURNS = 200
 
 
 def lower_bound(problem: Problem) -> float:
-    """Seconds that no placement can beat: the larger of critical path and work over devices, at best costs.
+    """Lower bound of all makespans, in seconds: the larger of critical path and work per device, at best costs.
 
     Transfers and cuts are taken to be free. The bound from work is that of the assignment whose ops may be divided between
     devices (Lenstra, Shmoys and Tardos 1990, equation 1), from below: for any weights ``l[d]`` that sum to one, no placement

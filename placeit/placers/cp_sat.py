@@ -25,16 +25,14 @@ _TICKS = 1_000_000  # HEFT's makespan, in the solver's integer unit of time
 
 @dataclass(frozen=True)
 class CpSat:
-    """Placement and order of least makespan together, links without contention: HEFT's model, solved.
+    """Optimal placement and order in HEFT's model, where links have no contention, by constraint programming.
 
     Other placers leave the order to the queues of the executor; here it is chosen, so the plan is to be executed in planned
     order (``queue="planned"``). For up to about a hundred ops: each edge takes a constraint per pair of devices. Needs
     ``pip install placeit[exact]``.
     """
 
-    effort: float = option(
-        1.0, "work that the solver may do, in its own deterministic unit, some seconds each", least=0, most=10**6
-    )
+    effort: float = option(1.0, "limit of the solver's work, in its deterministic unit of a few seconds", least=0, most=10**6)
 
     def place(
         self,
@@ -54,7 +52,7 @@ class CpSat:
         return self.plan(problem, seed=seed, deadline=deadline)[0].placement
 
     def plan(self, problem: Problem, *, seed: int = 0, deadline: float | None = None) -> tuple[ListSchedule, float]:
-        """Return the best plan found, never worse than HEFT's, and a lower bound of the makespan of all plans, in seconds.
+        """Return the best plan found, never worse than HEFT's, and a lower bound of all makespans, in seconds.
 
         The solver counts in millionths of HEFT's makespan and rounds down, so a plan that is proven optimal may lie above
         the bound by as many of these as there are ops and transfers on its critical path.

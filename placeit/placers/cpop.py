@@ -1,4 +1,4 @@
-"""CPOP: the critical path on one device, the rest where it finishes first."""
+"""CPOP: the critical path on one device, every other op where it finishes first."""
 
 from __future__ import annotations
 

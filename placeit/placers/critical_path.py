@@ -1,4 +1,4 @@
-"""Critical path: the list scheduler that DOPPLER compares with and learns from."""
+"""Critical path: the list scheduler that is a baseline of DOPPLER and its teacher."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ __all__ = ["CriticalPath"]
 
 @dataclass(frozen=True)
 class CriticalPath:
-    """The ready op with the longest path to an exit first, on the device where it starts earliest; the best of some runs.
+    """Place the ready op with the longest path to an exit first, where it starts earliest; best of several runs.
 
     The baseline of DOPPLER (its sections 7 and 6, stage I), which runs it 50 times and keeps the best: runs differ in how
     ties between ops and between devices are broken. An op is queued behind all that its device was given before; path
     lengths use HEFT's mean costs.
     """
 
-    runs: int = option(50, "randomised runs, of which the best counts", least=1, most=10**5)
+    runs: int = option(50, "randomised runs; the best result wins", least=1, most=10**5)
 
     def place(
         self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
     ) -> NDArray[np.int32]:
-        """Return the best of ``runs`` runs, or of as many as may be valued.
+        """Return the best of ``runs`` runs, or of as many as may be evaluated.
 
         Raises:
             InfeasibleError: the weights fit in no way that was found.

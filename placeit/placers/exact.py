@@ -1,4 +1,4 @@
-"""The best placement there is, for small problems."""
+"""The optimal placement, for small problems."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _AT_ONCE = 200_000  # partial placements between two looks at the clock
 
 @dataclass(frozen=True)
 class Exact:
-    """Branch and bound over all placements: the answer has the least cost of all, by the very cost function it is given.
+    """Branch and bound over all placements: the answer is optimal by the given cost function.
 
     Ops are placed in topological order. If the cost function is a simulator without noise, partial placements that cannot
     beat the best so far are cut off (by their critical path, by the work of each device, by the mean work of all), and so are
@@ -34,7 +34,7 @@ class Exact:
     placer ``cp-sat``).
     """
 
-    nodes: int = option(5_000_000, "partial placements to look at before giving up", least=0, most=10**15)
+    nodes: int = option(5_000_000, "partial placements to examine before giving up", least=0, most=10**15)
 
     def place(
         self,

@@ -1,4 +1,4 @@
-"""Placements that devices can run and memory can hold: sampling, packing and repair."""
+"""Feasible placements, by supported ops and memory: sampling, packing and repair."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PACKING_STEPS = 200_000
 
 
 def fits(problem: Problem, placement: NDArray[np.int32]) -> bool:
-    """Whether every op can run where it is and the weights fit there."""
+    """Whether every device can run the ops placed on it and hold their weights."""
     if not np.isfinite(problem.compute[np.arange(len(problem)), placement]).all():
         return False
     used = np.bincount(placement, weights=problem.param_bytes, minlength=problem.devices)
@@ -23,7 +23,7 @@ def fits(problem: Problem, placement: NDArray[np.int32]) -> bool:
 
 
 def random_placements(problem: Problem, count: int, rng: np.random.Generator) -> NDArray[np.int32]:
-    """Draw placements: each op on one of its feasible devices, all equally likely, then repaired where memory is short.
+    """Draw placements: each op uniformly on one of its feasible devices, then repaired if memory is exceeded.
 
     Returns:
         ``int32[count, V]``.
@@ -43,7 +43,7 @@ def random_placements(problem: Problem, count: int, rng: np.random.Generator) ->
 
 
 def repair(problem: Problem, placement: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Move as little as possible so that every op can run where it is and the weights fit.
+    """Make a placement feasible with few moves: every device can run its ops and hold their weights.
 
     Ops that cannot run where they are go to their fastest device. Then ops leave each overfull device, those first that lose
     least time per byte freed. If that gets stuck, the answer is :func:`pack`.
@@ -72,7 +72,7 @@ def repair(problem: Problem, placement: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 def pack(problem: Problem) -> NDArray[np.int32]:
-    """Find a placement that fits the memory, whatever it costs: large weights first, with backtracking.
+    """Find a placement that fits into memory, regardless of cost: large weights first, with backtracking.
 
     Returns:
         ``int32[V]``.
@@ -109,7 +109,7 @@ def pack(problem: Problem) -> NDArray[np.int32]:
 
 
 def check_room(problem: Problem) -> None:
-    """Raise InfeasibleError if weights fit on no device, or all of them take more than all devices hold."""
+    """Raise InfeasibleError if an op's weights fit on no device, or all weights exceed the memory of all devices."""
     if len(_fitting_nowhere(problem)) or problem.param_bytes.sum() > problem.memory.sum():
         raise InfeasibleError(_too_little(problem))
 

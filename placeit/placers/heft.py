@@ -1,4 +1,4 @@
-"""HEFT: ops by upward rank, each where it finishes first."""
+"""HEFT: ops in order of upward rank, each on the device where it finishes first."""
 
 from __future__ import annotations
 

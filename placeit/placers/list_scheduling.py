@@ -1,4 +1,4 @@
-"""What the list schedulers share: mean costs, ranks, and insertion-based earliest finish times, compiled.
+"""Shared parts of the list schedulers: mean costs, ranks, and insertion-based earliest finish times, compiled.
 
 A list scheduler is an order of the ops and a rule for devices. All of them here place one op after the other, in an order
 that respects precedence, each on the device where it finishes first, in the earliest idle gap that holds it (Topcuoglu et
@@ -91,7 +91,7 @@ def downward_ranks(problem: Problem) -> NDArray[np.float64]:
 def priority_order(
     problem: Problem, priority: NDArray[np.float64], ties: NDArray[np.float64] | None = None
 ) -> NDArray[np.int32]:
-    """Order in which ops leave a ready list that always gives the one of highest priority first: ``int32[V]``.
+    """Order in which ops leave a ready list by highest priority first: ``int32[V]``.
 
     Args:
         problem: the problem.

@@ -18,20 +18,20 @@ __all__ = ["LocalSearch", "starts"]
 
 @dataclass(frozen=True)
 class LocalSearch:
-    """Move one op at a time to a better device, until none is better; then disturb the best placement and go on.
+    """Move one op at a time to a better device until no move helps; then perturb the best placement and continue.
 
     Placements are valued in batches, so that a cost function that is fast in bulk, or measures interleaved, is used well:
     of each batch of neighbours the best is taken if it improves. Starts from the better of HEFT and the best single device.
     """
 
-    evaluations: int = option(20_000, "placements to value, if the caller sets no other limit", least=0, most=10**12)
-    batch: int = option(64, "neighbours that are valued in one call", least=1, most=10**5)
+    evaluations: int = option(20_000, "placements to evaluate, unless the caller sets a limit", least=0, most=10**12)
+    batch: int = option(64, "neighbours evaluated in one call", least=1, most=10**5)
     kick: float = option(0.05, "share of the ops that are moved at random to leave a local optimum", least=0, most=1)
 
     def place(
         self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
     ) -> NDArray[np.int32]:
-        """Return the best placement that was valued; HEFT's if none may be.
+        """Return the best evaluated placement; HEFT's if none may be evaluated.
 
         Raises:
             InfeasibleError: the weights fit in no way that was found.

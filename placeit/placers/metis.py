@@ -1,4 +1,4 @@
-"""METIS: parts of equal work with few bytes between them."""
+"""METIS: a partition into parts of equal work with few bytes between them."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Metis:
     among all ways if there are at most ``ways`` of them, else the heaviest part first, each where it computes fastest.
     """
 
-    ways: int = option(120, "most assignments of parts to devices that are valued", least=1, most=50_000)
+    ways: int = option(120, "most assignments of parts to devices to evaluate", least=1, most=50_000)
 
     def place(
         self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
     ) -> NDArray[np.int32]:
-        """Return the partition, repaired where an op cannot run in its place or memory is short.
+        """Return the partition, repaired if a device cannot run an op or memory is exceeded.
 
         Raises:
             InfeasibleError: the weights fit in no way that was found.

@@ -1,4 +1,4 @@
-"""Random task, earliest finish: the relocation search that GiPH compares with."""
+"""Random task, earliest finish time: the relocation search that is a baseline of GiPH."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CHUNK = 256
 
 @dataclass(frozen=True)
 class RandomTaskEft:
-    """From a random placement, move a random op to the device where it would finish first, again and again; best of all.
+    """From a random placement, repeatedly move a random op to the device where it would finish first.
 
     The baseline of GiPH (its section 5, "Random task selection + EFT device selection"): HEFT as a policy of search. The
     finish time on a device is that of the earliest idle gap, after the op's inputs have arrived, in the simulated schedule
@@ -35,7 +35,7 @@ class RandomTaskEft:
     def place(
         self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
     ) -> NDArray[np.int32]:
-        """Return the best placement met, by cost, among as many as may be valued.
+        """Return the best placement by cost, among as many as may be evaluated.
 
         Raises:
             InfeasibleError: the weights fit in no way that was found.
@@ -60,7 +60,7 @@ class RandomTaskEft:
 
 
 def earliest_finish_devices(problem: Problem, placement: NDArray[np.int32], ops: NDArray[np.integer]) -> NDArray[np.int32]:
-    """Device, with room for it, where each op would finish first if it alone were moved; its own if none is earlier.
+    """Device with room for it on which each op would finish first if moved alone; its present one if none is earlier.
 
     Args:
         problem: the problem.

@@ -1,4 +1,4 @@
-"""Placers by name: the ones that ship with placeit and the ones that plug-ins declare as ``placeit.placers`` entry points."""
+"""Placers by name: those that ship with placeit, and those of plug-ins (``placeit.placers`` entry points)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _BUILTIN = {
 
 @dataclass(frozen=True)
 class PlacerOption:
-    """An option of a placer, as the command line shows it.
+    """An option of a placer, for display on the command line.
 
     Attributes:
         name: the field's name.
@@ -68,7 +68,7 @@ def placer_names() -> tuple[str, ...]:
 
 
 def placer_options(name: str) -> tuple[PlacerOption, ...]:
-    """Options of a placer, in the order in which it declares them.
+    """Options of a placer, in order of declaration.
 
     Raises:
         UsageError: there is no such placer, or its package cannot be imported.
@@ -88,7 +88,7 @@ def placer_options(name: str) -> tuple[PlacerOption, ...]:
 
 
 def placer_summary(name: str) -> str:
-    """Return what a placer is, in a line: the first one of its docstring.
+    """Return a one-line description of a placer: the first line of its docstring.
 
     Raises:
         UsageError: there is no such placer, or its package cannot be imported.
@@ -123,7 +123,7 @@ def get_placer(name: str, **options: Any) -> Placer:
 
 
 def parse_placer(text: str) -> Placer:
-    """Make a placer from ``name`` or ``name:key=value,key=value``, the form that the command line takes.
+    """Make a placer from ``name`` or ``name:key=value,key=value``, as on the command line.
 
     Raises:
         UsageError: the text has another form, or as for :func:`get_placer`.

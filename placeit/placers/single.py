@@ -17,7 +17,7 @@ __all__ = ["Single"]
 
 @dataclass(frozen=True)
 class Single:
-    """All ops on one device, the best by cost: the baseline that every other placement has to beat."""
+    """The best single-device placement by cost: the baseline for every other placement."""
 
     def place(
         self,
@@ -28,7 +28,7 @@ class Single:
         evaluations: int | None,
         deadline: float | None = None,
     ) -> NDArray[np.int32]:
-        """Return the best single device; if not all may be valued, those with the least compute are.
+        """Return the best single device; if evaluations are short, only devices with the least compute are evaluated.
 
         Raises:
             InfeasibleError: no device can run every op and hold all weights.

@@ -1,4 +1,4 @@
-"""Placers that learn: policies, what they see of a problem, and how they are trained."""
+"""Learned placers: policies, their features of a problem, and their training."""
 
 FILES = ("log.csv", "best.safetensors", "state.safetensors")
 """What a training keeps in its folder."""

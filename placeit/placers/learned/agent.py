@@ -1,4 +1,4 @@
-"""What a learned placer is to the code that trains it."""
+"""The interface between learned placers and training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Agent", "Explorer", "ProblemInstance", "Remembering", "Trajectory"]
 
 @dataclass(frozen=True, eq=False)
 class ProblemInstance:
-    """A problem to learn from, and what its placements cost.
+    """A training problem with its cost function.
 
     Attributes:
         problem: the problem.
@@ -34,7 +34,7 @@ class ProblemInstance:
 
 @dataclass(eq=False)
 class Trajectory:
-    """What an agent decided for ``B`` problems in up to ``T`` steps, and what it brought.
+    """Decisions of an agent for ``B`` problems in up to ``T`` steps, with rewards and costs.
 
     A step is whatever the agent makes of it: a relocation, the device of one op, a whole placement (``T`` = 1).
 
@@ -54,7 +54,7 @@ class Trajectory:
 
 
 class Agent(Protocol):
-    """A policy with its way of making an episode.
+    """A policy that plays episodes.
 
     Whatever is drawn is drawn from the generator that is given, so that training can be resumed with the same result.
 
@@ -79,7 +79,7 @@ class Agent(Protocol):
         ...
 
     def score(self, trajectory: Trajectory) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp], Tensor, Tensor]]:
-        """Score a trajectory's decisions under the network as it is now, with gradients.
+        """Score a trajectory's decisions under the present network, with gradients.
 
         Yields:
             Parts of the trajectory, of any size, so that one part's graph is in memory at a time: steps ``[N]`` and problems
@@ -90,7 +90,7 @@ class Agent(Protocol):
         ...
 
     def loss(self, kind: str, instances: Sequence[ProblemInstance], rng: np.random.Generator) -> Tensor:
-        """Return a scalar to minimise, for ways of training other than REINFORCE, such as ``imitation``.
+        """Return a scalar to minimise, for training methods other than REINFORCE, such as ``imitation``.
 
         Raises:
             UsageError: the agent has no such way; names those that it has.
@@ -100,7 +100,7 @@ class Agent(Protocol):
 
 @runtime_checkable
 class Explorer(Protocol):
-    """An agent that departs from its policy while it learns, as epsilon-greedy ones do.
+    """An agent that deviates from its policy during training, as epsilon-greedy agents do.
 
     Attributes:
         explore: how much to explore in episodes that are learned from, in [0, 1]; training sets it (``Stage.explore``).
@@ -121,5 +121,5 @@ class Remembering(Protocol):
         ...
 
     def recall(self, memory: Mapping[str, Tensor]) -> None:
-        """Keep what :meth:`memory` returned, and nothing else."""
+        """Restore what :meth:`memory` returned, and nothing else."""
         ...

@@ -1,4 +1,4 @@
-"""Policies as files: safetensors with everything that is needed to make the agent again in the metadata."""
+"""Policies as files: safetensors with everything needed to construct the agent in the metadata."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LARGEST = 1 << 31
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """An agent as it stands in a file.
+    """An agent stored in a file.
 
     Attributes:
         agent: its name.
@@ -61,7 +61,7 @@ def save_agent(agent: Agent, path: str | Path, **about: Any) -> None:
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
-    """Read what :func:`save_agent` wrote, without making the agent.
+    """Read a file written by :func:`save_agent`, without constructing the agent.
 
     Raises:
         FileError: the file is missing, damaged, or no such file.
@@ -74,7 +74,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def load_agent(path: str | Path, find: Callable[[str], type[Agent]] = agent_class) -> Agent:
-    """Make the agent that a file holds.
+    """Construct the agent stored in a file.
 
     Args:
         path: what :func:`save_agent` wrote.
@@ -118,12 +118,12 @@ def load_agent(path: str | Path, find: Callable[[str], type[Agent]] = agent_clas
 
 
 def weights_of(agent: Agent) -> dict[str, Tensor]:
-    """Return a copy of an agent's weights, which further training does not change."""
+    """Return a copy of an agent's weights that further training does not change."""
     return {name: tensor.detach().clone() for name, tensor in agent.network.state_dict().items()}
 
 
 def write_safetensors(path: Path, file_format: str, tensors: Mapping[str, Tensor], meta: dict[str, Any]) -> None:
-    """Write tensors and what is to be said about them (any JSON) as safetensors, in one step. Raises FileError."""
+    """Write tensors and metadata (any JSON) as safetensors, in one step. Raises FileError."""
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     head = {"format": file_format, "digest": _digest(meta, whole), "about": meta}
     # a single entry, because safetensors writes several in any order
@@ -133,7 +133,7 @@ def write_safetensors(path: Path, file_format: str, tensors: Mapping[str, Tensor
 
 
 def read_safetensors(path: Path, file_format: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what :func:`write_safetensors` wrote: the tensors, and what is said about them.
+    """Read a file written by :func:`write_safetensors`: tensors and metadata.
 
     Raises:
         FileError: the file is missing, of another format, or damaged (its contents have another digest than when written).

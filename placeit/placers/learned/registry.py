@@ -1,4 +1,4 @@
-"""Agents by name: the ones that ship with placeit and the ones that plug-ins declare as ``placeit.agents`` entry points."""
+"""Agents by name: those that ship with placeit, and those of plug-ins (``placeit.agents`` entry points)."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def make_agent(name: str, *, seed: int, **options: Any) -> Agent:
 
 
 def parse_agent(text: str, *, seed: int) -> Agent:
-    """Make an untrained agent from ``name`` or ``name:option=value,option=value``, the form that the command line takes.
+    """Make an untrained agent from ``name`` or ``name:option=value,option=value``, as on the command line.
 
     Raises:
         UsageError: the text has another form, or as for :func:`make_agent`.
@@ -76,7 +76,7 @@ def parse_agent(text: str, *, seed: int) -> Agent:
 
 
 def option_types(cls: type[Agent]) -> dict[str, type]:
-    """Return the types of the options of an agent's class, as far as it declares them."""
+    """Return the declared types of the options of an agent's class."""
     hints = typing.get_type_hints(cls.__init__)
     return {key: hints[key] for key in inspect.signature(cls).parameters if isinstance(hints.get(key), type)}
 

@@ -1,4 +1,4 @@
-"""Choosing one of several options, some of which are barred."""
+"""Choosing one of several options, some of which are not allowed."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ class HdpAgent:
         return {name: getattr(self, name) for name in ("ops", "devices", "degree", "types", "hidden")}
 
     def features(self, problem: Problem) -> NDArray[np.float32]:
-        """Return ``float32[V, F]``, what the network sees of each op, in topological order."""
+        """Return ``float32[V, F]``, the features of each op, in topological order."""
         ops = len(problem)
         rank = np.empty(ops, np.int64)
         rank[problem.order] = np.arange(ops)
@@ -229,7 +229,7 @@ class HdpAgent:
         return Trajectory(-costs[None], np.ones((1, len(costs)), bool), costs, placements, decisions)
 
     def score(self, trajectory: Trajectory) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp], Tensor, Tensor]]:
-        """Score whole placements: sums over their ops; a part is as many of them as attention has room for.
+        """Score whole placements: sums over their ops; a part holds as many placements as fit into memory for attention.
 
         The entropy is the sum of those of the ops' devices, each given the devices drawn before: an estimate, without bias, of
         the entropy of the placement.
@@ -314,7 +314,7 @@ def _placements(problems: Sequence[Problem], decisions: _Decisions) -> list[NDAr
 
 @dataclass(frozen=True)
 class Hdp:
-    """A sequence-to-sequence policy trained anew for the problem; the best placement that it met.
+    """HDP (Mirhoseini et al. 2018): a sequence-to-sequence policy, trained from scratch on the problem itself.
 
     GiPH, section 5 and Appendix B.7: 4 samples for each update, until the cost is no longer improved.
 
@@ -323,8 +323,8 @@ class Hdp:
     open, or after 1000 in all; costs that are not finite cannot be learned from.
     """
 
-    samples: int = option(4, "placements drawn for an update", least=1, most=1000)
-    updates: int = option(1000, "most updates, as far as evaluations last", least=1, most=10**9)
+    samples: int = option(4, "placements drawn per update", least=1, most=1000)
+    updates: int = option(1000, "most updates, if evaluations suffice", least=1, most=10**9)
     patience: int = option(100, "updates without a better placement after which training ends", least=1, most=10**9)
     hidden: int = option(64, "width of the network", least=2, most=4096)
     learning_rate: float = option(3e-3, "learning rate", least=0, most=1000)
@@ -332,7 +332,7 @@ class Hdp:
     def place(
         self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
     ) -> NDArray[np.int32]:
-        """Return the best placement met, by cost; one drawn from the untrained policy if none may be valued.
+        """Return the best placement by cost; one drawn from the untrained policy if none may be evaluated.
 
         Raises:
             UsageError: an option out of its range.

@@ -1,1 +1,1 @@
-"""Training of agents: stages, updates, and states that training goes on from."""
+"""Training of agents: stages, updates, and states for resumption."""

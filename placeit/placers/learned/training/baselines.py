@@ -16,7 +16,7 @@ __all__ = ["BASELINES", "Baseline", "Episodes", "find_baseline", "returns"]
 
 @dataclass(frozen=True, eq=False)
 class Episodes:
-    """What a batch of ``B`` episodes of up to ``T`` steps brought.
+    """Rewards and returns of a batch of ``B`` episodes of up to ``T`` steps.
 
     Attributes:
         rewards: ``float64[T, B]``, zero where no decision was made.

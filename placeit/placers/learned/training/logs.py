@@ -1,4 +1,4 @@
-"""What happens during training, as a table for people and other programs."""
+"""Logs of training as a table (CSV) and for TensorBoard."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Logs", "Record"]
 
 @dataclass(frozen=True)
 class Record:
-    """One update, or the evaluation before the first one; what was not measured is None.
+    """One update, or the evaluation before the first one; values that were not measured are None.
 
     Attributes:
         stage: number of the stage, from 1.

@@ -1,4 +1,4 @@
-"""Trains agents: stages of REINFORCE, imitation or whatever an agent can learn by, with evaluation and resumption."""
+"""Trains agents in stages of REINFORCE, imitation or an agent's own method, with evaluation and resumption."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _STREAM = 1  # evaluation draws other numbers than training does
 
 @dataclass(frozen=True, eq=False)
 class TrainingResult:
-    """What training brought; the agent has the best weights.
+    """Result of a training; the agent has the best weights.
 
     Attributes:
         best: the lowest evaluation figure, that of the weights; None if there was nothing to evaluate on.
@@ -59,7 +59,7 @@ def train(
     about: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> TrainingResult:
-    """Train an agent, stage after stage; each begins with a fresh optimiser and the weights that the one before left.
+    """Train an agent, stage after stage; each starts with a new optimiser and the last weights of the stage before.
 
     The agent is evaluated before the first update, during each stage and at its end. It ends up with the weights of the best
     evaluation, so it never gets worse by these figures; without anything to evaluate on, with those of the last update.
@@ -143,7 +143,7 @@ def train(
 
 
 def evaluate(agent: Agent, instances: Sequence[ProblemInstance], *, seed: int = 0, batch: int = 32) -> float:
-    """Return the mean over problems of the least cost that an episode meets, in multiples of the instance's unit.
+    """Return the mean over problems of the least cost in an episode, in multiples of the instance's unit.
 
     Args:
         agent: the agent; its weights are not changed.

@@ -29,7 +29,7 @@ _MOST_HELD_OUT = 10_000
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Where problems come from.
+    """A source of problems.
 
     Attributes:
         draw: what a stage of training draws from.
@@ -59,7 +59,7 @@ def simulated(problem: Problem) -> ProblemInstance:
 
 
 def draw_from(instances: Sequence[ProblemInstance]) -> Draw:
-    """Return what draws from some instances, each at most once in an update if there are enough."""
+    """Return a function that draws from given instances, each at most once per update if there are enough."""
 
     def draw(rng: np.random.Generator, count: int, progress: float) -> list[ProblemInstance]:  # noqa: ARG001
         rounds = [rng.permutation(len(instances)) for _ in range(0, count, len(instances))]
@@ -69,7 +69,7 @@ def draw_from(instances: Sequence[ProblemInstance]) -> Draw:
 
 
 def find_source(name: str, *, seed: int = 0, held_out: int | None = None) -> Source:
-    """Return a source of problems, whose cost is their simulated makespan.
+    """Return a source of problems whose cost is the simulated makespan.
 
     Args:
         name: one of :func:`placeit.workloads.registry.dataset_names`, such as ``random`` for fresh problems at every update,

@@ -1,4 +1,4 @@
-"""What a part of training is: what to learn from, how long, and how."""
+"""Stages of training: problems, length, method and options."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Stage:
         return _linear(self.explore, self.final_explore, progress)
 
     def to_dict(self) -> dict[str, bool | int | float | str | None]:
-        """Return all fields but ``draw``, as JSON can hold them; a function by its name."""
+        """Return all fields except ``draw`` in JSON-compatible form; functions by name."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "draw"}
         if callable(self.baseline):
             values["baseline"] = f"{self.baseline.__module__}:{self.baseline.__qualname__}"
@@ -127,22 +127,22 @@ def _linear(start: float, end: float | None, progress: float) -> float:
 
 @runtime_checkable
 class Staged(Protocol):
-    """An agent that knows how it is best trained."""
+    """An agent with its own default stages."""
 
     def default_stages(self, draw: Draw) -> Sequence[Stage]:
-        """Return stages that learn from what ``draw`` gives."""
+        """Return stages for problems from ``draw``."""
         ...
 
 
 def default_stages(agent: Agent, draw: Draw) -> Sequence[Stage]:
-    """Return how an agent is best trained, as far as it knows; else by REINFORCE."""
+    """Return an agent's default stages; one stage of REINFORCE if it defines none."""
     if isinstance(agent, Staged):
         return agent.default_stages(draw)
     return [Stage(draw, learning_rate=3e-3, schedule="cosine", final_learning_rate=3e-4)]
 
 
 def scale_updates(stages: Sequence[Stage], updates: int) -> list[Stage]:
-    """Return the same stages with so many updates altogether, shared out as they were, at least one for each."""
+    """Return the same stages with a given total number of updates, in the same proportions, at least one per stage."""
     if updates > _MOST["updates"]:
         raise UsageError(f"A training has at most {_MOST['updates']:,} updates; more were asked for.")
     whole = sum(stage.updates for stage in stages)
@@ -150,7 +150,7 @@ def scale_updates(stages: Sequence[Stage], updates: int) -> list[Stage]:
 
 
 def parse_stage(text: str, draw: Draw) -> Stage:
-    """Make a stage from ``kind`` or ``kind:field=value,field=value``, the form that the command line takes.
+    """Make a stage from ``kind`` or ``kind:field=value,field=value``, as on the command line.
 
     Raises:
         UsageError: the text has another form, there is no such field, or a value is out of its range.

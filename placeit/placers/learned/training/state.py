@@ -1,4 +1,4 @@
-"""Where a training stands, and the file from which it goes on after a crash."""
+"""The state of a training, and the file from which it resumes after a crash."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STREAM = 2  # training draws other numbers than whoever made problems with the 
 
 @dataclass(eq=False)
 class TrainingState:
-    """Where a training stands.
+    """The state of a training.
 
     Attributes:
         rng: draws everything.
@@ -71,7 +71,7 @@ class TrainingState:
 
 
 def load_run(agent: Agent, plan: Mapping[str, Any], folder: Path | None, resume: bool) -> TrainingState:
-    """Return a training at its beginning, or where the state in the folder has it; the agent's weights are set to match.
+    """Return the state of a new training, or the state saved in the folder; sets the agent's weights accordingly.
 
     Raises:
         UsageError: the state is of another training, or it is there and ``resume`` is not asked for.

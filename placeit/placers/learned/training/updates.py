@@ -22,7 +22,7 @@ __all__ = ["update", "which"]
 
 
 def update(agent: Agent, stage: Stage, drawn: Sequence[ProblemInstance], run: TrainingState) -> dict[str, float]:
-    """Change an agent's weights once, by what the stage says.
+    """Update an agent's weights once, by the stage's method.
 
     REINFORCE (GiPH, Appendix B.7) follows the gradient of the sum over steps of
 
@@ -119,7 +119,7 @@ def _check(trajectory: Trajectory, instances: Sequence[ProblemInstance], run: Tr
 
 
 def which(instance: ProblemInstance, number: int) -> str:
-    """Say which problem of a batch a cost is of, and what may be wrong with it."""
+    """Describe the problem of a batch that a cost belongs to, and possible causes of the error."""
     problem = instance.problem
     name = f", graph {problem.graph_hash}" if problem.graph_hash else ""
     return (

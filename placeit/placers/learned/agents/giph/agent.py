@@ -1,4 +1,4 @@
-"""GiPH (Hu et al. 2023): a policy that improves a placement by moving one op at a time, for any graph and any devices."""
+"""GiPH (Hu et al. 2023): a policy that improves a placement by moving one op at a time, for any graph and devices."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class GiphAgent:
         return self._config
 
     def default_stages(self, draw: Draw) -> list[Stage]:
-        """Return how the policy that ships with placeit was trained: by imitation of the best move alone."""
+        """Return the stages that trained the policy that ships with placeit: imitation of the best move only."""
         rate = 8e-3
         return [
             Stage(
@@ -133,7 +133,7 @@ class GiphAgent:
         return self.search(problems, starts), starts, lengths
 
     def rollout(self, instances: Sequence[ProblemInstance], rng: np.random.Generator) -> Trajectory:
-        """Search from random placements, sampling each step from the policy; rewards are what each step gains."""
+        """Search from random placements, sampling each step from the policy; the reward of a step is its gain."""
         search, starts, lengths = self._begin(instances, rng)
         now = np.array([float(i.cost(start[None])[0]) / i.unit for i, start in zip(instances, starts, strict=True)])
         best, placements = now.copy(), list(starts)
@@ -177,7 +177,7 @@ class GiphAgent:
                 search.move(b, *decisions.moved[b][step])
 
     def loss(self, kind: str, instances: Sequence[ProblemInstance], rng: np.random.Generator) -> Tensor:
-        """Value every action of some states that the policy comes to, and learn from them all.
+        """Evaluate every action of some states that the policy reaches, and learn from all of them.
 
         A simulator values all actions of a state faster than the policy scores them. ``imitation`` is the cross-entropy to
         ``softmax(15 gain / best gain)``, so mostly to the best move. ``all-actions`` is minus the expected gain under the
@@ -238,7 +238,7 @@ def shipped() -> GiphAgent:
 
 @dataclass(frozen=True)
 class Giph:
-    """GiPH (Hu et al. 2023): from a random placement, a learned policy moves one op after the other; the best one counts.
+    """GiPH (Hu et al. 2023): from a random placement, a learned policy moves one op at a time; the best placement wins.
 
     The policy that ships with placeit was trained on random graphs and networks of all kinds and is used as it is; docs/giph.md
     says on what, and how good it is where. ``placeit train giph`` makes others.
@@ -259,7 +259,7 @@ class Giph:
     def place(
         self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
     ) -> NDArray[np.int32]:
-        """Return the best placement met, by cost, among as many as may be valued.
+        """Return the best placement by cost, among as many as may be evaluated.
 
         Raises:
             InfeasibleError: the weights of the ops fit in no way that was found.
@@ -290,7 +290,7 @@ class Giph:
 
 
 def policy(weights: str) -> GiphAgent:
-    """Return the policy in a file, or with an empty name the one that ships with placeit.
+    """Return the policy in a file, or for an empty name the policy that ships with placeit.
 
     Raises:
         FileError: the file is missing or damaged, or of another version.

@@ -1,4 +1,4 @@
-"""Compiled parts of :mod:`placeit.placers.learned.agents.giph.gpnet`: what changes when a placement does."""
+"""Compiled parts of :mod:`placeit.placers.learned.agents.giph.gpnet`: updates after a change of the placement."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _transfer(tables: Tables, p: int, source: int, target: int) -> float:
 def observe(
     tables: Tables, layout: GpNetRows, place: NDArray[np.int32], pivots: bool, ws: Workspace, x: NDArray[np.float32]
 ) -> float:
-    """Simulate a placement and write what the nodes know of the schedule; returns the makespan.
+    """Simulate a placement, write the schedule features of the nodes, and return the makespan.
 
     Args:
         tables: of the problem.

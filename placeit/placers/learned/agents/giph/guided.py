@@ -1,4 +1,4 @@
-"""Search guided by a learned policy: GiPH proposes the moves of simulated annealing, and the cost function judges them."""
+"""Search guided by a learned policy: GiPH proposes the moves of simulated annealing, the cost function decides."""
 
 from __future__ import annotations
 
@@ -37,16 +37,14 @@ class Guided:
     two to five times as many. Where they are simulated, that one values far more of them in the same time.
     """
 
-    evaluations: int = option(2_500, "placements to value, if the caller sets no other limit", least=0, most=10**12)
-    batch: int = option(
-        1, "moves that are valued in one call, of which the best may be made; fewer, larger calls", least=1, most=10**5
-    )
+    evaluations: int = option(2_500, "placements to evaluate, unless the caller sets a limit", least=0, most=10**12)
+    batch: int = option(1, "moves evaluated in one call, the best of which may be made", least=1, most=10**5)
     weights: str = option("", "file of a trained policy of GiPH; empty for the one that ships with placeit")
 
     def place(
         self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
     ) -> NDArray[np.int32]:
-        """Return the best placement that was valued; HEFT's if none may be.
+        """Return the best evaluated placement; HEFT's if none may be evaluated.
 
         Raises:
             InfeasibleError: the weights of the ops fit in no way that was found.

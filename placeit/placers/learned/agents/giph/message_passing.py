@@ -24,7 +24,7 @@ _Kernel = Callable[..., None]
 
 
 class EdgeOrder(NamedTuple):
-    """Edges in the order in which a direction passes along them.
+    """Edges in the order of message passing in one direction.
 
     Attributes:
         src: ``int64[M]``, from which node a message comes.
@@ -46,7 +46,7 @@ class EdgeOrder(NamedTuple):
 def pass_by_level(
     x: Tensor, edges: Tensor, node_weight: Tensor, node_bias: Tensor, weight: Tensor, bias: Tensor, order: EdgeOrder
 ) -> Tensor:
-    """Return ``[N, F]``, x plus what each node makes of the mean of its messages.
+    """Return ``[N, F]``: x plus each node's transform of the mean of its messages.
 
     ``e[u] = x[u] + relu(weight m[u] + bias)``, where m[u] is the mean over edges (v, u) of
     ``relu(node_weight e[v] + node_bias + edges[v, u])``; nodes without in-edges have ``e[u] = x[u]``.

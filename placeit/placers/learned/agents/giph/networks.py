@@ -14,7 +14,7 @@ from placeit.placers.learned.agents.giph.message_passing import EdgeOrder, pass_
 __all__ = ["Encoder", "GraphTensors", "Scorer"]
 
 Encoder = Literal["levels", "steps", "no-edges", "sage", "none"]
-"""How nodes learn of each other: level by level (GiPH), in k steps (GiPH-k), level by level without edge features (GiPH-NE), in
+"""How nodes share information: level by level (GiPH), in k steps (GiPH-k), level by level without edge features (GiPH-NE), in
 three GraphSAGE layers in one direction (GraphSAGE-NE), or not at all (GiPH-NE-Pol).
 
 Differs from Table 5: GiPH-NE has the node transform of GiPH, where the paper's passes the 8 features themselves; and the h3 of
@@ -24,7 +24,7 @@ _HIDDEN = 16
 
 
 class GraphTensors:
-    """A batch of gpNets as tensors, a copy of what is there now.
+    """A batch of gpNets as tensors, copied from their present state.
 
     Args:
         nets: the graphs.
@@ -46,13 +46,13 @@ class GraphTensors:
 
 
 class Scorer(nn.Module):
-    """Scores each node: how good it is to make it the placement of its op.
+    """Scores each node, a candidate device of its op.
 
     Two-layer transform of node features, an encoder in both directions with separate weights, the two embeddings
     concatenated, and a multi-layer perceptron with one output (GiPH, Tables 4 and 5). Activations are ReLU (its section 5).
 
     Args:
-        encoder: how nodes learn of each other.
+        encoder: how nodes exchange information.
         features: node features used.
         dim: width of an embedding in one direction; 5 in the paper.
         steps: message passing steps of ``steps``.
@@ -80,7 +80,7 @@ class Scorer(nn.Module):
         self.score = nn.Sequential(nn.Linear(embedded, _HIDDEN), nn.ReLU(), nn.Linear(_HIDDEN, 1))
 
     def tensors(self, nets: GpNets) -> GraphTensors:
-        """Return what :meth:`forward` takes."""
+        """Return the input of :meth:`forward`."""
         return GraphTensors(nets, self.features, edge_means=self.edge_means)
 
     def forward(self, graph: GraphTensors) -> Tensor:

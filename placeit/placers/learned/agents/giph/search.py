@@ -1,4 +1,4 @@
-"""Searching by relocation, one op at a time, as a learned policy proposes (GiPH, section 4.1)."""
+"""Search by relocating one op at a time, as proposed by a learned policy (GiPH, section 4.1)."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class RelocationSearch:
         return legal
 
     def targets(self, number: int, nodes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the ops and the devices that choosing each of some nodes means."""
+        """Return the op and the device that each of the given nodes stands for."""
         nets = self.nets
         ops = nets.op[nodes]
         if nets.pivots:

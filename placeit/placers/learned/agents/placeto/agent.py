@@ -1,4 +1,4 @@
-"""Placeto (Addanki et al. 2019): a policy that visits every op once and decides its device; as GiPH compares with it."""
+"""Placeto (Addanki et al. 2019), as in GiPH's comparison: a policy that visits every op once and decides its device."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class PlacetoAgent:
         return {"devices": self.devices, "rounds": self.rounds}
 
     def default_stages(self, draw: Draw) -> list[Stage]:
-        """REINFORCE with a learning rate that so small a network needs.
+        """REINFORCE with a learning rate suited to a small network.
 
         Differs from GiPH, section 5 and Appendix B.7: 16 problems an update, not one; returns are compared with their mean at
         the same step, not with the mean reward so far, and normalised; the rate falls from 0.01 to zero.
@@ -154,7 +154,7 @@ class PlacetoAgent:
         *,
         steps_per_op: float = 1.0,
     ) -> list[NDArray[np.int32]]:
-        """Improve placements; after |V| steps a new episode starts from where the last one ended.
+        """Improve placements; after |V| steps a new episode starts from the last placement.
 
         Decisions depend on no cost, so whoever searches chooses which placements to value.
 
@@ -252,7 +252,7 @@ def _changes(path: NDArray[np.int32]) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class Placeto:
-    """A search by Placeto's policy, trained before, or on the problem itself; the best placement met on the way.
+    """Placeto (Addanki et al. 2019): a search by a policy trained beforehand, or on the problem itself.
 
     GiPH, section 5: trained in 200 episodes; then, from a random placement, 2 |V| steps, which are two episodes.
 
@@ -261,15 +261,15 @@ class Placeto:
     """
 
     weights: str = option("", "checkpoint of a trained policy; empty to train one on the problem itself")
-    updates: int = option(50, "updates of that training, as far as evaluations last", least=1, most=10**9)
-    episodes: int = option(4, "episodes of an update, of one step per op", least=1, most=1000)
-    learning_rate: float = option(1e-2, "learning rate of that training", least=0, most=1000)
+    updates: int = option(50, "training updates, if evaluations suffice", least=1, most=10**9)
+    episodes: int = option(4, "episodes per training update, of one step per op", least=1, most=1000)
+    learning_rate: float = option(1e-2, "learning rate of the training", least=0, most=1000)
     steps_per_op: float = option(2.0, "steps of the search, per op", least=0, most=1000)
 
     def place(
         self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
     ) -> NDArray[np.int32]:
-        """Return the best placement met, by cost, among as many as may be valued; of the search, the latest come first.
+        """Return the best placement by cost, among as many as may be evaluated; the last ones of the search come first.
 
         Raises:
             UsageError: an option out of its range; the policy was made for fewer devices than the problem has.

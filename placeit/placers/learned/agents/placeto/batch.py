@@ -1,4 +1,4 @@
-"""What Placeto's network sees of several problems at once, as arrays."""
+"""Input arrays of Placeto's network for several problems at once."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _relation(problem: Problem) -> NDArray[np.uint8]:
 
 
 class Batch:
-    """Problems as one disjoint graph, ``B`` rows; rows of the same problem share what they have in common.
+    """Problems as one disjoint graph with ``B`` rows; rows of the same problem share their common data.
 
     Args:
         problems: of the rows.
