@@ -1,1 +1,1 @@
-"""From ops to what runs as one program: groups of ops, and segments of groups."""
+"""From ops to compiled programs: groups of ops, and segments of groups."""

@@ -1,4 +1,4 @@
-"""Grouping the ops of a task graph into fewer, larger ones that are placed together."""
+"""Grouping the ops of a task graph into groups that are placed together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Grouping", "coarsen"]
 
 @dataclass(frozen=True, eq=False)
 class Grouping:
-    """A partition of a task graph's ops whose graph of groups has no cycle.
+    """A partition of a task graph's ops into groups, such that the graph of groups has no cycle.
 
     Attributes:
         graph: the graph that was grouped.
@@ -33,7 +33,7 @@ class Grouping:
 
     @classmethod
     def singletons(cls, graph: OpGraph) -> Grouping:
-        """Group nothing: every op is a group of its own."""
+        """Make every op a group of its own."""
         return _grouping(graph, list(range(len(graph))))
 
     @classmethod
@@ -64,7 +64,7 @@ def coarsen(
     keep_together: Iterable[Iterable[str]] = (),
     co_locate: bool = True,
 ) -> Grouping:
-    """Group ops that are never worth separating, then more of them until at most ``max_groups`` are left.
+    """Group ops that are not worth separating, then merge further until at most ``max_groups`` groups are left.
 
     First the co-location rule: v joins u if v is u's only child and u is v's only parent. Source: HSDAG, Appendix G.
     Differs from the paper: children are distinct ops, however many tensors connect them; a group has the kind of its most

@@ -1,4 +1,4 @@
-"""Merges groups of a task graph two at a time, while the graph of groups keeps having no cycle."""
+"""Merges groups of a task graph pair by pair, keeping the graph of groups acyclic."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _Entry = tuple[float, float, int, int, int, int, int, _Edge]  # work of both, -b
 
 
 class Merger:
-    """Groups under construction, at first one for each op; each is known by the number of one of its ops.
+    """Groups under construction, at first one per op; each is identified by the number of one of its ops.
 
     Would a merge close a cycle? A search from both ends finds out, within what lies between the two in a topological order,
     which every merge keeps up. The side of the search that ends first decides, and is all that has to move in the order.
@@ -94,7 +94,7 @@ class Merger:
             first = self.find(first)
 
     def co_locate(self) -> None:
-        """Merge an only child with its only parent, wherever there are such two."""
+        """Merge every op with its only child if it is that child's only parent."""
         for group in list(self.live):
             u = group
             while u in self.live and len(self._children[u]) == 1:

@@ -1,4 +1,4 @@
-"""Ops that run on a device of the user's choice, whatever a search finds."""
+"""Pins: ops that the user assigns to a device, whatever a search finds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NEAR = 3  # names that are suggested
 
 
 def parse_pins(texts: Sequence[str]) -> dict[str, str]:
-    """Read ``PATTERN=DEVICE`` for each text, such as ``conv1*=CPU@0``; a pattern may hold ``=`` itself. Raises UsageError."""
+    """Read ``PATTERN=DEVICE`` for each text, such as ``conv1*=CPU@0``; a pattern may contain ``=``. Raises UsageError."""
     pins: dict[str, str] = {}
     for text in texts:
         pattern, _, device = (part.strip() for part in text.rpartition("="))
@@ -33,7 +33,7 @@ def parse_pins(texts: Sequence[str]) -> dict[str, str]:
 
 
 def pinned_ops(pins: Mapping[str, str], ops: Sequence[str], devices: Sequence[str]) -> NDArray[np.int32]:
-    """Find the ops that pins are about.
+    """Find the pinned ops.
 
     Args:
         pins: device by pattern: the name of an op, or a glob (``*``, ``?``, ``[abc]``) that is case-sensitive.
@@ -74,7 +74,7 @@ def _near(pattern: str, ops: Sequence[str]) -> str:
 
 
 def divided(grouping: Grouping, devices: NDArray[np.int32], together: Sequence[Sequence[str]] = ()) -> Grouping:
-    """Split the groups whose ops are wanted on different devices; the others stay as they are.
+    """Split groups whose ops are assigned to different devices; other groups stay as they are.
 
     A group is split into stretches of its ops in topological order, so the graph of groups still has no cycle. An op that may
     be anywhere stays with those before it.
@@ -109,14 +109,14 @@ def divided(grouping: Grouping, devices: NDArray[np.int32], together: Sequence[S
 
 
 def group_devices(grouping: Grouping, devices: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return the device that each group is wanted on, ``int32[G]``, -1 for any, from that of each op, ``int32[V]``."""
+    """Return each group's device, ``int32[G]``, -1 for any, from the device of each op, ``int32[V]``."""
     wanted = np.full(len(grouping.groups), -1, np.int32)
     np.maximum.at(wanted, grouping.group_of, devices)
     return wanted
 
 
 def held(costs: Costs, grouping: Grouping, devices: NDArray[np.int32]) -> Costs:
-    """Return costs by which a group that is wanted on a device can run nowhere else.
+    """Return costs with which a group that is assigned to a device can run nowhere else.
 
     Args:
         costs: of all groups on all devices.

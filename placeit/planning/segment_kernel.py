@@ -1,4 +1,4 @@
-"""The compiled part of :mod:`placeit.planning.segments`: what a partition of groups into segments would take."""
+"""The compiled part of :mod:`placeit.planning.segments`: costs of partitions of groups into segments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TOLERANCE = 1e-9
 
 
 class Groups(NamedTuple):
-    """Groups and costs as the kernels read them."""
+    """Groups and costs in the layout of the kernels."""
 
     edges: NDArray[np.int32]  # [E, 3] producer group, consumer group, tensor; sorted by producer
     tensor_bytes: NDArray[np.float64]  # [T]
@@ -43,7 +43,7 @@ def compact(labels: NDArray[np.int32]) -> tuple[NDArray[np.int32], int]:
 
 @jit
 def crossings(groups: Groups, of: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-    """List what crosses between segments.
+    """List the tensors that cross between segments.
 
     Returns:
         ``int32[M, 3]``, each tensor once for every segment it enters: producer segment, consumer segment, tensor, in the
@@ -79,7 +79,7 @@ def seconds_of_segments(
     moves: NDArray[np.int32],
     cut_bytes: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Return ``float64[S]``, what segments take by the sum of their parts; zero for those that run nothing.
+    """Return ``float64[S]``, the seconds of segments as sums of their parts; zero for segments that run nothing.
 
     What a group takes more while other devices work counts by the share of the segment's time in which they do, in the
     schedule that there would be without it; of several others, by the mean of their shares.
@@ -286,7 +286,7 @@ def _next_move(asked: NDArray[np.int64], link: NDArray[np.int32], rank: NDArray[
 
 @jit
 def merge_groups(groups: Groups, devices: NDArray[np.int32]) -> tuple[NDArray[np.int32], float]:
-    """Merge segments that follow each other on a device while that does not delay the end; see ``Segmenter.plan``.
+    """Merge consecutive segments on a device while the makespan does not grow; see ``Segmenter.plan``.
 
     Returns:
         ``int32[G]``, the segment of each group, and the makespan: ``inf`` if a group cannot run where it is.
@@ -324,7 +324,7 @@ def merge_groups(groups: Groups, devices: NDArray[np.int32]) -> tuple[NDArray[np
 
 @jit
 def merge_into(of: NDArray[np.int32], groups: Groups, devices: NDArray[np.int32]) -> float:
-    """Write the first that :func:`merge_groups` returns and return the second."""
+    """Write the first result of :func:`merge_groups` and return the second."""
     merged, makespan = merge_groups(groups, devices)
     of[:] = merged
     return makespan
@@ -338,7 +338,7 @@ def partition(
     groups: Groups,
     devices: NDArray[np.int32],
 ) -> int:
-    """Number segments in topological order, and say what crosses between them and what they take.
+    """Number segments in topological order, and return the tensors between them and their seconds.
 
     Args:
         of: ``int32[G]``, the segment of each group; renumbered.

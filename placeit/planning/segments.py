@@ -1,4 +1,4 @@
-"""From a placement of groups to segments: what is compiled and run as one program on one device."""
+"""From a placement of groups to segments, which are compiled and run as one program on one device."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Profiled:
 
 @dataclass(frozen=True, eq=False)
 class Costs:
-    """What groups cost on devices, and what cutting between them costs; seconds throughout.
+    """Costs of groups on devices, and of cuts between them, all in seconds.
 
     A segment takes one ``dispatch``, the ``core`` time of each of its groups, and that part of each group's ``cut`` time
     which the group's tensors crossing the segment's border have in all bytes that the group reads and writes. A group alone
@@ -110,7 +110,7 @@ class Segment:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Segments in topological order, and the problem over segments that simulator and scheduler work on.
+    """Segments in topological order, and the problem over segments for simulator and scheduler.
 
     Attributes:
         segments: ``S`` of them.
@@ -139,7 +139,7 @@ class Plan:
 
     @cached_property
     def programs(self) -> tuple[Segment, ...]:
-        """Segments that compute something, and so are compiled."""
+        """Segments that compute something and are therefore compiled."""
         return tuple(segment for segment in self.segments if not segment.passthrough)
 
 
@@ -237,11 +237,11 @@ class Segmenter:
         return self._plan(of, devices)
 
     def priced(self, plan: Plan) -> Plan:
-        """Return the same segments at this segmenter's costs, to see what those costs say of a plan made with others."""
+        """Return the same segments with this segmenter's costs, to re-evaluate a plan that was made with other costs."""
         return self._plan(plan.segment_of, plan.placement[plan.segment_of])
 
     def makespan(self, placements: ArrayLike) -> NDArray[np.float64]:
-        """Simulated seconds of placements' plans, ``int32[B, G] -> float64[B]``: a cost function that knows of segments.
+        """Simulated makespan of placements' plans, ``int32[B, G] -> float64[B]``: a cost function that includes segments.
 
         A placement with a group where it cannot run costs ``inf``.
 
@@ -262,7 +262,7 @@ class Segmenter:
         heat: float = 0.01,
         deadline: float = math.inf,
     ) -> NDArray[np.int32]:
-        """Anneal a placement by the simulated makespan of its plan, which placers that see the groups only cannot know.
+        """Anneal a placement by the simulated makespan of its plan, which placers cannot see, since they only see groups.
 
         Args:
             placement: where to start, ``int32[G]``.
