@@ -1,1 +1,1 @@
-"""What things cost: groups, links and plans, measured, corrected by real runs and kept on disk; statistics and traces."""
+"""Costs of groups, links and plans: measured, calibrated by real runs, cached on disk; statistics and traces."""

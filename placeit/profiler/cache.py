@@ -1,4 +1,4 @@
-"""Measured costs on disk, so that the same thing is not measured twice."""
+"""The cost cache: measured costs on disk."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LARGEST = 1e18
 
 @dataclass(frozen=True)
 class Kept:
-    """What a cache holds under a key.
+    """An entry of the cache.
 
     Attributes:
         value: as it was stored.
@@ -171,7 +171,7 @@ class Cache:
 
 
 def are_numbers(value: Any, *shape: int) -> bool:
-    """Whether a value that was read is numbers in lists of this shape, none of them absurd: NaN, infinite, of 19 digits."""
+    """Whether a value is numbers in lists of this shape, without absurd ones: NaN, infinite, of 19 digits."""
     if not shape:
         # whole numbers are of any size, and those of 400 digits no machine number
         return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST < value < _LARGEST
@@ -179,7 +179,7 @@ def are_numbers(value: Any, *shape: int) -> bool:
 
 
 def are_times(value: Any, *shape: int) -> bool:
-    """Whether a value that was read is times in lists of this shape: numbers that are not negative, and no weeks."""
+    """Whether a value is times in lists of this shape: numbers that are neither negative nor as long as weeks."""
     if not shape:
         return are_numbers(value) and 0 <= value <= _LONGEST
     return isinstance(value, list) and len(value) == shape[0] and all(are_times(x, *shape[1:]) for x in value)

@@ -1,4 +1,4 @@
-"""Corrects costs by what the segments of real plans took."""
+"""Calibration: corrects costs by the measured times of segments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["calibrated"]
 
 
 def calibrated(costs: Costs, runs: Sequence[tuple[Plan, NDArray[np.float64]]]) -> Costs:
-    """Fit what the sum of parts misses: devices that compute at the same time slow each other down, fusion differs.
+    """Fit what sums of parts miss: contention between devices that compute at the same time, and different fusion.
 
     Each device's costs are multiplied by the ratio of measured to predicted time of all segments that ran there; then each
     group's by the mean ratio of the segments it was in, drawn half-way towards one for a group seen once, less for one seen

@@ -1,4 +1,4 @@
-"""Measures what groups cost on devices: whole models and cut ones, in place, pass after pass."""
+"""Measures the costs of groups on devices, in passes over whole models and over models cut into groups."""
 
 from __future__ import annotations
 
@@ -418,7 +418,7 @@ def _valid(kept: Any, can: NDArray[np.bool_]) -> bool:
 
 
 def cost_key(grouping: Grouping, cluster: Cluster, runtime: Runtime) -> dict[str, Any]:
-    """Return all that what is measured holds for, as JSON can hold it."""
+    """Return everything that measured costs are valid for, in JSON-compatible form."""
     return {
         "what": "group costs" if runtime.streams is None else "group costs on streams",  # which copy what segments make
         "model": runtime.model.identity,

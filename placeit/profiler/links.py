@@ -1,4 +1,4 @@
-"""Probes what starting a segment costs on a device, and what handing a tensor to another device costs."""
+"""Measures the overhead of starting a segment on a device, and of passing a tensor to another device."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PASSES, _WARMUP = 11, 2
 
 @dataclass(frozen=True, eq=False)
 class LinkCosts:
-    """What segments and links cost.
+    """Costs of starting segments and of links.
 
     Attributes:
         dispatch: ``float64[D]``, seconds from the end of one segment to the end of the next on the same device, when the next
@@ -51,7 +51,7 @@ class LinkCosts:
 
 
 def device_key(device: Device) -> dict[str, Any]:
-    """What measured costs depend on, besides what was measured: the device, what drives it, and how much it is slowed."""
+    """Properties of a device that measured costs depend on: the device, its driver, and its slowdown."""
     return {
         "kind": device.kind,
         "runtime": device_kind(device).version(),

@@ -1,4 +1,4 @@
-"""How busy other processes keep this machine."""
+"""CPU load of other processes on this machine."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _IDLE = (3, 4)  # idle, and idle while a disk works
 
 
 class MachineLoad:
-    """Counts the work of other processes from when it is made on."""
+    """Counts the CPU time of other processes since its construction."""
 
     def __init__(self) -> None:
         self._begin = _clocks()
 
     def cores(self) -> float | None:
-        """How many cores other processes kept busy, on average; None where the system does not tell.
+        """How many cores other processes kept busy, on average; None if the system does not report it.
 
         Time that a hypervisor took away counts as work of others.
         """

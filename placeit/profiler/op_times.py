@@ -1,4 +1,4 @@
-"""What the ops of a plan take inside its segments, by the counters of the runtime, as a table."""
+"""Times of the ops of a plan inside its segments, from the runtime's counters, as a table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COLUMNS = ("row", "segment", "device", "name", "type", "ops", "kernel", "seconds
 
 @dataclass(frozen=True)
 class OpTime:
-    """What an op takes, or a kernel that stands for no op, such as a layout conversion.
+    """Time of an op, or of a kernel that corresponds to no op, such as a layout conversion.
 
     Attributes:
         segment: number in the plan.
@@ -50,7 +50,7 @@ class OpTime:
 def op_times(
     model: Model, grouping: Grouping, cluster: Cluster, plan: Plan, *, precision: str = "f32", passes: int = 10
 ) -> list[OpTime]:
-    """Run a plan with OpenVINO's counters on, and say what each op took: in place, while the other devices work.
+    """Run a plan with OpenVINO's counters on, and return the time of each op, in place while other devices work.
 
     Counting slows kernels a little, so nothing else is timed meanwhile. Segments of other runtimes, which do not count, and all
     segments where streams drive the devices, are left out.
@@ -113,7 +113,7 @@ def _of_segment(segment: int, compiled: object, ops: Sequence[int], grouping: Gr
 
 
 def csv_table(plan: Plan, grouping: Grouping, seconds: NDArray[np.float64], ops: Sequence[OpTime]) -> str:
-    """Return segments and their ops as CSV with the heads :data:`COLUMNS`.
+    """Return segments and their ops as CSV with the columns :data:`COLUMNS`.
 
     A row is of a ``segment``, of an ``op`` in it, or of a ``kernel`` that stands for no op. ``ops`` is how many ops the segment
     has, or the kernel that computes the op stands for. What was not measured is empty.

@@ -1,4 +1,4 @@
-"""Runs a plan pass after pass, and keeps what its segments and the hand-overs between them took."""
+"""Runs a plan pass after pass, and records the times of its segments and of the hand-overs between them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Passes"]
 
 
 class Passes:
-    """A plan of one segment per group, or of one segment for all, timed in place.
+    """A plan with one segment per group, or one segment for all groups, timed in place.
 
     In place means: with the cache contents that the segments before it leave.
 
@@ -37,7 +37,7 @@ class Passes:
         self._gaps: dict[tuple[int, int], list[float]] = {}
 
     def run(self) -> None:
-        """Run once by itself."""
+        """Run once, alone."""
         self._whole.append(self._executor.time())
         begin, end = self._last()
         self._alone.append(end - begin)
@@ -45,7 +45,7 @@ class Passes:
             self._gaps.setdefault(route, []).append(gap)
 
     def run_beside(self, others: Sequence[Passes], phase: float) -> None:
-        """Run once while others, on other devices, run over and over.
+        """Run once while other plans run repeatedly on other devices.
 
         Args:
             others: what runs beside it.
@@ -70,7 +70,7 @@ class Passes:
             self._executor.time()
 
     def forget(self) -> None:
-        """Drop what was measured so far: it was for warming up."""
+        """Drop all times measured so far, which were for warming up."""
         self._whole.clear()
         self._alone.clear()
         self._loaded.clear()
@@ -78,13 +78,13 @@ class Passes:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % confidence interval of the median seconds of a run by itself; from the least to the most of fewer than six."""
+        """95 % confidence interval of the median seconds of a run alone; the range of the samples if fewer than six."""
         low, high = median_interval(self._whole)
         return (low, high) if math.isfinite(high) else (min(self._whole), max(self._whole))
 
     @property
     def seconds(self) -> NDArray[np.float64]:
-        """``float64[G]``, median seconds of each group's segment in runs by themselves; zero if it runs nothing."""
+        """``float64[G]``, median seconds of each group's segment in runs alone; zero if it runs nothing."""
         return np.median(self._alone, axis=0)[self._segment]
 
     @property
@@ -94,7 +94,7 @@ class Passes:
 
     @property
     def handovers(self) -> Mapping[tuple[int, int], float]:
-        """Median over passes of the mean seconds from when a segment could start until it did.
+        """Median over passes of the mean seconds between the time when a segment could start and its start.
 
         By the device of what ended last before it (what it waited for, or what kept its device), and its own. Where a tensor
         moved, its seconds on the link by the plan are left out.

@@ -1,4 +1,4 @@
-"""How well one list of numbers predicts another. None stands for a figure that is not defined, never a number."""
+"""Figures for how well one list of numbers predicts another. An undefined figure is None, never a number."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["mape", "pearson", "spearman"]
 
 
 def mape(predicted: ArrayLike, measured: ArrayLike) -> float | None:
-    """Mean absolute error relative to what was measured: mean of ``|predicted - measured| / measured``.
+    """Mean absolute percentage error: mean of ``|predicted - measured| / measured``.
 
     Args:
         predicted: ``float[N]``.

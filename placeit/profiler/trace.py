@@ -1,4 +1,4 @@
-"""What ran where and when, as a file for Perfetto (https://ui.perfetto.dev) or ``chrome://tracing``."""
+"""Traces of runs as files for Perfetto (https://ui.perfetto.dev) or ``chrome://tracing``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PROCESSES = {"compute": (1, "devices"), "copy": (2, "links")}
 
 
 def write_chrome_trace(path: str | Path, spans: Sequence[Span], *, devices: Sequence[str] = ()) -> None:
-    """Write a trace in the Chrome trace event format: one track per device and per link, times from the first span on.
+    """Write a trace in the Chrome trace event format: one track per device and link, times relative to the first span.
 
     Spans that overlap on one track (several requests in flight) are drawn in further lanes of it, since the format only
     draws what is nested.
