@@ -1,1 +1,1 @@
-"""Running placements: segments compiled for devices, executors that drive them, races between plans, and their simulation."""
+"""Running placements: compiled segments, executors, races between plans, and the output check."""

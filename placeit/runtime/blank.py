@@ -1,4 +1,4 @@
-"""What buffers hold before a run that is checked, so that it shows if nobody writes them."""
+"""Values that fill buffers before a checked run, so that missing writes are noticed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ALL_ONES = 0xFF  # in every byte it is NaN in every floating-point type, those 
 
 
 def blank_value(dtype: np.dtype[Any], sentinel: int) -> Any:
-    """NaN; of a type that has none, the sentinel.
+    """NaN, or the sentinel for a type without NaN.
 
     Args:
         dtype: of the elements.

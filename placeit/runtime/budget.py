@@ -1,4 +1,4 @@
-"""What a search has to have time for, by how long runs take."""
+"""Estimates of the time that the steps of a search need."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TRIFLE_S = 0.5  # what nobody minds
 
 
 def needed(seconds: Iterable[float], rounds: int) -> float:
-    """Return the seconds that a race takes, by the seconds of a run of each candidate."""
+    """Return the seconds that a race takes, given the seconds of one run of each candidate."""
     return (rounds + WARMUP + CHECKS) * sum(seconds)
 
 
@@ -33,7 +33,7 @@ def least(seconds: Iterable[float]) -> float:
 
 
 def hopeless(value: float, best: float, worse: str) -> str | None:
-    """Say why what is expected to have a value is not worth a run, by the best that is expected; None if it is."""
+    """Explain why a candidate with an expected value is not worth a run, given the best expected value; None if it is."""
     if not value > HOPELESS * best > 0:
         return None
     return f"simulated {value / best:.{0 if value > 10 * best else 1}f} times {worse}"

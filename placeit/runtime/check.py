@@ -1,4 +1,4 @@
-"""The output check: whether an executor computes what the uncut model does, and made so that it can fail.
+"""The output check: whether an executor computes the same as the uncut model, designed so that it can fail.
 
 A check that compares outputs alone passes where a segment does nothing and its output of an earlier run is still there. So
 before each checked run every buffer that the run has to write holds NaN (:mod:`placeit.runtime.blank`), the model runs on two
@@ -28,7 +28,7 @@ _FAILURES = (PlaceitError, RuntimeError, ValueError, TypeError, LookupError, Ari
 
 @dataclass(frozen=True)
 class OutputError:
-    """How far the outputs of a placement are from those of the whole model on one device.
+    """Difference between the outputs of a placement and those of the whole model on one device.
 
     Attributes:
         max_abs: largest absolute difference of any element of any output.
@@ -59,7 +59,7 @@ class OutputError:
         return worst
 
     def wrong(self, tolerance: float) -> str | None:
-        """Say why outputs are wrong, by the largest ``max_rel`` that is right; None if they are right."""
+        """Explain why outputs are wrong, given the largest accepted ``max_rel``; None if they are right."""
         if self.fault is not None:
             return f"Its outputs are wrong: {self.fault}."
         if self.max_rel <= tolerance:
@@ -70,7 +70,7 @@ class OutputError:
         )
 
     def worse(self, other: OutputError) -> OutputError:
-        """Take the larger of two errors, each by each."""
+        """Return the larger of two errors, figure by figure."""
         return OutputError(
             max(self.max_abs, other.max_abs),
             max(self.max_rel, other.max_rel),
@@ -80,7 +80,7 @@ class OutputError:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it for JSON, where what is infinite is null; ``fault`` then says why."""
+        """Return the error for JSON; infinite values become null, and ``fault`` then gives the reason."""
         return {
             "max_abs": self.max_abs if np.isfinite(self.max_abs) else None,
             "max_rel": self.max_rel if np.isfinite(self.max_rel) else None,
@@ -126,7 +126,7 @@ def _infinite(why: str) -> OutputError:
 
 
 class OutputCheck:
-    """Checks executors of one model; the reference runs only while this is made.
+    """Checks executors of one model; the reference runs only during construction.
 
     Args:
         inputs: what is left in place in every executor that is checked.
@@ -207,7 +207,7 @@ def _changed(now: Arrays, before: Arrays) -> str | None:
 
 
 def other_inputs(model: Model, inputs: Arrays, *, given: bool) -> Iterator[dict[str, NDArray[np.generic]]]:
-    """Yield inputs that may lead to other outputs: drawn anew, shuffled, of another size.
+    """Yield inputs that may lead to other outputs: newly drawn, shuffled, of another magnitude.
 
     Shuffled whole numbers and truth values are as many of each as before, and so likely to be what the model allows.
 

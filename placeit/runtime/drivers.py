@@ -1,4 +1,4 @@
-"""What drives each device for a model: which runtime compiles its segments there and runs them."""
+"""Choice of the runtime that compiles and runs a model's segments on each device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["choose_driver", "drive"]
 
 
 def choose_driver(device: Device, formats: Collection[Format], path: Path) -> Device:
-    """Return a device with the ``kind`` and ``driver`` that runs models there whose segments can be had in some formats.
+    """Return a device with the ``kind`` and ``driver`` that run models whose segments come in the given formats.
 
     A device whose name asks for a runtime (``ort:CPU@0``, ``torch:CPU@0``) keeps it, and so does one that only a plug-in's kind
     knows, and one that OpenVINO drives if it can be given segments. CPU core sets go to PyTorch otherwise. NVIDIA GPUs go to
@@ -48,7 +48,7 @@ def choose_driver(device: Device, formats: Collection[Format], path: Path) -> De
 
 
 def drive(cluster: Cluster, model: Model) -> Cluster:
-    """Return a cluster with each device as it is driven for a model; see :func:`choose_driver`. Raises DeviceError."""
+    """Return a cluster with the driver of each device chosen for a model; see :func:`choose_driver`. Raises DeviceError."""
     devices = (choose_driver(device, model.formats, model.path) for device in cluster.devices)
     return replace(cluster, devices=tuple(devices))
 

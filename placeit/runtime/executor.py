@@ -114,7 +114,7 @@ class Executor:
         self.close()
 
     def close(self) -> None:
-        """Let go of buffers and programs. Closing twice does nothing more."""
+        """Release buffers and programs. A second call has no effect."""
         if self.runtime.elsewhere:
             return
         with self._turn:
@@ -159,7 +159,7 @@ class Executor:
         return self.times(1, timeout=timeout)
 
     def times(self, count: int, *, timeout: float | None = None) -> float:
-        """Run ``count`` requests, as many in flight as the executor was made for, and return the seconds they took.
+        """Run ``count`` requests, as many in flight as the executor was made for, and return their seconds.
 
         Args:
             count: how many requests.
@@ -265,7 +265,7 @@ class Executor:
         return f"still running: {', '.join(what)}" if what else "none of it has started, as its device is busy"
 
     def spans(self) -> list[Span]:
-        """What ran when in the last call: one span per segment and transfer, on a track per device and per link.
+        """Spans of the last call: one per segment and transfer, on a track per device and per link.
 
         Of a call of more requests than can be in flight at once, the last ones.
         """
@@ -286,7 +286,7 @@ class Executor:
         return seconds_of(self._samples, last=last)
 
     def blank(self, sentinel: int) -> str | None:
-        """Fill all that a run writes with NaN, or with the sentinel; see :class:`PlanExecutor`."""
+        """Fill everything that a run writes with NaN, or with the sentinel; see :class:`PlanExecutor`."""
         with self._turn:
             self._slot(0)
             self._settle()
@@ -305,7 +305,7 @@ class Executor:
         return f"the segment that starts with '{runtime.op_names(segment)[0]}' on {runtime.cluster.names[segment.device]}"
 
     def op_done(self, request: int, op: int, start: float, finish: float, error: BaseException | None) -> None:
-        """Take a device's report that a segment ended."""
+        """Handle a device's report that a segment has ended."""
         failure = None if error is None else self._segment_failed("failed on", op, error)
         self._advance(self._op_ended, request, op, start, finish, error=failure)
 
@@ -318,7 +318,7 @@ class Executor:
     def transfer_done(
         self, request: int, tensor: int, src: int, dst: int, start: float, finish: float, error: BaseException | None
     ) -> None:
-        """Take a link's report that a transfer ended."""
+        """Handle a link's report that a transfer has ended."""
         failure = None if error is None else self._transfer_failed(tensor, src, dst, error)
         self._advance(self._transfer_ended, request, tensor, src, dst, start, finish, error=failure)
 

@@ -1,4 +1,4 @@
-"""Divides the time of a whole model among its groups, for runtimes that do not tell what each op takes."""
+"""Divides the time of a whole model among its groups, for runtimes without per-op times."""
 
 from __future__ import annotations
 

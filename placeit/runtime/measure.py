@@ -1,4 +1,4 @@
-"""The measuring protocol: what runs when, when to stop, and what the numbers allow one to say.
+"""The measuring protocol: the order of runs, when to stop, and the statistics of the results.
 
 Every command and every benchmark measures through this module. Candidates are interleaved, never timed one after the
 other, so that a machine that slows down slows all of them down; medians come with a confidence interval; one candidate is
@@ -66,7 +66,7 @@ _LOOK_EVERY = 4  # rounds between two looks at who can be dropped: each look is 
 
 @dataclass(frozen=True, eq=False)
 class Measurement:
-    """What was measured of one candidate.
+    """Measurements of one candidate.
 
     Attributes:
         name: the candidate's.
@@ -102,7 +102,7 @@ class Ratio:
 
 
 class Race:
-    """Measures candidates against each other, a round at a time.
+    """Measures candidates against each other, round by round.
 
     The race keeps every completed sample: after an error or Ctrl-C, :meth:`results` has what was measured until then, and
     :meth:`run` can be called again for more rounds.
@@ -130,7 +130,7 @@ class Race:
 
     @property
     def running(self) -> tuple[str, ...]:
-        """Candidates that have not left."""
+        """Candidates that are still in the race."""
         return tuple(self._running)
 
     def run(
@@ -188,7 +188,7 @@ class Race:
         return self.results()
 
     def results(self) -> dict[str, Measurement]:
-        """What has been measured so far, dropped candidates included; a candidate that never finished a run is left out."""
+        """Results so far, including dropped candidates, without candidates that never finished a run."""
         return {
             name: summed_up(name, [seconds for _, seconds in samples], [number for number, _ in samples])
             for name, samples in self._samples.items()
@@ -196,7 +196,7 @@ class Race:
         }
 
     def warm_up(self) -> None:
-        """Do the runs that are not counted, unless they are done; :meth:`run` does it, as a part of its budget."""
+        """Do the uncounted warm-up runs unless they are done; :meth:`run` does this as part of its budget."""
         while self._warmup > 0:
             for name in self.running:
                 self._tried(name)
@@ -261,7 +261,7 @@ def timed(run: Callable[[], object]) -> TimedRun:
 
 
 def faster(a: Measurement, b: Measurement) -> Ratio:
-    """Compare two candidates of one race: time of ``a`` / time of ``b`` in the same round, its middle and its interval.
+    """Compare two candidates of one race: time of ``a`` / time of ``b`` in the same round, with its interval.
 
     Pairing by round cancels what both suffered in it: a busy neighbour, a clock that was lowered. The middle is the
     Hodges-Lehmann estimate of the logarithms, the median of the means of all pairs of them, and the interval is that of
@@ -293,7 +293,7 @@ def faster(a: Measurement, b: Measurement) -> Ratio:
 
 
 def median_interval(samples: ArrayLike) -> tuple[float, float]:
-    """95 % confidence interval of the median of positive samples, whatever their distribution: two of them, by the sign test.
+    """95 % confidence interval of the median of positive samples of any distribution, by the sign test.
 
     Args:
         samples: ``float[N]``, N >= 1.
@@ -335,7 +335,7 @@ def _position(weights: Sequence[int], tail: float) -> int:
 
 
 def check_length(runs: int, duration: float | None, warmup: int) -> None:
-    """Check how long something is to be measured: so many runs, or seconds in their place, after some that do not count.
+    """Check the length of a measurement: a number of runs, or seconds instead, after uncounted warm-up runs.
 
     Raises:
         UsageError: no runs, no seconds, or fewer than no runs for warming up.
@@ -349,7 +349,7 @@ def check_length(runs: int, duration: float | None, warmup: int) -> None:
 
 
 def summed_up(name: str, samples: ArrayLike, rounds: ArrayLike) -> Measurement:
-    """Sum up the samples of one candidate, ``float[N]``, that were taken in some rounds, ``int[N]``, N >= 1."""
+    """Summarise the samples of one candidate, ``float[N]``, from rounds ``int[N]``, N >= 1."""
     seconds = np.array(samples, np.float64)
     ascending = np.sort(seconds)
     low, high = median_interval(seconds)

@@ -1,4 +1,4 @@
-"""What every executor does, whatever drives its devices."""
+"""The interface of all executors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KEPT_SAMPLES = 1000  # times of a segment
 
 
 def empty_samples(segments: int) -> list[deque[float]]:
-    """Make room for the times of each segment in its last runs."""
+    """Make empty buffers for the times of each segment in its last runs."""
     return [deque(maxlen=_KEPT_SAMPLES) for _ in range(segments)]
 
 
@@ -41,7 +41,7 @@ class PlanExecutor(Protocol):
 
     @property
     def plan(self) -> Plan:
-        """What it runs."""
+        """The plan that this executor runs."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -49,11 +49,11 @@ class PlanExecutor(Protocol):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None: ...
 
     def close(self) -> None:
-        """Let go of buffers and programs. Closing twice does nothing more."""
+        """Release buffers and programs. A second call has no effect."""
         ...
 
     def set_inputs(self, inputs: Mapping[str, NDArray[np.generic]], *, request: int = 0) -> None:
-        """Copy the model's inputs into place, from where each run takes them.
+        """Copy the model's inputs into place, from which each run reads them.
 
         Raises:
             UsageError: an input is missing, unknown, or has another shape or type than the model wants.
@@ -73,7 +73,7 @@ class PlanExecutor(Protocol):
         ...
 
     def times(self, count: int, *, timeout: float | None = None) -> float:
-        """Run ``count`` requests, as many in flight as the executor was made for, and return the seconds they took.
+        """Run ``count`` requests, as many in flight as the executor was made for, and return their seconds.
 
         Args:
             count: how many requests.
@@ -86,7 +86,7 @@ class PlanExecutor(Protocol):
         ...
 
     def spans(self) -> list[Span]:
-        """What ran when in the last call: one span per segment and transfer, on a track per device and per link."""
+        """Spans of the last call: one per segment and transfer, on a track per device and per link."""
         ...
 
     def segment_seconds(self, *, last: bool = False) -> NDArray[np.float64]:
@@ -94,7 +94,7 @@ class PlanExecutor(Protocol):
         ...
 
     def blank(self, sentinel: int) -> str | None:
-        """Fill all that a run writes, outputs and what segments hand each other, with NaN; types without it with a sentinel.
+        """Fill everything that a run writes (outputs, tensors between segments) with NaN, or a sentinel for other types.
 
         What the next run does not write, or writes too late, then shows (:mod:`placeit.runtime.check`).
 
@@ -109,6 +109,6 @@ class PlanExecutor(Protocol):
 
 
 def check_timeout(timeout: float | None) -> None:
-    """Raise UsageError unless it is a positive number of seconds, or None for no limit."""
+    """Raise UsageError unless the time-out is a positive number of seconds, or None for no limit."""
     if timeout is not None and not timeout > 0:
         raise UsageError(f"'timeout' must be a positive number of seconds; got {timeout}.")

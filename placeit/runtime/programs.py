@@ -1,4 +1,4 @@
-"""Compiled segments, kept for later plans as long as there is room for them."""
+"""Compiled segments, kept for later plans while there is room."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHARE = 8  # of those that are kept, one in so many goes at a time
 
 
 class Programs(Generic[_Key, _Program]):
-    """Keeps programs by key. When a bound is exceeded, those that nobody uses are let go, the longest unused first.
+    """Keeps programs by key. If a limit is exceeded, unused programs are released, least recently used first.
 
     What a program takes can only be measured: beside its weights, in the order that the device likes, there are kernels,
     buffers, threads, and memory that an allocator cannot use again. So what counts is by how much the process has grown since
@@ -70,7 +70,7 @@ class Programs(Generic[_Key, _Program]):
             return programs
 
     def clear(self) -> None:
-        """Let go of all programs, and give back what they took."""
+        """Release all programs, and return their memory to the system."""
         with self._lock:
             self._kept.clear()
             give_back_freed_memory()

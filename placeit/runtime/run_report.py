@@ -1,4 +1,4 @@
-"""What running a placement showed."""
+"""The result of running a placement."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["RunReport"]
 
 @dataclass(frozen=True, eq=False)
 class RunReport:
-    """What running a placement showed.
+    """The result of running a placement.
 
     Attributes:
         latency: seconds of single requests.

@@ -102,7 +102,7 @@ class Runtime:
         self.close()
 
     def close(self) -> None:
-        """Stop every thread, whatever one of them raises, and give back the memory of programs that no executor uses."""
+        """Stop every thread, even if one raises, and release the memory of programs that no executor uses."""
         with contextlib.ExitStack() as stack:
             stack.callback(self._programs.clear)
             if self.streams is not None:
@@ -114,11 +114,11 @@ class Runtime:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether this is another process than the one that opened the devices."""
+        """Whether this process is not the one that opened the devices."""
         return os.getpid() != self._process
 
     def check_process(self) -> None:
-        """Raise ExecutionError in a process forked from the one that opened the devices: it has none of their threads."""
+        """Raise ExecutionError in a forked process, which has none of the threads of the devices."""
         if self.elsewhere:
             raise ExecutionError(
                 "This process was forked from the one that opened the session, and the threads that run it stayed there: open "
@@ -126,7 +126,7 @@ class Runtime:
             )
 
     def executor(self, plan: Plan, *, requests: int = 1, order: DispatchOrder = "dynamic") -> PlanExecutor:
-        """Make a plan ready to run, with the executor that drives these devices.
+        """Make a plan ready to run, with the kind of executor for these devices.
 
         Args:
             plan: what to run.
@@ -155,7 +155,7 @@ class Runtime:
         return StreamExecutor(PlanTasks.of(self, plan), accelerator, requests=requests, order=order, timed=timed)
 
     def compile(self, segments: Sequence[Segment]) -> list[Program | StreamProgram]:
-        """Compile segments for their devices, or take the programs that equal devices have compiled. Raises DeviceError."""
+        """Compile segments for their devices, or reuse programs compiled for equal devices. Raises DeviceError."""
         given_up, begin = Gate(), time.perf_counter()
         try:
             return apart(functools.partial(self._compile_all, segments, given_up))
@@ -181,7 +181,7 @@ class Runtime:
         return compile_one(self.source(segment))
 
     def source(self, segment: Segment) -> SegmentSource:
-        """A segment as devices see it before compilation."""
+        """A segment in the form that devices compile."""
         return _Source(self, segment)
 
     def _weights(self, key: tuple[str, tuple[int, ...]]) -> float:
@@ -196,11 +196,11 @@ class Runtime:
         return [self.grouping.graph.names[v] for v in self.ops(segment)]
 
     def inputs_of(self, segment: Segment) -> list[str]:
-        """Model inputs that lie in a segment, in op order."""
+        """Model inputs in a segment, in op order."""
         return [self._input_of[name] for name in self.op_names(segment) if name in self._input_of]
 
     def outputs_of(self, segment: Segment) -> list[str]:
-        """Model outputs that lie in a segment, in op order."""
+        """Model outputs in a segment, in op order."""
         return [self._output_of[name] for name in self.op_names(segment) if name in self._output_of]
 
     def tensor_name(self, tensor: int) -> str:

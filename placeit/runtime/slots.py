@@ -1,4 +1,4 @@
-"""What an executor has ready for each request in flight."""
+"""The prepared state of an executor for each request in flight."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Slot"]
 
 
 class Slot:
-    """One request in flight: instances whose buffers are wired to each other ahead of time, and its progress.
+    """One request in flight: instances with their buffers connected in advance, and the progress of the request.
 
     Args:
         runtime: devices and transports.
@@ -90,12 +90,12 @@ class Slot:
                         self.copies[compact[t], far] = (d, buffer, held[t, far], done)
 
     def reported(self, what: tuple[int, ...]) -> None:
-        """Keep what a segment or a transfer has written, in a run that is checked."""
+        """Record what a segment or a transfer has written, in a checked run."""
         if self.written is not None and what in self.writes:
             self.written[what] = [np.array(buffer.array()) for buffer in self.writes[what]]
 
     def blank(self, sentinel: int) -> tuple[int, ...] | None:
-        """Blank what segments and transfers write; return one that has written what it should not have."""
+        """Blank what segments and transfers write; return one that has written where it should not have."""
         found = None
         for what, buffers in self.writes.items():
             # looked at just before they are filled, so that nothing is missed between; together, as some may share their memory
@@ -114,6 +114,6 @@ class Slot:
         return found
 
     def clear(self) -> None:
-        """Forget what ran when."""
+        """Drop the recorded spans."""
         self.ran.clear()
         self.moved.clear()

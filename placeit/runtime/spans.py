@@ -1,4 +1,4 @@
-"""What ran where and when."""
+"""Records of what ran where and when."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ARROW = " -> "
 
 @dataclass(frozen=True)
 class Span:
-    """Something that took a while.
+    """A segment or transfer with its start and end.
 
     Attributes:
         track: where: the name of a device, or ``A -> B`` for a link.

@@ -1,4 +1,4 @@
-"""Runs plans on accelerators whose work goes through streams: segments and copies are launched, ordered by events.
+"""Runs plans on accelerators through streams: segments and copies are launched ahead, and ordered by events.
 
 :mod:`~placeit.runtime.accelerators.executor` is what to use. It sees an accelerator through the few calls of
 :mod:`~placeit.runtime.accelerators.accelerator`, so that the fake one of

@@ -1,4 +1,4 @@
-"""What an accelerator is to the stream executor: in-order streams, events between them, and memory.
+"""The interface between accelerators and the stream executor: in-order streams, events between them, and memory.
 
 Streams, events, memory and views are opaque here; each accelerator has its own. Nothing but :meth:`Accelerator.take`,
 :meth:`Accelerator.finish` and what is for output checks, :meth:`Accelerator.blank` and :meth:`Accelerator.is_blank`, waits.
@@ -52,7 +52,7 @@ Replay: TypeAlias = Callable[[], None]
 
 
 class Inbox:
-    """Where accelerators tell one executor what has happened to what it has launched, from any thread.
+    """Queue through which accelerators report the ends and failures of one executor's launches, from any thread.
 
     Attributes:
         failure: the first launch of all that failed after it had been launched, and its error.
@@ -65,11 +65,11 @@ class Inbox:
         self._tokens: SimpleQueue[Token | None] = SimpleQueue()
 
     def put(self, token: Token) -> None:
-        """Tell that a launch has ended."""
+        """Report that a launch has ended."""
         self._tokens.put(token)
 
     def fail(self, token: Token, error: BaseException) -> None:
-        """Tell that a launch has failed: before anything that follows it is said to have ended."""
+        """Report that a launch has failed, before the end of anything that depends on it is reported."""
         if not isinstance(error, PlaceitError):
             told = DeviceError(f"{type(error).__name__}: {error}")
             told.__cause__ = error
@@ -80,7 +80,7 @@ class Inbox:
         self._tokens.put(None)
 
     def get(self, timeout: float | None) -> Token | None:
-        """Wait for the next token for so many seconds; None if there is none. Raises what a launch has failed with."""
+        """Wait for the next token for at most some seconds; None if there is none. Raises the error of a failed launch."""
         try:
             token = self._tokens.get(timeout=None if timeout is None else max(0.0, timeout))
         except Empty:
@@ -91,7 +91,7 @@ class Inbox:
 
 
 class LoadedProgram(Protocol):
-    """A program with its weights on a device. They are let go with the last reference to it."""
+    """A program with its weights on a device; the weights are released with the last reference to it."""
 
     def launch(self, inputs: Sequence[View], outputs: Sequence[View]) -> None:
         """Queue the computation on the current stream: read the inputs, fill the outputs, wait for nothing."""
@@ -99,10 +99,10 @@ class LoadedProgram(Protocol):
 
 
 class StreamProgram(Protocol):
-    """A segment that can be launched on streams. Places are given as :meth:`Accelerator.place` spells them."""
+    """A segment that can be launched on streams. Devices are given in the form of :meth:`Accelerator.place`."""
 
     def workspace_bytes(self, enough: float) -> int:
-        """Bytes of device memory that a launch takes for the time that it runs, beside its inputs and outputs.
+        """Bytes of device memory that a launch needs while it runs, besides its inputs and outputs.
 
         Args:
             enough: an upper bound will do if it is no more than this.
@@ -114,7 +114,7 @@ class StreamProgram(Protocol):
         ...
 
     def load(self, place: object) -> LoadedProgram:
-        """Bring the weights to a device. Raises DeviceError."""
+        """Load the weights onto a device. Raises DeviceError."""
         ...
 
 
@@ -131,19 +131,19 @@ class Accelerator(Protocol):
 
     @property
     def closed(self) -> bool:
-        """Whether :meth:`close` has been called, so that nothing more may be begun."""
+        """Whether :meth:`close` has been called, after which nothing new may begin."""
         ...
 
     def turn(self) -> AbstractContextManager[object]:
-        """Make a lock that is held by whoever runs something, as often as it likes. Raises ExecutionError if closed."""
+        """Make a re-entrant lock to hold while running something. Raises ExecutionError if closed."""
         ...
 
     def close(self) -> None:
-        """Wait until nobody has a turn, and stop every thread. Closing twice does nothing more."""
+        """Wait until no turn is held, and stop every thread. A second call has no effect."""
         ...
 
     def memory(self, device: int) -> int:
-        """Where a device computes: in memory of its own, which has its number, or in that of the host, ``HOST``.
+        """Memory in which a device computes: its own, given by its number, or that of the host, ``HOST``.
 
         What is launched on a device of the host's memory is a job of a thread. It cannot hold up the stream of any other
         device: nothing may be launched there to wait for it.
@@ -151,7 +151,7 @@ class Accelerator(Protocol):
         ...
 
     def place(self, device: int) -> object:
-        """What programs call a device."""
+        """The name of a device for programs."""
         ...
 
     def can_peer(self, src: int, dst: int) -> bool:
@@ -163,19 +163,19 @@ class Accelerator(Protocol):
         ...
 
     def allocate(self, device: int, nbytes: int) -> Memory:
-        """Take memory of a device, or pinned memory of the host. Raises DeviceError."""
+        """Allocate memory of a device, or pinned memory of the host. Raises DeviceError."""
         ...
 
     def free(self, memory: Memory) -> None:
-        """Give memory back. Nothing that uses it may still be running, and no view of it be used again."""
+        """Free memory. Nothing that uses it may still be running, and no view of it may be used again."""
         ...
 
     def trim(self) -> None:
-        """Give unused memory that the accelerator keeps in reserve back to the driver."""
+        """Return unused memory that the accelerator holds in reserve to the driver."""
         ...
 
     def view(self, memory: Memory, spec: BufferSpec) -> View:
-        """See the start of memory as a tensor."""
+        """Return the start of a memory block as a tensor."""
         ...
 
     def write(self, view: View, value: NDArray[np.generic]) -> None:
@@ -187,7 +187,7 @@ class Accelerator(Protocol):
         ...
 
     def blank(self, view: View, sentinel: int) -> None:
-        """Fill a tensor in any memory with NaN, or with the sentinel if its type has none, at once. Nothing may be running."""
+        """Fill a tensor in any memory with NaN, or with the sentinel if its type has no NaN, immediately. Nothing may run."""
         ...
 
     def is_blank(self, view: View, sentinel: int) -> bool:
@@ -195,11 +195,11 @@ class Accelerator(Protocol):
         ...
 
     def stream(self, device: int, number: int) -> Stream:
-        """One of a device's streams; always the same for the same number, whoever asks. Segments are launched on number 0."""
+        """A stream of a device; the same number always gives the same stream. Segments are launched on stream 0."""
         ...
 
     def event(self, device: int, *, timed: bool = False) -> Event:
-        """Make an event, to be recorded in streams of one device, that may be asked for its time."""
+        """Make an event for the streams of one device, optionally with timing."""
         ...
 
     def elapsed(self, first: Event, second: Event) -> float:
@@ -207,11 +207,11 @@ class Accelerator(Protocol):
         ...
 
     def record(self, event: Event, stream: Stream) -> None:
-        """Let the event mark what has been launched on the stream so far."""
+        """Record the event after everything launched on the stream so far."""
         ...
 
     def wait(self, stream: Stream, event: Event) -> None:
-        """Let what is launched on the stream from now on start only after what the event marks now has ended."""
+        """Delay later launches on the stream until what the event marks now has ended."""
         ...
 
     def launch(
@@ -235,7 +235,7 @@ class Accelerator(Protocol):
         ...
 
     def notify(self, stream: Stream, event: Event, inbox: Inbox, token: Token) -> None:
-        """Put a token into an inbox once what the event, last recorded in the stream, marks has ended. Delays no stream.
+        """Put a token into an inbox when what the event, last recorded in the stream, marks has ended; delays no stream.
 
         No Python runs where the driver calls back: a driver's thread that waits for the interpreter may hold up what the
         interpreter waits for, and a garbage collection there could call the driver, which it must not.
@@ -243,7 +243,7 @@ class Accelerator(Protocol):
         ...
 
     def take(self, inbox: Inbox, timeout: float | None = None) -> Token | None:
-        """Wait for the next token, for so many seconds; None if there is none by then.
+        """Wait for the next token for at most some seconds; None if there is none by then.
 
         Raises:
             DeviceError: a launch failed, or a device, and the token may never come.
@@ -251,7 +251,7 @@ class Accelerator(Protocol):
         ...
 
     def finish(self, stream: Stream) -> None:
-        """Wait for everything launched on a stream. Raises DeviceError if its device failed, and runs nothing any more."""
+        """Wait for everything launched on a stream. Raises DeviceError if its device has failed and runs nothing any more."""
         ...
 
     def capture(self, streams: Sequence[Stream], launches: Callable[[], None]) -> Replay:
@@ -261,7 +261,7 @@ class Accelerator(Protocol):
 
 @dataclass(frozen=True)
 class Streams:
-    """How the devices of a cluster are driven, if it is through streams.
+    """The accelerator and program types for a cluster whose devices are driven through streams.
 
     Attributes:
         accelerator: the devices, numbered as in the cluster.

@@ -1,4 +1,4 @@
-"""What is known to happen before what: the events that a launch has to wait for, and no others.
+"""Vector clocks: which events a launch has to wait for, without redundant waits.
 
 Vector clocks (Mattern 1989) over streams. A launch happens after everything launched before it on its stream, after what its
 stream has waited for, and after everything that the host knew to have ended when it launched; all of this transitively.
@@ -36,7 +36,7 @@ class Clocks:
         self._host = [0] * streams
 
     def launch(self, number: int, stream: int, after: Iterable[Mark]) -> tuple[Mark, list[Mark]]:
-        """Note a launch, and say what its stream has to wait for first so that it happens after the given ones.
+        """Record a launch, and return what its stream must wait for so that it happens after the given launches.
 
         None of what is to be waited for is implied by the rest of it, by what the stream waited for before, or by what the
         host knows.
@@ -51,7 +51,7 @@ class Clocks:
         return Mark(number, stream, seen[stream], tuple(seen)), needed
 
     def ended(self, mark: Mark) -> None:
-        """Note that the host has learned of a launch's end."""
+        """Record that the end of a launch has been reported to the host."""
         _join(self._host, mark.clock)
 
 

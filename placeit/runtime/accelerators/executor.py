@@ -1,4 +1,4 @@
-"""Runs plans on the streams of an accelerator: launched ahead, ordered by events, and never waiting inside a request."""
+"""Runs plans on streams of an accelerator: launches ahead, orders by events, never waits inside a request."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class StreamExecutor:
 
     @property
     def plan(self) -> Plan:
-        """What it runs."""
+        """The plan that this executor runs."""
         return self.work.plan
 
     def _make_order(self, order: DispatchOrder, ahead: int) -> LaunchOrder:
@@ -120,14 +120,14 @@ class StreamExecutor:
         self.close()
 
     def close(self) -> None:
-        """Wait for a run of another thread to end, and release memory and weights. Closing twice does nothing more."""
+        """Wait for a run in another thread to end, and release memory and weights. A second call has no effect."""
         self._order = None  # no further run begins; a captured graph refers to the memory
         if not self._given_up:
             with self._turn:
                 self._release()
 
     def set_inputs(self, inputs: Mapping[str, NDArray[np.generic]], *, request: int = 0) -> None:
-        """Copy the model's inputs into pinned memory, from where each run takes them.
+        """Copy the model's inputs into pinned memory, from which each run reads them.
 
         Raises:
             UsageError: an input is missing, unknown, or has another shape or type than the model wants.
@@ -166,7 +166,7 @@ class StreamExecutor:
         return self.times(1, timeout=timeout)
 
     def times(self, count: int, *, timeout: float | None = None) -> float:
-        """Run ``count`` requests, as many in flight as the executor was made for, and return the seconds they took.
+        """Run ``count`` requests, as many in flight as the executor was made for, and return their seconds.
 
         Args:
             count: how many requests.
@@ -231,7 +231,7 @@ class StreamExecutor:
         )
 
     def blank(self, sentinel: int) -> str | None:
-        """Fill all that a run writes with NaN, or with the sentinel; see :class:`placeit.runtime.plan_executor.PlanExecutor`.
+        """Fill all that a run writes with NaN or the sentinel; see :class:`placeit.runtime.plan_executor.PlanExecutor`.
 
         Buffers that share memory are blank as the first of them in a run; those after it find what that one has left. What the
         run itself has written too late is not known here; its readers have missed it.
@@ -254,7 +254,7 @@ class StreamExecutor:
         return f"memory of {name} was still written after everything had been reported to have ended"
 
     def spans(self) -> list[Span]:
-        """What ran when in the last run: one span per segment and copy, on a track per device and per pair that copies.
+        """Spans of the last run: one per segment and copy, on a track per device and per pair of devices that copy.
 
         Copies between the host and a device, which a simulation knows nothing of, are on tracks of their own.
 

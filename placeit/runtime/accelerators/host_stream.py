@@ -1,4 +1,4 @@
-"""CPU core sets as streams: what ``torch.Stream`` and ``torch.Event`` are on accelerators, on a thread bound to cores.
+"""CPU core sets as streams: counterparts of ``torch.Stream`` and ``torch.Event`` on a thread bound to cores.
 
 Any moment may raise an interrupt in the thread that launches, which so holds no lock that the thread of a stream could want:
 ``threading.Event`` has such a lock, and would leave that thread waiting for ever.
@@ -27,7 +27,7 @@ _LOOK_S = 1.0  # how often who waits looks whether the thread lives
 
 
 class HostEvent:
-    """A mark in a stream. Waiting for one that was never recorded waits for nothing, as on accelerators."""
+    """A mark in a stream. Waiting for an event that was never recorded has no effect, as on accelerators."""
 
     def __init__(self) -> None:
         self._at = 0.0
@@ -45,12 +45,12 @@ class HostEvent:
         ahead.release()
 
     def hold_up(self, stream: HostStream) -> None:
-        """Let a stream wait for what the event marks now."""
+        """Make a stream wait for what the event marks now."""
         if self._ahead is not None:
             stream.launch(functools.partial(_pass, self._ahead))
 
     def elapsed_time(self, end: HostEvent) -> float:
-        """Milliseconds from this event to another, as PyTorch gives them."""
+        """Milliseconds from this event to another, the unit of PyTorch."""
         return (end._at - self._at) * 1e3
 
 
@@ -60,7 +60,7 @@ def _pass(ahead: threading.Lock) -> None:
 
 
 class HostStream:
-    """A thread that runs what is launched, in order, on the cores of a device.
+    """A thread that runs launched jobs in order, on the cores of a device.
 
     Args:
         device: a CPU core set.
@@ -78,21 +78,21 @@ class HostStream:
         self._worker.submit(job)
 
     def run(self, job: Callable[[], None], inbox: Inbox, token: Token) -> None:
-        """Queue a job that may raise, which the inbox is told of; left out if the inbox is over by then."""
+        """Queue a job whose errors are reported to the inbox; the job is skipped if the inbox is closed by then."""
         self.launch(functools.partial(_run, job, inbox, token))
 
     def wait_event(self, event: HostEvent) -> None:
-        """Let what is launched from now on start only after an event."""
+        """Delay later launches until an event."""
         event.hold_up(self)
 
     def query(self) -> bool:
-        """Say that the thread lives. Raises RuntimeError if it does not."""
+        """Confirm that the thread is alive. Raises RuntimeError if it is not."""
         if not self._worker.alive:
             raise RuntimeError("its thread has ended")
         return True
 
     def synchronize(self) -> None:
-        """Wait for everything launched, also on a stream that was closed."""
+        """Wait for everything launched, also after the stream was closed."""
         ended: SimpleQueue[None] = SimpleQueue()
         with contextlib.suppress(ExecutionError):
             self.launch(functools.partial(ended.put, None))

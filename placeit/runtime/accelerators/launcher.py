@@ -1,4 +1,4 @@
-"""Requests in flight on the streams of an accelerator, and the calls that launch them."""
+"""Requests in flight on streams of an accelerator, and the calls that launch their work."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Launcher", "Slot"]
 
 
 class Slot:
-    """One request in flight: its memory, its events, and how far it has got.
+    """One request in flight: its memory, its events, and its progress.
 
     Attributes:
         views: of each buffer.
@@ -63,7 +63,7 @@ class Launcher:
         self._loaded: list[LoadedProgram | None] = []
 
     def make(self, requests: int) -> None:
-        """Load every program, and allocate everything, with inputs of zeros.
+        """Load every program and allocate all memory, with inputs of zeros.
 
         Raises:
             DeviceError: :meth:`release` undoes what was done.
@@ -93,14 +93,14 @@ class Launcher:
             ) from error
 
     def release(self) -> None:
-        """Free the memory, and let go of the programs. Nothing may be running."""
+        """Free the memory and release the programs. Nothing may be running."""
         self.slots.clear()
         self._loaded.clear()
         while self._memory:
             self.accelerator.free(self._memory.pop())
 
     def start(self, request: int, n: int, after: Iterable[int], *, record: bool = True) -> None:
-        """Launch one thing behind others.
+        """Launch a segment or copy after others.
 
         Args:
             request: whose it is.
@@ -145,7 +145,7 @@ class Launcher:
         self.flying += 1
 
     def next_report(self, timeout: float | None) -> Token | None:
-        """Wait for a report, for so many seconds: a request, and which of its launches has ended; None if nothing has by then.
+        """Wait at most some seconds for a report: a request and its launch that has ended; None if there is none by then.
 
         Raises:
             DeviceError: a launch failed, and which, or a device did.
@@ -167,15 +167,15 @@ class Launcher:
             raise self._failed(n, error) from error
 
     def awaited(self) -> list[str]:
-        """What has been launched and is not known to have ended."""
+        """Launches that have not been reported as ended."""
         return [" on ".join(self._named(n)) for slot in self.slots for n in slot.flying]
 
     def cancel(self) -> None:
-        """Leave out what has not started, where that is possible."""
+        """Skip work that has not started, if possible."""
         self._inbox.over = True
 
     def finish(self) -> None:
-        """Wait for everything on every stream, whatever fails. Raises DeviceError if a launch or a device failed."""
+        """Wait for all streams, whatever fails. Raises DeviceError if a launch or a device failed."""
         failure: Exception | None = None
         for stream in self.streams:
             try:

@@ -1,4 +1,4 @@
-"""Where the values of a plan lie, and what is launched on which stream to bring them there.
+"""Memory layout of a plan's values, and the launches and streams that compute and copy them.
 
 Buffers share memory where that costs nothing: only if everything that touches the first buffer happens before the second is
 written whatever the timing, so that no wait is added and no stream stalls for it. What a plan takes is so known before it runs.
@@ -21,7 +21,7 @@ __all__ = ["Launch", "RequestLayout"]
 
 @dataclass(frozen=True)
 class Launch:
-    """A segment, or one leg of a copy.
+    """A segment, or one step of a copy.
 
     Attributes:
         stream: number of its stream.

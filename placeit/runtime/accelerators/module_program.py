@@ -39,7 +39,7 @@ class ModuleProgram:
         self._tensors = {id(tensor): tensor for tensor in chain(module.parameters(), module.buffers())}
 
     def workspace_bytes(self, enough: float) -> int:
-        """Bytes of what a launch makes meanwhile, its own outputs included, which are copied; a plain module does not tell.
+        """Bytes of a launch's intermediate tensors, including its outputs, which are copied; unknown for a plain module.
 
         What kernels allocate for themselves comes on top: memory that runs out is an error that is survived.
         """
@@ -62,7 +62,7 @@ class ModuleProgram:
         return peak_bytes(self._module)
 
     def weight_bytes(self, place: object) -> int:
-        """Bytes of parameters and buffers that are not there yet."""
+        """Bytes of parameters and buffers that are not loaded yet."""
         assert isinstance(place, torch.device)  # noqa: S101 (what TorchAccelerator.place returns)
         if place.type == "cpu":
             return 0

@@ -1,4 +1,4 @@
-"""Who decides what is launched when: the scheduler as things end, or the simulated schedule ahead of time."""
+"""Launch orders: decided by the scheduler as work ends, or by the simulated schedule in advance."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ __all__ = ["Dynamic", "Graph", "LaunchOrder", "Static"]
 
 
 class LaunchOrder(Protocol):
-    """A way to launch requests."""
+    """A launch order."""
 
     def begin(self, request: int) -> None:
-        """Launch a request, or what of it can be launched."""
+        """Launch a request, or the part of it that can be launched."""
         ...
 
     def ended(self, request: int, n: int) -> None:
-        """Take the report that a launch has ended, and launch what that allows."""
+        """Handle the report that a launch has ended, and launch what that allows."""
         ...
 
 
 class Dynamic:
-    """The scheduler decides, whenever something has ended.
+    """The scheduler decides whenever something has ended.
 
     It is told that a segment has ended as soon as its device can take another, which may be before; what it then starts is
     launched behind. A link likewise. That a tensor has arrived it is told when that is so. On devices that compute in the
@@ -49,7 +49,7 @@ class Dynamic:
         self._held: list[dict[tuple[int, int], Callable[[], list[Instruction]]]] = [{} for _ in layout.streams]
 
     def begin(self, request: int) -> None:
-        """Bring the inputs in, and launch what needs nothing else."""
+        """Copy the inputs, and launch what needs nothing else."""
         self._launcher.slots[request].decided = False
         self._marks[request].clear()
         for n in self._layout.host_to_device:
@@ -57,7 +57,7 @@ class Dynamic:
         self._follow(self._scheduler.begin(request))
 
     def ended(self, request: int, n: int) -> None:
-        """Tell the scheduler, and do what it says."""
+        """Inform the scheduler, and follow its instructions."""
         stream = self._layout.launches[n].stream
         self._clocks.ended(self._marks[request][n])
         self._queued[stream] -= 1
@@ -114,7 +114,7 @@ class Dynamic:
 
 
 class Static:
-    """Everything at once, in the order of the layout."""
+    """Launches the whole request at once, in the order of the layout."""
 
     def __init__(self, launcher: Launcher) -> None:
         layout = launcher.layout
@@ -128,7 +128,7 @@ class Static:
         self._recorded = {n for waits in self._waits for n in waits} | set(layout.ends)
 
     def begin(self, request: int) -> None:
-        """Launch the whole request, and ask for reports of its ends."""
+        """Launch the whole request, and request reports of its ends."""
         self.launch(request)
         for n in self._ends:
             launcher = self._launcher
@@ -161,7 +161,7 @@ class Graph:
             self._replays.append(launcher.accelerator.capture(launcher.streams, launches))
 
     def begin(self, request: int) -> None:
-        """Replay the request, and ask for a report of its end."""
+        """Replay the request, and request a report of its end."""
         launcher = self._launcher
         self._replays[request]()
         last, stream = launcher.layout.ends[0], launcher.streams[0]

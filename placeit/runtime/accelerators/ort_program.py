@@ -32,7 +32,7 @@ def ort_streams(accelerator: TorchAccelerator) -> Streams:
 
 
 class OrtStreamProgram:
-    """A segment that becomes a session on each device that it is loaded onto; all executors share it.
+    """A segment with one session on each device that it is loaded onto, shared by all executors.
 
     A session computes on the stream that the accelerator launches the device's segments on, and takes the memory that it
     needs on the way from an arena of its own, which nothing here accounts for.
@@ -47,7 +47,7 @@ class OrtStreamProgram:
         self._sessions: WeakValueDictionary[torch.device, Any] = WeakValueDictionary()
 
     def workspace_bytes(self, enough: float) -> int:  # noqa: ARG002
-        """Nothing that is known of."""
+        """Zero, since it is not known."""
         return 0
 
     def weight_bytes(self, place: object) -> int:
@@ -55,7 +55,7 @@ class OrtStreamProgram:
         return 0 if place in self._sessions else int(self._segment.in_format("onnx").ByteSize())
 
     def load(self, place: object) -> LoadedSession:
-        """Make a session, or take the one that there is. Raises DeviceError."""
+        """Make a session, or reuse the existing one. Raises DeviceError."""
         assert isinstance(place, torch.device)  # noqa: S101 (what TorchAccelerator.place returns)
         session = self._sessions.get(place)
         if session is None:
@@ -69,7 +69,7 @@ class OrtStreamProgram:
 
 
 class LoadedSession:
-    """A session that reads and writes tensors where they are, and waits for nothing.
+    """A session that reads and writes tensors in place, and never waits.
 
     Args:
         session: on the device.

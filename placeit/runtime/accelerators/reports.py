@@ -1,4 +1,4 @@
-"""Telling the host that an event has happened, without making any stream wait for the host."""
+"""Reporting events to the host without making any stream wait for the host."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class Reports(Protocol):
     """A way to report events."""
 
     def report(self, stream: torch.Stream, event: torch.Event, inbox: Inbox, token: Token) -> None:
-        """Put a token into an inbox once the event, last recorded in the stream, has happened, or what went wrong instead."""
+        """Put a token into an inbox once the event, last recorded in the stream, has happened; or put the error."""
         ...
 
     def close(self) -> None:
-        """Stop threads, if there are any. What was asked for is reported first."""
+        """Stop threads, if there are any, after all requested reports."""
         ...
 
 
 class ThreadReports:
-    """A thread per stream that waits for its events, outside the interpreter (``synchronize`` releases it).
+    """A thread per stream that waits for its events without the interpreter lock (``synchronize`` releases it).
 
     A driver could call back instead, by a host function. But Python must not run there: the driver's thread would wait for the
     interpreter, maybe while another thread holds it and waits for the driver.

@@ -1,4 +1,4 @@
-"""What ran when on an accelerator, from the events around each launch."""
+"""Times of launches on an accelerator, from the events around each launch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Times:
         self._samples = empty_samples(len(launcher.layout.runs))
 
     def begin(self) -> None:
-        """Take the time on every device. Nothing may be running."""
+        """Record the time on every device. Nothing may be running."""
         accelerator, layout = self._launcher.accelerator, self._launcher.layout
         self._last.clear()
         for device, stream in dict(zip(reversed(layout.streams), reversed(self._launcher.streams), strict=True)).items():
@@ -42,7 +42,7 @@ class Times:
             self._origins[device] = event, perf_counter()
 
     def ended(self, slot: Slot) -> None:
-        """Take the times of a request, all of which has ended."""
+        """Record the times of a request that has ended."""
         accelerator, layout, times = self._launcher.accelerator, self._launcher.layout, list[tuple[float, float]]()
         assert slot.begins is not None  # noqa: S101 (the launcher was told to)
         for launch, begin, end in zip(layout.launches, slot.begins, slot.events, strict=True):
@@ -55,7 +55,7 @@ class Times:
                 samples.append(times[n][1] - times[n][0])
 
     def spans(self) -> list[Span]:
-        """What ran when in the last run, from the first to start on."""
+        """Spans of the last run, in order of start."""
         layout, names = self._launcher.layout, self._launcher.accelerator.names
         task_of = {n: task for n, task in zip(layout.runs, layout.work.tasks, strict=True) if n is not None}
         spans = []

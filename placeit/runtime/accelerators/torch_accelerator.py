@@ -35,7 +35,7 @@ _LOOK_S = 1.0  # how often a host that waits looks whether the devices are alive
 
 
 def open_streams(devices: Sequence[Device], precision: str) -> Streams | None:
-    """Open what drives PyTorch's devices, if one of them is an accelerator. Raises DeviceError."""
+    """Open PyTorch's devices if one of them is an accelerator. Raises DeviceError."""
     accelerators = [device for device in devices if not device.core_set]
     if not accelerators:
         return None
@@ -49,7 +49,7 @@ def torch_streams(accelerator: TorchAccelerator) -> Streams:
 
 
 class TorchAccelerator:
-    """Devices of one type, such as ``cuda``, as PyTorch sees them, and CPU core sets beside them.
+    """PyTorch devices of one type, such as ``cuda``, and CPU core sets beside them.
 
     Call :meth:`close` at the end.
 
@@ -108,7 +108,7 @@ class TorchAccelerator:
             return turn
 
     def close(self) -> None:
-        """Wait for those who have a turn, stop every thread, and let convolutions round as they did before."""
+        """Wait for turns to end, stop every thread, and restore the rounding of convolutions."""
         with self._lock:
             self.closed = True
             turns = list(self._turns)
@@ -137,7 +137,7 @@ class TorchAccelerator:
         return ask is not None and bool(ask(self._devices[src], self._devices[dst]))
 
     def free_bytes(self, device: int) -> float:
-        """What the driver has, and what PyTorch's allocator keeps in reserve; ``inf`` if the device does not tell."""
+        """Free bytes of the driver and of PyTorch's allocator; ``inf`` if the device does not report them."""
         if not hasattr(self._module, "mem_get_info"):
             return float("inf")
         at = self._devices[device]
@@ -146,7 +146,7 @@ class TorchAccelerator:
             return float(free + self._module.memory_reserved(at) - self._module.memory_allocated(at))
 
     def allocate(self, device: int, nbytes: int) -> torch.Tensor:
-        """Bytes from PyTorch's allocators."""
+        """Allocate with PyTorch's allocators."""
         if device == HOST:
             with _Errors("the host"):
                 return torch.empty(nbytes, dtype=torch.uint8, pin_memory=self.type != "cpu")
@@ -154,7 +154,7 @@ class TorchAccelerator:
             return torch.empty(nbytes, dtype=torch.uint8, device=self._devices[device])
 
     def free(self, memory: torch.Tensor) -> None:
-        """Give bytes back to PyTorch's allocator, for all views of them."""
+        """Return memory to PyTorch's allocator, for all views of it."""
         memory.untyped_storage().resize_(0)
 
     def trim(self) -> None:
@@ -187,7 +187,7 @@ class TorchAccelerator:
                 self._module.synchronize(view.device)
 
     def is_blank(self, view: torch.Tensor, sentinel: int) -> bool:
-        """Look on the device."""
+        """Compare on the device."""
         with self._errors_of(view):
             if view.is_floating_point() or view.is_complex():
                 return bool((view if view.is_complex() else view.float()).isnan().all())
@@ -210,14 +210,14 @@ class TorchAccelerator:
         return native_handle(self.stream(device, 0).stream)
 
     def event(self, device: int, *, timed: bool = False) -> torch.Event | HostEvent:
-        """An event, which is cheaper if it is not timed."""
+        """An event; untimed ones are cheaper."""
         if device in self._sets:
             return HostEvent()
         with self._errors[device]:
             return torch.Event(device=self._devices[device], enable_timing=timed)
 
     def elapsed(self, first: Any, second: Any) -> float:
-        """Seconds, which PyTorch has as milliseconds."""
+        """Elapsed seconds; PyTorch returns milliseconds."""
         return float(first.elapsed_time(second)) / 1e3
 
     def record(self, event: Any, stream: _Queue) -> None:
@@ -239,7 +239,7 @@ class TorchAccelerator:
         inbox: Inbox,
         token: Token,
     ) -> None:
-        """Launch with the stream as the current one, on whose memory pool PyTorch then draws for what it needs meanwhile."""
+        """Launch with the stream as the current one, so that PyTorch allocates intermediate tensors from its pool."""
         if isinstance(stream.stream, HostStream):
             stream.stream.run(functools.partial(_compute, stream.errors, program, inputs, outputs), inbox, token)
             return
@@ -256,7 +256,7 @@ class TorchAccelerator:
             destination.copy_(source, non_blocking=True)
 
     def notify(self, stream: _Queue, event: Any, inbox: Inbox, token: Token) -> None:
-        """Report in the way that was chosen; a core set's thread does it itself, as its next job."""
+        """Report by the chosen method; a core set's thread reports as its next job."""
         if isinstance(stream.stream, HostStream):
             stream.stream.launch(functools.partial(inbox.put, token))
             return
@@ -264,7 +264,7 @@ class TorchAccelerator:
             self._reports.report(stream.stream, event, inbox, token)
 
     def take(self, inbox: Inbox, timeout: float | None = None) -> Token | None:
-        """Wait; now and then look whether the devices still live, since a broken one reports nothing."""
+        """Wait, and check regularly that the devices are alive, since a broken device reports nothing."""
         until = None if timeout is None else perf_counter() + timeout
         while True:
             left = None if until is None else until - perf_counter()
@@ -284,7 +284,7 @@ class TorchAccelerator:
             stream.stream.synchronize()
 
     def capture(self, streams: Sequence[_Queue], launches: Callable[[], None]) -> Replay:
-        """Capture a graph, of one device: copies between devices wait for streams that are not captured."""
+        """Capture a graph of one device; copies between devices wait for streams that are not captured."""
         (first, errors), *others = streams
         if not hasattr(self._module, "CUDAGraph"):
             raise DeviceError(f"PyTorch cannot capture graphs on '{self.type}' devices: run without order='graph'.")

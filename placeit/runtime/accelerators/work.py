@@ -1,4 +1,4 @@
-"""What a plan asks a stream executor to do: tasks on devices, and the values that they hand each other."""
+"""The work of a plan for the stream executor: tasks on devices, and the values passed between them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Task:
 
     @property
     def name(self) -> str:
-        """What errors and traces call it: its first op."""
+        """Name in errors and traces: its first op."""
         return self.ops[0]
 
 

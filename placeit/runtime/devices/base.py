@@ -1,4 +1,4 @@
-"""What a device is to the executor.
+"""The interface between devices and the executor.
 
 A device compiles segments, gives each request its own instance of a compiled segment with buffers wired up ahead of time,
 and runs instances asynchronously. Nothing here knows about placement or scheduling, and nothing in the scheduler knows
@@ -60,7 +60,7 @@ class Buffer(Protocol):
         ...
 
     def blank(self, sentinel: int) -> None:
-        """Let it hold NaN, or the sentinel if its type has no NaN, until it is written again. Nothing is running that uses it.
+        """Fill it with NaN, or with the sentinel if its type has no NaN. Nothing that uses it is running.
 
         It changes nothing else: where runs leave results without copying them, the memory may be that of an input or a weight.
 
@@ -75,12 +75,12 @@ class Program(Protocol):
 
     @property
     def inputs(self) -> tuple[BufferSpec, ...]:
-        """What it reads: tensors from other segments first, then inputs of the model."""
+        """Its inputs: tensors from other segments first, then inputs of the model."""
         ...
 
     @property
     def outputs(self) -> tuple[BufferSpec, ...]:
-        """What it makes: tensors for other segments first, then outputs of the model."""
+        """Its outputs: tensors for other segments first, then outputs of the model."""
         ...
 
 
@@ -88,7 +88,7 @@ class Instance(Protocol):
     """A program with buffers of its own: one for every request that may be in flight."""
 
     def bind(self, index: int, buffer: Buffer) -> None:
-        """Read input ``index`` from ``buffer`` in every run from now on: what is there when the run starts.
+        """Read input ``index`` from ``buffer`` in every later run, with the value at the start of the run.
 
         Tensors come in buffers of the device's memory, inputs of the model in host memory.
 
@@ -122,7 +122,7 @@ class RuntimeDevice(Protocol):
 
     @property
     def program_key(self) -> str:
-        """Devices with equal keys can run each other's programs, so that a segment is compiled once for all of them."""
+        """Devices with equal keys share programs, so that a segment is compiled once for all of them."""
         ...
 
     def compile(self, segment: SegmentSource) -> Program:
@@ -146,12 +146,12 @@ class RuntimeDevice(Protocol):
         ...
 
     def close(self) -> None:
-        """Stop the device's threads. Started instances finish first, and are reported. Closing twice does nothing more."""
+        """Stop the device's threads after started instances have ended and were reported. A second call has no effect."""
         ...
 
 
 class SegmentSource(Protocol):
-    """A segment as devices see it before compilation: each kind of device asks for the form it understands."""
+    """A segment before compilation; each kind of device requests the form that it can compile."""
 
     @property
     def inputs(self) -> tuple[BufferSpec, ...]:

@@ -1,4 +1,4 @@
-"""Divides the time of a whole model among its groups by the runtime's own per-kernel counters."""
+"""Divides the time of a whole model among its groups, by the runtime's per-kernel counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real devices and links slowed on purpose, so that a cluster one does not have can be tried on a machine one has."""
+"""Real devices and links that are slowed down on purpose, to emulate a cluster on one machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _sleep(seconds: float, closing: Gate) -> None:
 
 
 class SlowedDevice:
-    """A device on which everything takes ``slowdown`` times as long: it idles for the rest.
+    """A device on which everything takes ``slowdown`` times as long; it idles for the additional time.
 
     Args:
         inner: the real device.
@@ -39,7 +39,7 @@ class SlowedDevice:
 
     @property
     def worker(self) -> Worker | None:
-        """The thread of the real device, if it says."""
+        """The worker thread of the real device, if it has one."""
         return getattr(self._inner, "worker", None)
 
     def compile(self, segment: SegmentSource) -> Program:
@@ -55,7 +55,7 @@ class SlowedDevice:
         return self._inner.allocate(spec)
 
     def start(self, instance: Instance, done: DoneCallback) -> None:
-        """Run on the real device, then keep its thread asleep for the rest of the time."""
+        """Run on the real device, then let its thread sleep for the additional time."""
         self._inner.start(instance, functools.partial(self._finish, done))
 
     def _finish(self, done: DoneCallback, start: float, finish: float, error: BaseException | None) -> None:
@@ -69,7 +69,7 @@ class SlowedDevice:
 
 
 class EmulatedLink:
-    """A link between devices that share memory: a transfer takes latency + bytes / bandwidth, and moves nothing.
+    """A link between devices that share memory: a transfer takes latency + bytes / bandwidth, without a copy.
 
     Args:
         name: thread name.
@@ -88,7 +88,7 @@ class EmulatedLink:
         return self._worker
 
     def start(self, source: Buffer, destination: Buffer, done: DoneCallback) -> None:  # noqa: ARG002
-        """Start the clock of a transfer, behind those already under way."""
+        """Start a transfer after those already started."""
         self._worker.submit(functools.partial(self._run, perf_counter(), destination.nbytes, done))
 
     def _run(self, asked: float, moved: int, done: DoneCallback) -> None:

@@ -1,4 +1,4 @@
-"""What placeit asks of each kind of device, besides running segments there."""
+"""The functions of each kind of device, besides running segments."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class DeviceKind:
 
 
 def device_kind(device: Device) -> DeviceKind:
-    """Find what drives a device.
+    """Find the kind of a device.
 
     Raises:
         DeviceError: nothing does, or it is a device of another node.

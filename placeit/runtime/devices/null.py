@@ -1,4 +1,4 @@
-"""Devices and links that compute nothing and take a given time of a virtual clock.
+"""Devices and links that compute nothing for a given time of a virtual clock.
 
 They run the whole executor with no hardware and no waiting, and with results that repeat exactly: a run on them follows the
 simulator's schedule event for event.
@@ -31,7 +31,7 @@ class VirtualClock:
         self._count = 0
 
     def at(self, moment: float, event: Callable[[], None]) -> None:
-        """Call ``event`` at a moment from now on; among events of one moment, those asked for first go first.
+        """Call ``event`` at a moment from now on; events of one moment run in the order of their requests.
 
         The moment is given, and not the time until it: ``now + (moment - now)`` need not be ``moment``, and what happens at
         the same time would not.
@@ -40,7 +40,7 @@ class VirtualClock:
         self._count += 1
 
     def step(self) -> bool:
-        """Let time pass until one thing has happened; False if nothing is left to happen."""
+        """Advance time to the next event; False if no events are left."""
         if not self._events:
             return False
         self.now, _, event = heapq.heappop(self._events)
@@ -48,7 +48,7 @@ class VirtualClock:
         return True
 
     def run(self) -> None:
-        """Let time pass until nothing is left to happen."""
+        """Advance time until no events are left."""
         while self.step():
             pass
 
@@ -105,7 +105,7 @@ class NullDevice:
         self._free_at = 0.0
 
     def compile(self, segment: SegmentSource) -> Program:
-        """Look the segment's time up."""
+        """Look up the segment's time."""
         return _NullProgram(segment, self._seconds(segment))
 
     def instance(self, program: Program) -> Instance:
@@ -117,7 +117,7 @@ class NullDevice:
         return _NullBuffer(spec, self.space)
 
     def start(self, instance: Instance, done: DoneCallback) -> None:
-        """Be busy for the instance's time, once what was started before has ended."""
+        """Be busy for the instance's time, after everything started before has ended."""
         seconds = cast("_NullInstance", instance).seconds
         start = max(self._clock.now, self._free_at)
         self._free_at = start + seconds
@@ -128,7 +128,7 @@ class NullDevice:
 
 
 class NullLink:
-    """A link that takes latency + bytes / bandwidth of the virtual clock and moves nothing.
+    """A link that takes latency + bytes / bandwidth of the virtual clock and copies nothing.
 
     Args:
         clock: shared by all devices and links of a runtime.
@@ -141,7 +141,7 @@ class NullLink:
         self._free_at = 0.0
 
     def start(self, source: Buffer, destination: Buffer, done: DoneCallback) -> None:  # noqa: ARG002
-        """Be busy for the time of the transfer, once what was started before has ended."""
+        """Be busy for the time of the transfer, after everything started before has ended."""
         seconds = self._latency + destination.nbytes / self._bandwidth
         start = max(self._clock.now, self._free_at)
         self._free_at = start + seconds

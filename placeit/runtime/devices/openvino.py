@@ -68,7 +68,7 @@ class OpenVinoProgram:
 
 
 class OpenVinoInstance:
-    """An infer request with its input tensors set once, so that running it moves no data and does no look-ups."""
+    """An infer request whose input tensors are set once, so that running it copies no data and looks nothing up."""
 
     def __init__(self, program: OpenVinoProgram) -> None:
         self.request = program.compiled.create_infer_request()
@@ -96,7 +96,7 @@ def _run_from_initial_state(request: Any) -> None:
 
 
 class OpenVinoDevice:
-    """An OpenVINO device with one request running at a time, on a thread of its own.
+    """An OpenVINO device that runs one request at a time, on its own thread.
 
     A CPU core set of one core runs inference in its worker thread, which is bound to that core. A larger set gets as many
     inference threads as it has cores; only the calling one is bound, because OpenVINO's threads are shared by the process.

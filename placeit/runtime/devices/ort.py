@@ -51,7 +51,7 @@ def _failures() -> tuple[type[Exception], ...]:
 
 @contextlib.contextmanager
 def explaining(what: str) -> Iterator[None]:
-    """Turn what ONNX Runtime raises into a DeviceError that says ``what`` went wrong."""
+    """Convert exceptions of ONNX Runtime to a DeviceError that says ``what`` failed."""
     try:
         yield
     except _failures() as error:
@@ -129,7 +129,7 @@ def _ort_value(array: NDArray[np.generic], spec: BufferSpec) -> Any:
 
 
 class OrtDevice:
-    """A CPU core set or an NVIDIA GPU with one ONNX Runtime session running at a time, on a thread of the device's own.
+    """A CPU core set or an NVIDIA GPU that runs one ONNX Runtime session at a time, on its own thread.
 
     A core set of one core computes in the worker thread alone, which is bound to that core. A larger set gets as many threads
     as it has cores: each session starts its own, bound to the set.
@@ -197,7 +197,7 @@ class OrtDevice:
 
 
 def check_device(device: Device, precision: str) -> None:
-    """Check that ONNX Runtime is there for a device, and that a GPU is PyTorch's, whose stream it computes on.
+    """Check that ONNX Runtime supports a device, and that PyTorch, which provides the stream, can use a GPU.
 
     Raises:
         DeviceError: says what is missing; or another precision than ``f32`` is asked for.

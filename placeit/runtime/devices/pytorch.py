@@ -46,7 +46,7 @@ _default_threads = threading.Lock()
 
 
 def use_threads(count: int) -> None:
-    """Have PyTorch compute with so many threads when it is called from this thread, whose core affinity they inherit.
+    """Set PyTorch's number of threads for calls from this thread; the threads inherit its core affinity.
 
     ``torch.set_num_threads`` sets the number for the calling thread, and for every thread that has not computed yet. Only the
     former is meant here, so the latter is put back.
@@ -92,12 +92,12 @@ class TorchBuffer:
         return math.prod(self.spec.shape) * _torch_dtype(self.spec).itemsize
 
     def array(self) -> NDArray[np.generic]:
-        """View the value, or copy it as float32 if NumPy has no such type."""
+        """View the value, or copy it as float32 if NumPy lacks its type."""
         tensor = self.tensor if numpy_can_hold(self.spec.dtype) or self.tensor.is_complex() else self.tensor.float()
         return cast("NDArray[np.generic]", tensor.numpy(force=True))
 
     def blank(self, sentinel: int) -> None:
-        """Put another tensor there: the memory of this one may be an input's or a weight's."""
+        """Replace the tensor, since its memory may belong to an input or a weight."""
         value = float("nan") if self.tensor.is_floating_point() or self.tensor.is_complex() else sentinel
         self.tensor = torch.full_like(self.tensor, value)
 
@@ -112,7 +112,7 @@ class TorchProgram:
 
 
 class TorchInstance:
-    """A module with the buffers that it reads from and writes to."""
+    """A module with its input and output buffers."""
 
     def __init__(self, program: TorchProgram) -> None:
         self._forward = program.forward
@@ -131,7 +131,7 @@ class TorchInstance:
         self._inputs[index] = source
 
     def output(self, index: int) -> TorchBuffer:
-        """Where output ``index`` is found after a run."""
+        """The buffer that holds output ``index`` after a run."""
         return self._outputs[index]
 
     def run(self) -> None:
@@ -151,7 +151,7 @@ def check_precision(device: Device, precision: str) -> None:
 
 
 class TorchDevice:
-    """A CPU core set with one PyTorch segment running at a time, on a thread of its own that is bound to the cores.
+    """A CPU core set that runs one PyTorch segment at a time, on its own thread, bound to the cores.
 
     Larger sets get as many threads as they have cores; those are the worker's own and inherit its cores.
 
@@ -215,7 +215,7 @@ class TorchDevice:
 
 
 def failing_op(error: BaseException) -> str | None:
-    """Return the op of a segment at which an error was raised; None if it was elsewhere.
+    """Return the op of a segment that raised an error; None if the error came from elsewhere.
 
     It is the node of a module that torch.fx made, and what a note ``op: NAME`` of the error says of any other module.
     """
@@ -233,7 +233,7 @@ def failing_op(error: BaseException) -> str | None:
 
 @contextlib.contextmanager
 def explaining(what: str) -> Iterator[None]:
-    """Turn what PyTorch raises into a DeviceError that says ``what`` went wrong, and in which op."""
+    """Convert exceptions of PyTorch to a DeviceError that says ``what`` failed, and in which op."""
     try:
         yield
     except FAILURES as error:

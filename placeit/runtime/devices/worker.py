@@ -1,4 +1,4 @@
-"""A thread that runs jobs in order, bound to CPU cores, and what it takes to wait for one through any exception."""
+"""A thread that runs jobs in order, bound to CPU cores, and a gate to wait for jobs safely with interrupts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LOOK_S = 0.5
 
 
 class Gate:
-    """Shut until somebody opens it, for threads to wait at.
+    """A gate for threads to wait at until it is opened.
 
     What ``threading.Event`` is, but whole after any exception at any moment: a signal handler that raises inside ``Event.wait``
     can leave the event's own lock taken, and who sets the event then hangs for ever.
@@ -36,20 +36,20 @@ class Gate:
         self._shut.acquire()
 
     def open(self) -> None:
-        """Let everybody through. No two threads may do so at once."""
+        """Open the gate. No two threads may do so at the same time."""
         if not self.is_open:
             self.is_open = True
             self._shut.release()
 
     def wait(self, timeout: float = -1) -> bool:
-        """Wait until it is open, for so many seconds at most unless negative, and say whether it is."""
+        """Wait until it is open, at most for some seconds (no limit if negative), and return whether it is."""
         if not self.is_open and self._shut.acquire(timeout=timeout if timeout >= 0 else -1):
             self._shut.release()  # for the next one
         return self.is_open
 
 
 def apart(job: Callable[[], T]) -> T:
-    """Run a job on a thread of its own and return what it returns, or raise what it raises.
+    """Run a job on a new thread, and return its result or raise its exception.
 
     For what must not be left half done: a signal handler raises in the thread that waits here, and the job goes on to its end.
     """
@@ -75,7 +75,7 @@ def apart(job: Callable[[], T]) -> T:
 
 
 def within(seconds: float, job: Callable[[], None]) -> bool:
-    """Run a job on a thread of its own and say whether it has ended after so many seconds; else it is left to go on."""
+    """Run a job on a new thread and return whether it ended within some seconds; otherwise it continues."""
     ended = Gate()
     worker = Worker("placeit closing")
     worker.submit(job)
@@ -86,7 +86,7 @@ def within(seconds: float, job: Callable[[], None]) -> bool:
 
 
 def perform(run: Callable[[], object], explain: Callable[[BaseException], str], done: DoneCallback) -> None:
-    """Run something and report when it began and ended; the job of a device's worker.
+    """Run a function and report its start and end; the job of a device's worker.
 
     Args:
         run: what to run. Whatever it raises is reported as an ExecutionError.
@@ -104,7 +104,7 @@ def perform(run: Callable[[], object], explain: Callable[[BaseException], str], 
 
 
 class Worker:
-    """Runs jobs one at a time in the order of submission. A job must not raise: it would be the thread's last.
+    """Runs jobs one at a time, in order of submission. A job must not raise, since that would end the thread.
 
     A job submitted from the worker's own thread (the next segment of a device whose last one just finished) starts without
     a context switch. The thread also ends when nobody refers to the worker any more.
@@ -140,7 +140,7 @@ class Worker:
             raise DeviceError(f"{name}: its thread cannot be started ({error}): close what runs beside it.") from error
 
     def check(self) -> None:
-        """Raise ExecutionError if the thread has ended, so that nothing that was submitted will be reported any more."""
+        """Raise ExecutionError if the thread has ended, so that submitted jobs will never be reported."""
         if not self.alive:
             if self._fate.error is None:
                 self._refuse(self.check)
@@ -151,14 +151,14 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether the thread runs, or will."""
+        """Whether the thread runs or is about to start."""
         return not self._fate.ended  # Thread.is_alive says for ever that it has ended once a signal handler has raised in there
 
     def _refuse(self, job: Callable[[], None]) -> None:  # noqa: ARG002
         raise ExecutionError(f"{self._thread.name} is closed, and nothing more can run there: open a new session or runtime.")
 
     def close(self) -> None:
-        """Finish what was submitted and stop; what is submitted later is an ExecutionError.
+        """Finish all submitted jobs and stop; later submissions raise ExecutionError.
 
         A job that does not end within ten seconds is left behind: the thread, a daemon, ends with it.
         """
