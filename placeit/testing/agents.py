@@ -1,4 +1,4 @@
-"""What every agent must do, as a test class to inherit.
+"""Conformance tests for agents, as a test class to inherit.
 
 Use it like this::
 
@@ -43,11 +43,11 @@ class AgentConformance:
     ways: tuple[str, ...] = ()
 
     def make(self) -> Agent:
-        """Return an untrained agent, of a size for the instances; the same each time."""
+        """Return an untrained agent of a suitable size for the instances; the same one each time."""
         raise NotImplementedError
 
     def instances(self) -> Sequence[ProblemInstance]:
-        """Problems of different sizes: scarce memory, scarce devices, a single op and a single device among them."""
+        """Problems of different sizes, including scarce memory, scarce devices, a single op and a single device."""
         problems = [
             random_problem(7, 3, 0),
             random_problem(5, 2, 1, tight=True),

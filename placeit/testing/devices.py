@@ -1,4 +1,4 @@
-"""What every device must do, as test classes to inherit.
+"""Conformance tests for devices, as test classes to inherit.
 
 Use it like this::
 
@@ -45,7 +45,7 @@ class DeviceConformance:
         raise NotImplementedError
 
     def let_time_pass(self) -> None:
-        """Do what lets started instances end; a device with a virtual clock has to run it."""
+        """Let started instances end; a device with a virtual clock has to advance it here."""
         time.sleep(1e-3)
 
     @pytest.fixture
@@ -146,7 +146,7 @@ class ComputingDeviceConformance(DeviceConformance):
     """
 
     def failing(self, device: RuntimeDevice) -> Instance:
-        """Make an instance that fails when it runs, in whatever way the device has of failing: here, an index out of range."""
+        """Make an instance that fails when it runs, in any way; here, by an index out of range."""
         source = _Pick()
         instance = device.instance(device.compile(source))
         for i, (spec, value) in enumerate(zip(source.inputs, (1.0, 1000), strict=True)):

@@ -130,7 +130,7 @@ class FakeAccelerator:
                 held.enter_context(turn)
 
     def hang_no_more(self) -> None:
-        """Let what hangs end."""
+        """Let hanging launches end."""
         with self._lock:
             if self._hanging is not None:
                 stream, run = self._hanging
@@ -138,7 +138,7 @@ class FakeAccelerator:
                 self._after(functools.partial(self._end, stream, run), run)
 
     def memory(self, device: int) -> int:
-        """Its own, or the host's, as was given."""
+        """Its own memory or the host's, as given."""
         return HOST if device in self._on_host else device
 
     def place(self, device: int) -> object:
@@ -146,12 +146,12 @@ class FakeAccelerator:
         return self.names[device]
 
     def can_peer(self, src: int, dst: int) -> bool:
-        """What was given."""
+        """As given."""
         return self._peers is None or (src, dst) in self._peers
 
     @one_at_a_time
     def free_bytes(self, device: int) -> float:
-        """What is not in use."""
+        """Unused bytes."""
         return self._memory_bytes - self.allocated[device]
 
     @one_at_a_time
@@ -209,7 +209,7 @@ class FakeAccelerator:
 
     @one_at_a_time
     def event(self, device: int, *, timed: bool = False) -> FakeEvent:  # noqa: ARG002
-        """An event that marks nothing."""
+        """An event that marks nothing yet."""
         return FakeEvent()
 
     @one_at_a_time
@@ -231,7 +231,7 @@ class FakeAccelerator:
 
     @one_at_a_time
     def wait(self, stream: FakeStream, event: FakeEvent) -> None:
-        """Queue a wait for what the event marks now."""
+        """Queue a wait for what the event marks at this moment."""
         if self._captured is not None:
             self._captured.append(functools.partial(self.wait, stream, event))
             return
@@ -280,7 +280,7 @@ class FakeAccelerator:
 
     @one_at_a_time
     def notify(self, stream: FakeStream, event: FakeEvent, inbox: Inbox, token: Token) -> None:  # noqa: ARG002
-        """Report an event, some time after it has happened."""
+        """Report an event, at a random time after it has happened."""
         mark = event.mark
         assert mark is not None, "nobody can be told of an event that was never recorded"
         deliver = functools.partial(self._deliver, mark, inbox, token)
@@ -290,7 +290,7 @@ class FakeAccelerator:
             mark.then.append(functools.partial(self._after, deliver))
 
     def take(self, inbox: Inbox, timeout: float | None = None) -> Token | None:
-        """Let time pass until something is reported; a time-out is over when nothing is left to happen."""
+        """Advance time until something is reported; a time-out ends when no events are left."""
         while True:
             with self._lock:
                 token = inbox.get(0.0)
@@ -306,7 +306,7 @@ class FakeAccelerator:
                 time.sleep(1e-4)
 
     def finish(self, stream: FakeStream) -> None:
-        """Let time pass until the stream is empty."""
+        """Advance time until the stream is empty."""
         with self._lock:
             mark = self._mark(stream)
         while True:
@@ -328,7 +328,7 @@ class FakeAccelerator:
 
     @one_at_a_time
     def capture(self, streams: Sequence[FakeStream], launches: Callable[[], None]) -> Replay:
-        """Keep the calls, and make them again on every replay."""
+        """Record the calls, and repeat them on every replay."""
         calls: list[Callable[[], None]] = []
         self._captured = calls
         launches()

@@ -1,4 +1,4 @@
-"""What the streams of a :class:`~placeit.testing.fake_accelerator.FakeAccelerator` hold: memory, marks, waits, submissions."""
+"""Parts of the streams of a :class:`~placeit.testing.fake_accelerator.FakeAccelerator`: memory, marks, submissions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _R = TypeVar("_R")
 
 
 def one_at_a_time(method: Callable[_P, _R]) -> Callable[_P, _R]:
-    """A call of the accelerator, one at a time, and none by a host function."""
+    """Allow one call of the accelerator at a time, and none from a host function."""
 
     @functools.wraps(method)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -39,7 +39,7 @@ def one_at_a_time(method: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 class Turn:
-    """A lock that passes on what its holders have learned."""
+    """A lock that transfers its holders' vector clocks."""
 
     def __init__(self, begin: Callable[[Mapping[Hashable, int]], None], end: Callable[[], Mapping[Hashable, int]]) -> None:
         self._begin, self._end, self._lock = begin, end, threading.RLock()
@@ -85,7 +85,7 @@ class FakeView:
 
 
 class StreamMark:
-    """A place in a stream: what an event stands for."""
+    """A position in a stream, marked by an event."""
 
     def __init__(self, device: int, clock: Mapping[Hashable, int]) -> None:
         self.device, self.clock = device, clock
@@ -94,11 +94,11 @@ class StreamMark:
 
     @property
     def reached(self) -> bool:
-        """Whether the stream has come so far."""
+        """Whether the stream has reached this position."""
         return self.reached_at is not None
 
     def reach(self, now: float) -> None:
-        """Say that it has, and call who waited for it."""
+        """Mark the position as reached, and notify everything that waits for it."""
         self.reached_at = now
         for call in self.then:
             call()
@@ -111,7 +111,7 @@ class FakeEvent:
 
 
 class FakeStream:
-    """A queue of what runs on a device in order."""
+    """A queue of work that runs on a device in order."""
 
     def __init__(self, number: int, device: int) -> None:
         self.number, self.device = number, device
@@ -123,7 +123,7 @@ class FakeStream:
 
 
 class Wait:
-    """A place where a stream waits for a mark."""
+    """A position where a stream waits for a mark."""
 
     def __init__(self, mark: StreamMark) -> None:
         self.mark = mark
@@ -166,17 +166,17 @@ class Submission:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it writes."""
+        """Number of bytes it writes."""
         return sum(view.array.nbytes for view in self.outputs)
 
     def begin(self) -> None:
-        """Take the inputs, and make the outputs unreadable."""
+        """Read the inputs, and make the outputs unreadable."""
         self._given = [view.array.copy() for view in self.inputs]
         for view in self.outputs:
             view.array[...] = np.full(view.array.itemsize, _UNREADABLE, np.uint8).view(view.array.dtype)[0]
 
     def end(self) -> None:
-        """Fill the outputs, unless the inputs have changed."""
+        """Write the outputs, unless the inputs have changed."""
         if any(view.array.tobytes() != given.tobytes() for view, given in zip(self.inputs, self._given, strict=True)):
             return
         if self.fails:

@@ -1,4 +1,4 @@
-"""A checker of what launches on streams do to memory: every access is ordered with every other that it conflicts with.
+"""A checker of memory accesses of launches on streams: conflicting accesses must be ordered.
 
 It knows nothing of plans, and shares no code with what it checks. It is told of every launch, wait and report, in the order in
 which the host makes them, and keeps vector clocks (Mattern 1989) over the host's threads, the streams and the events. Two
@@ -64,7 +64,7 @@ class HappensBefore:
         *,
         host: Hashable = HOST_THREAD,
     ) -> None:
-        """Something is launched on a stream by a thread of the host, or done by the host itself, and uses memory."""
+        """Record a use of memory by a launch on a stream, or by the host itself."""
         clock = self._clock(thread)
         _join(clock, self._clock(host))  # the host launches after everything that it has learned
         clock[thread] = clock.get(thread, 0) + 1
@@ -84,17 +84,17 @@ class HappensBefore:
             state.written, state.view, state.reads = now, access.view, []
 
     def free(self, memory: Hashable, *, host: Hashable = HOST_THREAD) -> None:
-        """A thread of the host gives memory back."""
+        """Record that a thread of the host frees memory."""
         state = self._state(memory, "freeing")
         self._overwritten(state, self._clock(host), f"the host frees {memory}")
         state.freed = True
 
     def mark(self, thread: Hashable) -> Mapping[Hashable, int]:
-        """What has happened when everything launched on a stream so far has ended: what an event marks."""
+        """Return what has happened when everything launched on a stream so far has ended, as an event marks it."""
         return dict(self._clock(thread))
 
     def after(self, thread: Hashable, mark: Mapping[Hashable, int]) -> None:
-        """A stream waits for a mark, or the host learns that it was reached."""
+        """Record that a stream waits for a mark, or that the host learns that it was reached."""
         _join(self._clock(thread), mark)
 
     def _clock(self, thread: Hashable) -> _Clock:

@@ -1,4 +1,4 @@
-"""What every placer must do, as a test class to inherit.
+"""Conformance tests for placers, as a test class to inherit.
 
 Use it like this::
 
@@ -48,7 +48,7 @@ class PlacerConformance:
     splits: bool = True
 
     def answer(self, problem: Problem, cost: CostFunction | None = None, evaluations: int | None = None) -> NDArray[np.int32]:
-        """Return the placer's own checked answer, not held against single devices."""
+        """Return the placer's own checked answer, without comparison with single devices."""
         cost = SimulatedCost(problem) if cost is None else cost
         return problem.check(parse_placer(self.placer).place(problem, cost, seed=0, evaluations=evaluations))
 
