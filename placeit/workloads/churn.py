@@ -17,7 +17,7 @@ __all__ = ["carry_placement", "churn"]
 def churn(
     network: DeviceNetwork, rng: np.random.Generator, *, fewest: int = 16, capacity: float = 0.5
 ) -> Iterator[DeviceNetwork]:
-    """Yield a device network and then what becomes of it, without end.
+    """Yield a device network and its changed versions, without end.
 
     From one network to the next the number of devices goes to another one, drawn uniformly from ``fewest`` to what it was at
     first. If it falls, random devices are lost; if it rises, the devices lost first are replaced. Devices keep their names;

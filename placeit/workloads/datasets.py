@@ -1,4 +1,4 @@
-"""Sets of placement problems to train and test on, as GiPH uses them, and an endless stream of fresh ones."""
+"""GiPH's sets of placement problems for training and testing, and an endless stream of random problems."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def random_problem_stream(
     networks: Choices = NETWORK_CHOICES,
     max_tasks: int | None = MAX_TASKS,
 ) -> Iterator[Problem]:
-    """Yield fresh problems without end, each of a graph and a network of its own; see :func:`draw_problem`."""
+    """Yield problems without end, each with a new graph and network; see :func:`draw_problem`."""
     return (case.problem for case in random_cases(seed, graphs=graphs, networks=networks, max_tasks=max_tasks))
 
 
@@ -122,7 +122,7 @@ def random_cases(
     networks: Choices = NETWORK_CHOICES,
     max_tasks: int | None = MAX_TASKS,
 ) -> Iterator[Case]:
-    """Generate the problems of :func:`random_problem_stream` with the parameters that were drawn for them."""
+    """Generate the problems of :func:`random_problem_stream` with the parameters drawn for them."""
     rng = _rng(seed, "random")
     while True:
         yield _draw_case(rng, graphs, networks, max_tasks)
@@ -161,7 +161,7 @@ def giph_dataset(
     networks: Choices = NETWORK_CHOICES,
     max_tasks: int | None = MAX_TASKS,
 ) -> tuple[list[Problem], list[Problem]]:
-    """Return the problems that GiPH trains and tests on, generated afresh (its section 5).
+    """Generate the problems that GiPH trains and tests on (its section 5).
 
     - ``single``: one device network, 150 task graphs to train and 150 others to test.
     - ``multi``: 500 pairs out of 10 device networks and 120 task graphs to train, and as many out of other networks and graphs
@@ -203,7 +203,7 @@ def cases(
     networks: Choices = NETWORK_CHOICES,
     max_tasks: int | None = MAX_TASKS,
 ) -> Iterator[Case]:
-    """Generate the problems of :func:`giph_dataset` one by one, with what they were generated from.
+    """Generate the problems of :func:`giph_dataset` one by one, with their parameters.
 
     There is no end to ``single``; the others end when no pair, no size of a cell or no moment is left.
 

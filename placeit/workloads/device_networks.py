@@ -17,7 +17,7 @@ __all__ = ["DeviceNetwork", "DeviceNetworkParameters", "problem_of", "random_dev
 
 @dataclass(frozen=True, eq=False)
 class DeviceNetwork:
-    """``D`` devices, the links between them, and which of ``T`` types of hardware each device has.
+    """``D`` devices, the links between them, and the hardware types (of ``T``) of each device.
 
     Attributes:
         speed: ``float64[D]``, units of compute per second, the paper's SP_k.

@@ -28,7 +28,7 @@ def export_cases(
     count: int | None = None,
     told: Callable[[dict[str, Any]], object] | None = None,
 ) -> None:
-    """Write each problem as a file of its own (:meth:`placeit.core.problem.Problem.to_json`), and an index of them.
+    """Write each problem to its own file (:meth:`placeit.core.problem.Problem.to_json`), and an index of the files.
 
     Problems are written as they come, and none is kept. The index holds ``facts``, and for each problem its file, its size and
     what was drawn for it. Ctrl-C leaves the files that are whole, with an index of them; after any other error nothing is left.

@@ -1,4 +1,4 @@
-"""Problems of every kind, to train policies that are used on any graph and any devices."""
+"""Problems of every kind, for training policies that place any graph on any devices."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SENSOR_FUSION = 500
 
 
 def draw_any_problem(rng: np.random.Generator, max_tasks: int) -> Problem:
-    """Draw a problem: half are GiPH's random ones, a quarter have few devices that run nearly everything.
+    """Draw a problem: half are GiPH's random problems, a quarter have few devices that run nearly every op.
 
     An eighth are recurrent-cell graphs on a random network each, an eighth moments of the first half hour of the sensor-fusion
     case (its seed 0). So the scene of seed 0 is not new to a policy that learned from these, in its second half hour either.

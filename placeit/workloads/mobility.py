@@ -1,4 +1,4 @@
-"""Vehicles on a grid of streets: where they are, and when; in place of the traffic simulator that GiPH uses (section 5.3)."""
+"""Positions of vehicles on a grid of streets over time, in place of GiPH's traffic simulator (section 5.3)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Sighting:
 
 
 def grid_points(side: int, block_m: float) -> NDArray[np.float64]:
-    """Return where the intersections are, ``float64[side * side, 2]``, in metres, row by row from the south-west."""
+    """Return the positions of the intersections, ``float64[side * side, 2]``, in metres, row by row from the south-west."""
     y, x = np.divmod(np.arange(side * side), side)
     return np.stack([x, y], axis=1) * np.float64(block_m)
 
@@ -47,7 +47,7 @@ def traffic(
     duration_s: float = 3600.0,
     interval_s: float = 10.0,
 ) -> list[Sighting]:
-    """Let vehicles drive through a square grid of streets and note at regular moments where each is.
+    """Simulate vehicles on a square grid of streets, and record their positions at regular intervals.
 
     A vehicle enters at a moment drawn uniformly, at an intersection on the border, heading inwards. Its speed is drawn from
     8 to 14 m/s (29 to 50 km/h). At an intersection it goes straight on (1/2), left or right (1/4 each) until that leads out

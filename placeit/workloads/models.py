@@ -253,7 +253,7 @@ class BertBase(nn.Module):
         self.register_buffer("positions", torch.arange(_POSITIONS).unsqueeze(0), persistent=False)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the last hidden state and the pooled output; without token types, all are of the first."""
+        """Return the last hidden state and the pooled output; without token types, all tokens have the first type."""
         if token_type_ids is None:
             token_type_ids = torch.zeros_like(input_ids)
         x = self.words(input_ids) + self.types(token_type_ids) + self.position(self.positions[:, : input_ids.size(1)])

@@ -1,4 +1,4 @@
-"""Parameters of generators: checked, and drawn from several values each."""
+"""Parameters of generators: range checks, and drawing from several values each."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def draw_parameters(kind: type[Parameters], choices: Choices, rng: np.random.Gen
 def check_range(
     parameters: Any, name: str, low: float, high: float = math.inf, *, above: bool = False, below: bool = False
 ) -> None:
-    """Check that a parameter is a number from ``low`` to ``high``, whole if its field is declared so.
+    """Check that a parameter is a number from ``low`` to ``high``, an integer if its field is declared so.
 
     Args:
         parameters: a dataclass instance.

@@ -76,7 +76,7 @@ def random_recurrent_cell(rng: np.random.Generator, *, nodes: int = NODES) -> Re
 
 
 def unrolled_graph(cell: RecurrentCell, *, steps: int, batch: int, hidden: int = HIDDEN) -> TaskGraph:
-    """Return the operators of an unrolled cell: those of its nodes and an average in each step.
+    """Return the operators of an unrolled cell: those of its nodes, and an average in each step.
 
     With 9 nodes and 20 to 30 steps these are 200 to 300, as in the paper. Looking up the embedding of a word, which computes
     nothing, is part of the first node. Compute is in floating-point operations: a node multiplies its input, ``[batch,

@@ -66,7 +66,7 @@ class LatencyModel:
 
 
 def fit_latency(mean_s: NDArray[np.float64]) -> LatencyModel:
-    """Fit the latency model to the mean times of two tasks, as two share a processor here: CPU or GPU.
+    """Fit the latency model to the mean times of two tasks, since two tasks share each processor: CPU or GPU.
 
     With two tasks the least squares are zero, on a plain as on a logarithmic scale, and there is freedom left. The longer
     task counts as one unit of compute; the shorter as much as it may without a negative startup time, so that as little time
@@ -90,7 +90,7 @@ def fit_latency(mean_s: NDArray[np.float64]) -> LatencyModel:
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """What does not move: ``R`` road-side units (RSUs) at intersections, four cameras at each, and ``K - R`` edge devices.
+    """Fixed parts: ``R`` road-side units (RSUs) at intersections, four cameras at each, and ``K - R`` edge devices.
 
     Attributes:
         position: ``float64[K, 2]``, metres, of the devices that compute; RSUs first.
@@ -111,7 +111,7 @@ class Scene:
 
 @dataclass(frozen=True, eq=False)
 class SensorFusionCase:
-    """The pipelines around one vehicle at one moment, ``V`` tasks on ``D`` devices, and what relocating a task costs.
+    """The pipelines around one vehicle at one moment, ``V`` tasks on ``D`` devices, and their relocation costs.
 
     Tasks and devices have the same names in all cases of a scene. A relocation costs the time to migrate a task's data over
     the link between its devices, and the time to start it.
@@ -132,7 +132,7 @@ class SensorFusionCase:
 
 
 def random_scene(rng: np.random.Generator) -> Scene:
-    """Draw where the edge devices are: 10 of type A, 10 of B and 20 of C, uniformly over the area of 36 intersections.
+    """Draw the positions of edge devices: 10 of type A, 10 of B, 20 of C, uniformly over the area of 36 intersections.
 
     The intersections are a square grid 380 m apart, so that a vehicle is between about three of them, as in Fig. 8b. Their
     RSUs are of type C.
@@ -167,7 +167,7 @@ def _startup_ms() -> NDArray[np.float64]:
 
 
 def sensor_fusion_trace(scene: Scene, rng: np.random.Generator, *, connected: int = CONNECTED) -> list[Sighting]:
-    """Let connected vehicles drive for an hour, and note every 10 s where each is.
+    """Simulate connected vehicles for an hour, and record their positions every 10 s.
 
     Differs from the paper, which uses the traffic simulator SUMO and a map: see :func:`placeit.workloads.mobility.traffic`.
 
@@ -180,7 +180,7 @@ def sensor_fusion_trace(scene: Scene, rng: np.random.Generator, *, connected: in
 
 
 def sensor_fusion_case(scene: Scene, sighting: Sighting, *, reach_m: float = RANGE_M) -> SensorFusionCase:
-    """Return the pipelines that a vehicle is part of where it is (GiPH, Fig. 8b).
+    """Return the pipelines that a vehicle is part of at its position (GiPH, Fig. 8b).
 
     The vehicle's camera and LIDAR feed a detection each, and these its data fusion. So does the data of each RSU within
     400 m: four cameras, a detection for each, and the RSU's data fusion, which reads the vehicle's as well. Links have a

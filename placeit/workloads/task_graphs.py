@@ -20,7 +20,7 @@ _MOST_TASKS = 10_000
 
 @dataclass(frozen=True, eq=False)
 class TaskGraph:
-    """What is to be computed, apart from any device: ``V`` tasks and ``E`` data links.
+    """A computation, independent of devices: ``V`` tasks and ``E`` data links.
 
     Attributes:
         compute: ``float64[V]``, the paper's C_i, in units of compute.

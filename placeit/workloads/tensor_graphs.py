@@ -117,7 +117,7 @@ def llama_layer(
     shards: int = 2,
     partition: Partition | None = None,
 ) -> BlockProgram:
-    """Llama-layer (C.3): a Llama-block, the last normalisation, and the scores of the token that comes next.
+    """Llama-layer (C.3): a Llama-block, the last normalisation, and the scores of the next token.
 
     The paper does not say how a layer differs from a block. Its authors' cost graph of a layer adds a normalisation and the
     product of one token with a matrix of embedding by vocabulary; so does this.

@@ -1,4 +1,4 @@
-"""Tensor expressions, cut into shards: task graphs that can be run.
+"""Tensor expressions, cut into shards: task graphs that can be executed.
 
 An expression is a few whole-tensor ops written like Einstein sums (:mod:`~placeit.workloads.tensors.expression`). A partition
 of each op's indices (:mod:`~placeit.workloads.tensors.partition`) turns it into ops on blocks

@@ -52,7 +52,7 @@ def tensor(
     scale: float = 1.0,
     sample: Callable[[torch.Generator], Tensor] | None = None,
 ) -> Node:
-    """Name an input.
+    """Declare an input.
 
     Args:
         name: of the input.
@@ -71,7 +71,7 @@ def tensor(
 
 
 def einsum(name: str, equation: str, *operands: Node) -> Node:
-    """Multiply operands and sum over the indices that the result does not have: ``"ik,kj->ij"`` is a matrix product.
+    """Multiply operands and sum over indices that the result lacks: ``"ik,kj->ij"`` is a matrix product.
 
     Raises:
         UsageError: the equation does not fit the operands, or there is only one.
@@ -82,7 +82,7 @@ def einsum(name: str, equation: str, *operands: Node) -> Node:
 
 
 def elementwise(name: str, equation: str, function: Kernel, *operands: Node, flops: float = 1.0) -> Node:
-    """Apply a function to each element; operands that lack an index of the result are repeated along it.
+    """Apply a function element by element; operands that lack an index of the result are broadcast along it.
 
     Args:
         name: of the op.
@@ -107,7 +107,7 @@ def elementwise(name: str, equation: str, function: Kernel, *operands: Node, flo
 
 
 def reduction(name: str, equation: str, how: Reduction, operand: Node) -> Node:
-    """Reduce the indices that the result does not have: ``"ij->i"``.
+    """Reduce the indices that the result lacks: ``"ij->i"``.
 
     Raises:
         UsageError: the equation does not fit the operand, leaves out nothing, or changes the order of indices.
@@ -121,7 +121,7 @@ def reduction(name: str, equation: str, how: Reduction, operand: Node) -> Node:
 
 
 def to_complex(name: str, equation: str, operand: Node) -> Node:
-    """Read a last dimension of two as real and imaginary part: ``"scr->sc"``.
+    """Combine a last dimension of size two, real and imaginary part: ``"scr->sc"``.
 
     Raises:
         UsageError: the equation does not fit the operand, or its last index is not one of size two that goes away.
@@ -141,7 +141,7 @@ def to_complex(name: str, equation: str, operand: Node) -> Node:
 
 
 def to_real(name: str, equation: str, operand: Node) -> Node:
-    """Write real and imaginary part along a new last dimension of two: ``"sc->scr"``.
+    """Split into real and imaginary part along a new last dimension of size two: ``"sc->scr"``.
 
     Raises:
         UsageError: the equation does not fit the operand, adds no last index, or the operand is not complex.
@@ -162,7 +162,7 @@ def to_real(name: str, equation: str, operand: Node) -> Node:
 
 
 def causal(name: str, indices: str, operand: Node) -> Node:
-    """Put minus infinity where the last index is larger than the one before it: no attention to what comes later.
+    """Set elements to minus infinity where the last index exceeds the one before it: no attention to later tokens.
 
     Raises:
         UsageError: the indices do not fit the operand, or are fewer than two.
@@ -179,7 +179,7 @@ def causal(name: str, indices: str, operand: Node) -> Node:
 
 
 def crop(name: str, operand: Node, *ranges: IndexRange) -> Node:
-    """Take a part of a tensor, one range per dimension; its reader says in which blocks.
+    """Take a part of a tensor, one range per dimension; the reader determines the blocks.
 
     Raises:
         UsageError: a range that is empty or outside of the tensor, or not one per dimension.

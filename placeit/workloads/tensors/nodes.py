@@ -1,4 +1,4 @@
-"""What an expression of whole tensors is made of."""
+"""Nodes of expressions of whole tensors."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class Node:
 
 @dataclass(frozen=True, eq=False)
 class Input(Node):
-    """A tensor that is given; ``sample`` draws a value to try it with."""
+    """An input tensor; ``sample`` draws a random value."""
 
     sample: Callable[[torch.Generator], Tensor] = field(kw_only=True)
 
 
 @dataclass(frozen=True, eq=False)
 class Crop(Node):
-    """A part of its only operand, from ``starts`` on."""
+    """A part of its operand, beginning at ``starts``."""
 
     starts: tuple[int, ...] = field(kw_only=True)
 
@@ -90,7 +90,7 @@ class Op(Node):
 
 
 def in_order(outputs: Sequence[Node]) -> list[Node]:
-    """All nodes that some outputs need, each after its operands.
+    """All nodes that the given outputs need, each after its operands.
 
     Raises:
         UsageError: two of them have one name.

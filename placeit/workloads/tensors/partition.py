@@ -1,4 +1,4 @@
-"""Into how many parts each index of each op is cut."""
+"""Partitions: the number of parts into which each index of each op is cut."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Partition: TypeAlias = Mapping[str, Mapping[str, int]]
 
 
 def bounds(size: int, parts: int) -> list[IndexRange]:
-    """Cut ``size`` into parts that differ by one at most."""
+    """Cut ``size`` into parts that differ by at most one."""
     return [(part * size // parts, (part + 1) * size // parts) for part in range(parts)]
 
 
 def overlapping(ranges: Sequence[IndexRange], wanted: IndexRange) -> list[int]:
-    """Which of some ranges share anything with another one."""
+    """Return the ranges that overlap a given range."""
     return [part for part, (first, last) in enumerate(ranges) if first < wanted[1] and wanted[0] < last]
 
 

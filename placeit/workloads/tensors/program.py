@@ -1,4 +1,4 @@
-"""Programs of ops on blocks of tensors: what runs, and the task graph of it."""
+"""Programs of ops on blocks of tensors, with their task graphs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Block", "BlockProgram", "BlockTensor", "MetaOp", "ProgramOp", "Whole
 
 @dataclass(frozen=True)
 class BlockTensor:
-    """A tensor that an op makes, or that the program is given.
+    """A tensor produced by an op, or an input block of the program.
 
     Attributes:
         name: unique in the program.
@@ -66,7 +66,7 @@ class ProgramOp:
 
 @dataclass(frozen=True)
 class Block:
-    """Where a tensor lies in a whole one.
+    """Position of a tensor in a whole tensor.
 
     Attributes:
         tensor: tensor number.
@@ -111,7 +111,7 @@ class MetaOp:
 
 @dataclass(frozen=True, eq=False)
 class BlockProgram:
-    """Ops on blocks, each after the ops it reads from.
+    """Ops on blocks, in topological order.
 
     Attributes:
         tensors: every block, of inputs and of what ops make.
@@ -153,7 +153,7 @@ class BlockProgram:
         ).verify()
 
     def problem(self, cluster: Cluster) -> Problem:
-        """The problem of placing the program on described devices, whose costs are those of the roofline model.
+        """The problem of placing the program on described devices, with costs by the roofline model.
 
         Raises:
             ClusterError: a device has no figures, or a link is unknown.
@@ -177,12 +177,12 @@ class BlockProgram:
         )
 
     def random_inputs(self, seed: int = 0) -> dict[str, Tensor]:
-        """Draw whole inputs by name; the same for a seed however the program is cut."""
+        """Draw whole inputs by name; for a seed they are the same however the program is cut."""
         generator = torch.Generator().manual_seed(seed)
         return {name: whole.sample(generator) for name, whole in sorted(self.inputs.items()) if whole.sample is not None}
 
     def split(self, inputs: Mapping[str, Tensor]) -> dict[int, Tensor]:
-        """Cut whole inputs into blocks, contiguous ones: by tensor number.
+        """Cut whole inputs into contiguous blocks, by tensor number.
 
         Raises:
             UsageError: an input is missing or unknown, or has another shape or type.
@@ -202,7 +202,7 @@ class BlockProgram:
         return blocks
 
     def join(self, blocks: Mapping[int, Tensor]) -> dict[str, Tensor]:
-        """Put whole outputs together from their blocks, given by tensor number."""
+        """Assemble whole outputs from their blocks, given by tensor number."""
         outputs = {}
         for name, whole in self.outputs.items():
             outputs[name] = blocks[whole.blocks[0].tensor].new_empty(whole.shape)
@@ -212,7 +212,7 @@ class BlockProgram:
 
     @torch.no_grad()
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Run op after op where the inputs are, and free every block after its last reader.
+        """Run op after op on the device of the inputs, and free every block after its last reader.
 
         Raises:
             UsageError: the inputs do not fit; see :meth:`split`.

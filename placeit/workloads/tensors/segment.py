@@ -1,4 +1,4 @@
-"""A part of a program as a PyTorch module, which is what devices run."""
+"""A part of a program as a PyTorch module, for execution on devices."""
 
 from __future__ import annotations
 
