@@ -240,7 +240,7 @@ def checked_inputs(inputs: Arrays, wanted: Mapping[str, _Shaped]) -> dict[str, N
         try:
             values[name] = np.asarray(given)
         except ValueError as error:  # lists of different lengths
-            raise UsageError(f"The input '{name}' is no array.") from error
+            raise UsageError(f"The input '{name}' is not an array.") from error
     check_inputs({name: (value.shape, value.dtype) for name, value in values.items()}, wanted)
     return {name: values[name].astype(spec.dtype, copy=False) for name, spec in wanted.items()}
 
@@ -265,7 +265,7 @@ def check_inputs(found: Mapping[str, tuple[tuple[int, ...], np.dtype[Any] | None
         shape, dtype = found[name]
         if dtype is None or shape != spec.shape or not np.can_cast(dtype, spec.dtype, "same_kind"):
             what = f"{shape[0]} bytes" if dtype is None else f"{dtype} {list(shape)}"
-            raise UsageError(f"The input '{name}' is {what}; the model wants {spec.dtype} {list(spec.shape)}.")
+            raise UsageError(f"The input '{name}' is {what}; the model expects {spec.dtype} {list(spec.shape)}.")
 
 
 def numpy_can_hold(dtype: str) -> bool:

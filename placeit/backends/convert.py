@@ -30,10 +30,10 @@ def convert(model: Model, path: Path) -> None:
         from placeit.backends.torch.model import TorchModel
 
         if not isinstance(model, TorchModel):
-            raise ModelError(f"{model.path} is of a format that placeit cannot write in another.")
+            raise ModelError(f"{model.path} has a format that placeit cannot convert to another one.")
         write = export.write_onnx if path.suffix == ".onnx" else export.write_ir
         write(model, path)
         return
     if path.suffix == ".onnx":
-        raise ModelError(f"OpenVINO has read {model.path}, and it writes no ONNX files: write an IR (.xml).")
+        raise ModelError(f"OpenVINO reads {model.path}, and it cannot write ONNX files: write an IR (.xml).")
     write_ir(model.ov_model, path)

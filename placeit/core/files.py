@@ -190,7 +190,7 @@ def check_writable(path: Path) -> None:
             stack.callback(draft.temporary.unlink, missing_ok=True)
             draft.temporary.write_bytes(bytes(_PROBE))  # an empty file fits on a full disk
         except OSError as error:
-            raise FileError(f"Cannot write {path}: {error.strerror or error}. Choose another place for it.") from error
+            raise FileError(f"Cannot write {path}: {error.strerror or error}. Choose another path.") from error
 
 
 def check_regular(path: Path) -> None:
@@ -204,7 +204,7 @@ def check_regular(path: Path) -> None:
     except (OSError, ValueError):  # who reads it will say so
         return
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise FileError(f"Cannot read {path}: it is not a regular file. Copy what is in it to one.")
+        raise FileError(f"Cannot read {path}: it is not a regular file. Copy its content to one.")
 
 
 def write_text(path: Path, text: str, *, sync: bool = True) -> None:
@@ -248,7 +248,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for key, value in pairs:
         if key in fields:
-            raise ValueError(f"the key '{key}' comes twice")
+            raise ValueError(f"the key '{key}' occurs twice")
         fields[key] = value
     return fields
 

@@ -106,7 +106,7 @@ class Problem:
         for what, values, size in (("op_names", names, ops), ("device_names", dev_names, devices)):
             _check_length(what, values, size)
             if len(set(values)) != size:
-                raise ProblemError(f"'{what}' holds a name twice; names must be unique.")
+                raise ProblemError(f"'{what}' contains a name twice; names must be unique.")
         # what an edge carries is one number per edge: numbers, not equality of bytes, say that two edges share a tensor
         tensor = np.arange(count, dtype=np.int32) if edge_tensor is None else _ints("edge_tensor", edge_tensor, (count,))
         sizes = _floats("edge_bytes", edge_bytes, 1, (count,))
@@ -152,7 +152,7 @@ class Problem:
             ("param_bytes", self.param_bytes),
         ):
             if np.any(np.isinf(values)):
-                raise ProblemError(f"'{what}' holds an infinite value; only 'compute', 'bandwidth' and 'memory' may.")
+                raise ProblemError(f"'{what}' contains an infinite value; only 'compute', 'bandwidth' and 'memory' may.")
         nowhere = np.flatnonzero(~np.isfinite(self.compute).any(axis=1))
         if len(nowhere):
             name = self.op_names[int(nowhere[0])]
@@ -334,7 +334,7 @@ def _floats(
         np.fill_diagonal(array, diagonal)
     if np.isnan(array).any():
         where = tuple(int(i) for i in np.argwhere(np.isnan(array))[0])
-        raise ProblemError(f"'{name}' holds NaN at {where}: a cost was not measured.")
+        raise ProblemError(f"'{name}' contains NaN at {where}: a cost was not measured.")
     if (array < 0).any():
         where = tuple(int(i) for i in np.argwhere(array < 0)[0])
         raise ProblemError(f"'{name}' is negative at {where}: {array[where]}.")

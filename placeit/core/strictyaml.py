@@ -108,7 +108,7 @@ class StrictYaml:
         """Read ``true`` or ``false``."""
         value = self.text(node, entry)
         if value not in ("true", "false"):
-            self.fail(node, f"{entry} is '{value}'; it is true or false")
+            self.fail(node, f"{entry} is '{value}'; it must be true or false")
         return value == "true"
 
     def fail(self, node: Node | None, what: str) -> NoReturn:

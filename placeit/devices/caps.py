@@ -45,7 +45,7 @@ def capped(cluster: Cluster, caps: Mapping[str, float | str] | None) -> Cluster:
     for name, cap in caps.items():
         if name not in cluster.names:
             raise UsageError(
-                f"The memory limit of '{name}' is about a device that is not there; the devices are {', '.join(cluster.names)}"
+                f"The memory limit of '{name}' names an unknown device; the devices are {', '.join(cluster.names)}"
                 f"{nearest(name, cluster.names)}."
             )
         most[name] = parse_quantity(cap, "memory") if isinstance(cap, str) else float(cap)

@@ -157,7 +157,8 @@ class _Reader(StrictYaml):
             said["slowdown"] = self.quantity(fields["slowdown"], f"'{entry}.slowdown'", "number")
             if said["slowdown"] < 1:
                 self.fail(
-                    fields["slowdown"], f"'{entry}.slowdown' is {said['slowdown']:g}; it is 1 or more: nothing can be sped up"
+                    fields["slowdown"],
+                    f"'{entry}.slowdown' is {said['slowdown']:g}; it must be 1 or more: nothing can be sped up",
                 )
         address = self.real[name] = self.address(fields["runs_on"], f"'{entry}.runs_on'")
         return Device(name, found_kind(address), address), said

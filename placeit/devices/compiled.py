@@ -105,7 +105,7 @@ class CompiledModels:
         if self._works:
             self._works = False
             why = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-            _log.warning("Cannot keep compiled models in %s (%s); going on without.", self.folder, why)
+            _log.warning("Cannot keep compiled models in %s (%s); continuing without.", self.folder, why)
 
 
 @functools.cache

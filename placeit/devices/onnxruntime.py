@@ -16,6 +16,6 @@ def onnxruntime() -> Any:
         return import_onnxruntime()
     except ImportError as error:
         raise DeviceError(
-            f"ONNX Runtime is not there ({error}): install it with `pip install placeit[ort]`, or for NVIDIA GPUs with `pip "
-            "install onnxruntime-gpu`, or choose devices that OpenVINO drives."
+            f"ONNX Runtime cannot be imported ({error}): install it with `pip install placeit[ort]`, or for NVIDIA GPUs with "
+            "`pip install onnxruntime-gpu`, or choose devices that OpenVINO drives."
         ) from error

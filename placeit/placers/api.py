@@ -49,7 +49,7 @@ def place(
     compared = len(singles) + 1 if singles else 0
     if evaluations is not None and evaluations < compared:
         raise UsageError(
-            f"{evaluations} evaluations are too few: holding the answer against {len(singles)} single devices takes {compared}."
+            f"{evaluations} evaluations are too few: comparing the answer with {len(singles)} single devices takes {compared}."
         )
     left = None if evaluations is None else evaluations - compared
     answer = problem.check(placer.place(problem, cost, seed=seed, evaluations=left))

@@ -51,7 +51,7 @@ def pinned_ops(pins: Mapping[str, str], ops: Sequence[str], devices: Sequence[st
     for pattern, device in pins.items():
         if device not in devices:
             raise UsageError(
-                f"The pin '{pattern}={device}' names a device that is not there; the devices are {', '.join(devices)}"
+                f"The pin '{pattern}={device}' names an unknown device; the devices are {', '.join(devices)}"
                 f"{nearest(device, devices)}."
             )
         matching = [v for v, name in enumerate(ops) if name == pattern or fnmatch.fnmatchcase(name, pattern)]

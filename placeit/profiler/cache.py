@@ -167,7 +167,7 @@ class Cache:
     def _give_up(self, what: str, error: Exception) -> None:
         if self._works:
             self._works = False
-            _log.warning("Cannot %s the cost cache %s (%s); going on without it.", what, self.folder, error)
+            _log.warning("Cannot %s the cost cache %s (%s); continuing without it.", what, self.folder, error)
 
 
 def are_numbers(value: Any, *shape: int) -> bool:

@@ -374,7 +374,7 @@ def _contradicted(
     if changed:
         age = about_seconds(time.time() - kept.written)
         _log.warning(
-            "The costs in the cache, %s old, do not hold any more: %s. They are measured again.", age, "; ".join(changed)
+            "The costs in the cache, %s old, are no longer valid: %s. They are measured again.", age, "; ".join(changed)
         )
     return bool(changed)
 

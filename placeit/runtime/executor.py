@@ -183,7 +183,7 @@ class Executor:
             raise ExecutionError("After an earlier error this executor does not know what still runs: make a new one.")
         self._slot(0)
         if self._run is not None and not self._run.quiet and not self._run.stopped:
-            raise ExecutionError("A run was asked for inside another one of the same executor, by a signal handler perhaps.")
+            raise ExecutionError("A run was started inside another run of the same executor, perhaps by a signal handler.")
         self._settle(deadline)
         for slot in self._slots:
             slot.clear()
@@ -238,7 +238,7 @@ class Executor:
         if self.runtime.wait is not None and not run.quiet:
             self.runtime.wait(run.over)
             if not run.quiet:
-                raise ExecutionError(f"Nothing is left to happen, and the run has not ended: {self._running(run)}.")
+                raise ExecutionError(f"No events are left, and the run has not ended: {self._running(run)}.")
         while not run.quiet:
             if run.over.wait(max(0.0, min(_LOOK_S, deadline - perf_counter()))):
                 return

@@ -218,7 +218,7 @@ class Race:
         except FAILURES as error:
             raise ExecutionError(f"A run of '{name}' failed: {error}") from error
         if not (0 < seconds < math.inf):
-            raise ExecutionError(f"A run of '{name}' reports that it took {seconds} s, which is no time a run can take.")
+            raise ExecutionError(f"A run of '{name}' reports that it took {seconds} s, which is not a possible running time.")
         return seconds
 
     def _drop(self) -> None:
@@ -345,7 +345,7 @@ def check_length(runs: int, duration: float | None, warmup: int) -> None:
     if duration is not None and not 0 < duration < math.inf:
         raise UsageError(f"The duration is {duration} seconds; it must be positive, and end.")
     if warmup < 0:
-        raise UsageError(f"{warmup} runs for warming up is no number of runs; 0 is for none.")
+        raise UsageError(f"{warmup} runs for warming up are not possible; 0 is the least.")
 
 
 def summed_up(name: str, samples: ArrayLike, rounds: ArrayLike) -> Measurement:

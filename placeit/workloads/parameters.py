@@ -38,7 +38,7 @@ def draw_parameters(kind: type[Parameters], choices: Choices, rng: np.random.Gen
     for name in fields:  # in the order of the fields, so that the order of the choices does not matter
         if name in choices:
             if not len(choices[name]):
-                raise UsageError(f"The parameter '{name}' of {kind.__name__} has an empty list of values; give one at least.")
+                raise UsageError(f"The parameter '{name}' of {kind.__name__} has an empty list of values; give at least one.")
             values[name] = choices[name][int(rng.integers(len(choices[name])))]
     for name in choices:
         if name not in fields:

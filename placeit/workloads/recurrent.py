@@ -64,7 +64,7 @@ def random_recurrent_cell(rng: np.random.Generator, *, nodes: int = NODES) -> Re
         UsageError: fewer than 3 nodes.
     """
     if nodes < 3:
-        raise UsageError(f"A recurrent cell of {nodes} nodes is a chain; ask for 3 at least.")
+        raise UsageError(f"A recurrent cell of {nodes} nodes is a chain; ask for at least 3.")
     names: tuple[Activation, ...] = get_args(Activation)
     while True:
         cell = RecurrentCell(
@@ -136,7 +136,7 @@ def group_operators(graph: TaskGraph, groups: int = 40) -> TaskGraph:
         UsageError: fewer than one group asked for, or no operator with one predecessor and its hardware is left to merge.
     """
     if groups < 1:
-        raise UsageError(f"Operators cannot be merged into {groups} groups; ask for 1 at least.")
+        raise UsageError(f"Operators cannot be merged into {groups} groups; ask for at least 1.")
     size = len(graph)
     cost, heaviest = graph.compute.copy(), np.arange(size)
     alive, mergeable = np.ones(size, bool), np.ones(size, bool)

@@ -209,7 +209,9 @@ def test_sizes_that_no_tensor_can_have(onnx_file, options):
 def test_a_constant_that_is_too_large_to_compute(onnx_file):
     nodes = [helper.make_node("ConstantOfShape", ["s"], ["c"]), helper.make_node("MatMul", ["c", "x"], ["y"])]
     shape = ("s", np.array([40_000_000, 40_000_000], np.int64))
-    refused(onnx_file(nodes, [("x", F, [40_000_000, 1])], [("y", F, None)], initializers=[shape]), "more memory than there is")
+    refused(
+        onnx_file(nodes, [("x", F, [40_000_000, 1])], [("y", F, None)], initializers=[shape]), "more memory than is available"
+    )
 
 
 def test_an_open_shape_says_which_option_resolves_it(packaged):
@@ -239,7 +241,7 @@ def test_where_no_open_size_that_was_tried_fits_the_error_says_why(onnx_file):
         ({"batch": 0}, "a batch of 0 makes no sense"),
         ({"input_shapes": {"picture": [1]}}, "no input 'picture', for which a shape is given; its inputs are image"),
         ({"input_shapes": {"image": [3, 8, 8]}}, "has 3 dimensions where the model has [1,3,8,8]"),
-        ({"input_shapes": {"image": [1, 3, 8, -8]}}, "holds a size that is not from 1 to"),
+        ({"input_shapes": {"image": [1, 3, 8, -8]}}, "contains a size that is not from 1 to"),
         ({"input_shapes": {"image": [1, 4, 8, 8]}}, ""),
     ],
 )

@@ -184,7 +184,7 @@ def member(name: str) -> Callable[[dict[str, bytes]], None]:
         (member("data/aotinductor/model/model.so"), "aotinductor"),
         (member("data/constants/custom_obj_0"), "custom_obj"),
         (member("../../outside"), "no archive|outside"),
-        (lambda members: members.update({"version": b"8.20"}), "no archive"),
+        (lambda members: members.update({"version": b"8.20"}), "not an archive"),
     ],
 )
 def test_what_a_program_of_tensors_does_not_need_is_refused(change: Any, why: str, program: Path, tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_costs_that_do_not_hold_any_more_are_measured_again_and_that_is_said(
     output = ["--output", tmp_path / "p.json", "--budget", 20] if command == "optimize" else []
     result = cli(command, tiny, "--devices", cores[0], "--json", *output)
     assert result.exit_code == 0, result.stderr
-    assert "warning: The costs in the cache, 3 days old, do not hold any more" in " ".join(result.stderr.split())
+    assert "warning: The costs in the cache, 3 days old, are no longer valid" in " ".join(result.stderr.split())
     (after,) = [json.loads(path.read_text()) for path in (tmp_path / "cache").iterdir() if path.name == before.name]
     assert after["value"]["whole"][0][1] < 0.3
 

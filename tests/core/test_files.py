@@ -139,7 +139,7 @@ def test_a_probe_tells_that_a_disk_is_full(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
     try:
-        with pytest.raises(FileError, match="Choose another place"):
+        with pytest.raises(FileError, match="Choose another path"):
             check_writable(tmp_path / "new")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

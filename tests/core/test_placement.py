@@ -73,7 +73,7 @@ def test_what_is_no_placement_is_refused_with_the_name_of_the_file(
 def test_an_op_that_is_placed_twice_is_refused(edited: Callable[..., Path]) -> None:
     path = edited()
     path.write_text(path.read_text().replace('"ops": {', '"ops": {"left branch": "CPU@0", '))
-    with pytest.raises(FileError, match="'left branch' comes twice"):
+    with pytest.raises(FileError, match="'left branch' occurs twice"):
         Placement.load(path)
 
 

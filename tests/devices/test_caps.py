@@ -70,7 +70,7 @@ def test_a_limit_never_raises_what_a_device_has() -> None:
 @pytest.mark.parametrize(
     ("caps", "says"),
     [
-        ({"d9": 1.0}, "about a device that is not there; the devices are d0, d1"),
+        ({"d9": 1.0}, "names an unknown device; the devices are d0, d1"),
         ({"d0": float("nan")}, "must be a number that is not negative"),
         ({"d0": -1.0}, "must be a number that is not negative"),
         ({"d0": "much"}, "is not a number with a unit"),

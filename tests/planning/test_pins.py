@@ -78,7 +78,7 @@ def test_patterns_find_ops_by_name(pins: dict[str, str], expected: list[int]) ->
         ({"conv3*": "CPU@0"}, "matches no op; there are ops such as 'conv"),
         ({"CONV2": "CPU@0"}, "matches no op; there are ops such as 'conv2'"),
         ({"zzzz": "CPU@0"}, "matches no op"),
-        ({"conv1": "CPU@2"}, "names a device that is not there; the devices are CPU@0, CPU@1 (did you mean 'CPU@"),
+        ({"conv1": "CPU@2"}, "names an unknown device; the devices are CPU@0, CPU@1 (did you mean 'CPU@"),
         ({"conv*": "CPU@0", "*1": "CPU@1"}, "Op 'conv1' is pinned twice: 'conv*=CPU@0' and '*1=CPU@1'"),
     ],
 )

@@ -111,7 +111,7 @@ def test_a_folder_that_cannot_be_made_is_one_warning_and_no_error(tmp_path: Path
         cache.put(KEY, 1)
         assert cache.get(KEY) is None
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
-    assert "going on without it" in caplog.text
+    assert "continuing without it" in caplog.text
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES])

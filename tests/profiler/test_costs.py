@@ -146,7 +146,7 @@ def test_costs_that_the_whole_model_contradicts_are_measured_again(
         again = profile(MODEL, COARSE, cluster, runtime, budget=budget, cache=Cache(tmp_path), check=True)
     assert again.profiled is not None
     assert again.profiled.cached == holds
-    assert ("do not hold any more: on b the model takes" in caplog.text) != holds
+    assert ("are no longer valid: on b the model takes" in caplog.text) != holds
     assert first.profiled is not None
     assert (again.profiled.at == first.profiled.at) == holds
     assert not first.profiled.cached

@@ -242,8 +242,8 @@ def test_spans_never_overlap_on_a_device_or_a_link(real: Callable[..., tuple[Ope
     [
         (lambda inputs: inputs.pop("x"), "input 'x' is missing"),
         (lambda inputs: inputs.update(z=inputs["x"]), "no input 'z'"),
-        (lambda inputs: inputs.update(x=inputs["x"][:, :4]), "the model wants float32 \\[1, 8\\]"),
-        (lambda inputs: inputs.update(x=inputs["x"].astype(np.complex64)), "the model wants float32"),
+        (lambda inputs: inputs.update(x=inputs["x"][:, :4]), "the model expects float32 \\[1, 8\\]"),
+        (lambda inputs: inputs.update(x=inputs["x"].astype(np.complex64)), "the model expects float32"),
     ],
 )
 def test_inputs_that_do_not_fit_the_model_are_refused(

@@ -341,7 +341,7 @@ def test_what_was_not_recorded_is_not_told():
         for ask in (executor.spans, executor.segment_seconds):
             with pytest.raises(UsageError, match="timed=True"):
                 ask()
-    with pytest.raises(UsageError, match="captured graph tells nothing"):
+    with pytest.raises(UsageError, match="captured graph has no times"):
         StreamExecutor(case.work(), case.accelerator(), order="graph", timed=True)
 
 
@@ -377,7 +377,7 @@ def test_wrong_arguments_are_refused():
             executor.set_inputs({})
         with pytest.raises(UsageError, match="has no input 'x'"):
             executor.set_inputs(case.inputs() | {"x": np.zeros(1)})
-        with pytest.raises(UsageError, match=r"is float32 \[7\]; the model wants float32 \[100\]"):
+        with pytest.raises(UsageError, match=r"is float32 \[7\]; the model expects float32 \[100\]"):
             executor.set_inputs({"in_op0": np.zeros(7, np.float32)})
         with pytest.raises(UsageError, match="complex"):
             executor.set_inputs({"in_op0": np.zeros(100, complex)})

@@ -79,7 +79,7 @@ def check_nodes(path: Path) -> None:
             known = _NODES.get(kind, {})
             parts += [(known[number], a, b) for number, a, b in fields if number in known]
         if version > _LATEST:
-            raise ModelError(f"{path} uses version {version} of ONNX's operators, and there is none such: it is damaged.")
+            raise ModelError(f"{path} uses version {version} of ONNX's operators, which does not exist: it is damaged.")
         for fields in nodes:
             texts = {number: data[a:b].decode(errors="replace") for number, a, b in fields if number in (2, 4, 7)}
             op = texts.get(4, "")
@@ -141,7 +141,7 @@ def check_external_files(path: Path) -> None:
                 f"Cannot read {file}, which holds weights of {path}: {error.strerror or error}.{hint or ' Put it there.'}"
             ) from error
         if Path(os.path.relpath(file, path.parent)).parts[0] == "..":
-            raise ModelError(f"{path} keeps weights in {file}, outside of its folder, where weights are not read from.")
+            raise ModelError(f"{path} keeps weights in {file}, outside of its folder; weights are read from that folder only.")
         folder, real = Path(os.path.realpath(path.parent)), Path(os.path.realpath(file))
         if not real.is_relative_to(folder):
             raise ModelError(

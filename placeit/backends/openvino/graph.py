@@ -187,7 +187,7 @@ def _sizes(output: Any, name: str, kind: str, path: object) -> tuple[int, ...]:
     if output.get_element_type().get_type_name() in ("string", "dynamic", "undefined"):
         raise ModelError(
             f"{path}: op '{name}' ({kind}) produces a tensor of type {output.get_element_type().get_type_name()}, which cannot "
-            "be moved between devices; cut it off the model, for example into a tokenizer of its own."
+            "be moved between devices; cut it off the model, for example into a separate tokenizer."
         )
     partial = output.get_partial_shape()
     shape = bounded_shape(partial)

@@ -53,7 +53,7 @@ def resolve_shapes(
         if name in shapes:
             if any(not 1 <= size <= _LARGEST for size in shapes[name]):
                 raise ModelError(
-                    f"{path}: the shape given for input '{name}', {list(shapes[name])}, holds a size that is not from 1 to "
+                    f"{path}: the shape given for input '{name}', {list(shapes[name])}, contains a size that is not from 1 to "
                     f"{_LARGEST}."
                 )
             if not shape.compatible(openvino.PartialShape([-1] * len(shapes[name]))):

@@ -206,7 +206,7 @@ def _check_readable(path: Path) -> None:
         except OSError as error:
             raise FileError(f"Cannot read {file}{weights}: {error.strerror or error}.") from error
         if not head and not weights:
-            raise ModelError(f"{file} is empty; it holds no model.")
+            raise ModelError(f"{file} is empty; it contains no model.")
         if head == b"PK\x03\x04":
             # the converter would unpickle it
             raise ModelError(f"{file} is a zip archive, as PyTorch writes them, and not a model to read: export it to ONNX.")
@@ -222,10 +222,10 @@ def _explaining(path: Path) -> Iterator[None]:
     try:
         yield
     except MemoryError as error:
-        raise ModelError(f"{path} needs more memory than there is.") from error
+        raise ModelError(f"{path} needs more memory than is available.") from error
     except FAILURES as error:
         if "std::bad_alloc" in str(error):
-            raise ModelError(f"{path} needs more memory than there is.") from error
+            raise ModelError(f"{path} needs more memory than is available.") from error
         raise ModelError(f"Cannot read a model from {path}: {_useful_line(str(error))}") from error
     finally:
         # the converter changes the root logger, and leaves it changed when it fails

@@ -86,10 +86,10 @@ def screen(path: Path) -> None:
         if not any(name.endswith(("models/model.json", "serialized_exported_program.json")) for name in archive.namelist()):
             raise ValueError("it holds no program")
         if len(folders) != 1 or names != sorted(reader.get_all_records()) or len(set(names)) != len(names):
-            raise UntrustedError("it is no archive of PyTorch 2.8 or later, or one that is read in several ways")
+            raise UntrustedError("it is not an archive of PyTorch 2.8 or later, or it can be read in several ways")
         for name in names:
             if not _MEMBERS.fullmatch(name):
-                raise UntrustedError(f"it holds '{name[:80]}', which is no part of a program of tensors alone")
+                raise UntrustedError(f"it holds '{name[:80]}', which is not part of a program of tensors")
         folder = folders.pop()
         for name in names:
             if name.endswith(".json"):
@@ -153,7 +153,7 @@ def _check(field: str, value: str) -> None:
         if not re.fullmatch(r"(weight|tensor)_\d+", value):
             raise UntrustedError(f"it unpickles '{value[:80]}'")
     elif not _NAME.fullmatch(value):
-        raise UntrustedError(f"it has the name {value[:80]!r}, with characters that are in no name")
+        raise UntrustedError(f"it has the name {value[:80]!r}, with characters that no name contains")
 
 
 def _is_operator(name: str) -> bool:
@@ -211,11 +211,11 @@ def _check_containers(text: str) -> None:
     for field, value in _typed(json.loads(text)):
         if field == "type":
             if value not in _CONTAINERS:
-                raise UntrustedError(f"its inputs or outputs are in a '{str(value)[:80]}', which is no plain container")
+                raise UntrustedError(f"its inputs or outputs are in a '{str(value)[:80]}', which is not a plain container")
         elif value is not None and not all(
             field != "key" and _NAME.fullmatch(name) for field, name in _strings(json.loads(value), "")
         ):  # an object in JSON is made by importing what it names
-            raise UntrustedError(f"its inputs or outputs have the names {value[:80]}, with characters that are in no name")
+            raise UntrustedError(f"its inputs or outputs have the names {value[:80]}, with characters that no name contains")
 
 
 def _typed(value: Any) -> Iterator[tuple[str, Any]]:
@@ -226,7 +226,7 @@ def _typed(value: Any) -> Iterator[tuple[str, Any]]:
             stack += value
         elif isinstance(value, dict):
             if value.keys() != {"type", "context", "children_spec"}:
-                raise UntrustedError("its inputs or outputs are nested in a way that is not known")
+                raise UntrustedError("its inputs or outputs are nested in an unknown way")
             yield "type", value["type"]
             yield "context", value["context"]
             stack.append(value["children_spec"])

@@ -129,7 +129,7 @@ def as_model_error(what: str) -> Iterator[None]:
         if "data-dependent" in message or "Dynamic control flow" in message:
             message = (
                 f"its control flow depends on data{where}, and a placement is for one fixed program: choose by torch.where or "
-                f"a mask, or export the parts apart. PyTorch says: {message}"
+                f"a mask, or export the parts separately. PyTorch says: {message}"
             )
             where = ""
         raise ModelError(f"{what}{where}: {message.rstrip('.')}.") from error
@@ -180,7 +180,7 @@ def fixed(program: ExportedProgram, args: tuple[Any, ...] | None, kwargs: Mappin
     if args is None and program.example_inputs is not None:
         args, kwargs = program.example_inputs
     if args is None:
-        raise ModelError(f"{name} has open sizes, and a placement is for one shape: give example inputs.")
+        raise ModelError(f"{name} has dynamic sizes, and a placement is for one shape: give example inputs.")
     with as_model_error(f"Cannot export {name} for the sizes of its example inputs"), torch.no_grad():
         return torch.export.export(program.module(), args, dict(kwargs), strict=False)
 
@@ -273,7 +273,7 @@ class _Lowering:
             if isinstance(spec.arg, ConstantArgument):
                 continue  # a number or a truth value that the program was exported for, and is part of it
             if not isinstance(spec.arg, TensorArgument):
-                raise ModelError(f"{self.name}: the input '{node.name}' is no tensor, and cannot be moved between devices.")
+                raise ModelError(f"{self.name}: the input '{node.name}' is not a tensor, and cannot be moved between devices.")
             if node.meta["val"].layout is not torch.strided:
                 raise ModelError(
                     f"{self.name}: '{spec.target or node.name}' has the layout {node.meta['val'].layout}, which cannot be "
@@ -310,13 +310,13 @@ class _Lowering:
                 written[spec.target] = indexed_value(node)
             elif spec.kind is OutputKind.USER_INPUT_MUTATION:
                 raise ModelError(
-                    f"{self.name} changes its input '{spec.target}' in place, which no caller of a placement would see: change "
+                    f"{self.name} changes its input '{spec.target}' in place, which the caller would not see: change "
                     f"a copy ({spec.target} = {spec.target}.clone())."
                 )
             else:
                 raise ModelError(f"{self.name} has an output of kind {spec.kind.name}, and a placement is for inference only.")
         if not any(returned):
-            raise ModelError(f"{self.name} returns no tensor, so that there is nothing to compute: return what it is to make.")
+            raise ModelError(f"{self.name} returns no tensor, so there is nothing to compute: return the result.")
         names = _output_names(self.program, len(returned))
         return {name: indexed_value(node) for name, node in zip(names, returned, strict=True) if node is not None}, written
 
@@ -331,7 +331,7 @@ class _Lowering:
             instead = _INSTEAD.get(kind, "write it with ordinary ops of tensors")
             raise ModelError(
                 f"{op} calls other programs: control flow that depends on data, or a mode of its own. A placement is for one "
-                f"fixed program: {instead}, or export the parts apart."
+                f"fixed program: {instead}, or export the parts separately."
             )
         for leaf in pytree.tree_leaves(node.meta.get("val")):
             if isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool):

@@ -95,7 +95,7 @@ def load_agent(path: str | Path, find: Callable[[str], type[Agent]] = agent_clas
     types = option_types(cls)
     for name, value in checkpoint.config.items():
         if name in types and not isinstance(value, (int, float) if types[name] is float else types[name]):
-            raise FileError(f"{path} has {json.dumps(value)[:80]} for the option '{name}', which is no {types[name].__name__}.")
+            raise FileError(f"{path} has {json.dumps(value)[:80]} for the option '{name}'; it must be {types[name].__name__}.")
     try:
         agent = cls(**checkpoint.config)
     except (TypeError, ValueError, RuntimeError, UsageError) as error:

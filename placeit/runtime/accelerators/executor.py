@@ -78,7 +78,7 @@ class StreamExecutor:
         if order not in get_args(DispatchOrder):
             raise UsageError(f"'order' is '{order}'; it must be one of {', '.join(get_args(DispatchOrder))}.")
         if order == "graph" and timed:
-            raise UsageError("A captured graph tells nothing of its parts: run it without 'timed', or with order='static'.")
+            raise UsageError("A captured graph has no times of its parts: run it without 'timed', or with order='static'.")
         self.work, self._accelerator = work, accelerator
         if order != "dynamic":
             self._check_alike(order)
@@ -273,7 +273,7 @@ class StreamExecutor:
 
     def _timed(self) -> Times:
         if self._times is None:
-            raise UsageError("This executor has not recorded what ran when: make it with timed=True.")
+            raise UsageError("This executor has recorded no times: make it with timed=True.")
         return self._times
 
     def _check_open(self) -> LaunchOrder:

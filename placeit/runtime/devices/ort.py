@@ -123,7 +123,7 @@ def _ort_value(array: NDArray[np.generic], spec: BufferSpec) -> Any:
     data = array.transpose(0, 2, 3, 1) if spec.channels_last else array
     if not data.flags.c_contiguous:
         raise DeviceError(
-            f"A buffer of {spec.dtype} {list(spec.shape)} has gaps, and ONNX Runtime could only read a copy of it."
+            f"A buffer of {spec.dtype} {list(spec.shape)} is not contiguous, and ONNX Runtime could only read a copy of it."
         )
     return onnxruntime().OrtValue.ortvalue_from_numpy(data)
 

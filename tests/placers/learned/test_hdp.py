@@ -187,7 +187,7 @@ def test_impossible_sizes_are_an_error():
 
 
 def test_it_says_that_it_learns_by_reinforcement_only():
-    with pytest.raises(UsageError, match="no way of learning named 'imitation'"):
+    with pytest.raises(UsageError, match="no training method 'imitation'"):
         agent_for_all().loss("imitation", [], np.random.default_rng(0))
 
 

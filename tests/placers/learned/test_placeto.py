@@ -191,7 +191,7 @@ def test_a_problem_with_more_devices_than_outputs_is_an_error_that_says_so():
 
 
 def test_it_says_that_it_learns_by_reinforcement_only():
-    with pytest.raises(UsageError, match="no way of learning named 'imitation'"):
+    with pytest.raises(UsageError, match="no training method 'imitation'"):
         PlacetoAgent(2).loss("imitation", [], np.random.default_rng(0))
 
 

@@ -211,7 +211,7 @@ def test_the_draw_is_told_how_far_the_stage_is():
 
 
 def test_nothing_to_train_is_an_error():
-    with pytest.raises(UsageError, match="give one stage at least"):
+    with pytest.raises(UsageError, match="give at least one stage"):
         train(toy(), [], evaluate_on=(), seed=0)
     with pytest.raises(UsageError, match="'save_every' is 0"):
         train(toy(), [stage()], evaluate_on=(), seed=0, save_every=0)

@@ -168,7 +168,7 @@ class HdpAgent:
             check_size("agent", "hdp", option_name, size, 0, _LARGEST)
         if weights > _MOST_WEIGHTS:
             listed = ", ".join(f"{option_name}={size}" for option_name, size in sizes.items())
-            raise UsageError(f"A network of HDP with {listed} has {weights:,} weights; at most {_MOST_WEIGHTS:,} make sense.")
+            raise UsageError(f"A network of HDP with {listed} has {weights:,} weights; the limit is {_MOST_WEIGHTS:,}.")
         self.ops, self.devices, self.degree, self.types, self.hidden = ops, devices, degree, types, hidden
         self.inputs = types + 1 + degree + ops
         self.network = self._network = _Network(self.inputs, devices, hidden)
@@ -253,7 +253,7 @@ class HdpAgent:
         Raises:
             UsageError: always.
         """
-        raise UsageError(f"HDP has no way of learning named '{kind}'; train it by 'reinforce'.")
+        raise UsageError(f"HDP has no training method '{kind}'; train it by 'reinforce'.")
 
     def _encode(self, batch: _Batch, rows: NDArray[np.intp]) -> tuple[Tensor, State]:
         """Encode each problem once; return its output and state for each row."""

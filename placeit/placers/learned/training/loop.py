@@ -84,7 +84,7 @@ def train(
         FileError: the folder cannot be written to, or the state is damaged.
     """
     if not stages:
-        raise UsageError("There is nothing to train: give one stage at least.")
+        raise UsageError("There is nothing to train: give at least one stage.")
     if save_every < 1:
         raise UsageError(f"'save_every' is {save_every}; it must be at least 1.")
     if any(stage.explore or stage.final_explore for stage in stages) and not isinstance(agent, Explorer):

@@ -214,7 +214,7 @@ class PlacetoAgent:
         Raises:
             UsageError: always.
         """
-        raise UsageError(f"Placeto has no way of learning named '{kind}'; train it by 'reinforce'.")
+        raise UsageError(f"Placeto has no training method '{kind}'; train it by 'reinforce'.")
 
     @torch.no_grad()
     def _decide(
