@@ -182,7 +182,7 @@ def _write(output: Output) -> None:
         except FileError as error:
             if isinstance(error.__cause__, BrokenPipeError) and own_descriptor(file.path) == 1:
                 raise error.__cause__ from None
-            errors.append(f"{error} {file.what[:1].upper()}{file.what[1:]} that was to be written there is lost.")
+            errors.append(f"{error} Lost: {file.what}.")
     if errors:
         raise FileError(" ".join(errors))
 

@@ -1,4 +1,4 @@
-"""``placeit compare``: placements against each other and against every single device, in one race."""
+"""``placeit compare``: placements against each other and against each single-device placement, in one race."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def compare(
     options: CheckedOptions,
     terminal: Terminal,
 ) -> Output:
-    """Race placements against every single device.
+    """Race placements against each single-device placement.
 
-    The whole model on each device and each placement take turns, in a new random order each round, so that a machine that
-    slows down slows all of them down. A speed-up is one time over the other, paired by round, with its 95 % interval. What
-    fails, or has wrong outputs, is out, and the table says why; the others are compared, and the exit code is 1. Ctrl-C ends
-    the race and keeps what was measured.
+    Each round runs every placement, and the whole model on each device, once, in a new random order, so that a machine that
+    slows down slows all of them down. A speed-up is a ratio of times, paired by round, with its 95 % interval. A placement that
+    fails, or has wrong outputs, is excluded, with the reason; the others are compared, and the exit code is 1. Ctrl-C ends
+    the race and keeps the results so far.
     """
     from placeit.optimizer.entries import measured_median
     from placeit.optimizer.races import race_all
@@ -137,7 +137,7 @@ def compare(
         text.show_failures(console, {entry.name: entry.failed for entry in entries})
         text.show_unchecked(console, (entry.output_error for entry in entries))
         if interrupted:
-            console.print("Ended by Ctrl-C: what was measured until then.")
+            console.print("Ended by Ctrl-C: results so far.")
         text.show_notes(console, cluster)
 
     code = FAILED if any(entry.failed is not None for entry in entries) else 0
@@ -145,7 +145,7 @@ def compare(
 
 
 def _candidates(session: Session, placements: dict[str, Placement]) -> dict[str, Plan]:
-    """Plan every single device that can hold the model, and each placement, by name."""
+    """Plan each single-device placement that fits into memory, and each given placement, by name."""
     import numpy as np
 
     problem = session.segmenter.problem()

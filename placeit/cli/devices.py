@@ -1,4 +1,4 @@
-"""``placeit devices``: what can be named on this machine, and how fast tensors move between devices."""
+"""``placeit devices``: the devices of this machine, and the bandwidth and latency of the links between them."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def devices(
 ) -> Output:
     """List devices and the links between them.
 
-    Without --devices, everything that can be named on this machine is listed, with the names that ask for another runtime
-    (ort: is ONNX Runtime, torch: is PyTorch, for PyTorch models), and the links are those of 'auto'.
+    Without --devices, all devices of this machine are listed, with the names that select another runtime
+    (ort: for ONNX Runtime, torch: for PyTorch and its models), and the links are those of 'auto'.
     """
     from placeit.devices.clusterfile import find_cluster
     from placeit.devices.discovery import available, other_names

@@ -45,9 +45,7 @@ def export(
     ],
     placement: Annotated[
         Path | None,
-        typer.Option(
-            "--placement", "-p", metavar="FILE", help="Placement to write with the model; the model alone without it."
-        ),
+        typer.Option("--placement", "-p", metavar="FILE", help="Placement to write with the model; default: the model alone."),
     ] = None,
     mapping: Annotated[
         list[str] | None,
@@ -58,8 +56,8 @@ def export(
 ) -> Output:
     """Write a placement, or a model, for use without placeit.
 
-    With --placement, the model is written with the device of each node, for use without placeit. HETERO runs its parts one
-    after the other, so that devices do not work at the same time as they do under 'placeit run'. It knows OpenVINO's own
+    With --placement, the model is written with the device of each node, for OpenVINO's HETERO. HETERO runs its parts one
+    after the other, so devices do not work at the same time as they do with 'placeit run'. It knows OpenVINO's own
     devices only: core sets and names of a cluster file need --map.
 
     Without it, a PyTorch program (.pt2) is written as ONNX or OpenVINO IR, and an ONNX file as IR. A placement is for the

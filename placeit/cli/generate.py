@@ -45,9 +45,7 @@ def generate(
     ],
     count: Annotated[int, typer.Option("--count", "-n", metavar="N", min=1, help="Number of problems.")] = 10,
     seed: SeedOption = 0,
-    split: Annotated[
-        Part | None, typer.Option("--split", help="Problems to train or to test with.", show_default="train")
-    ] = None,
+    split: Annotated[Part | None, typer.Option("--split", help="Training or test problems.", show_default="train")] = None,
     graph: Annotated[
         list[str] | None,
         typer.Option("--graph", metavar="NAME=VALUES", help="Values of a task graph parameter, as in tasks=20,40; repeatable."),
@@ -57,16 +55,17 @@ def generate(
         typer.Option("--network", metavar="NAME=VALUES", help="Values of a network parameter, as in devices=8; repeatable."),
     ] = None,
     max_tasks: Annotated[
-        int | None, typer.Option("--max-tasks", metavar="N", min=3, help="Most tasks of a graph.", show_default="100")
+        int | None,
+        typer.Option("--max-tasks", metavar="N", min=3, help="Maximum number of tasks in a graph.", show_default="100"),
     ] = None,
     terminal: Terminal,  # noqa: ARG001
 ) -> Output:
     """Generate placement problems of task graphs on device networks.
 
-    random: each of a graph and a network of its own. single: graphs on one network. multi: pairs of 120 graphs and 10
+    random: a new graph and network for each problem. single: graphs on one network. multi: pairs of 120 graphs and 10
     networks. churn: one graph on a network that loses devices and gets slower ones. recurrent: unrolled recurrent cells.
-    sensor-fusion: vehicles at intersections. The folder gets a file for each problem, and index.json with what each was
-    generated from. The same seed gives the same problems.
+    sensor-fusion: vehicles at intersections. The folder receives a file for each problem, and index.json with the parameters
+    of each. The same seed gives the same problems.
     """
     from placeit.workloads.datasets import MAX_TASKS
     from placeit.workloads.export import INDEX, export_cases

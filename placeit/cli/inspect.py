@@ -1,4 +1,4 @@
-"""``placeit inspect``: what a model is made of, without running it."""
+"""``placeit inspect``: the contents of a model, without running it."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def inspect(
     options: GroupOptions,
     terminal: Terminal,  # noqa: ARG001 (every command takes one)
 ) -> Output:
-    """Show what a model is made of.
+    """Show the contents of a model.
 
-    Inputs, outputs, ops of each kind, the work they are, and the groups of ops that are placed together.
+    Inputs, outputs, ops of each kind with their floating-point operations, and the groups of ops that are placed together.
     """
     from placeit.planning.coarsen import coarsen
 

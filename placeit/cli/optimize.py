@@ -1,4 +1,4 @@
-"""``placeit optimize``: the placement that is measured to be fastest."""
+"""``placeit optimize``: find the fastest placement by measuring."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ Examples:
 """
 
 _OBJECTIVES = {
-    "total-cost": "total-cost: seconds that devices and links are busy, in sum",
-    "energy": "energy: joules by the power model, from busy times; joules themselves were not measured",
+    "total-cost": "total-cost: busy time of all devices and links, summed",
+    "energy": "energy: joules by a power model from busy times, not measured",
 }
 
 
@@ -46,16 +46,16 @@ def optimize(
     *,
     placer: Annotated[
         list[str] | None,
-        typer.Option("--placer", metavar="NAME[:OPTION=VALUE,...]", help="Placer to ask; repeatable. Several without it."),
+        typer.Option(
+            "--placer", metavar="NAME[:OPTION=VALUE,...]", help="Placer to use; repeatable. Default: those marked * below."
+        ),
     ] = None,
     objective: Annotated[
         str, typer.Option("--objective", metavar="NAME", help="What to minimise: latency, total-cost or energy.")
     ] = "latency",
     budget: Annotated[
         float,
-        typer.Option(
-            "--budget", metavar="SECONDS", help="Time for all of it, beside compiling placeit's kernels the first time."
-        ),
+        typer.Option("--budget", metavar="SECONDS", help="Time limit, without the first compilation of placeit's kernels."),
     ] = 60.0,
     pin: Annotated[
         list[str] | None,
@@ -65,39 +65,35 @@ def optimize(
     ] = None,
     memory: Annotated[
         list[str] | None,
-        typer.Option("--memory", metavar="DEVICE=SIZE", help="Most memory for weights, as in CPU@0=2GB; repeatable."),
+        typer.Option("--memory", metavar="DEVICE=SIZE", help="Memory limit for weights, as in CPU@0=2GB; repeatable."),
     ] = None,
     start: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--start", metavar="FILE", help="Placement to begin with, on the same devices; also a candidate; repeatable."
-        ),
+        typer.Option("--start", metavar="FILE", help="Placement on the same devices to measure and to start from; repeatable."),
     ] = None,
     resume: Annotated[
         Path | None,
-        typer.Option("--resume", metavar="FILE", help="Keep what is measured in a file, and go on from what is there."),
+        typer.Option("--resume", metavar="FILE", help="Store measurements in a file, and continue from those already in it."),
     ] = None,
     seed: SeedOption = 0,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Where to write the placement; MODEL.placement.json without it."),
+        typer.Option("--output", "-o", metavar="FILE", help="Where to write the placement; default: MODEL.placement.json."),
     ] = None,
     compare_precisions: Annotated[
         bool,
-        typer.Option(
-            "--compare-precisions", help="Say what single devices would take in another precision (bf16, f16 or f32)."
-        ),
+        typer.Option("--compare-precisions", help="Also measure single devices in another precision (bf16, f16 or f32)."),
     ] = False,
     options: CheckedOptions,
     terminal: Terminal,
 ) -> Output:
     """Find the fastest placement by measuring.
 
-    Candidates are every single device, the whole CPU as its runtime uses it by itself (where the devices are parts of it), what
-    the placers propose, and what the search over segments finds. They are measured against each other; if no placement over
+    Candidates are each single-device placement, the whole CPU as its runtime uses it by itself (if devices are parts of it),
+    the placers' proposals, and the results of a search among plans. They are measured against each other; if no placement on
     several devices is faster than the best single device, or better by another objective, that device is the answer. Energy is
-    that of a power model, from measured times. The answer is written to a file, beside the model unless one is named. Ctrl-C
-    ends the search and keeps the best placement so far. A candidate that fails, or has wrong outputs, is out, and the table
+    computed by a power model from measured times. The answer is written to a file, by default beside the model. Ctrl-C
+    ends the search and keeps the best placement so far. A candidate that fails, or has wrong outputs, is excluded; the table
     says why.
     """
     path = options.model.parent / f"{options.model.name}.placement.json" if output is None else output
@@ -184,7 +180,7 @@ def show(console: Console, found: Optimized, path: Path) -> None:
     text.show_unchecked(console, (candidate.output_error for candidate in found.candidates))
     for candidate in found.candidates:
         if candidate.plain:
-            note = f"{candidate.name} is plain: all core sets at once, as their runtime uses them without placeit."
+            note = f"{candidate.name} is a plain device: all core sets together, as their runtime uses them without placeit."
             text.paragraph(console, note)
     console.print()
     text.facts(console, _facts(found) | {"placement": str(path)})
@@ -198,10 +194,10 @@ def _section(found: Optimized, candidate: Candidate) -> str:
         if candidate.measured is None:
             return "not measured"
         if candidate.earlier:
-            return "measured by an earlier search, whose times do not compare with others"
-        return "run one after the other, for want of time, so that their times hardly compare"
+            return "measured by an earlier search; times are not comparable with the others"
+        return "run one after the other, because time was short; times are hardly comparable"
     race = found.races[candidate.race]
-    earlier = ", earlier, so that its times do not compare with those above" if race is not found.races[-1] else ""
+    earlier = ", earlier; times are not comparable with those above" if race is not found.races[-1] else ""
     return f"race {candidate.race + 1}: {race.what}, {race.rounds} round{'s' if race.rounds != 1 else ''}{earlier}"
 
 
@@ -209,9 +205,9 @@ def _facts(found: Optimized) -> dict[str, str]:
     """Sum up; what was not measured is not mentioned."""
     errors, best, error = found.simulator_error, found.best_single, found.chosen.output_error
     described = [device.name for device in found.cluster.devices if device.described]
-    costs = "by the costs measured" if not described else f"by costs of which those of {', '.join(described)} are described"
+    costs = "by measured costs" if not described else f"by costs that are described for {', '.join(described)}"
     if len(described) == len(found.cluster):
-        costs = "by the figures that describe the devices"
+        costs = "by the figures of the described devices"
     limits = ", ".join(f"{text.amount(held, 'B')} on {name}" for name, held in found.memory.items())
     lines = {
         "chosen": f"{_name(found.chosen)}, marked * above",
@@ -220,7 +216,7 @@ def _facts(found: Optimized) -> dict[str, str]:
         "speed-up": None
         if found.speedup is None or best is None or found.chosen is best
         else f"{text.ratio(found.speedup)} over {best.name}",
-        "output error": None if error is None else f"{text.error(error)} (relative to the uncut model's largest)",
+        "output error": None if error is None else f"{text.error(error)} (relative to the largest output of the uncut model)",
         "precisions": "; ".join(_precisions(found)) or None,
         "lower bound": None
         if math.isnan(found.bound_s) or len(found.cluster) == 1
@@ -230,7 +226,7 @@ def _facts(found: Optimized) -> dict[str, str]:
         else f"mean error {text.percent(errors.get('mape'))}, Pearson {_figure(errors.get('pearson'))}, "
         f"Spearman {_figure(errors.get('spearman'))}",
         "budget": f"{found.spent_s:.1f} s of {found.asked_s:g} s{', ended by Ctrl-C' if found.interrupted else ''}",
-        "compiling": f"{found.compiling_s:.1f} s of that, which no budget shortens" if found.compiling_s >= 0.05 else None,
+        "compiling": f"{found.compiling_s:.1f} s of that, not limited by the budget" if found.compiling_s >= 0.05 else None,
         "pinned": ", ".join(f"{ops} to {device}" for ops, device in found.pins.items()) or None,
         "memory": f"at most {limits}" if limits else None,
     }
@@ -242,10 +238,10 @@ def _precisions(found: Optimized) -> Iterator[str]:
     for other in found.precisions:
         measured = other.row.measured
         if measured is None:
-            yield f"{other.row.name} {'was not measured' if other.row.failed is None else 'failed, as said above'}"
+            yield f"{other.row.name} {'was not measured' if other.row.failed is None else 'failed, see above'}"
             continue
         share = "" if other.ratio is None else f", {text.ratio(other.ratio)} of the time of {other.of}"
-        yield f"{other.row.name} takes {text.seconds(measured.median)}{share}; no candidate"
+        yield f"{other.row.name} takes {text.seconds(measured.median)}{share}; not a candidate"
     yield from found.without_precisions
 
 

@@ -51,8 +51,8 @@ DevicesOption = Annotated[
         show_default=False,
     ),
 ]
-NoCacheOption = Annotated[bool, typer.Option("--no-cache", help="Measure afresh; neither read nor write the cost cache.")]
-SeedOption = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of everything random.")]
+NoCacheOption = Annotated[bool, typer.Option("--no-cache", help="Measure anew; neither read nor write the cost cache.")]
+SeedOption = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of all random numbers.")]
 
 
 class Precision(StrEnum):
@@ -73,13 +73,14 @@ class ModelOptions:
     ]
     input_shape: Annotated[
         list[str] | None,
-        typer.Option("--input-shape", metavar="NAME:SIZES", help="Sizes of an input, as in x:1,3,224,224; repeatable."),
+        typer.Option("--input-shape", metavar="NAME:SIZES", help="Shape of an input, as in x:1,3,224,224; repeatable."),
     ] = None
     batch: Annotated[
-        int | None, typer.Option("--batch", metavar="N", min=1, help="First size of every input that leaves it open.")
+        int | None,
+        typer.Option("--batch", metavar="N", min=1, help="Batch size of every input whose first dimension is dynamic."),
     ] = None
     trust: Annotated[
-        bool, typer.Option("--trust", help="Load a .pt2 file even if it could run code; for files of people whom you trust.")
+        bool, typer.Option("--trust", help="Load a .pt2 file even if it could execute code; for files from authors you trust.")
     ] = False
 
     def load(self) -> Model:
@@ -101,7 +102,10 @@ class GroupOptions(ModelOptions):
     """A model that is cut into groups."""
 
     max_groups: Annotated[
-        int, typer.Option("--max-groups", metavar="N", min=1, help="Most groups of ops to place; groups stay together.")
+        int,
+        typer.Option(
+            "--max-groups", metavar="N", min=1, help="Maximum number of groups; the ops of a group are placed together."
+        ),
     ] = 96
 
 
@@ -112,7 +116,7 @@ class SessionOptions(GroupOptions):
     devices: DevicesOption = None
     precision: Annotated[Precision, typer.Option("--precision", help="Precision in which devices compute.")] = Precision.F32
     inputs: Annotated[
-        Path | None, typer.Option("--inputs", metavar="FILE", help="Arrays by input name (.npz); random ones without it.")
+        Path | None, typer.Option("--inputs", metavar="FILE", help="Input arrays by name (.npz); default: random inputs.")
     ] = None
     no_cache: NoCacheOption = False
 
@@ -167,8 +171,8 @@ class CheckedOptions(SessionOptions):
             "--tolerance",
             metavar="SHARE",
             min=0,
-            help="Largest output error that is right, relative to the largest output; 0.001 in f32, 0.02 in f16 and 0.1 in "
-            "bf16 without it.",
+            help="Largest accepted output error, relative to the largest output; default: 0.001 in f32, 0.02 in f16, 0.1 in "
+            "bf16.",
         ),
     ] = None
 
@@ -181,15 +185,16 @@ class LengthOptions:
     """How long something is measured."""
 
     runs: Annotated[
-        int | None, typer.Option("--runs", metavar="N", min=1, help="Timed runs of each; 30 without it.", show_default=False)
+        int | None,
+        typer.Option("--runs", metavar="N", min=1, help="Timed runs of each placement; default: 30.", show_default=False),
     ] = None
     duration: Annotated[
         float | None,
-        typer.Option(
-            "--duration", metavar="SECONDS", help="Time for timed runs, in place of their number.", show_default=False
-        ),
+        typer.Option("--duration", metavar="SECONDS", help="Time for timed runs, instead of their number.", show_default=False),
     ] = None
-    warmup: Annotated[int, typer.Option("--warmup", metavar="N", min=0, help="Runs of each before, which do not count.")] = 2
+    warmup: Annotated[
+        int, typer.Option("--warmup", metavar="N", min=0, help="Warm-up runs of each placement, not counted.")
+    ] = 2
 
     def rounds(self) -> int:
         """Return the number of runs. Raises UsageError if both the number and a duration are given, or no time."""
@@ -197,7 +202,7 @@ class LengthOptions:
             if self.runs is not None:
                 raise UsageError("Give either --runs or --duration: both say how long to measure.")
             if not 0 < self.duration < math.inf:
-                raise UsageError(f"--duration is {self.duration:g} seconds; it must be positive, and end.")
+                raise UsageError(f"--duration is {self.duration:g} seconds; it must be positive and finite.")
         return 30 if self.runs is None else self.runs
 
 

@@ -18,7 +18,7 @@ class ListsPlacers(TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options of the command, and below them the placers."""
         super().format_options(ctx, formatter)
-        with formatter.section("Placers, and their options (* asked without --placer)"):
+        with formatter.section("Placers and their options (* used without --placer)"):
             for line in _lines(formatter.width - formatter.current_indent):
                 formatter.write(f"{'':{formatter.current_indent}}{line}\n")
 

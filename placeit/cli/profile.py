@@ -1,4 +1,4 @@
-"""``placeit profile``: what each group of ops costs on each device."""
+"""``placeit profile``: the costs of each group of ops on each device."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def profile(
     options: SessionOptions,
     terminal: Terminal,
 ) -> Output:
-    """Measure what ops cost on each device.
+    """Measure the costs of ops on each device.
 
-    A group of ops takes its time inside the whole model, and its cut time on top where it is cut off all its neighbours:
-    layout conversions, lost fusion. Its load is what it takes more while all other devices work. Costs of described devices are
+    The time of a group of ops is that inside the whole model; its cut time is added where it is cut off from its neighbours:
+    layout conversions, lost fusion. Its load is the additional time while other devices work. Costs of described devices are
     estimates from their figures.
     """
     check_outputs(output, csv, inputs=options.files())
@@ -143,6 +143,6 @@ def _said(profiled: Profiled) -> str:
     from placeit.core.units import about_seconds
 
     ago = about_seconds(time.time() - profiled.at)
-    when = f"Measured {ago} ago (from the cache; --no-cache measures afresh)" if profiled.cached else "Measured now"
+    when = f"Measured {ago} ago (from the cache; --no-cache measures anew)" if profiled.cached else "Measured now"
     load = f", while other processes kept {profiled.load:.1f} cores busy" if profiled.load is not None else ""
     return f"{when}{load}."

@@ -41,16 +41,14 @@ def run(
     outputs: Annotated[
         Path | None, typer.Option("--outputs", metavar="FILE", help="Write the outputs, by name (.npz).")
     ] = None,
-    csv: Annotated[
-        Path | None, typer.Option("--csv", metavar="FILE", help="Write what each segment and each op takes.")
-    ] = None,
+    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the times of segments and ops.")] = None,
     options: CheckedOptions,
     terminal: Terminal,
 ) -> Output:
     """Run a placement and measure it.
 
-    Shows its latency, how busy each device is, and how far the outputs are from those of the uncut model on one device; if that
-    is too far, the exit code is 1. Without --devices, the devices are those that the placement names. Ctrl-C ends the timed
+    Shows its latency, the utilisation of each device, and the output error relative to the uncut model on one device; if that
+    is too large, the exit code is 1. Without --devices, the devices are those that the placement names. Ctrl-C ends the timed
     runs and keeps them.
     """
     from placeit.profiler.op_times import csv_table
@@ -80,7 +78,7 @@ def run(
     if trace is not None:
         files.append(OutputFile(trace, "the trace", lambda: write_chrome_trace(trace, report.spans, devices=cluster.names)))
     if outputs is not None:
-        files.append(OutputFile(outputs, "what the model has put out", lambda: write_tensors(outputs, report.outputs)))
+        files.append(OutputFile(outputs, "the outputs of the model", lambda: write_tensors(outputs, report.outputs)))
     latency, error = report.latency, report.output_error
     written = {"trace": trace, "outputs": outputs, "csv": csv}
     data = {
@@ -110,7 +108,7 @@ def run(
             "p95": text.seconds(latency.p95),
             "simulated": text.seconds(simulated),
             "segments": str(text.programs(report.plan)),
-            "output error": f"{text.error(error)} (relative to the uncut model's largest)",
+            "output error": f"{text.error(error)} (relative to the largest output of the uncut model)",
             **({} if report.failed is None else {"failed": report.failed}),
         }
         text.facts(console, figures | {name: str(path) for name, path in written.items() if path is not None})

@@ -1,4 +1,4 @@
-"""``placeit train``: teaches a placer that learns."""
+"""``placeit train``: train a learned placer."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ Examples:
     --stage reinforce:baseline=moving,problems=8,learning_rate=0.003 --json
 
 \b
-A stage is KIND[:OPTION=VALUE,...]. Kinds are reinforce and whatever the agent
-knows besides, such as imitation. Options are updates, problems, episodes,
+A stage is KIND[:OPTION=VALUE,...]. Kinds are reinforce and the agent's own
+methods, such as imitation. Options are updates, problems, episodes,
 learning_rate, schedule (constant, linear, cosine), final_learning_rate, clip,
 gamma, discount_steps, entropy, final_entropy, explore, final_explore, baseline
 (none, episode-mean, batch, problem, moving), normalize, evaluate_every and
@@ -48,7 +48,7 @@ def train(
         typer.Option(
             "--problems",
             metavar="NAME|FOLDER",
-            help="What to learn from: single, multi, recurrent, sensor-fusion; random or any for fresh ones; or JSON files.",
+            help="Training problems: single, multi, recurrent, sensor-fusion; random or any for new ones; or a folder.",
             show_default=False,
         ),
     ],
@@ -58,32 +58,34 @@ def train(
     ],
     stage: Annotated[
         list[str] | None,
-        typer.Option("--stage", metavar="STAGE", help="How to learn, see below; repeatable. The agent's own without it."),
+        typer.Option(
+            "--stage", metavar="STAGE", help="Training stage, see below; repeatable. Default: the agent's own stages."
+        ),
     ] = None,
     updates: Annotated[
         int | None, typer.Option("--updates", metavar="N", min=1, help="Updates of all stages together.", show_default=False)
     ] = None,
     held_out: Annotated[
         int | None,
-        typer.Option("--held-out", metavar="N", min=0, help="Problems to evaluate on, not learned from.", show_default=False),
+        typer.Option("--held-out", metavar="N", min=0, help="Number of problems held out for evaluation.", show_default=False),
     ] = None,
     evaluate_on: Annotated[
         Path | None,
         typer.Option("--evaluate-on", metavar="FOLDER", help="Evaluate on these problems instead.", show_default=False),
     ] = None,
     folder: Annotated[
-        Path | None, typer.Option("--folder", metavar="DIR", help="Where to keep logs, the best weights and the state.")
+        Path | None, typer.Option("--folder", metavar="DIR", help="Folder for logs, the best weights and the state.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the state in the folder.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume from the state in the folder.")] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard logs to the folder too.")] = False,
     seed: SeedOption = 0,
     terminal: Terminal,
 ) -> Output:
-    """Train a placer that learns, in simulation.
+    """Train a learned placer in simulation.
 
     Costs are simulated makespans over the critical path (the schedule length ratio, SLR); for problems of every kind ("any"),
-    over HEFT's makespan. The weights that did best on problems held out are written to a file. With a folder, a training that
-    was ended by Ctrl-C or a crash goes on where it was. 'placeit optimize --placer giph:weights=FILE' places with the weights.
+    over HEFT's makespan. The weights with the best result on held-out problems are written to a file. With a folder, training
+    that Ctrl-C or a crash has ended can be resumed. 'placeit optimize --placer giph:weights=FILE' uses the weights.
     """
     from placeit.placers.learned import FILES
 

@@ -118,7 +118,7 @@ def optimize(
     """
     check_objective(objective)
     if not 0 < budget < math.inf:
-        raise UsageError(f"The budget is {budget:g} seconds; it must be positive, and end.")
+        raise UsageError(f"The budget is {budget:g} seconds; it must be positive and finite.")
     if seed < 0:
         raise UsageError(f"The seed is {seed}; it must not be negative.")
     check_tolerance(tolerance)
@@ -139,8 +139,8 @@ def optimize(
         enough = least(finite) <= max(begin + budget - time.perf_counter(), TRIFLE_S)
         if len(seconds) > 1 and len(finite) and not enough:
             _LOG.warning(
-                "A run takes %.3g s. To compare placements takes about %.3g s at least, and of the budget of %g s there are "
-                "%.3g s left.",
+                "A run takes %.3g s. Comparing placements takes at least about %.3g s, but of the budget of %g s only "
+                "%.3g s are left.",
                 finite.min(),
                 least(finite),
                 budget,
@@ -279,7 +279,7 @@ def _chosen(search: Search, order: Sequence[Entry], single: Entry | None) -> tup
         return order[0], "there was no time to measure anything; it is the best in simulation"
     if search.winner is None:
         if single is not None:
-            return single, "the search was interrupted before a placement was confirmed, and a single device is safe"
+            return single, "the search was interrupted before the decision, so the single device is chosen"
         return order[0], "the search was interrupted; this is the best so far"
     if single is None:
         best_of_all = "the fastest" if name == "latency" else f"the one of least {quantity}"
@@ -291,7 +291,7 @@ def _chosen(search: Search, order: Sequence[Entry], single: Entry | None) -> tup
         ratio = search.ratio
         assert ratio is not None  # noqa: S101
         return search.winner, (
-            f"measured again, it takes {ratio.ratio:.3f} of the {quantity} of {single.name} "
+            f"in the deciding race it takes {ratio.ratio:.3f} of the {quantity} of {single.name} "
             f"(95 % interval {ratio.ci_low:.3f} to {ratio.ci_high:.3f})"
         )
     if search.session.costs.shared and len(search.problem.device_names) > 1:
@@ -310,7 +310,7 @@ def _chosen(search: Search, order: Sequence[Entry], single: Entry | None) -> tup
     whole = measured_median(single) if single.simulated_s is None else single.simulated_s
     if name == "latency" and 0 < whole < math.inf:
         share = lower_bound(search.problem) / whole
-        why += f"; the bound without any cost of cutting is {share:.3f} of its time"
+        why += f"; the lower bound, ignoring cut costs, is {share:.3f} of its time"
     return search.winner, why
 
 

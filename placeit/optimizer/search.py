@@ -146,7 +146,7 @@ class Search(Races):
             )
         if self.entries:  # or an error will say it all
             for name in (placer for placer in placers if placer in self.unplanned):
-                _LOG.warning("The placer '%s' gave no placement, and the others go on: %s", name, self.unplanned[name][1])
+                _LOG.warning("The placer '%s' gave no placement; the others continue: %s", name, self.unplanned[name][1])
         self.refine("segment-search")
 
     def refine(self, name: str) -> bool:
@@ -342,7 +342,7 @@ class Search(Races):
             return True
         pair, found = [single, split], {}
         if (rounds := self.affordable(decision_rounds(single, split), pair, 1.0)) >= FEWEST:
-            found = self.race(pair, "deciding about the finalists", rounds=rounds, share=1.0, together=True)
+            found = self.race(pair, "deciding between the finalists", rounds=rounds, share=1.0, together=True)
         if single.failed is not None or split.failed is not None:
             return False
         self.winner = single

@@ -343,7 +343,7 @@ def check_length(runs: int, duration: float | None, warmup: int) -> None:
     if runs < 1:
         raise UsageError(f"{runs} runs measure nothing; there must be at least one.")
     if duration is not None and not 0 < duration < math.inf:
-        raise UsageError(f"The duration is {duration} seconds; it must be positive, and end.")
+        raise UsageError(f"The duration is {duration} seconds; it must be positive and finite.")
     if warmup < 0:
         raise UsageError(f"{warmup} runs for warming up are not possible; 0 is the least.")
 

@@ -215,7 +215,7 @@ def test_a_disk_that_is_full_leaves_no_half_written_trace(
     assert result.exit_code == 1
     assert len(json.loads(result.stdout)["devices"]) == len(json.loads(placement.read_text())["devices"])
     assert len(result.stderr.splitlines()) == 1
-    for word in (str(folder / "t.json"), "No space left", "The trace that was to be written there is lost"):
+    for word in (str(folder / "t.json"), "No space left", "Lost: the trace."):
         assert word in result.stderr
     assert list(folder.iterdir()) == []
 

@@ -81,7 +81,7 @@ def test_compare_takes_a_duration_and_a_warm_up(
         (("--duration", 0), "must be positive"),
         (("--duration", -1), "must be positive"),
         (("--duration", "nan"), "must be positive"),
-        (("--duration", "inf"), "must be positive, and end"),
+        (("--duration", "inf"), "must be positive and finite"),
         (("--warmup", -1), "--warmup"),
     ],
 )

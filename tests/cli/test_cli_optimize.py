@@ -100,8 +100,8 @@ def test_energy_is_named_as_modelled_and_total_cost_as_what_it_sums_up(cli: Any,
     cluster = tmp_path / "cluster.yaml"
     cluster.write_text(DESCRIBED)  # its devices have their power from the catalogue
     for objective, unit, said in (
-        ("energy", "J", "joules by the power model"),
-        ("total-cost", "s", "devices and links are busy"),
+        ("energy", "J", "joules by a power model"),
+        ("total-cost", "s", "busy time of all devices and links"),
     ):
         options = ("-d", cluster, "--budget", 1, "--placer", "heft", "--objective", objective)
         result = cli("optimize", tiny, *options)
@@ -172,7 +172,7 @@ def test_the_whole_cpu_is_a_row_and_its_placement_runs_and_compares(
         broken(patch, "opening", lambda plan: plan.problem.device_names != (plain,))
         result = cli("optimize", tiny, "-d", devices, "--budget", 1, "--placer", "heft", "-o", file, "--compare-precisions")
     assert result.exit_code == 0, result.stderr
-    assert f"{plain} is plain: all core sets at once" in result.stdout
+    assert f"{plain} is a plain device: all core sets together" in result.stdout
     assert "precisions " in result.stdout
     assert set(Placement.load(file).as_dict().values()) == {plain}
     for options in ((), ("-d", devices)):
@@ -199,7 +199,7 @@ def test_another_precision_that_fails_has_its_reason_in_the_report(
     result = cli("optimize", tiny, "-d", cores[0], "--budget", 2, "--placer", "heft", "--compare-precisions")
     assert result.exit_code == 0, result.stderr
     assert f"\n{cores[0]} in bf16 (precision): There is no such kernel.\n" in result.stdout
-    assert f"precisions    {cores[0]} in bf16 failed, as said above\n" in result.stdout
+    assert f"precisions    {cores[0]} in bf16 failed, see above\n" in result.stdout
 
 
 def test_the_only_device_needs_no_reason_from_placements(cli: Any, tiny: Path, cores: Sequence[str]) -> None:

@@ -94,16 +94,16 @@ def test_what_cannot_be_written_costs_no_result(
         "profile": [tiny, "-d", cores[0], "-o", full],
         "train": ["placeto", "--problems", "random", "--held-out", 0, "--updates", 1, "-o", full],
     }
-    lost = {"optimize": "The placement", "run": "The trace", "profile": "The list of costs", "train": "The policy"}
+    lost = {"optimize": "the placement", "run": "the trace", "profile": "the list of costs", "train": "the policy"}
     result = cli(command, *arguments[command], "--json")
     assert result.exit_code == 1
     assert json.loads(result.stdout)
     errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1
-    for word in ("error: Cannot write /dev/full: No space left on device", f"{lost[command]} that was to be written there"):
+    for word in ("error: Cannot write /dev/full: No space left on device", f"Lost: {lost[command]}."):
         assert word in errors[0]
     if command == "run":
-        assert "What the model has put out that was to be written there is lost" in errors[0]
+        assert "Lost: the outputs of the model." in errors[0]
 
 
 def test_a_file_on_standard_output_has_it_for_itself(tiny: Path, cores: Sequence[str], cost_cache: Path) -> None:

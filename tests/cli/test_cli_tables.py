@@ -132,13 +132,13 @@ def test_a_time_of_an_earlier_race_is_not_beside_those_of_the_last_one(
     tables = sections(console.file.getvalue())
     assert "1.68 s" in tables["race 2"]
     assert "1.45 s" not in tables["race 2"]
-    assert tables["race 1"].startswith(": then, 9 rounds, earlier, so that its times do not compare with those above")
+    assert tables["race 1"].startswith(": then, 9 rounds, earlier; times are not comparable with those above")
     assert "1.45 s" in tables["race 1"]
     assert "1.17" in tables["race 1"]  # over a, in the same race
 
 
 @pytest.mark.parametrize(
-    ("earlier", "title"), [(True, "measured by an earlier search"), (False, "run one after the other, for want of time")]
+    ("earlier", "title"), [(True, "measured by an earlier search"), (False, "run one after the other, because time was short")]
 )
 def test_what_was_measured_outside_of_a_race_says_where(
     tiny: Path, cores: Sequence[str], cost_cache: Path, tmp_path: Path, *, earlier: bool, title: str
@@ -176,7 +176,7 @@ def test_nothing_is_said_to_be_measured_on_described_devices(cli: Any, tiny: Pat
     )
     command = (cli, "optimize", tiny, "-d", cluster, "--budget", "20", "--placer", "heft")
     shown = run(*command).stdout
-    assert "ignoring cut costs, by the figures that describe the devices" in shown
+    assert "ignoring cut costs, by the figures of the described devices" in shown
     assert "costs measured" not in shown
     assert "\nsimulator" not in shown
     assert "\nspeed-up" not in shown

@@ -269,7 +269,7 @@ def test_who_loses_early_is_closed_while_the_others_race_on() -> None:
     search.measure()
     search.confirm()
     assert seen["measuring the finalists"] > {5}
-    assert seen["deciding about the finalists"] == {2}
+    assert seen["deciding between the finalists"] == {2}
 
 
 def test_a_split_that_fails_in_the_decision_gives_way_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:

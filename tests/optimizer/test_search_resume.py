@@ -87,7 +87,7 @@ def test_a_search_that_was_interrupted_goes_on_and_decides_afresh(
     turns = [known for what, known in races if what.startswith("measuring") and what.endswith("placements")]
     assert all(not all(known) for known in turns)  # those known run only beside others that are not
     assert not turns or turns[0].count(True) <= 2
-    assert races[-1][0] in ("deciding about the finalists", "measuring the finalists")
+    assert races[-1][0] in ("deciding between the finalists", "measuring the finalists")
     names = {c.name: c for c in second.candidates}
     assert names.keys() >= measured.keys()
     for name, candidate in measured.items():
