@@ -71,7 +71,7 @@ class Device:
 
     @property
     def core_set(self) -> bool:
-        """Whether the device is a set of CPU cores, or all of them, whichever runtime drives it."""
+        """Whether the device is a set of CPU cores, or all of them, driven by any runtime."""
         return self.address is not None and self.address.core_set
 
     @property

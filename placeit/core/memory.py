@@ -18,7 +18,7 @@ _kept: list[bool] = []
 
 
 def keep_freed_memory() -> contextlib.ExitStack:
-    """Let the C library keep what is freed, rather than give large tensors back to the system.
+    """Make the C library keep freed memory instead of returning large blocks to the system.
 
     Memory that comes from the system has a page fault for every 4 KiB that is first written. That was two thirds of the CPU
     time of a network whose layers make tensors of 32 MB, and half of the time of two trainings on a busy virtual machine.

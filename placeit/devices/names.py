@@ -27,7 +27,7 @@ _RUNTIMES = {"ort": "ONNX Runtime", "torch": "PyTorch"}
 
 
 def parse_device(text: str) -> Address:
-    """Parse one device name. Raises UsageError, quoting what is wrong with it."""
+    """Parse one device name. Raises UsageError, quoting the wrong part."""
     whole = text.strip()
     node, slash, rest = whole.rpartition("/")
     if slash and not _NODE.fullmatch(node):
@@ -105,7 +105,7 @@ def parse_devices(spec: str | Sequence[str]) -> list[Address]:
 
 
 def check_disjoint(devices: Sequence[tuple[str, Address]]) -> None:
-    """Check that no two devices share hardware: they would slow each other down, and no cost would hold.
+    """Check that no two devices share hardware, since they would slow each other down and costs would not hold.
 
     Args:
         devices: what each is called, and where it is. Devices of different nodes share nothing.

@@ -51,12 +51,12 @@ def what_openvino_says(error: BaseException) -> str:
 
 
 def target_name(device: Device) -> str:
-    """Name the device of OpenVINO that a device is, or is a part of."""
+    """Return the OpenVINO device that a device is, or is a part of."""
     return device.where.hardware
 
 
 def compile_properties(device: Device, precision: str) -> dict[str, Any]:
-    """Return the properties that a model is compiled with for a device."""
+    """Return the properties for compiling a model for a device."""
     if device.where.whole_cpu and len(device.cores) > 1:
         # all of the machine is OpenVINO's own to divide, as it is for whoever compiles a model for low latency without placeit
         return {"INFERENCE_PRECISION_HINT": precision, "PERFORMANCE_HINT": "LATENCY"}
