@@ -183,7 +183,7 @@ def member(name: str) -> Callable[[dict[str, bytes]], None]:
         ),
         (member("data/aotinductor/model/model.so"), "aotinductor"),
         (member("data/constants/custom_obj_0"), "custom_obj"),
-        (member("../../outside"), "no archive|outside"),
+        (member("../../outside"), "not an archive|outside"),
         (lambda members: members.update({"version": b"8.20"}), "not an archive"),
     ],
 )
