@@ -46,13 +46,18 @@ _DAMAGED = (
 """What is raised where a file of the cache is not there, damaged, or names what is no more."""
 
 
-def jit(function: F, *, forceinline: bool = False) -> F:
+def jit(function: F, *, forceinline: bool = False, counted: bool = True) -> F:
     """Compile with Numba on first call, without the GIL; kept on disk where a folder can be written.
 
     That is Numba's choice: beside the function's file (``__pycache__``), else in the user's cache, or where ``NUMBA_CACHE_DIR``
     says. Several processes may use a folder at once.
+
+    Args:
+        function: what to compile.
+        forceinline: inline it wherever it is called.
+        counted: count references to arrays, which a function that makes and keeps none can do without.
     """
-    compiled = numba.njit(function, nogil=True, error_model="numpy", forceinline=forceinline)
+    compiled = numba.njit(function, nogil=True, error_model="numpy", forceinline=forceinline, _nrt=counted)
     with contextlib.suppress(RuntimeError):  # Numba finds no folder that it may write to
         compiled._cache = _KernelCache(compiled)  # as Dispatcher.enable_caching sets Numba's own
     return cast(F, compiled)

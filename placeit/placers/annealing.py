@@ -11,8 +11,11 @@ from placeit.core.kernels import jit
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import Incumbent, is_over, option
 from placeit.placers.local_search import LocalSearch, starts
-from placeit.simulator.kernel import Records, Tables, make_workspace, makespan_kernel
+from placeit.simulator.kernel import makespan_kernel
+from placeit.simulator.queues import Records
 from placeit.simulator.simulate import SimulatedCost
+from placeit.simulator.tables import Tables
+from placeit.simulator.workspace import make_workspace
 
 __all__ = ["Annealing"]
 
@@ -172,7 +175,7 @@ def _anneal(
     steps: int,
 ) -> None:
     """Do steps ``first`` to ``last`` of ``steps``; updates placements, their costs (current, best) and the random state."""
-    workspace = make_workspace(tables)
+    workspace = make_workspace(tables, 1)
     chain = np.empty(len(place), np.int32)
     length, renewed = 0, 0
     hot, cold = _HOT * scale / len(place), _COLD * scale

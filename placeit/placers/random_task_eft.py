@@ -11,7 +11,10 @@ from placeit.core.kernels import jit
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import Incumbent, is_over, option
 from placeit.placers.feasibility import random_placements
-from placeit.simulator.kernel import CONTENTION_FREE, FIFO, WEIGHTS_ONLY, Tables, make_workspace, makespan_kernel
+from placeit.simulator.kernel import WEIGHTS_ONLY, makespan_kernel
+from placeit.simulator.rules import CONTENTION_FREE, FIFO
+from placeit.simulator.tables import Tables
+from placeit.simulator.workspace import make_workspace
 
 __all__ = ["RandomTaskEft", "earliest_finish_devices"]
 
@@ -70,7 +73,7 @@ def earliest_finish_devices(problem: Problem, placement: NDArray[np.int32], ops:
     Returns:
         ``int32[K]``.
     """
-    from placeit.simulator.simulate import tables
+    from placeit.simulator.tables import tables
 
     answer = np.empty(len(ops), np.int32)
     _earliest_finish(answer, tables(problem), np.array(placement, np.int32), ops.astype(np.int64))
@@ -79,7 +82,7 @@ def earliest_finish_devices(problem: Problem, placement: NDArray[np.int32], ops:
 
 @jit
 def _earliest_finish(answer: NDArray[np.int32], tables: Tables, place: NDArray[np.int32], ops: NDArray[np.int64]) -> None:
-    workspace = make_workspace(tables)
+    workspace = make_workspace(tables, 1)
     makespan_kernel(tables, place, np.empty(0), CONTENTION_FREE, FIFO, 0.0, np.uint64(0), WEIGHTS_ONLY, workspace)
     node, op = workspace.node, tables.op
     count, devices = tables.compute.shape

@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.kernels import jit
+from placeit.simulator.one_request import makespan_of
+from placeit.simulator.queues import EDGE, OP, Records
 
 _TOLERANCE = 1e-9
 
@@ -22,8 +24,7 @@ class Groups(NamedTuple):
     dispatch: NDArray[np.float64]  # [D] seconds
     load: NDArray[np.float64]  # [G, D] seconds more while all other devices work
     read: NDArray[np.float64]  # [D] seconds per byte that another device wrote
-    bandwidth: NDArray[np.float64]  # [D, D]
-    latency: NDArray[np.float64]  # [D, D]
+    link: Records  # LINK[D, D]
     passthrough: NDArray[np.bool_]  # [G] whether a group runs nothing
 
 
@@ -171,8 +172,7 @@ def simulate_segments(
 ) -> tuple[float, NDArray[np.float64]]:
     """Simulate a partition: priority queues by b-level, one transfer at a time per link.
 
-    Event for event what :mod:`placeit.simulator.simulate` does with the plan of the partition, ties included, but without a
-    problem to build first; there are few segments, so plain scans take the place of its heaps.
+    What :mod:`placeit.simulator.simulate` does with the plan of the partition, but without a problem to build first.
 
     Returns:
         Makespan, NaN if segments would wait in a circle; ``float64[G]``, when the segment of each group starts.
@@ -193,95 +193,28 @@ def _simulate(
     groups: Groups, moves: NDArray[np.int32], place: NDArray[np.int32], seconds: NDArray[np.float64]
 ) -> tuple[float, NDArray[np.float64]]:
     """Simulate segments that are numbered in topological order; return the makespan, and when each starts."""
-    count, total, width = len(place), len(moves), len(groups.dispatch)
-    start = np.zeros(count)
-    first = np.searchsorted(moves[:, 0], np.arange(count + 1))  # moves first[s] to first[s + 1] leave s
-    pending = np.zeros(count, np.int32)
-    serves = np.full(total, -1, np.int32)  # the move whose transfer brings the tensor; -1 on the same device
-    hop = np.zeros(total)
-    rank, move_rank = np.zeros(count), np.zeros(total)
-    for s in range(count - 1, -1, -1):
-        for m in range(first[s], first[s + 1]):
-            v, t = moves[m, 1], moves[m, 2]
-            pending[v] += 1
-            src, dst = place[s], place[v]
-            if src != dst:
-                hop[m] = groups.latency[src, dst] + groups.tensor_bytes[t] / groups.bandwidth[src, dst]
-                serves[m] = m
-                for n in range(first[s], m):
-                    if moves[n, 2] == t and serves[n] == n and place[moves[n, 1]] == dst:
-                        serves[m] = n
-                move_rank[serves[m]] = max(move_rank[serves[m]], rank[v])
-            rank[s] = max(rank[s], hop[m] + rank[v])
-        rank[s] += seconds[s]
-    link = np.empty(total, np.int32)
+    count, total = len(place), len(moves)
+    op, edge, start = np.zeros(count + 1, OP), np.empty(total, EDGE), np.empty(count)
     for m in range(total):
-        link[m] = width + place[moves[m, 0]] * width + place[moves[m, 1]]
-    # device d, or link D + src * D + dst, is busy with a segment or a move until then; of simultaneous ends, that of what
-    # began first comes first
-    busy, until, began = np.full(width + width * width, -1), np.zeros(width + width * width), np.zeros(width + width * width)
-    ready = pending == 0
-    asked = np.full(total, -1)  # place of a move among the requests for transfers; -1 while it does not wait
-    now, left, begun, requests = 0.0, count, 0, 0
-    for s in range(count):  # devices wake in the order of their first segments
-        if pending[s] == 0 and busy[place[s]] < 0:
-            v = _next_segment(ready, place, rank, place[s])
-            busy[place[s]], until[place[s]], began[place[s]], ready[v] = v, seconds[v], begun, False
-            begun += 1
-    while left > 0:
-        q = -1
-        for i in range(len(busy)):
-            if busy[i] >= 0 and (q < 0 or until[i] < until[q] or (until[i] == until[q] and began[i] < began[q])):
-                q = i
-        ended, now = busy[q], until[q]
-        busy[q] = -1
-        if q < width:  # a segment ends
-            d, lowest, highest = q, first[ended], first[ended + 1]
-            left -= 1
-            for m in range(lowest, highest):
-                if serves[m] < 0:
-                    pending[moves[m, 1]] -= 1
-                    ready[moves[m, 1]] = pending[moves[m, 1]] == 0
-                elif serves[m] == m:
-                    asked[m] = requests
-                    requests += 1
-        else:  # a tensor arrives
-            d, lowest, highest = (q - width) % width, ended, ended + 1
-            for m in range(ended, first[moves[ended, 0] + 1]):
-                if serves[m] == ended:
-                    pending[moves[m, 1]] -= 1
-                    ready[moves[m, 1]] = pending[moves[m, 1]] == 0
-        for m in range(lowest, highest):
-            if serves[m] == m and busy[link[m]] < 0:
-                n = _next_move(asked, link, move_rank, link[m])
-                if n >= 0:
-                    busy[link[m]], until[link[m]], began[link[m]], asked[n] = n, now + hop[n], begun, -1
-                    begun += 1
-        if busy[d] < 0:
-            v = _next_segment(ready, place, rank, d)
-            if v >= 0:
-                busy[d], until[d], began[d], ready[v], start[v] = v, now + seconds[v], begun, False, now
-                begun += 1
-    return now, start
-
-
-@jit
-def _next_segment(ready: NDArray[np.bool_], place: NDArray[np.int32], rank: NDArray[np.float64], device: int) -> int:
-    best = -1
-    for s in range(len(ready)):
-        if ready[s] and place[s] == device and (best < 0 or rank[s] > rank[best]):
-            best = s
-    return best
-
-
-@jit
-def _next_move(asked: NDArray[np.int64], link: NDArray[np.int32], rank: NDArray[np.float64], which: int) -> int:
-    best = -1
-    for m in range(len(asked)):
-        waits = asked[m] >= 0 and link[m] == which
-        if waits and (best < 0 or rank[m] > rank[best] or (rank[m] == rank[best] and asked[m] < asked[best])):
-            best = m
-    return best
+        op[moves[m, 0] + 1].first = m + 1
+        op[moves[m, 1]].indegree += 1
+        edge[m].tail, edge[m].head, edge[m].tensor = moves[m, 0], moves[m, 1], moves[m, 2]
+        edge[m].size = groups.tensor_bytes[moves[m, 2]]
+        edge[m].following = edge[m].shared = -1
+    for s in range(count):
+        op[s].order = s
+        op[s + 1].first = max(op[s].first, op[s + 1].first)
+        shared = 0
+        for m in range(op[s].first, op[s + 1].first):
+            n = m + 1
+            while n < op[s + 1].first and moves[n, 2] != moves[m, 2]:
+                n += 1
+            if n < op[s + 1].first:
+                if edge[m].shared < 0:
+                    edge[m].shared = shared
+                    shared += 1
+                edge[m].following, edge[n].shared = n, edge[m].shared
+    return makespan_of(op, edge, groups.link, place, seconds, start), start
 
 
 @jit

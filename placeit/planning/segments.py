@@ -16,6 +16,7 @@ from placeit.core.problem import Problem
 from placeit.planning import segment_kernel as kernel
 from placeit.planning.coarsen import Grouping
 from placeit.simulator.simulate import Schedule, schedule
+from placeit.simulator.tables import link_records
 
 __all__ = ["Costs", "Plan", "Profiled", "Segment", "Segmenter"]
 
@@ -170,8 +171,7 @@ class Segmenter:
             costs.dispatch,
             np.array(np.broadcast_to(costs.load, costs.core.shape)),
             np.array(np.broadcast_to(costs.read, costs.dispatch.shape)),
-            costs.bandwidth,
-            costs.latency,
+            link_records(costs.latency, costs.bandwidth),
             np.array([kind <= _FREE_KINDS for kind in kinds]),
         )
 

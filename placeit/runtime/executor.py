@@ -91,7 +91,7 @@ class Executor:
         self.runtime, self.plan = runtime, plan
         compiled = iter(cast("list[Program]", runtime.compile(plan.programs)))
         self.programs = [None if segment.passthrough else next(compiled) for segment in plan.segments]
-        self._scheduler = Scheduler(plan.problem, plan.placement, links="channel", queue="priority")
+        self._scheduler = Scheduler(plan.problem, plan.placement, links="channel", queue="priority", requests=requests)
         self._samples = empty_samples(len(plan.segments))
         self._turn = threading.RLock()  # of the threads that call
         self._lock = threading.Lock()  # of what the scheduler knows

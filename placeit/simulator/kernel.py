@@ -1,14 +1,12 @@
 """The compiled event loop behind :mod:`placeit.simulator.simulate`.
 
-Everything here is callable from other compiled functions. A *position* numbers an edge after a stable sort by producer, so
-that the out-edges of an op are adjacent and still in edge order. A *node* is an op (``v``) or a transfer (``V + p``, where
-``p`` is the position of the first edge of its tensor towards its destination). A *queue* is a device (``d``) or the channel
-of an ordered pair of devices (``D + src * D + dst``).
+It drives :mod:`placeit.simulator.rules`, which also says what a position, a node, a slot and a queue are, from a heap of
+events in virtual time; one request, as it is simulated most, has a faster loop (:mod:`placeit.simulator.one_request`).
 
-Three habits make it fast. Few arrays of records instead of many arrays: numba passes each as seven words and counts
-references to it, so the loop takes them as arguments and small helpers are inlined. Unsigned fields where nothing is
-negative: no index needs to be wrapped around. And without contention an op gets one event when its last input arrives,
-instead of one for each transfer; it has the place among simultaneous events that the last transfer's would have.
+Everything here is callable from other compiled functions. Few arrays of records instead of many arrays, because numba passes
+each as seven words: the loops take them as arguments and small helpers are inlined. Unsigned fields where nothing is
+negative: no index needs to be wrapped around. References to arrays are not counted (``uncounted``), except where arrays are
+made.
 
 What Python calls returns numbers at most, and writes arrays where it is told to. To return an array or a named tuple numba
 calls a Python function of its own for their class and does not expect it to raise, as it does when a signal handler raises
@@ -17,350 +15,94 @@ there (Ctrl-C while the kernel ran, for instance): the process ends, or another 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
-
 import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.kernels import jit
+from placeit.simulator.events import factor, hold, hold_outputs, pop, push, release, replace, stream_of
+from placeit.simulator.one_request import run_one, time_transfers
+from placeit.simulator.queues import NODE, Records, int64, uncounted
+from placeit.simulator.rules import (
+    FIFO,
+    PLANNED,
+    begin_rule,
+    op_finished_rule,
+    rank_by_b_level,
+    transfer_finished_rule,
+)
+from placeit.simulator.tables import Tables
+from placeit.simulator.workspace import Workspace, make_workspace
 
-F = TypeVar("F", bound=Callable[..., Any])
-Records: TypeAlias = NDArray[Any]
-_int64 = cast(Callable[[Any], int], np.int64)  # unlike int(), signed whatever it is given
-
-CONTENTION_FREE, CHANNEL = 0, 1
-FIFO, PRIORITY, PLANNED = 0, 1, 2
 WEIGHTS_ONLY, TRACK, LIMIT = 0, 1, 2
 """What is known of memory: weights (too many: inf); live tensors too; live tensors too, and too many: inf."""
 
-OP = np.dtype(
-    [
-        ("first", "u4"),  # the out-edges of v are positions op[v].first to op[v + 1].first
-        ("in_first", "u4"),  # the in-edges of v are positions edge[i].into, i from op[v].in_first to op[v + 1].in_first
-        ("indegree", "i4"),
-        ("order", "u4"),  # the v-th op of a topological order
-        ("param_bytes", "f8"),
-    ],
-    align=True,
-)
-EDGE = np.dtype(
-    [
-        ("head", "u4"),  # consumer
-        ("tail", "u4"),  # producer
-        ("tensor", "u4"),
-        ("following", "i4"),  # next position of the same tensor, or -1
-        ("shared", "i4"),  # number, among its op's, of a tensor with several edges; -1 with one edge
-        ("into", "u4"),  # see OP.in_first
-        ("opens", "b1"),  # whether it is the first position of its tensor
-        ("enters", "b1"),  # whether it is the first position of its tensor towards its consumer
-        ("size", "f8"),  # bytes
-    ],
-    align=True,
-)
-LINK = np.dtype([("latency", "f8"), ("bandwidth", "f8")])
-_NODE = np.dtype(
-    [
-        ("start", "f8"),
-        ("finish", "f8"),
-        ("rank", "f8"),
-        ("left", "i4"),  # next in a FIFO queue, or left child in a heap
-        ("right", "i4"),  # right child in a heap
-        ("tie", "i4"),  # of equal ranks, the lowest goes first
-    ],
-    align=True,
-)
-_STATE = np.dtype(
-    [
-        ("duration", "f8"),
-        ("ready", "f8"),  # without contention: when and as which event the last input known so far arrives
-        ("via", "i8"),
-        ("pending", "i4"),  # in-edges that have not fired (without contention: whose producer has not), then _RUNNABLE
-    ],
-    align=True,
-)
-_RUNNABLE = -1
-_QUEUE = np.dtype([("root", "i4"), ("last", "i4"), ("busy", "b1")], align=True)  # root: first node, or -1
-_EVENT = np.dtype([("time", "f8"), ("key", "i8")])  # key: sequence number << 32 | what happens
-_SENT = np.dtype([("op", "i4"), ("position", "i4")])
-_DEVICE = np.dtype([("live", "f8"), ("peak", "f8")])
 
-
-def _inline(function: F) -> F:
-    return jit(function, forceinline=True)
-
-
-class Tables(NamedTuple):
-    """A problem as the kernels read it."""
-
-    compute: NDArray[np.float64]  # [V, D] seconds
-    op: Records  # OP[V + 1]
-    edge: Records  # EDGE[E]
-    link: Records  # LINK[D, D]
-    entries: NDArray[np.int32]  # ops without in-edges, ascending
-    cut: NDArray[np.float64]  # [E, D] by position, or [0, D] if it is zero everywhere
-    memory: NDArray[np.float64]  # [D]
-
-
-class Workspace(NamedTuple):
-    """Arrays that one simulation at a time uses; ``node`` holds its schedule afterwards."""
-
-    node: Records  # [V + E] start and finish in seconds; a transfer that does not happen keeps what was there
-    state: Records  # [V]
-    queue: Records  # [D + D * D]
-    event: Records  # [V + 2 * E + D] a heap
-    opened: NDArray[np.int32]  # [D] channels that an event puts to work
-    sent: Records  # [K, D] which op sent its k-th shared tensor last to a device, and from which position
-    uses: NDArray[np.int32]  # [T, D] unfinished users of a tensor where it is
-    device: Records  # [D]
-
-
-def new_workspace(tables: Tables) -> Workspace:
-    """Allocate what :func:`makespan_kernel` needs for one problem."""
-    (ops, devices), edge = tables.compute.shape, tables.edge
-    shared, tensors = int(edge["shared"].max(initial=-1)) + 1, int(edge["tensor"].max(initial=0)) + 1
-    return _workspace(ops, devices, len(edge), shared, tensors)
-
-
-@jit
-def make_workspace(tables: Tables) -> Workspace:
-    """The same for compiled functions."""
-    ops, devices = tables.compute.shape
-    edges, shared, tensors = len(tables.edge), 0, 0
-    for p in range(edges):
-        shared = max(shared, tables.edge[p].shared + 1)
-        tensors = max(tensors, tables.edge[p].tensor + 1)
-    return _workspace_inside(ops, devices, edges, shared, tensors)
-
-
-def _workspace(ops: int, devices: int, edges: int, shared: int, tensors: int) -> Workspace:
-    return Workspace(
-        np.empty(ops + edges, _NODE),
-        np.empty(ops, _STATE),
-        np.empty(devices + devices * devices, _QUEUE),
-        np.empty(ops + 2 * edges + devices, _EVENT),
-        np.empty(devices, np.int32),
-        np.empty((shared, devices), _SENT),
-        np.empty((tensors, devices), np.int32),
-        np.empty(devices, _DEVICE),
-    )
-
-
-_workspace_inside = jit(_workspace)
-
-
-@jit
-def _mix(x: np.uint64) -> np.uint64:
-    """Scramble 64 bits (the finaliser of SplitMix64; Steele, Lea and Flood 2014)."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
-@jit
-def stream_of(seed: np.uint64, index: int) -> np.uint64:
-    """Return the random stream of the ``index``-th placement of a batch."""
-    return _mix(_mix(seed) + np.uint64(index))
-
-
-@jit
-def _factor(noise: float, stream: np.uint64, item: int) -> float:
-    """Return the ``item``-th factor of a stream, uniform in [1 - noise, 1 + noise] whatever the order of asking."""
-    bits = _mix(stream + np.uint64(item + 1) * np.uint64(0x9E3779B97F4A7C15))
-    return 1.0 + noise * (2.0 * (np.float64(bits >> np.uint64(11)) / 9007199254740992.0) - 1.0)
-
-
-@_inline
-def _push(event: Records, count: int, time: float, key: int) -> None:
-    """Add an event to a heap of ``count``."""
-    i = count
-    while i > 0:
-        parent = (i - 1) >> 1
-        above = event[parent]
-        if above.time < time or (above.time == time and above.key < key):
-            break
-        event[i].time = above.time
-        event[i].key = above.key
-        i = parent
-    event[i].time = time
-    event[i].key = key
-
-
-@_inline
-def _pop(event: Records, count: int) -> None:
-    """Remove the first event of a heap that holds ``count`` afterwards."""
-    # walk the hole down to a leaf without a branch that cannot be predicted, then let the last event rise from there
-    i, child = 0, 1
-    while child < count:
-        a, b = event[child], event[child + 1]
-        child += _int64((b.time < a.time) | ((b.time == a.time) & (b.key < a.key)))
-        event[i].time = event[child].time
-        event[i].key = event[child].key
-        i, child = child, 2 * child + 1
-    _push(event, i, event[count].time, event[count].key)
-
-
-@_inline
-def _before(node: Records, a: int, b: int) -> bool:
-    return bool(node[a].rank > node[b].rank or (node[a].rank == node[b].rank and node[a].tie < node[b].tie))
-
-
-@jit
-def _merge(node: Records, a: int, b: int) -> int:
-    """Merge two skew heaps of nodes (Sleator and Tarjan 1986), highest rank first, and return the root."""
-    if a < 0:
-        return b
-    if b < 0:
-        return a
-    if _before(node, b, a):
-        a, b = b, a
-    root = a
-    while True:
-        child = node[a].right
-        node[a].right = node[a].left
-        if child < 0:
-            node[a].left = b
-            return root
-        if _before(node, b, child):
-            node[a].left = b
-            a, b = b, child
-        else:
-            node[a].left = child
-            a = child
-
-
-@_inline
-def _enqueue(fifo: bool, node: Records, queue: Records, q: int, n: int) -> None:
-    node[n].left = -1
-    if not fifo:
-        node[n].right = -1
-        queue[q].root = _merge(node, queue[q].root, n)
-        return
-    if queue[q].root < 0:
-        queue[q].root = n
-    else:
-        node[queue[q].last].left = n
-    queue[q].last = n
-
-
-@_inline
-def _dequeue(fifo: bool, node: Records, queue: Records, q: int) -> int:
-    n = _int64(queue[q].root)
-    queue[q].root = node[n].left if fifo else _merge(node, node[n].left, node[n].right)
-    return n
-
-
-@_inline
-def _hold(device: Records, d: int, size: float) -> None:
-    device[d].live += size
-    device[d].peak = max(device[d].peak, device[d].live)
-
-
-@jit
-def _hold_outputs(
-    op: Records, edge: Records, uses: NDArray[np.int32], device: Records, place: NDArray[np.int32], v: int
-) -> None:
-    """An op starts: its tensors take memory, and every user of one is known."""
-    d = place[v]
-    for p in range(op[v].first, op[v + 1].first):
-        tensor, dst = edge[p].tensor, place[edge[p].head]
-        if edge[p].opens:
-            _hold(device, d, edge[p].size)
-        if dst != d and uses[tensor, dst] == 0:
-            uses[tensor, d] += 1  # the transfer reads it too
-        uses[tensor, dst] += 1
-
-
-@jit
-def _release(edge: Records, uses: NDArray[np.int32], device: Records, p: int, d: int) -> None:
-    """One user of a tensor on a device is done with it."""
-    uses[edge[p].tensor, d] -= 1
-    if uses[edge[p].tensor, d] == 0:
-        device[d].live -= edge[p].size
-
-
-@jit
-def _add_cuts(edge: Records, cut: NDArray[np.float64], state: Records, place: NDArray[np.int32]) -> None:
+@uncounted
+def _add_cuts(edge: Records, cut: NDArray[np.float64], duration: NDArray[np.float64], place: NDArray[np.int32]) -> None:
     """Charge ``cut`` to both ends of every tensor that crosses a border, once per tensor and op."""
     for p in range(len(edge)):
         v, w = edge[p].tail, edge[p].head
         if edge[p].enters and place[w] != place[v]:
-            state[w].duration += cut[p, place[w]]
+            duration[w] += cut[p, place[w]]
         if edge[p].opens:
-            q = _int64(p)
+            q = int64(p)
             while q >= 0 and place[edge[q].head] == place[v]:
                 q = edge[q].following
             if q >= 0:
-                state[v].duration += cut[p, place[v]]
+                duration[v] += cut[p, place[v]]
 
 
 @jit
-def _rank_by_b_level(op: Records, edge: Records, link: Records, ws: Workspace, place: NDArray[np.int32]) -> None:
-    """Rank ops by the longest path to an exit, transfers between devices included."""
-    node, state = ws.node, ws.state
-    for i in range(len(place) - 1, -1, -1):
-        v = op[i].order
-        d = place[v]
-        longest = 0.0
-        for p in range(op[v].first, op[v + 1].first):
-            w = edge[p].head
-            path = node[w].rank
-            if place[w] != d:
-                path += link[d, place[w]].latency + edge[p].size / link[d, place[w]].bandwidth
-            longest = max(longest, path)
-        node[v].rank = state[v].duration + longest
+def b_level_kernel(tables: Tables, place: NDArray[np.int32], rank: NDArray[np.float64]) -> None:
+    """Write the longest path from each op to an exit under a placement, ``float64[V]``."""
+    ops, edges = len(place), len(tables.edge)
+    duration, moving, node = np.empty(ops), np.empty(edges), np.zeros(ops, NODE)
+    for v in range(ops):
+        duration[v] = tables.compute[v, place[v]]
+    if len(tables.cut):
+        _add_cuts(tables.edge, tables.cut, duration, place)
+    time_transfers(tables.edge, tables.link, place, moving)
+    rank_by_b_level(tables.op, tables.edge, place, duration, moving, node)
+    for v in range(ops):
+        rank[v] = node[v].rank
 
 
-@jit
-def _rank_of_transfer(edge: Records, node: Records, place: NDArray[np.int32], p: int) -> float:
-    """Return the highest rank among the consumers that a transfer serves."""
-    dst, highest = place[edge[p].head], node[edge[p].head].rank
-    q = edge[p].following
-    while q >= 0:
-        if place[edge[q].head] == dst:
-            highest = max(highest, node[edge[q].head].rank)
-        q = edge[q].following
-    return float(highest)
-
-
-@_inline
+@uncounted
 def _prepare(
     tables: Tables, place: NDArray[np.int32], priority: NDArray[np.float64], queue: int, memory: int, ws: Workspace
 ) -> bool:
     """Fill the workspace for one simulation; False if the placement is infeasible."""
     ops, devices = tables.compute.shape
-    compute, op = tables.compute, tables.op
-    state, node, device = ws.state, ws.node, ws.device
+    compute, op, edge, link = tables.compute, tables.op, tables.edge, tables.link
+    duration, node, device = ws.duration, ws.node, ws.device
     for d in range(devices):
         device[d].live = 0.0
     for v in range(ops):
         d = place[v]
-        seconds = compute[v, d]
-        state[v].duration = seconds
-        state[v].ready = -1.0
-        state[v].pending = op[v].indegree
+        duration[v] = compute[v, d]
         device[d].live += op[v].param_bytes
-        if seconds == np.inf:
+        if compute[v, d] == np.inf:
             return False
     for d in range(devices):
         device[d].peak = device[d].live
         if device[d].live > tables.memory[d]:
             return False
     if len(tables.cut):
-        _add_cuts(tables.edge, tables.cut, state, place)
+        _add_cuts(edge, tables.cut, duration, place)
     if queue != FIFO:
+        time_transfers(edge, link, place, ws.moving)
         if len(priority):
-            for v in range(ops):
-                node[v].rank = priority[v]
+            for i in range(ops):
+                node[i].rank = priority[i]
+                node[op[i].order].tie = i
         else:
-            _rank_by_b_level(op, tables.edge, tables.link, ws, place)
-        for i in range(ops):
-            node[op[i].order].tie = i
+            rank_by_b_level(op, edge, place, duration, ws.moving, node)
+        for r in range(1, len(ws.request)):
+            for v in range(ops):
+                node[r * (ops + len(edge)) + v].rank = node[v].rank
+                node[r * (ops + len(edge)) + v].tie = node[v].tie
     if memory != WEIGHTS_ONLY:
         ws.uses[:] = 0
-    for k in range(len(ws.sent)):
-        for d in range(devices):
-            ws.sent[k, d].op = -1
     return True
 
 
@@ -376,7 +118,7 @@ def makespan_kernel(
     memory: int,
     ws: Workspace,
 ) -> float:
-    """Simulate one placement; see :mod:`placeit.simulator.simulate` for the rules.
+    """Simulate one request over one placement; see :mod:`placeit.simulator.simulate` for the rules.
 
     Args:
         tables: the problem.
@@ -393,9 +135,74 @@ def makespan_kernel(
         Makespan in seconds; ``inf`` if an op cannot run where it is placed or memory is too small; NaN if a planned order
         waits for itself.
     """
+    if queue != PLANNED and memory == WEIGHTS_ONLY:
+        if not _prepare(tables, place, priority, queue, memory, ws):
+            return np.inf
+        return run_one(
+            tables.op,
+            tables.edge,
+            tables.link,
+            tables.entries,
+            place,
+            links,
+            queue,
+            noise,
+            stream,
+            ws.node,
+            ws.inputs,
+            ws.queue,
+            ws.request,
+            ws.event,
+            ws.opened,
+            ws.position,
+            ws.channel,
+            ws.duration,
+            ws.moving,
+        )
+    times, log = np.empty((2, 0)), np.empty((0, 2, 0))
+    return requests_kernel(tables, place, priority, links, queue, noise, stream, memory, ws, 1, 0.0, times, log)
+
+
+@jit
+def requests_kernel(
+    tables: Tables,
+    place: NDArray[np.int32],
+    priority: NDArray[np.float64],
+    links: int,
+    queue: int,
+    noise: float,
+    stream: np.uint64,
+    memory: int,
+    ws: Workspace,
+    requests: int,
+    interval: float,
+    times: NDArray[np.float64],
+    log: NDArray[np.float64],
+) -> float:
+    """Simulate any number of requests over one placement, as many in flight as the workspace has slots.
+
+    Args:
+        tables: the problem.
+        place: likewise as for :func:`makespan_kernel`, as the next ones are.
+        priority: priorities.
+        links: link model.
+        queue: queue discipline.
+        noise: half width of the random factors.
+        stream: which of them.
+        memory: what is known of memory.
+        ws: from :func:`new_workspace`; overwritten.
+        requests: how many.
+        interval: seconds from the arrival of one to that of the next; one that finds no free slot waits for it.
+        times: ``float64[2, requests]``, receives when each began and ended; ``[2, 0]`` if nobody wants to know.
+        log: ``float64[requests, 2, V + E]``, receives the start and the finish of every node, NaN of transfers that do not
+            happen; ``[0, 2, 0]`` if nobody wants to know.
+
+    Returns:
+        When the last one has ended, in seconds; or what :func:`makespan_kernel` returns.
+    """
     if not _prepare(tables, place, priority, queue, memory, ws):
         return np.inf
-    makespan = _run(
+    end = _run(
         tables.op,
         tables.edge,
         tables.link,
@@ -407,22 +214,32 @@ def makespan_kernel(
         stream,
         memory != WEIGHTS_ONLY,
         ws.node,
-        ws.state,
         ws.queue,
-        ws.event,
+        ws.request,
         ws.opened,
         ws.sent,
+        ws.lost,
+        ws.counter,
+        ws.out,
+        ws.duration,
+        ws.moving,
+        ws.event,
         ws.uses,
         ws.device,
+        ws.number,
+        requests,
+        interval,
+        times,
+        log,
     )
     if memory == LIMIT:
         for d in range(len(tables.memory)):
             if ws.device[d].peak > tables.memory[d]:
                 return np.inf
-    return makespan
+    return end
 
 
-@_inline
+@uncounted
 def _run(
     op: Records,
     edge: Records,
@@ -435,172 +252,124 @@ def _run(
     stream: np.uint64,
     tracked: bool,
     node: Records,
-    state: Records,
     queue: Records,
-    event: Records,
+    request: Records,
     opened: NDArray[np.int32],
-    sent: Records,
+    sent: NDArray[np.int64],
+    lost: NDArray[np.bool_],
+    counter: NDArray[np.int64],
+    out: NDArray[np.int64],
+    duration: NDArray[np.float64],
+    moving: NDArray[np.float64],
+    event: Records,
     uses: NDArray[np.int32],
     device: Records,
+    number: NDArray[np.int64],
+    requests: int,
+    interval: float,
+    times: NDArray[np.float64],
+    log: NDArray[np.float64],
 ) -> float:
-    """Run the event loop on a prepared workspace."""
-    ops, devices = len(place), len(link)
-    nodes = ops + len(edge)
-    fifo, planned, contended = discipline == FIFO, discipline == PLANNED, links == CHANNEL
-    for q in range(devices + devices * devices if contended else devices):
+    """Drive the rules from the event heap on a prepared workspace."""
+    ops, edges, devices, slots = len(place), len(edge), len(lost), len(request)
+    nodes, tensors = ops + edges, len(uses) // slots
+    arrival = slots * nodes  # events from here on are no nodes
+    for q in range(len(queue)):
         queue[q].root = -1
         queue[q].busy = False
-    if noise > 0:
-        for v in range(ops):
-            state[v].duration *= _factor(noise, stream, v)
-    if planned:  # a queue then holds all ops of its device, in order, ready or not
-        for v in range(ops):
-            _enqueue(fifo, node, queue, place[v], v)
-    events, sequence, requests, done = 0, 0, 0, 0
-    for v in entries:
-        state[v].pending = _RUNNABLE
-        if not planned:
-            _enqueue(fifo, node, queue, place[v], v)
-        if not queue[place[v]].busy:
-            queue[place[v]].busy = True
-            _push(event, events, 0.0, sequence << 32 | (nodes + place[v]))
-            events, sequence = events + 1, sequence + 1
-
-    time = 0.0
-    while events > 0:
+    for r in range(slots):
+        request[r].active = False
+    events, sequence, arrived, begun, done = 0, 0, 0, 0, 0
+    time, handled = 0.0, False  # whether the first event of the heap has been handled, and is to be replaced or removed
+    push(event, events, 0.0, int64(-requests) << 32 | arrival)
+    events += 1
+    while True:
+        if handled:
+            events -= 1
+            pop(event, events)
+        if events == 0:
+            break
         time, key = event[0].time, event[0].key
-        events -= 1
-        _pop(event, events)
+        handled = True
         n = key & 0xFFFFFFFF
-        put = 0  # how many channels take their next transfer once all edges have fired
-        turn = -1  # the device's next op, if it goes before what the edges bring: its place among simultaneous events
-        if n < ops:  # an op finishes
-            done += 1
-            d = _int64(np.uint32(place[n]))
-            queue[d].busy = False
-            if tracked:
-                for i in range(op[n].in_first, op[n + 1].in_first):
-                    _release(edge, uses, device, edge[i].into, d)
-            if fifo and queue[d].root >= 0:
-                turn = sequence
-                sequence += 1
-            for p in range(_int64(op[n].first), _int64(op[n + 1].first)):
-                w = _int64(edge[p].head)
-                dst = _int64(np.uint32(place[w]))
-                if dst == d:
-                    state[w].pending -= 1
-                    if state[w].pending > 0:
-                        continue
-                    if state[w].ready > time or (state[w].ready == time and state[w].via > key):
-                        _push(event, events, state[w].ready, state[w].via)
-                        events += 1
-                        continue
-                    state[w].pending = _RUNNABLE
-                    if not planned:
-                        _enqueue(fifo, node, queue, d, w)
-                    continue
-                first = p  # position of the first edge of this tensor towards this device
-                if edge[p].shared >= 0:
-                    k = _int64(edge[p].shared)
-                    if sent[k, dst].op == n:
-                        first = _int64(sent[k, dst].position)
-                    else:
-                        sent[k, dst].op = n
-                        sent[k, dst].position = p
-                if contended:
-                    if first < p:
-                        continue
-                    if not fifo:
-                        node[ops + p].rank = _rank_of_transfer(edge, node, place, p)
-                        node[ops + p].tie = requests
-                        requests += 1
-                    channel = devices + d * devices + dst
-                    _enqueue(fifo, node, queue, channel, ops + p)
-                    if not queue[channel].busy:
-                        queue[channel].busy = True
-                        opened[put] = channel
-                        put += 1
-                    continue
-                if first == p:
-                    seconds = link[d, dst].latency + edge[p].size / link[d, dst].bandwidth
-                    if noise > 0:
-                        seconds *= _factor(noise, stream, ops + edge[p].tensor * devices + dst)
-                    node[ops + p].start = time
-                    node[ops + p].finish = time + seconds
-                    node[ops + p].tie = sequence
-                    if tracked:
-                        _hold(device, dst, edge[p].size)
-                        _push(event, events, time + seconds, sequence << 32 | (nodes + devices + p))
-                        events += 1
-                    sequence += 1
-                arrival, via = node[ops + first].finish, _int64(node[ops + first].tie) << 32 | (ops + p)
-                if arrival > state[w].ready or (arrival == state[w].ready and via > state[w].via):
-                    state[w].ready = arrival
-                    state[w].via = via
-                state[w].pending -= 1
-                if state[w].pending == 0:
-                    _push(event, events, state[w].ready, state[w].via)
-                    events += 1
-        elif n < nodes and contended:  # a transfer finishes
-            p = n - ops
-            d = _int64(place[edge[p].head])
-            src = _int64(place[edge[p].tail])
-            if tracked:
-                _release(edge, uses, device, p, src)
-            channel = devices + src * devices + d
-            queue[channel].busy = queue[channel].root >= 0
-            if queue[channel].busy:
-                opened[put] = channel
-                put += 1
-            while p >= 0:
-                w = _int64(edge[p].head)
-                if place[w] == d:
-                    state[w].pending -= 1
-                    if state[w].pending == 0:
-                        state[w].pending = _RUNNABLE
-                        if not planned:
-                            _enqueue(fifo, node, queue, d, w)
-                p = _int64(edge[p].following)
-        elif n < nodes:  # the last input of an op arrives
-            w = _int64(edge[n - ops].head)
-            d = _int64(np.uint32(place[w]))
-            state[w].pending = _RUNNABLE
-            if not planned:
-                _enqueue(fifo, node, queue, d, w)
-            if events > 0 and event[0].time == time and event[0].key >> 32 == key >> 32:
-                continue  # the same transfer serves another op: the device chooses among them all
-        elif n < nodes + devices:  # a device wakes up
-            d = n - nodes
-            queue[d].busy = False
-        else:  # a transfer finishes, which its producer's memory needs to know
-            p = n - nodes - devices
-            d = _int64(place[edge[p].head])
-            _release(edge, uses, device, p, place[edge[p].tail])
-        for i in range(put):
-            p = _dequeue(fifo, node, queue, opened[i]) - ops
-            src, dst = _int64(place[edge[p].tail]), _int64(place[edge[p].head])
-            seconds = link[src, dst].latency + edge[p].size / link[src, dst].bandwidth
+        count, slot = 0, int64(-1)  # slot: one that can take the next request
+        if n >= arrival:
+            arrived += 1
+            if arrived < requests:  # before anything else that happens at that time
+                push(event, events, arrived * interval, int64(arrived - requests) << 32 | arrival)
+                events += 1
+            r = 0
+            while slot < 0 and r < slots:
+                if not request[r].active:
+                    slot = r
+                r += 1
+        else:
+            r = int64(node[n].slot)
+            v = n - r * nodes
+            if v < ops:
+                if tracked:
+                    for i in range(op[v].in_first, op[v + 1].in_first):
+                        release(edge, uses, device, r * tensors, edge[i].into, place[v])
+                count = op_finished_rule(
+                    op, edge, place, links, discipline, nodes, node, queue, request, opened, sent, counter, out, n
+                )
+            else:
+                if tracked:
+                    release(edge, uses, device, r * tensors, v - ops, place[edge[v - ops].tail])
+                count = transfer_finished_rule(edge, place, links, discipline, nodes, node, queue, request, devices, out, n)
+        i = 0
+        while True:
+            if i == count:
+                if slot < 0 or begun == arrived:
+                    break
+                number[slot] = begun
+                if times.shape[1]:
+                    times[0, begun] = time
+                begun += 1
+                count = begin_rule(op, entries, place, discipline, nodes, node, queue, request, lost, counter, out, slot)
+                slot, i = int64(-1), 0
+                continue
+            n = out[i]
+            i += 1
+            if n < 0:
+                slot = -1 - n
+                done += 1
+                if times.shape[1]:
+                    times[1, number[slot]] = time
+                if len(log):
+                    for m in range(nodes):
+                        log[number[slot], 0, m] = node[slot * nodes + m].start
+                        log[number[slot], 1, m] = node[slot * nodes + m].finish
+                continue
+            r = int64(node[n].slot)
+            v = n - r * nodes
+            if v < ops:
+                seconds, item = duration[v], v
+                if tracked:
+                    hold_outputs(op, edge, uses, device, place, r * tensors, v)
+            else:
+                p = v - ops
+                src, dst = int64(np.uint32(place[edge[p].tail])), int64(np.uint32(place[edge[p].head]))
+                if discipline == FIFO:
+                    seconds = link[src, dst].latency + edge[p].size / link[src, dst].bandwidth
+                else:
+                    seconds = moving[p]
+                item = ops + int64(edge[p].tensor) * devices + dst
+                if tracked:
+                    hold(device, dst, edge[p].size)
             if noise > 0:
-                seconds *= _factor(noise, stream, ops + edge[p].tensor * devices + dst)
-            node[ops + p].start = time
-            node[ops + p].finish = time + seconds
-            if tracked:
-                _hold(device, dst, edge[p].size)
-            _push(event, events, time + seconds, sequence << 32 | (ops + p))
-            events, sequence = events + 1, sequence + 1
-        if not queue[d].busy and queue[d].root >= 0 and (not planned or state[queue[d].root].pending == _RUNNABLE):
-            v = _dequeue(fifo, node, queue, d)
-            queue[d].busy = True
-            node[v].start = time
-            node[v].finish = time + state[v].duration
-            if tracked:
-                _hold_outputs(op, edge, uses, device, place, v)
-            if turn < 0:
-                turn = sequence
-                sequence += 1
-            _push(event, events, node[v].finish, turn << 32 | v)
-            events += 1
-    return time if done == ops else np.nan
+                seconds *= factor(noise, stream, item + number[r] * (ops + edges * devices))
+            node[n].start = time
+            node[n].finish = time + seconds
+            if handled:
+                handled = False
+                event[events].time = np.inf
+                replace(event, events, time + seconds, sequence << 32 | n)
+            else:
+                push(event, events, time + seconds, sequence << 32 | n)
+                events += 1
+            sequence += 1
+    return time if done == requests else np.nan
 
 
 @jit
@@ -613,6 +382,9 @@ def makespans(
     noise: float,
     seed: np.uint64,
     memory: int,
+    requests: int,
+    interval: float,
+    slots: int,
     begin: int,
     end: int,
     out: NDArray[np.float64],
@@ -628,6 +400,9 @@ def makespans(
         noise: half width of the random factors.
         seed: of all random factors.
         memory: what is known of memory.
+        requests: how many requests.
+        interval: seconds from the arrival of one to that of the next.
+        slots: most of them in flight.
         begin: first placement.
         end: one after the last.
         out: ``float64[B]``, receives makespans; NaN where a planned order waits for itself.
@@ -635,9 +410,9 @@ def makespans(
     Returns:
         -1, or the number of a placement with an unknown device, at which the work ended.
     """
-    ws = make_workspace(tables)
+    ws = make_workspace(tables, slots)
     ops, devices = tables.compute.shape
-    none = np.empty(0)
+    none, times, log = np.empty(0), np.empty((2, 0)), np.empty((0, 2, 0))
     for b in range(begin, end):
         strange = False
         for v in range(ops):
@@ -645,5 +420,11 @@ def makespans(
         if strange:
             return b
         row = priority[b if len(priority) > 1 else 0] if len(priority) else none
-        out[b] = makespan_kernel(tables, placements[b], row, links, queue, noise, stream_of(seed, b), memory, ws)
+        place, stream = placements[b], stream_of(seed, b)
+        if requests == 1:
+            out[b] = makespan_kernel(tables, place, row, links, queue, noise, stream, memory, ws)
+        else:
+            out[b] = requests_kernel(
+                tables, place, row, links, queue, noise, stream, memory, ws, requests, interval, times, log
+            )
     return -1

@@ -1,6 +1,6 @@
 """What a placement costs, without running it: an event-driven simulation of devices, queues and links.
 
-The rules, which :mod:`placeit.simulator.scheduler` follows too, event for event:
+The rules, as :mod:`placeit.simulator.rules` has them for executors too:
 
 - A device runs one op at a time, to its end. An ordered pair of devices moves any number of tensors at a time
   (``contention-free``; GiPH, Appendix B.5) or one (``channel``; DOPPLER, Algorithm 1).
@@ -18,6 +18,9 @@ The rules, which :mod:`placeit.simulator.scheduler` follows too, event for event
   number where ops are numbered in topological order); on a channel the transfer with the highest priority among the ops that
   it serves (ties: the first request).
 - ``planned``: a device runs its ops in the order of priority and waits if the next is not ready; channels as above.
+- Of several requests in flight, the one that began first goes first on every device and channel, unless under ``fifo``; under
+  ``planned``, the earliest whose next op is ready. A request arrives before anything else that happens at that time. It begins
+  then, or, if there is a limit on how many are in flight, after what was decided when another one ended.
 """
 
 from __future__ import annotations
@@ -27,7 +30,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import get_args
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -36,10 +38,13 @@ from placeit.core.errors import PlacementError, ProblemError, UsageError
 from placeit.core.problem import Problem
 from placeit.core.units import about_bytes
 from placeit.simulator import kernel as _kernel
-from placeit.simulator.kernel import Tables
+from placeit.simulator import rules
+from placeit.simulator.events import stream_of
 from placeit.simulator.scheduler import LinkModel, Queue, check_discipline, deadlock
+from placeit.simulator.tables import Tables, tables
+from placeit.simulator.workspace import new_workspace
 
-__all__ = ["Schedule", "SimulatedCost", "Transfers", "schedule", "simulate", "simulator", "tables"]
+__all__ = ["Requests", "Schedule", "SimulatedCost", "Transfers", "schedule", "simulate", "simulator"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +57,7 @@ class Transfers:
         dst: ``int32[N]``, device.
         start: ``float64[N]``, seconds.
         finish: ``float64[N]``, seconds.
+        request: ``int64[N]``, of which request.
     """
 
     tensor: NDArray[np.int32]
@@ -59,9 +65,34 @@ class Transfers:
     dst: NDArray[np.int32]
     start: NDArray[np.float64]
     finish: NDArray[np.float64]
+    request: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.tensor)
+
+
+@dataclass(frozen=True, eq=False)
+class Requests:
+    """When the requests of a schedule were in flight; times in seconds.
+
+    Attributes:
+        arrived: ``float64[R]``.
+        begun: ``float64[R]``, later than the arrival if there were too many in flight.
+        ended: ``float64[R]``.
+        start: ``float64[R, V]``, of every op.
+        finish: ``float64[R, V]``.
+    """
+
+    arrived: NDArray[np.float64]
+    begun: NDArray[np.float64]
+    ended: NDArray[np.float64]
+    start: NDArray[np.float64]
+    finish: NDArray[np.float64]
+
+    @property
+    def latency(self) -> NDArray[np.float64]:
+        """``float64[R]``, seconds from the arrival of each request to its end."""
+        return self.ended - self.arrived
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,9 +100,9 @@ class Schedule:
     """When everything happens under one placement.
 
     Attributes:
-        makespan: seconds until the last op has finished.
-        start: ``float64[V]``, seconds.
-        finish: ``float64[V]``, seconds.
+        makespan: seconds until the last op of the last request has finished.
+        start: ``float64[V]``, seconds, in the first request.
+        finish: ``float64[V]``, likewise.
         device: ``int32[V]``, the placement.
         transfers: what moves between devices, and when.
         busy: ``float64[D]``, seconds that each device computes.
@@ -79,6 +110,7 @@ class Schedule:
             tensor is alive where it is made from its op's start until the last op that reads it there, and the last transfer
             of it, have finished; where it is sent, from the start of the transfer until the last op that reads it there has
             finished.
+        requests: when each request was in flight.
     """
 
     makespan: float
@@ -88,6 +120,7 @@ class Schedule:
     transfers: Transfers
     busy: NDArray[np.float64]
     peak_memory: NDArray[np.float64]
+    requests: Requests
 
     @property
     def utilization(self) -> NDArray[np.float64]:
@@ -111,6 +144,10 @@ class SimulatedCost:
         seed: what is drawn depends on it, on the number of the placement in its batch, and on nothing else.
         memory: count live tensors too: a placement under which some device holds more than its memory at some moment costs
             ``inf``.
+        requests: how many requests run over a placement; the cost is then when the last one has ended. Of several that are in
+            flight, the one that began first goes first; under ``fifo``, whatever was queued first.
+        interval: seconds between the arrivals of two requests, the first at 0; 0 for all at once.
+        in_flight: most requests in flight; others wait, in order, until one of these has ended. None for no limit.
         threads: how many threads share a batch; None for all cores that the process may use. The result is the same.
 
     Raises:
@@ -128,9 +165,13 @@ class SimulatedCost:
         noise: float = 0.0,
         seed: int = 0,
         memory: bool = False,
+        requests: int = 1,
+        interval: float = 0.0,
+        in_flight: int | None = None,
         threads: int | None = 1,
     ) -> None:
         check_discipline(links, queue, priority)
+        _check_requests(requests, interval, in_flight)
         if not 0 <= noise < 1:
             raise UsageError(f"'noise' is {noise}; it must be at least 0 and less than 1.")
         if threads is not None and threads < 1:
@@ -142,6 +183,7 @@ class SimulatedCost:
         self._noise = float(noise)
         self._seed = np.uint64(seed % 2**64)
         self._memory = _kernel.LIMIT if memory else _kernel.WEIGHTS_ONLY
+        self._requests, self._interval, self._slots = requests, float(interval), min(requests, in_flight or requests)
         self._threads = threads if threads is not None else _cores()
         self._tables = tables(problem)
 
@@ -149,9 +191,10 @@ class SimulatedCost:
     def kernel_arguments(self) -> tuple[Tables, NDArray[np.float64], int, int, int] | None:
         """Tables, priority, links, queue and memory as :func:`_kernel.makespan_kernel` takes them, for compiled searches.
 
-        None if the cost of a placement depends on its number in the batch: with noise, or with a priority for each.
+        None if the cost of a placement depends on its number in the batch, with noise or with a priority for each, or if there
+        are several requests.
         """
-        if self._noise > 0 or len(self._priority) > 1:
+        if self._noise > 0 or len(self._priority) > 1 or self._requests > 1:
             return None
         return self._tables, self._priority.reshape(-1), self._links, self._queue, self._memory
 
@@ -177,6 +220,7 @@ class SimulatedCost:
             raise ProblemError(f"'priority' has {len(self._priority)} rows for {size} placements.")
         out = np.empty(size)
         options = (self._priority, self._links, self._queue, self._noise, self._seed, self._memory)
+        options += (self._requests, self._interval, self._slots)
         workers = min(self._threads, size)
         if workers <= 1:
             strange = [_kernel.makespans(self._tables, array, *options, 0, size, out)]
@@ -194,7 +238,7 @@ class SimulatedCost:
                 f"Placement {b} of the batch uses device numbers {array[b].min()}..{array[b].max()}; there are "
                 f"0..{self.problem.devices - 1}."
             )
-        if self._queue == _kernel.PLANNED and np.isnan(out).any():
+        if self._queue == rules.PLANNED and np.isnan(out).any():
             raise deadlock()
         return out
 
@@ -213,14 +257,29 @@ def simulate(
     noise: float = 0.0,
     seed: int = 0,
     memory: bool = False,
+    requests: int = 1,
+    interval: float = 0.0,
+    in_flight: int | None = None,
     threads: int | None = 1,
 ) -> NDArray[np.float64]:
     """Return the makespans of ``int[B, V]`` placements in seconds, ``float64[B]``; ``inf`` for infeasible ones.
 
+    With several requests that is when the last one has ended.
+
     See :class:`SimulatedCost` for the options and for what is raised, and this module for the rules.
     """
     cost = SimulatedCost(
-        problem, links=links, queue=queue, priority=priority, noise=noise, seed=seed, memory=memory, threads=threads
+        problem,
+        links=links,
+        queue=queue,
+        priority=priority,
+        noise=noise,
+        seed=seed,
+        memory=memory,
+        requests=requests,
+        interval=interval,
+        in_flight=in_flight,
+        threads=threads,
     )
     return cost(placements)
 
@@ -235,6 +294,9 @@ def schedule(
     noise: float = 0.0,
     seed: int = 0,
     memory: bool = False,
+    requests: int = 1,
+    interval: float = 0.0,
+    in_flight: int | None = None,
 ) -> Schedule:
     """Simulate one placement, ``int[V]``, and return when everything happens.
 
@@ -245,23 +307,38 @@ def schedule(
         UsageError: an option out of its range.
         ProblemError: a malformed priority, or a planned order that waits for itself.
     """
-    cost = SimulatedCost(problem, links=links, queue=queue, priority=priority, noise=noise, seed=seed)
+    cost = SimulatedCost(
+        problem,
+        links=links,
+        queue=queue,
+        priority=priority,
+        noise=noise,
+        seed=seed,
+        requests=requests,
+        interval=interval,
+        in_flight=in_flight,
+    )
     if len(cost._priority) > 1:
         raise ProblemError(f"'priority' has {len(cost._priority)} rows for one placement.")
     place = np.array(problem.check(placement))
     ops, out = len(problem), problem.successors.edge
-    ws = _kernel.new_workspace(cost._tables)
+    ws = new_workspace(cost._tables, cost._slots)
     ws.node["start"] = np.nan
-    makespan = _kernel.makespan_kernel(
+    times, log = np.empty((2, requests)), np.empty((requests, 2, ops + len(out)))
+    makespan = _kernel.requests_kernel(
         cost._tables,
         place,
         cost._priority.reshape(-1),
         cost._links,
         cost._queue,
         cost._noise,
-        np.uint64(_kernel.stream_of(cost._seed, 0)),
+        np.uint64(stream_of(cost._seed, 0)),
         _kernel.TRACK,
         ws,
+        requests,
+        cost._interval,
+        times,
+        log,
     )
     if np.isnan(makespan):
         raise deadlock()
@@ -272,80 +349,35 @@ def schedule(
             f"{problem.device_names[d]} has {about_bytes(problem.memory[d])} of memory; this placement keeps "
             f"{about_bytes(peak[d])} of weights and tensors there."
         )
-    start, finish = ws.node["start"], ws.node["finish"]
-    moved = ops + np.flatnonzero(~np.isnan(start[ops:]))
-    moved = moved[np.argsort(start[moved], kind="stable")]
-    edges = out[moved - ops]
+    start, finish = log[:, 0], log[:, 1]
+    request, moved = np.nonzero(~np.isnan(start[:, ops:]))
+    order = np.argsort(start[request, ops + moved], kind="stable")
+    request, moved = request[order], moved[order]
+    edges = out[moved]
     src, dst = place[problem.edges[edges].T]
     busy = np.zeros(problem.devices)
-    np.add.at(busy, place, finish[:ops] - start[:ops])
+    np.add.at(busy, place, (finish - start)[:, :ops].sum(axis=0))
     return Schedule(
         makespan=float(makespan),
-        start=start[:ops].copy(),
-        finish=finish[:ops].copy(),
+        start=start[0, :ops].copy(),
+        finish=finish[0, :ops].copy(),
         device=place,
-        transfers=Transfers(problem.edge_tensor[edges], src, dst, start[moved], finish[moved]),
+        transfers=Transfers(
+            problem.edge_tensor[edges], src, dst, start[request, ops + moved], finish[request, ops + moved], request
+        ),
         busy=busy,
         peak_memory=peak.copy(),
+        requests=Requests(np.arange(requests) * cost._interval, *times, start[:, :ops].copy(), finish[:, :ops].copy()),
     )
 
 
-_TABLES: WeakKeyDictionary[Problem, Tables] = WeakKeyDictionary()
-
-
-def tables(problem: Problem) -> Tables:
-    """Return a problem as the kernels of :mod:`placeit.simulator.kernel` read it; built once per problem."""
-    known = _TABLES.get(problem)
-    if known is None:
-        known = _TABLES[problem] = _build(problem)
-    return known
-
-
-def _build(problem: Problem) -> Tables:
-    ops, count = len(problem), len(problem.edges)
-    out, into = problem.successors, problem.predecessors
-    op = np.zeros(ops + 1, _kernel.OP)
-    op["first"], op["in_first"] = out.ptr, into.ptr
-    op["indegree"][:-1] = np.diff(into.ptr)
-    op["order"][:-1] = problem.order
-    op["param_bytes"][:-1] = problem.param_bytes
-
-    edge = np.zeros(count, _kernel.EDGE)
-    edge["tail"], edge["head"] = problem.edges[out.edge].T
-    edge["tensor"] = problem.edge_tensor[out.edge]
-    edge["size"] = problem.edge_bytes[out.edge]
-    position = np.empty(count, np.int32)
-    position[out.edge] = np.arange(count)
-    edge["into"] = position[into.edge]
-    # edges of one tensor form a chain, in edge order
-    by_tensor = np.argsort(edge["tensor"], kind="stable")
-    linked = np.diff(edge["tensor"][by_tensor].astype(np.int64)) == 0
-    edge["opens"] = True
-    edge["opens"][by_tensor[1:][linked]] = False
-    edge["following"] = -1
-    edge["following"][by_tensor[:-1][linked]] = by_tensor[1:][linked]
-    edge["shared"] = -1
-    shared_of: dict[int, int] = {}
-    for p in np.flatnonzero(edge["opens"] & (edge["following"] >= 0)).tolist():
-        producer = int(edge["tail"][p])
-        number = shared_of[producer] = shared_of.get(producer, -1) + 1
-        while p >= 0:
-            edge["shared"][p] = number
-            p = int(edge["following"][p])
-    pairs = edge["tensor"].astype(np.int64) * ops + edge["head"]
-    edge["enters"][np.unique(pairs, return_index=True)[1]] = True
-
-    link = np.zeros((problem.devices, problem.devices), _kernel.LINK)
-    link["latency"], link["bandwidth"] = problem.latency, problem.bandwidth
-    return Tables(
-        compute=problem.compute.copy(),
-        op=op,
-        edge=edge,
-        link=link,
-        entries=np.flatnonzero(np.diff(into.ptr) == 0).astype(np.int32),
-        cut=problem.cut[out.edge] if problem.cut.any() else np.zeros((0, problem.devices)),
-        memory=problem.memory.copy(),
-    )
+def _check_requests(requests: int, interval: float, in_flight: int | None) -> None:
+    if requests < 1:
+        raise UsageError(f"'requests' is {requests}; it must be at least 1.")
+    if not 0 <= interval < np.inf:
+        raise UsageError(f"'interval' is {interval}; it must be a number of seconds that is finite and not negative.")
+    if in_flight is not None and in_flight < 1:
+        raise UsageError(f"'in_flight' is {in_flight}; it must be at least 1, or None for no limit.")
 
 
 def _priority(priority: ArrayLike | None, ops: int) -> NDArray[np.float64]:

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from placeit.core.problem import Problem
 from placeit.placers.learned.agents.giph import gpnet_kernel as kernel
 from placeit.placers.learned.agents.giph.gpnet_kernel import GpNetRows
-from placeit.simulator.kernel import new_workspace
-from placeit.simulator.simulate import tables
+from placeit.simulator.tables import tables
+from placeit.simulator.workspace import new_workspace
 
 __all__ = ["EDGE_FEATURES", "NODE_FEATURES", "PAPER_FEATURES", "GpNets"]
 

@@ -8,7 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.kernels import jit
-from placeit.simulator.kernel import WEIGHTS_ONLY, Tables, Workspace, makespan_kernel
+from placeit.simulator.kernel import WEIGHTS_ONLY, makespan_kernel
+from placeit.simulator.tables import Tables
+from placeit.simulator.workspace import Workspace
 
 _NONE = np.empty(0)
 FEATURES = 8

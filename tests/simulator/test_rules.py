@@ -1,0 +1,241 @@
+"""The compiled rules against the readable ones, call for call, and the loops that simulate by them."""
+
+import heapq
+import math
+
+import numpy as np
+import pytest
+import slow_simulator as slow
+from hypothesis import strategies as st
+from oracle import ReferenceScheduler
+from slow_simulator import holds_for
+
+from placeit.core.errors import ExecutionError, UsageError
+from placeit.simulator.scheduler import RequestDone, Scheduler, Start, Transfer
+from placeit.simulator.simulate import schedule, simulate
+
+seeds = st.integers(0, 2**32 - 1)
+links_ = st.sampled_from(["contention-free", "channel"])
+queues = st.sampled_from(["fifo", "priority", "planned"])
+
+
+def some_case(seed, ops, devices, cut=False):
+    problem = slow.random_problem(seed, ops, devices, cut=cut)
+    return problem, np.random.default_rng([seed, 1]).integers(0, devices, ops).tolist()
+
+
+@holds_for(seed=seeds, ops=st.integers(1, 14), devices=st.integers(1, 4), links=links_, queue=queues, own=st.booleans())
+def test_every_call_answers_what_the_readable_rules_answer(seed, ops, devices, links, queue, own):
+    problem, place = some_case(seed, ops, devices)
+    rng = np.random.default_rng([seed, 3])
+    priority = None
+    if own and queue != "fifo":
+        priority = -np.argsort(problem.order) // 2 if queue == "planned" else rng.integers(0, 3, ops)
+    options = {"links": links, "queue": queue, "priority": priority}
+    ours, theirs = Scheduler(problem, place, **options), ReferenceScheduler(problem, place, **options)
+    running, sent, in_flight, begun = [], set(), set(), 0
+    for _ in range(400):
+        choice = rng.random()
+        if begun < 7 and (choice < 0.15 or not running):
+            answers = [scheduler.begin(begun) for scheduler in (ours, theirs)]
+            in_flight.add(begun)
+            begun += 1
+        elif in_flight and choice < 0.19:
+            request = int(rng.choice(sorted(in_flight)))
+            answers = [scheduler.abort(request) for scheduler in (ours, theirs)]
+        elif running:
+            step = running[rng.integers(len(running))]
+            unsent = isinstance(step, Transfer) and step not in sent
+            if unsent and rng.random() < 0.3:
+                sent.add(step)
+                answers = [scheduler.transfer_sent(step.request, step.tensor, step.dst) for scheduler in (ours, theirs)]
+            else:
+                running.remove(step)
+                sent.discard(step)
+                if isinstance(step, Start):
+                    answers = [scheduler.op_finished(step.request, step.op) for scheduler in (ours, theirs)]
+                else:
+                    answers = [scheduler.transfer_finished(step.request, step.tensor, step.dst) for scheduler in (ours, theirs)]
+        else:
+            break
+        assert answers[0] == answers[1]
+        running += [step for step in answers[0] if not isinstance(step, RequestDone)]
+        in_flight -= {step.request for step in answers[0] if isinstance(step, RequestDone)}
+        assert sorted(ours.running()) == sorted(running)
+    assert begun == 7
+    assert not running
+    assert not in_flight
+
+
+def pipelined(problem, place, links, queue, requests, interval, in_flight):
+    """When each request began and ended, and when each op and transfer of each started, by the readable rules."""
+    scheduler = ReferenceScheduler(problem, place, links=links, queue=queue)
+    seconds, moves = slow.durations(problem, place)
+    events = [(r * interval, -requests + r, r) for r in range(requests)]  # arrivals come before all else of their time
+    begun, ended, started, waiting, flying, sequence = {}, {}, {}, [], set(), 0
+
+    def carry_out(steps):
+        nonlocal sequence
+        for step in steps:
+            if isinstance(step, RequestDone):
+                ended[step.request] = now
+                flying.remove(step.request)
+            else:
+                is_op = isinstance(step, Start)
+                started[step] = now
+                heapq.heappush(events, (now + (seconds[step.op] if is_op else moves[step.tensor, step.dst]), sequence, step))
+                sequence += 1
+        if waiting and len(flying) < in_flight:
+            request = waiting.pop(0)
+            flying.add(request)
+            begun[request] = now
+            carry_out(scheduler.begin(request))
+
+    while events:
+        now, _, what = heapq.heappop(events)
+        if isinstance(what, int):
+            waiting.append(what)
+            carry_out([])
+        elif isinstance(what, Start):
+            carry_out(scheduler.op_finished(what.request, what.op))
+        else:
+            carry_out(scheduler.transfer_finished(what.request, what.tensor, what.dst))
+    return begun, ended, started
+
+
+@holds_for(
+    seed=seeds,
+    ops=st.integers(1, 10),
+    devices=st.integers(1, 3),
+    cut=st.booleans(),
+    links=links_,
+    queue=queues,
+    requests=st.integers(1, 6),
+    interval=st.sampled_from([0.0, 1.0, 2.5, 7.0]),
+    in_flight=st.sampled_from([None, 1, 2, 3]),
+)
+def test_requests_in_flight_are_simulated_by_the_readable_rules(
+    seed, ops, devices, cut, links, queue, requests, interval, in_flight
+):
+    problem, place = some_case(seed, ops, devices, cut)
+    options = {"links": links, "queue": queue, "requests": requests, "interval": interval, "in_flight": in_flight}
+    begun, ended, started = pipelined(problem, place, links, queue, requests, interval, in_flight or math.inf)
+    found = schedule(problem, place, **options)
+    flights = found.requests
+    assert flights.arrived.tolist() == [r * interval for r in range(requests)]
+    assert flights.begun.tolist() == [begun[r] for r in range(requests)]
+    assert flights.ended.tolist() == [ended[r] for r in range(requests)]
+    for step, when in started.items():
+        if isinstance(step, Start):
+            assert flights.start[step.request, step.op] == when
+    moved = found.transfers
+    keys = zip(moved.request.tolist(), moved.tensor.tolist(), moved.src.tolist(), moved.dst.tolist(), strict=True)
+    transfers = {step: when for step, when in started.items() if isinstance(step, Transfer)}
+    assert {Transfer(*key): when for key, when in zip(keys, moved.start.tolist(), strict=True)} == transfers
+    assert found.makespan == max(ended.values())
+    assert simulate(problem, [place], **options).tolist() == [found.makespan]
+
+
+@holds_for(
+    seed=seeds,
+    ops=st.integers(1, 16),
+    devices=st.integers(1, 4),
+    cut=st.booleans(),
+    links=links_,
+    queue=st.sampled_from(["fifo", "priority"]),
+    noise=st.sampled_from([0.0, 0.2]),
+    own=st.booleans(),
+    max_examples=300,
+)
+def test_the_faster_loop_for_one_request_says_what_the_rules_say(seed, ops, devices, cut, links, queue, noise, own):
+    problem = slow.random_problem(seed, ops, devices, cut=cut)
+    rng = np.random.default_rng([seed, 1])
+    placements = rng.integers(0, devices, (20, ops))
+    priority = rng.integers(0, 3, ops) if own and queue == "priority" else None
+    options = {"links": links, "queue": queue, "noise": noise, "seed": seed, "priority": priority}
+    by_rules = simulate(problem, placements, memory=True, **options)  # memory is unlimited, and only the rules track it
+    assert simulate(problem, placements, **options).tolist() == by_rules.tolist()
+
+
+@holds_for(seed=seeds, links=links_, queue=queues, after=st.integers(0, 25), lost=st.integers(0, 2))
+def test_only_requests_that_need_a_lost_device_are_aborted(seed, links, queue, after, lost):
+    problem, place = some_case(seed, 8, 3)
+    scheduler = Scheduler(problem, place, links=links, queue=queue)
+    rng = np.random.default_rng([seed, 4])
+    running, finished, arrived, done = [], set(), set(), set()
+
+    def take(steps):
+        for step in steps:
+            if isinstance(step, RequestDone):
+                done.add(step.request)
+            else:
+                running.append(step)
+
+    def report():
+        step = running.pop(rng.integers(len(running)))
+        if isinstance(step, Start):
+            finished.add((step.request, step.op))
+            take(scheduler.op_finished(step.request, step.op))
+        else:
+            arrived.add((step.request, step.tensor, step.dst))
+            take(scheduler.transfer_finished(step.request, step.tensor, step.dst))
+
+    for request in range(3):
+        take(scheduler.begin(request))
+    for _ in range(after):
+        if running:
+            report()
+    gone = {r for r in range(3) if r not in done}
+    edges = [(u, w, int(t)) for (u, w), t in zip(problem.edges.tolist(), problem.edge_tensor.tolist(), strict=True)]
+    needy = {
+        r
+        for r in gone
+        if any(d == lost and (r, v) not in finished for v, d in enumerate(place))
+        or any(place[u] == lost != place[w] and (r, t, place[w]) not in arrived for u, w, t in edges)
+    }
+    aborted, steps = scheduler.device_lost(lost)
+    assert aborted == sorted(needy)
+
+    def there(step):
+        return step.device == lost if isinstance(step, Start) else lost in (step.src, step.dst)
+
+    running[:] = [step for step in running if not there(step)]
+    assert {step.request for step in steps} == {r for r in needy if all(step.request != r for step in running)}
+    take(steps)
+    assert sorted(scheduler.running()) == sorted(running)
+    before = {step for step in running if step.request in needy}
+    while running:
+        report()
+        assert not any(there(step) for step in running)
+        assert {step for step in running if step.request in needy} <= before
+    assert done == {0, 1, 2}
+    assert {r for r in range(3) if sum(key[0] == r for key in finished) == 8} >= {0, 1, 2} - needy
+    if lost in place:
+        with pytest.raises(ExecutionError, match="on a device that is lost"):
+            scheduler.begin(9)
+    else:
+        take(scheduler.begin(9))
+        while running:
+            report()
+        assert 9 in done
+
+
+@pytest.mark.parametrize(
+    "options", [{"requests": 0}, {"requests": 2, "interval": -1}, {"interval": math.inf}, {"in_flight": 0}]
+)
+def test_requests_that_make_no_sense_are_refused(options):
+    problem, place = some_case(1, 4, 2)
+    with pytest.raises(UsageError, match=f"'{list(options)[-1]}' is"):
+        simulate(problem, [place], **options)
+
+
+def test_the_interval_of_requests_decides_whether_they_wait_for_each_other():
+    # two ops of 1 s each on two devices, and 1 s from one to the other: 3 s, of which 1 s on each device and on the link
+    problem, place = slow.Problem.from_arrays(np.ones((2, 2)), [(0, 1)], [1.0], np.ones((2, 2)), np.zeros((2, 2))), [0, 1]
+    apart = schedule(problem, place, links="channel", requests=5, interval=3.0)
+    assert apart.requests.latency.tolist() == [3.0] * 5
+    close = schedule(problem, place, links="channel", requests=5, interval=0.0)
+    assert close.requests.ended.tolist() == [3.0, 4.0, 5.0, 6.0, 7.0]
+    one = schedule(problem, place, links="channel", requests=5, in_flight=1)
+    assert one.requests.ended.tolist() == [3.0, 6.0, 9.0, 12.0, 15.0]
+    assert one.busy.tolist() == [5.0, 5.0]
