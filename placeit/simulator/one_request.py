@@ -190,10 +190,11 @@ def run_one(
             v = dequeue(fifo, node, request, queue, d)
             queue[d].busy = True
             node[v].start = time
+            node[v].finish = time + duration[v]
             if turn < 0:
                 turn = sequence
                 sequence += 1
-            push(event, events, time + duration[v], turn << 32 | v)
+            push(event, events, node[v].finish, turn << 32 | v)
             events += 1
     return time if done == ops else np.nan
 

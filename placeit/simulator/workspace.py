@@ -16,9 +16,9 @@ from placeit.simulator.tables import Tables
 
 
 class Workspace(NamedTuple):
-    """Arrays that one simulation at a time uses; ``node`` holds the schedule of one request afterwards."""
+    """Arrays that one simulation at a time uses; ``node`` says afterwards when ops started and finished."""
 
-    node: Records  # NODE[R * (V + E)] start and finish in seconds; a transfer that does not happen keeps what was there
+    node: Records  # NODE[R * (V + E)] start and finish in seconds
     queue: Records  # QUEUE[D + D * D + R * D]
     request: Records  # REQUEST[R]
     opened: NDArray[np.int32]  # [D]
