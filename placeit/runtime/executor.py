@@ -19,6 +19,7 @@ from placeit.core.errors import ExecutionError, PlaceitError, UsageError
 from placeit.planning.segments import Plan
 from placeit.runtime.devices.base import Program
 from placeit.runtime.devices.worker import Gate, Worker
+from placeit.runtime.native.plan import NativePlan, Ran, native_plan
 from placeit.runtime.plan_executor import check_timeout, empty_samples, seconds_of
 from placeit.runtime.slots import Slot
 from placeit.runtime.spans import Span
@@ -40,10 +41,10 @@ class _Run:
         waiting: how many requests have not begun.
         left: how many of the slots have not ended.
         begun: whether the scheduler knows of it.
-        stopped: whether nothing more of it may start: something failed, or nobody waits any more. Whoever says so need not
-            hold a lock, so that an interrupt takes no more than that.
-        dropped: whether the scheduler knows that.
+        native: the plan that lanes run without Python; None while, or if, they do not.
+        dropped: whether the scheduler knows that nothing more may start, as something failed or nobody waits any more.
         error: what failed first.
+        begin: when it was asked for, or when its lanes began.
         end: when all of it had ended.
         over: open from then on.
         caller: the thread that waits, if runs begin there, as no device has a worker; None if no decision is made there.
@@ -52,10 +53,23 @@ class _Run:
     def __init__(self, slots: list[Slot], waiting: int, caller: int | None) -> None:
         self.slots, self.waiting, self.caller = slots, waiting, caller
         self.left = len(slots)
-        self.begun = self.stopped = self.dropped = False
+        self.native: NativePlan | None = None
+        self.begun = self.dropped = self._stopped = False
         self.error: PlaceitError | None = None
+        self.begin = perf_counter()
         self.end = 0.0
         self.over = Gate()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether nothing more of it may start."""
+        return self._stopped
+
+    def stop(self) -> None:
+        """Have nothing more of it start. Whoever says so need not hold a lock, so that an interrupt takes no more than that."""
+        self._stopped = True
+        if self.native is not None:
+            self.native.stop()
 
     @property
     def quiet(self) -> bool:
@@ -106,6 +120,12 @@ class Executor:
         of_links = [_worker_of(link) for pair, link in runtime.transports.items() if used.keys() >= set(pair)]
         self._first = of_devices[0] if of_devices else None  # where runs begin: segments are in topological order
         self._workers = [*of_devices, *(worker for worker in of_links if worker is not None)]
+        self._native = native_plan(runtime, plan, self._slots, self._scheduler.machine)
+
+    @property
+    def native(self) -> bool:
+        """Whether runs need no Python from their begin to their end, unless another executor has the threads."""
+        return self._native is not None
 
     def __enter__(self) -> Self:
         return self
@@ -120,7 +140,7 @@ class Executor:
         with self._turn:
             self._closed = True
             if self._run is not None:
-                self._run.stopped = True
+                self._run.stop()
             with self._lock:
                 if self._run is None or self._run.quiet:
                     self._let_go()
@@ -192,20 +212,21 @@ class Executor:
             slot.written = None if slot.blanked is None else {}  # the run after it was blanked is the one that is checked
             slot.blanked = None
         run = _Run(slots, count - len(slots), threading.get_ident() if self._first is None else None)
-        begin = perf_counter()
         self._run = run
         try:
             if self._first is None:
                 self._advance(self._begin, run)
+            elif self._native is not None:
+                self._first.submit(functools.partial(self._begin_natively, self._native, run))
             else:
                 self._first.submit(functools.partial(self._advance, self._begin, run))
             self._wait(run, deadline)
         except BaseException:
-            run.stopped = True
+            run.stop()
             raise
         if run.error is not None:
             raise run.error
-        return run.end - begin
+        return run.end - run.begin
 
     def _deadline(self, timeout: float | None) -> float:
         """When to stop waiting. Until then, wait for the run of another thread, which may never end."""
@@ -255,7 +276,10 @@ class Executor:
         """Say what of a run is on devices and links."""
         names, what = self.runtime.cluster.names, []
         with self._lock:
-            steps = self._scheduler.running() if run.begun else []
+            if run.native is not None:
+                steps = [self._scheduler.instruction(*where) for where in run.native.running()]
+            else:
+                steps = self._scheduler.running() if run.begun else []
         for step in steps:
             if isinstance(step, Start):
                 what.append(self._segment(step.op))
@@ -342,6 +366,41 @@ class Executor:
         run.begun = True
         return [step for slot in run.slots for step in self._scheduler.begin(slot.number)]
 
+    def _begin_natively(self, native: NativePlan, run: _Run) -> None:
+        """Have lanes run it without Python, unless those of another executor do so now. On the thread of the first lane."""
+        if not self.runtime.native_turn.acquire(blocking=False):
+            self._advance(self._begin, run)
+            return
+        with self._lock:
+            if run.stopped:
+                self.runtime.native_turn.release()
+                return
+            run.begun, run.native = True, native
+        native.start(len(run.slots), run.waiting, functools.partial(self._ended_natively, run))
+
+    def _ended_natively(self, run: _Run, ran: Ran) -> None:
+        """Take note of what lanes have done, when all of them have left."""
+        with self._lock:
+            try:
+                run.begin, run.end = ran.begin, ran.end
+                for slot, segments, transfers in zip(self._slots, ran.segments, ran.transfers, strict=True):
+                    slot.ran[:] = segments
+                    for s, start, finish in segments:
+                        self._samples[s].append(finish - start)
+                        slot.reported((s,))
+                    for p, start, finish in transfers:
+                        step = cast("Transfer", self._scheduler.instruction(slot.number, len(self.plan.segments) + p))
+                        slot.moved.append((step.tensor, step.src, step.dst, start, finish))
+                        slot.reported((step.tensor, step.dst))
+                if ran.failed is not None:
+                    _, op, message = ran.failed
+                    run.error = self._segment_failed("failed on", op, ExecutionError(message))
+            finally:
+                self.runtime.native_turn.release()
+                run.over.open()
+            if self._closed:
+                self._let_go()
+
     def _advance(self, event: Callable[..., list[Instruction]], *args: Any, error: PlaceitError | None = None) -> None:
         """Tell the scheduler of an event and start what it asks for."""
         with self._lock:
@@ -351,7 +410,8 @@ class Executor:
             try:
                 self._follow(run, event, args, error)
             except BaseException as failure:
-                self._lost = run.stopped = True
+                self._lost = True
+                run.stop()
                 run.error = run.error or _failure("The run cannot go on", failure)
                 run.over.open()
                 if run.caller == threading.get_ident():
@@ -403,7 +463,8 @@ class Executor:
         """Drop what has not started."""
         if error is not None and run.caller == threading.get_ident() and not isinstance(error.__cause__, Exception | None):
             raise error.__cause__  # an interrupt, and not what a device says
-        run.error, run.stopped = run.error or error, True
+        run.error = run.error or error
+        run.stop()
         if run.dropped or not run.begun:
             return []
         run.dropped, run.waiting = True, 0

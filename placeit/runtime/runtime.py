@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -85,6 +86,9 @@ class Runtime:
             Use(min(room, _KEPT_SHARE * memory_bytes()), _KEPT_THREADS), most=(_KEPT_PROGRAMS, room), weights=self._weights
         )
         self.wait = wait
+        self.native_turn = (
+            threading.Lock()
+        )  # of the executors whose plans run without Python: they hold their threads meanwhile
         self._process = os.getpid()
         self.streams = streams
         if devices is None and streams is None:

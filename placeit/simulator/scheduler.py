@@ -15,7 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 from placeit.core.errors import ExecutionError, ProblemError, UsageError
 from placeit.core.graph import topological_order
 from placeit.core.problem import Problem
-from placeit.simulator import machine, queues, rules
+from placeit.simulator import machine as state_machine
+from placeit.simulator import queues, rules
 from placeit.simulator.kernel import b_level_kernel
 from placeit.simulator.tables import tables
 
@@ -112,7 +113,7 @@ class Scheduler:
         discipline = get_args(Queue).index(queue)
         shared = int(known.edge["shared"].max(initial=-1)) + 1
         state = rules.new_state(ops, problem.devices, len(problem.edges), shared, requests, discipline == rules.PLANNED)
-        self._machine = machine.Machine(
+        self._machine = state_machine.Machine(
             known.op, known.edge, known.entries, place, get_args(LinkModel).index(links), discipline, self._ranked(state, 0)
         )
         tail, head, tensor = (known.edge[field].tolist() for field in ("tail", "head", "tensor"))
@@ -122,6 +123,16 @@ class Scheduler:
             if src != dst:
                 self._position.setdefault((t, dst), p)
 
+    @property
+    def machine(self) -> state_machine.Machine:
+        """The compiled rules, for loops that drive them themselves while no request is in flight here."""
+        return self._machine
+
+    def instruction(self, request: int, node: int) -> Start | Transfer:
+        """What starts a node: an op, or the transfer of an edge position, numbered after the ops."""
+        ops = len(self._place)
+        return Start(request, node, self._place[node]) if node < ops else Transfer(request, *self._move[node - ops])
+
     def begin(self, request: int) -> list[Instruction]:
         """Start a request. Raises ExecutionError if one of that number is in flight, or an op is on a device that is lost."""
         if request in self._slot_of:
@@ -129,7 +140,7 @@ class Scheduler:
         if not self._free:
             self._grow()
         slot = self._free.pop()
-        count = machine.begin(self._machine, slot)
+        count = state_machine.begin(self._machine, slot)
         if count == rules.REFUSED:
             self._free.append(slot)
             raise ExecutionError(f"Request {request} was begun, and some op is on a device that is lost: place the model anew.")
@@ -139,7 +150,7 @@ class Scheduler:
     def op_finished(self, request: int, op: int) -> list[Instruction]:
         """Take note that an op has finished. Raises ExecutionError if it was not running."""
         slot = self._slot_of.get(request)
-        count = rules.REFUSED if slot is None else machine.op_finished(self._machine, slot * self._nodes + op)
+        count = rules.REFUSED if slot is None else state_machine.op_finished(self._machine, slot * self._nodes + op)
         if count == rules.REFUSED:
             raise ExecutionError(f"Op '{self._names[op]}' of request {request} was reported as finished, but was not running.")
         return self._told(count)
@@ -151,7 +162,7 @@ class Scheduler:
         tensor was not on its way, or this was said before.
         """
         node = self._node(request, tensor, dst)
-        count = rules.REFUSED if node is None else machine.transfer_sent(self._machine, node)
+        count = rules.REFUSED if node is None else state_machine.transfer_sent(self._machine, node)
         if count == rules.REFUSED:
             raise ExecutionError(f"Tensor {tensor} of request {request} left for device {dst}, but was not to be sent there.")
         return self._told(count)
@@ -159,7 +170,7 @@ class Scheduler:
     def transfer_finished(self, request: int, tensor: int, dst: int) -> list[Instruction]:
         """Take note that a tensor has arrived. Raises ExecutionError if it was not on its way."""
         node = self._node(request, tensor, dst)
-        count = rules.REFUSED if node is None else machine.transfer_finished(self._machine, node)
+        count = rules.REFUSED if node is None else state_machine.transfer_finished(self._machine, node)
         if count == rules.REFUSED:
             raise ExecutionError(f"Tensor {tensor} of request {request} arrived on device {dst}, but was not on its way.")
         return self._told(count)
@@ -171,7 +182,7 @@ class Scheduler:
         ``RequestDone``.
         """
         slot = self._slot_of.get(request)
-        return [] if slot is None else self._told(machine.abort(self._machine, slot))
+        return [] if slot is None else self._told(state_machine.abort(self._machine, slot))
 
     def device_lost(self, device: int) -> tuple[list[int], list[Instruction]]:
         """Take note that a device is gone, for good.
@@ -183,7 +194,7 @@ class Scheduler:
             The requests that were aborted now or before and needed it, in order, and what to do: ``RequestDone`` of those of
             which nothing runs elsewhere.
         """
-        count = machine.device_lost(self._machine, device)
+        count = state_machine.device_lost(self._machine, device)
         state = self._machine.state.request
         hit = sorted(number for number, slot in self._slot_of.items() if state["aborted"][slot])
         return hit, self._told(count)
@@ -195,7 +206,7 @@ class Scheduler:
         for request, slot in self._slot_of.items():
             own = phase[slot * self._nodes : (slot + 1) * self._nodes]
             started = np.flatnonzero((own == queues.RUNNING) | (own == queues.SENT)).tolist()
-            found += [self._instruction(request, n) for n in started]
+            found += [self.instruction(request, n) for n in started]
         return found
 
     def _node(self, request: int, tensor: int, dst: int) -> int | None:
@@ -212,12 +223,8 @@ class Scheduler:
                 found.append(RequestDone(number))
             else:
                 slot, node = divmod(n, self._nodes)
-                found.append(self._instruction(self._number_of[slot], node))
+                found.append(self.instruction(self._number_of[slot], node))
         return found
-
-    def _instruction(self, request: int, node: int) -> Start | Transfer:
-        ops = len(self._place)
-        return Start(request, node, self._place[node]) if node < ops else Transfer(request, *self._move[node - ops])
 
     def _grow(self) -> None:
         """Make room for as many requests again."""

@@ -220,15 +220,15 @@ class SimulatedCost:
             raise ProblemError(f"'priority' has {len(self._priority)} rows for {size} placements.")
         out = np.empty(size)
         options = (self._priority, self._links, self._queue, self._noise, self._seed, self._memory)
-        options += (self._requests, self._interval, self._slots)
+        flights = (self._requests, self._interval, self._slots)
         workers = min(self._threads, size)
         if workers <= 1:
-            strange = [_kernel.makespans(self._tables, array, *options, 0, size, out)]
+            strange = [_kernel.makespans(self._tables, array, *options, *flights, 0, size, out)]
         else:
             bounds = [size * i // workers for i in range(workers + 1)]
             with ThreadPoolExecutor(workers) as pool:
                 futures = [
-                    pool.submit(_kernel.makespans, self._tables, array, *options, begin, end, out)
+                    pool.submit(_kernel.makespans, self._tables, array, *options, *flights, begin, end, out)
                     for begin, end in pairwise(bounds)
                 ]
             strange = [future.result() for future in futures]
@@ -367,7 +367,13 @@ def schedule(
         ),
         busy=busy,
         peak_memory=peak.copy(),
-        requests=Requests(np.arange(requests) * cost._interval, *times, start[:, :ops].copy(), finish[:, :ops].copy()),
+        requests=Requests(
+            arrived=np.arange(requests) * np.float64(cost._interval),
+            begun=times[0],
+            ended=times[1],
+            start=start[:, :ops].copy(),
+            finish=finish[:, :ops].copy(),
+        ),
     )
 
 

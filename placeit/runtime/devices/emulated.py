@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
+from collections.abc import Callable
 from time import perf_counter
 
 from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, Program, RuntimeDevice, SegmentSource
@@ -34,13 +35,18 @@ class SlowedDevice:
     """
 
     def __init__(self, inner: RuntimeDevice, slowdown: float) -> None:
-        self._inner, self._slowdown, self._closing = inner, slowdown, Gate()
+        self._inner, self.slowdown, self._closing = inner, slowdown, Gate()
         self.name, self.space, self.program_key = inner.name, inner.space, inner.program_key
 
     @property
     def worker(self) -> Worker | None:
         """The worker thread of the real device, if it has one."""
         return getattr(self._inner, "worker", None)
+
+    @property
+    def explain(self) -> Callable[[], str]:
+        """Says what the real device reports of a native entry that failed."""
+        return getattr(self._inner, "explain", str)
 
     def compile(self, segment: SegmentSource) -> Program:
         """Compile on the real device."""
@@ -59,7 +65,7 @@ class SlowedDevice:
         self._inner.start(instance, functools.partial(self._finish, done))
 
     def _finish(self, done: DoneCallback, start: float, finish: float, error: BaseException | None) -> None:
-        _sleep(start + (finish - start) * self._slowdown - perf_counter(), self._closing)
+        _sleep(start + (finish - start) * self.slowdown - perf_counter(), self._closing)
         done(start, perf_counter(), error)
 
     def close(self) -> None:
@@ -87,14 +93,18 @@ class EmulatedLink:
         """The thread that transfers run on."""
         return self._worker
 
+    def seconds(self, destination: Buffer) -> float:
+        """Say what a transfer takes once the link is free."""
+        return self._latency + destination.nbytes / self._bandwidth
+
     def start(self, source: Buffer, destination: Buffer, done: DoneCallback) -> None:  # noqa: ARG002
         """Start a transfer after those already started."""
-        self._worker.submit(functools.partial(self._run, perf_counter(), destination.nbytes, done))
+        self._worker.submit(functools.partial(self._run, perf_counter(), self.seconds(destination), done))
 
-    def _run(self, asked: float, moved: int, done: DoneCallback) -> None:
+    def _run(self, asked: float, seconds: float, done: DoneCallback) -> None:
         # by the clock at which it was asked for: waking this thread is part of the time, not on top of it
         start = max(asked, self._free_at)
-        self._free_at = start + self._latency + moved / self._bandwidth
+        self._free_at = start + seconds
         _sleep(self._free_at - perf_counter(), self._closing)
         done(start, perf_counter() if self._closing.is_open else self._free_at, None)
 

@@ -1,0 +1,131 @@
+"""Devices that compute nothing and keep a thread busy for a given time: for tests and benchmarks of what runs them.
+
+Unlike those of :mod:`placeit.runtime.devices.null` they have real threads, and a native entry as OpenVINO's segments do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from typing import Any, cast
+
+import numba
+import numpy as np
+from numba import types
+
+from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, Program, SegmentSource
+from placeit.runtime.devices.openvino import HostBuffer
+from placeit.runtime.devices.worker import Worker, perform
+from placeit.runtime.native import libc
+
+__all__ = ["TimedDevice"]
+
+
+@numba.cfunc(types.int32(types.voidptr))
+def _spend(argument: Any) -> Any:
+    """Spin for nanoseconds; the argument points to the ``work`` of an instance."""
+    work = numba.carray(  # type: ignore[attr-defined]
+        argument, 8, np.int64
+    )
+    work[6] += 1
+    if work[5] > 0:
+        libc.now(work[0], work[4])
+        until = work[2] * 1_000_000_000 + work[3] + work[5]
+        while work[2] * 1_000_000_000 + work[3] < until:
+            libc.now(work[0], work[4])
+    return work[7]
+
+
+_ADDRESS = cast("int", _spend.address)
+_spend_here = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(_ADDRESS)  # releases the GIL
+
+
+class _Program:
+    def __init__(self, segment: SegmentSource, seconds: float) -> None:
+        self.inputs, self.outputs, self.seconds = segment.inputs, segment.outputs, seconds
+
+
+class TimedInstance:
+    """A segment that takes a given time and writes nothing.
+
+    Attributes:
+        native: C function, and its argument; None if it has none.
+        work: ``int64[8]``, what it reads and writes. The last ones are nanoseconds to take, how often it was called, and what
+            it returns, zero unless it is to fail.
+    """
+
+    def __init__(self, program: _Program, native: bool) -> None:
+        addresses = libc.addresses()
+        gettime = 0 if addresses is None else int(addresses[libc.GETTIME])
+        self.work = np.array([gettime, 0, 0, 0, 0, round(program.seconds * 1e9), 0, 0], np.int64)
+        self.work[4] = self.work.ctypes.data + 2 * self.work.itemsize
+        self.native = (_ADDRESS, int(self.work.ctypes.data)) if native else None
+        self._outputs = [HostBuffer(spec) for spec in program.outputs]
+
+    def run(self) -> None:
+        """Take the time. Raises RuntimeError if it is to fail."""
+        if status := _spend_here(self.work.ctypes.data):
+            raise RuntimeError(f"status {status}")
+
+    def bind(self, index: int, buffer: Buffer) -> None:
+        """Do nothing: nothing is read."""
+
+    def output(self, index: int) -> Buffer:
+        """A buffer that nothing is written to."""
+        return self._outputs[index]
+
+
+class TimedDevice:
+    """A device that is busy for a given time and computes nothing.
+
+    Args:
+        name: name in the cluster.
+        seconds: time of a segment.
+        cores: cores that its thread runs on; empty for wherever the process may run.
+        native: whether segments have a native entry.
+    """
+
+    space = "host"
+
+    def __init__(
+        self, name: str, seconds: Callable[[SegmentSource], float], *, cores: tuple[int, ...] = (), native: bool = True
+    ) -> None:
+        self.name = self.program_key = name
+        self._seconds, self._native = seconds, native
+        self.worker = Worker(f"placeit {name}", cores)
+        self.instances: list[TimedInstance] = []
+
+    @property
+    def calls(self) -> int:
+        """How often segments were run."""
+        return sum(int(instance.work[6]) for instance in self.instances)
+
+    def compile(self, segment: SegmentSource) -> Program:
+        """Look the segment's time up."""
+        return _Program(segment, self._seconds(segment))
+
+    def instance(self, program: Program) -> Instance:
+        """Make an instance."""
+        made = TimedInstance(cast("_Program", program), self._native)
+        self.instances.append(made)
+        return made
+
+    def allocate(self, spec: BufferSpec) -> Buffer:
+        """Allocate host memory."""
+        return HostBuffer(spec)
+
+    def start(self, instance: Instance, done: DoneCallback) -> None:
+        """Queue an instance."""
+        self.worker.submit(functools.partial(perform, cast("TimedInstance", instance).run, self._explain, done))
+
+    def _explain(self, error: BaseException) -> str:
+        return f"A timed segment failed on {self.name}: {error}"
+
+    def explain(self) -> str:
+        """Say what went wrong in a native entry."""
+        return f"A timed segment failed on {self.name}"
+
+    def close(self) -> None:
+        """Stop the worker thread."""
+        self.worker.close()

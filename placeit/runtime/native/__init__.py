@@ -1,0 +1,1 @@
+"""Running plans without the interpreter: a compiled loop for each lane, over the rules of the simulator."""

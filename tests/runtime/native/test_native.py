@@ -1,0 +1,264 @@
+"""Plans that compiled lanes run: what ran when, and whatever goes wrong at any time.
+
+The devices have real threads and native entries that spin for a given time, so that it is known what each segment takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from types import FrameType
+
+import numpy as np
+import pytest
+from alarms import alarm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_models import random_model
+
+from placeit.core.cluster import Cluster, Device, Link
+from placeit.core.errors import ExecutionError
+from placeit.planning.coarsen import Grouping
+from placeit.planning.segments import Costs, Segmenter
+from placeit.runtime.devices.base import RuntimeDevice
+from placeit.runtime.devices.emulated import EmulatedLink, SlowedDevice
+from placeit.runtime.devices.timed import TimedDevice
+from placeit.runtime.executor import Executor
+from placeit.runtime.runtime import Runtime
+
+pytestmark = pytest.mark.timeout(120, method="thread")
+
+PAIRS = [("a", "b"), ("b", "a")]
+BANDWIDTH, LATENCY = 1e6, 2e-4
+
+
+class Bench:
+    """A random model on two devices of one thread each, its ops in random places."""
+
+    def __init__(
+        self,
+        seed: int = 0,
+        ops: int = 12,
+        *,
+        seconds: float = 2e-4,
+        links: bool = False,
+        slowdown: float = 1.0,
+        native: bool = True,
+    ) -> None:
+        model = random_model(seed, ops)
+        self.grouping = Grouping.singletons(model.graph)
+        groups = len(self.grouping.groups)
+        cluster = Cluster((Device("a"), Device("b")), {pair: Link(BANDWIDTH, LATENCY) for pair in PAIRS})
+        segmenter = Segmenter(self.grouping, Costs.zero(groups, cluster))
+        self.plan = segmenter.plan(np.random.default_rng(seed).integers(0, 2, groups), merge=False)
+        self.timed = [TimedDevice(name, lambda _: seconds, native=native) for name in "ab"]
+        devices: list[RuntimeDevice] = [self.timed[0], self.timed[1]]
+        if slowdown > 1:
+            devices[1] = SlowedDevice(self.timed[1], slowdown)
+        transports = {(i, 1 - i): EmulatedLink(f"placeit link {i}", BANDWIDTH, LATENCY) for i in range(2)} if links else {}
+        self.runtime = Runtime(model, self.grouping, cluster, devices=devices, transports=transports)
+
+    def executor(self, requests: int = 1) -> Executor:
+        executor = self.runtime.executor(self.plan, requests=requests)
+        assert isinstance(executor, Executor)
+        return executor
+
+
+@pytest.fixture
+def bench() -> Iterator[Callable[..., Bench]]:
+    with contextlib.ExitStack() as stack:
+
+        def make(*args: int, **options: bool | float) -> Bench:
+            made = Bench(*args, **options)  # type: ignore[arg-type]
+            stack.callback(made.runtime.close)
+            return made
+
+        yield make
+
+
+def check_spans(made: Bench, executor: Executor, requests: int = 1) -> None:
+    """Every segment ran once in each request, none before what it reads was there, and no two at once on a device or a link."""
+    spans, plan = executor.spans(), made.plan
+    names = {made.runtime.op_names(segment)[0]: s for s, segment in enumerate(plan.segments)}
+    computed = [span for span in spans if " -> " not in span.track]
+    assert sorted(names[span.name] for span in computed) == sorted(
+        s for s, segment in enumerate(plan.segments) if not segment.passthrough for _ in range(requests)
+    )
+    for track in {span.track for span in spans}:
+        own = sorted((span.start, span.finish) for span in spans if span.track == track)
+        assert all(before[1] <= after[0] for before, after in pairwise(own))
+    if requests > 1:
+        return
+    start = {names[span.name]: span.start for span in computed}
+    finish = {names[span.name]: span.finish for span in computed}
+    for u, v in plan.problem.edges.tolist():
+        if u in finish and v in start:
+            assert finish[u] <= start[v]
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 1000), ops=st.integers(1, 25), links=st.booleans(), native=st.booleans(), requests=st.integers(1, 3))
+def test_lanes_of_both_kinds_run_every_segment_once_and_in_order(
+    seed: int, ops: int, links: bool, native: bool, requests: int
+) -> None:
+    made = Bench(seed, ops, seconds=1e-5, links=links, native=native)
+    with made.runtime, made.executor(requests) as executor:
+        assert executor.native == native
+        for _ in range(3):
+            assert executor.times(requests) > 0
+            check_spans(made, executor, requests)
+
+
+def test_many_requests_run_with_few_in_flight(bench: Callable[..., Bench]) -> None:
+    made = bench(3, 15, seconds=1e-5)
+    with made.executor(requests=4) as executor:
+        alone = sum(device.calls for device in made.timed)
+        executor.times(50)
+        computing = sum(not segment.passthrough for segment in made.plan.segments)
+        assert sum(device.calls for device in made.timed) - alone == 50 * computing
+
+
+def test_a_transfer_takes_what_the_link_says_and_a_slowed_device_its_multiple(bench: Callable[..., Bench]) -> None:
+    made = bench(5, 15, seconds=1e-3, links=True, slowdown=3.0)
+    with made.executor() as executor:
+        executor.time()
+        spans = executor.spans()
+    moved = [span for span in spans if " -> " in span.track]
+    sizes = {made.runtime.tensor_name(t): made.grouping.groups.tensor_bytes[t] for t in made.plan.tensors}
+    assert moved
+    for span in moved:
+        assert span.finish - span.start == pytest.approx(LATENCY + sizes[span.name] / BANDWIDTH, rel=1e-6)
+    for span in spans:
+        if span.track == "b":
+            assert span.finish - span.start >= 3e-3
+        elif span.track == "a":
+            assert span.finish - span.start >= 1e-3
+
+
+def test_a_run_needs_no_interpreter_from_its_begin_to_its_end(bench: Callable[..., Bench]) -> None:
+    """While this thread keeps the interpreter for itself, all segments of a run begin and end."""
+    made = bench(1, 20, seconds=2e-3)
+    keep_gil = ctypes.PyDLL(None).usleep  # unlike CDLL, which would release it
+    with made.executor() as executor:
+        executor.time()
+        calls = sum(device.calls for device in made.timed)
+        runner = threading.Thread(target=executor.time)
+        runner.start()
+        while sum(device.calls for device in made.timed) == calls:  # until the first segment has begun
+            time.sleep(0)
+        begin = time.perf_counter()
+        keep_gil(300_000)
+        end = time.perf_counter()
+        runner.join()
+        spans = executor.spans()
+    assert end - begin >= 0.3
+    within = [span for span in spans if begin < span.start and span.finish < end]
+    assert len(within) >= len(spans) // 2  # the others had begun before it was noticed that any had
+    assert max(span.finish for span in spans) < end
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_an_entry_that_fails_is_an_execution_error_and_the_next_run_works(bench: Callable[..., Bench], device: int) -> None:
+    made = bench(2, 20)
+    with made.executor(requests=2) as executor:
+        for turn in range(6):
+            failing = made.timed[device].instances[turn]
+            failing.work[-1] = 7
+            name = "ab"[device]
+            with pytest.raises(ExecutionError, match=f"A timed segment failed on {name}"):
+                executor.times(4)
+            failing.work[-1] = 0
+            executor.times(2)
+            check_spans(made, executor, 2)
+
+
+def test_a_run_that_takes_too_long_says_what_runs_and_the_next_one_waits_for_it(bench: Callable[..., Bench]) -> None:
+    made = bench(2, 8)
+    with made.executor() as executor:
+        executor.time()
+        slow = made.timed[1].instances[0]
+        slow.work[5] = 600_000_000
+        with pytest.raises(ExecutionError, match=r"time-out is over.*still running: the segment that starts with '.*' on b"):
+            executor.time(timeout=0.1)
+        slow.work[5] = 1000
+        executor.time(timeout=20)
+        check_spans(made, executor)
+
+
+def test_threads_with_executors_of_their_own_all_finish(bench: Callable[..., Bench]) -> None:
+    """Lanes of one run hold their threads; the others' runs have to wait, or run with Python, and neither for ever."""
+    made = bench(4, 15, seconds=1e-5, links=True)
+    failures: list[BaseException] = []
+
+    def work(executor: Executor) -> None:
+        try:
+            for _ in range(60):
+                executor.times(3)
+        except BaseException as error:  # noqa: BLE001
+            failures.append(error)
+
+    with contextlib.ExitStack() as stack:
+        executors = [stack.enter_context(made.executor(requests=1 + i % 2)) for i in range(4)]
+        threads = [threading.Thread(target=work, args=(executors[i % 4],)) for i in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(100)
+        assert not any(thread.is_alive() for thread in threads)
+        assert not failures
+        for executor in executors:
+            executor.time()
+            check_spans(made, executor)
+
+
+def test_runs_survive_interrupts_at_random_moments(bench: Callable[..., Bench]) -> None:
+    made = bench(6, 12, seconds=5e-5, links=True)
+    rng = random.Random(0)
+
+    def interrupt(_: int, __: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    interrupted = 0
+    with made.executor(requests=2) as executor, alarm(interrupt):
+        for _ in range(150):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, 8e-3))
+                executor.times(3)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                interrupted += 1
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        assert interrupted > 20
+        executor.times(2, timeout=20)
+        check_spans(made, executor, 2)
+
+
+def test_closing_during_a_run_ends_it_or_fails_it_and_hangs_nobody() -> None:
+    for turn in range(10):
+        made = Bench(7, 12, seconds=1e-3, links=turn % 2 > 0)
+        executor = made.executor()
+        executor.time()
+        seen: list[object] = []
+
+        def run(executor: Executor = executor, seen: list[object] = seen) -> None:
+            try:
+                while True:
+                    executor.time()
+            except ExecutionError as error:
+                seen.append(error)
+
+        runner = threading.Thread(target=run)
+        runner.start()
+        time.sleep(0.002 * turn)
+        (executor if turn % 3 else made.runtime).close()
+        runner.join(60)
+        assert not runner.is_alive()
+        assert len(seen) == 1
+        made.runtime.close()
