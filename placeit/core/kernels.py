@@ -57,7 +57,8 @@ def jit(function: F, *, forceinline: bool = False, counted: bool = True) -> F:
         forceinline: inline it wherever it is called.
         counted: count references to arrays, which a function that makes and keeps none can do without.
     """
-    compiled = numba.njit(function, nogil=True, error_model="numpy", forceinline=forceinline, _nrt=counted)
+    options: dict[str, Any] = {"forceinline": forceinline, "_nrt": counted}  # Numba has the latter for its own functions
+    compiled = numba.njit(function, nogil=True, error_model="numpy", **options)
     with contextlib.suppress(RuntimeError):  # Numba finds no folder that it may write to
         compiled._cache = _KernelCache(compiled)  # as Dispatcher.enable_caching sets Numba's own
     return cast(F, compiled)

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.core.kernels import jit
 from placeit.runtime.native.libc import call, lock, monotonic, post, sleep_until, unlock, wait
 from placeit.simulator.machine import Machine, abort, begin, op_finished, transfer_finished
-from placeit.simulator.queues import jit
 
 NOTHING = -1
 ARRIVED, BEGUN, STOPPED, DROPPED, OVER, LEFT, WAITING, FAILED, STATUS, FAILED_LANE = range(10)
