@@ -1,0 +1,278 @@
+"""OpenVINO's C library, called by ctypes: infer requests that code without Python can run by function pointer.
+
+The ``openvino`` wheel brings the library. It computes what the Python binding computes, with the same properties; what it
+offers beside that is an address to call, :attr:`NativeOpenVino.infer_address`, and an argument, :attr:`NativeRequest.address`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+import weakref
+from collections.abc import Mapping, Sequence
+from ctypes import byref, c_int, c_int64, c_size_t, c_void_p
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.core.errors import DeviceError
+from placeit.devices.compiled import compile_cached
+from placeit.devices.openvino import explaining, openvino_core, what_openvino_says
+from placeit.devices.openvino_library import OpenVinoLibrary, Property, Shape
+
+__all__ = ["NativeModel", "NativeOpenVino", "NativeRequest", "Spec", "library_folder", "native_openvino", "why_not"]
+
+Spec = tuple[tuple[int, ...], np.dtype[Any]]
+"""Shape and NumPy type of an input or output."""
+
+_DTYPES = {"boolean": "bool", "bf16": "uint16", "f16": "float16", "f32": "float32", "f64": "float64"} | {
+    f"{letter}{bits}": f"{kind}{bits}" for letter, kind in (("i", "int"), ("u", "uint")) for bits in (8, 16, 32, 64)
+}
+_PROBE = (
+    b'<net name="probe" version="11"><layers><layer id="0" name="x" type="Parameter" version="opset1"><data shape="1" '
+    b'element_type="f32"/><output><port id="0" precision="FP32"><dim>1</dim></port></output></layer><layer id="1" name="y" '
+    b'type="Result" version="opset1"><input><port id="0" precision="FP32"><dim>1</dim></port></input></layer></layers><edges>'
+    b'<edge from-layer="0" from-port="0" to-layer="1" to-port="0"/></edges></net>'
+)
+
+
+def library_folder() -> Path:
+    """Return where the installed wheel keeps its libraries."""
+    import openvino  # slow to import
+
+    return Path(openvino.__file__).parent / "libs"
+
+
+def native_openvino() -> NativeOpenVino | None:
+    """Return the C library of the installed wheel, loaded once; None if it cannot be used, and :func:`why_not` says why."""
+    found = _attempt(library_folder(), _wheel_version())
+    return None if isinstance(found, str) else found
+
+
+def why_not() -> str | None:
+    """Say why there is no :func:`native_openvino`; None if there is."""
+    found = _attempt(library_folder(), _wheel_version())
+    return found if isinstance(found, str) else None
+
+
+def _wheel_version() -> str:
+    import openvino
+
+    return str(openvino.get_version())
+
+
+@functools.cache
+def _attempt(folder: Path, version: str) -> NativeOpenVino | str:
+    libraries = sorted(folder.glob("*openvino_c.*"))
+    if not libraries:
+        return f"OpenVINO's C library is not in {folder}"
+    try:
+        return NativeOpenVino(libraries[0], version)
+    except (OSError, AttributeError, RuntimeError) as error:
+        return f"{libraries[0]} cannot be used: {what_openvino_says(error)}"
+
+
+class NativeOpenVino:
+    """The C library, with a core of its own that is shared and never let go, as the one of Python (``openvino_core``) is.
+
+    A model is handed over as it lies in memory. The C library's handle of a model is nothing but a C++ shared pointer, so one
+    is made that points to the model that Python holds; that handles look so, and that both libraries' models are of the same
+    C++ class, is checked when the library is loaded. Nothing is copied or written, and constants stay shared with the model, as
+    with the Python binding. Files in memory cost more: with 200 MB of constants 0.3 to 0.7 s for each compilation, and 200 MB
+    for as long as the compiled model lives, because the CPU plugin keeps what it reads constants from (2026.4).
+
+    Args:
+        path: of the library.
+        version: what OpenVINO of Python says its version is.
+
+    Raises:
+        OSError, AttributeError, RuntimeError: it cannot be used.
+    """
+
+    def __init__(self, path: Path, version: str) -> None:
+        self._library = OpenVinoLibrary(path)
+        if (found := self._library.version()) != version:
+            raise RuntimeError(f"it is of OpenVINO {found}, and Python's is {version}")
+        self.infer_address = self._library.address("ov_infer_request_infer")
+        """The function ``int infer(void *request)``, for any thread, with or without Python's lock; 0 is success."""
+        self._core = self._library.make("ov_core_create")
+        self._check_handles()
+
+    def compile(self, model: Any, target: str, properties: Mapping[str, Any]) -> NativeModel:
+        """Compile an ``openvino.Model`` of fixed shapes, or take it from the cache of compiled models if that is asked for.
+
+        Args:
+            model: the model. It must not be changed any more.
+            target: a device of OpenVINO, such as ``CPU``.
+            properties: what to compile with, spelled as for the Python binding.
+
+        Raises:
+            DeviceError: OpenVINO cannot, shapes are not fixed, NumPy cannot hold what goes in or out, or the model keeps state
+                between runs, which the C library has no means to reset.
+        """
+        with explaining(f"OpenVINO cannot compile a model for {target}"):
+            if model.get_variables():
+                raise ValueError("it keeps state between runs, which OpenVINO's C library cannot reset")
+            return cast("NativeModel", compile_cached(self, model, target, properties))
+
+    def compile_model(self, model: Any, target: str, properties: Mapping[str, Any]) -> NativeModel:
+        """Compile as the Python binding's core does, with no cache. Raises RuntimeError or ValueError."""
+        spelled = [Property(name.encode(), _spelled(value)) for name, value in properties.items()]
+        array = (Property * len(spelled))(*spelled)
+        specs = [[_spec(port) for port in ports] for ports in (model.inputs, model.outputs)]
+        arguments = self._core, _handle_of(model), target.encode(), len(spelled), array
+        return NativeModel(self._library, self._library.make("ov_core_compile_model_props", *arguments), model, *specs)
+
+    def explain(self, status: int) -> str:
+        """Say what a status of ``infer`` means that is not 0: what OpenVINO said last, in whatever thread."""
+        return self._library.explain(status)
+
+    def _check_handles(self) -> None:
+        """See that a handle of a model is a shared pointer to an object of the class that Python's models are of."""
+        model = openvino_core().read_model(_PROBE, b"")
+        handle = self._library.make("ov_core_read_model_from_memory_buffer", self._core, _PROBE, len(_PROBE), None)
+        try:
+            theirs, ours = (c_void_p * 2).from_address(handle), _handle_of(model)
+            if not theirs[1] or _first_word(theirs[0]) != _first_word(ours[0]):
+                raise RuntimeError("its models are not those of the Python binding")
+        finally:
+            self._library.free("ov_model_free", handle)
+
+
+class NativeModel:
+    """A segment compiled through the C library.
+
+    Attributes:
+        inputs: shape and NumPy type of each, in memory; bf16, which NumPy lacks, is held as its bits in ``uint16``.
+        outputs: likewise.
+    """
+
+    def __init__(
+        self, library: OpenVinoLibrary, compiled: int, source: Any, inputs: Sequence[Spec], outputs: Sequence[Spec]
+    ) -> None:
+        # whatever is alive when the interpreter ends goes with the process: requests may still be running
+        weakref.finalize(self, library.free, "ov_compiled_model_free", compiled).atexit = False
+        self._library, self._compiled, self._source = library, compiled, source
+        self.inputs, self.outputs = tuple(inputs), tuple(outputs)
+
+    def request(self) -> NativeRequest:
+        """Make an infer request. Raises DeviceError."""
+        with explaining("OpenVINO cannot make an infer request"):
+            return NativeRequest(
+                self._library, self, self._library.make("ov_compiled_model_create_infer_request", self._compiled)
+            )
+
+    def property(self, name: str) -> str:
+        """Return a property as it is in force, as text. Raises DeviceError."""
+        with explaining(f"OpenVINO does not tell {name} of a compiled model"):
+            return self._library.text(self._library.make("ov_compiled_model_get_property", self._compiled, name.encode()))
+
+
+class NativeRequest:
+    """An infer request: what a segment runs with. One run at a time.
+
+    Attributes:
+        address: what :attr:`NativeOpenVino.infer_address` is called with, for as long as this object lives.
+    """
+
+    def __init__(self, library: OpenVinoLibrary, model: NativeModel, address: int) -> None:
+        self.address = address
+        self._library, self._model = library, model
+        self._bound: dict[int, NDArray[Any]] = {}
+        weakref.finalize(self, _free_request, library, address, model, self._bound).atexit = False
+
+    def set_input(self, index: int, array: NDArray[Any]) -> None:
+        """Read input ``index`` from the memory of ``array`` from now on: what is there when a run starts.
+
+        Args:
+            index: of the input.
+            array: of the input's shape and type, C-contiguous. The request keeps it.
+
+        Raises:
+            DeviceError: it does not fit, there is no such input, or the request is running.
+        """
+        with explaining(f"A buffer does not fit input {index} of a segment"):
+            shape, dtype = _at(self._model.inputs, index)
+            if array.shape != shape or array.dtype != dtype:
+                raise ValueError(f"it is {array.dtype}{list(array.shape)} where {dtype}{list(shape)} is read")
+            if not (array.flags.c_contiguous and array.flags.aligned):
+                raise ValueError("it is not contiguous in memory")
+            own = self._library.make("ov_infer_request_get_input_tensor_by_index", self.address, index)
+            try:
+                kind = c_int()
+                self._library.call("ov_tensor_get_element_type", own, byref(kind))
+            finally:
+                self._library.free("ov_tensor_free", own)
+            dims = Shape(len(shape), (c_int64 * len(shape))(*shape))
+            tensor = self._library.make("ov_tensor_create_from_host_ptr", kind, dims, array.ctypes.data)
+            try:
+                self._library.call("ov_infer_request_set_input_tensor_by_index", self.address, index, tensor)
+            finally:
+                self._library.free("ov_tensor_free", tensor)
+            self._bound[index] = array
+
+    def output(self, index: int) -> NDArray[Any]:
+        """View where output ``index`` is written: the same memory for the life of the request, which the view keeps alive.
+
+        Raises:
+            DeviceError: there is no such output.
+        """
+        with explaining(f"Output {index} of a segment cannot be viewed"):
+            shape, dtype = _at(self._model.outputs, index)
+            tensor = self._library.make("ov_infer_request_get_output_tensor_by_index", self.address, index)
+            try:
+                size = c_size_t()
+                self._library.call("ov_tensor_get_byte_size", tensor, byref(size))
+                address = self._library.make("ov_tensor_data", tensor) if size.value else 0
+            finally:
+                self._library.free("ov_tensor_free", tensor)
+            if size.value != math.prod(shape) * dtype.itemsize:
+                raise ValueError(f"it takes {size.value} bytes where {dtype}{list(shape)} was expected")
+            if not size.value:
+                return np.empty(shape, dtype)
+            memory: Any = (ctypes.c_char * size.value).from_address(address)
+            memory.request = self
+            return np.frombuffer(memory, dtype).reshape(shape)
+
+    def infer(self) -> None:
+        """Run, in this thread as far as OpenVINO does, without Python's lock. Raises DeviceError."""
+        if status := self._library.infer(self.address):
+            raise DeviceError(f"Inference failed: {self._library.explain(status)}")
+
+
+def _free_request(library: OpenVinoLibrary, address: int, *_kept: object) -> None:
+    library.free("ov_infer_request_free", address)
+
+
+def _handle_of(model: Any) -> ctypes.Array[c_void_p]:
+    """Make the C library's handle of a model that lives at least as long: a shared pointer that owns nothing."""
+    return (c_void_p * 2)(model._get_raw_address(), None)
+
+
+def _first_word(address: int | None) -> int | None:
+    """Return the first word of a C++ object, which says what class it is of."""
+    return c_void_p.from_address(address).value if address else None
+
+
+def _spec(port: Any) -> Spec:
+    """Return shape and type of an input or output. Raises ValueError."""
+    kind = port.get_element_type().get_type_name()
+    if port.get_partial_shape().is_dynamic:
+        raise ValueError("a shape is not fixed")
+    if kind not in _DTYPES:
+        raise ValueError(f"NumPy cannot hold elements of type {kind}")
+    return tuple(port.get_shape()), np.dtype(_DTYPES[kind])
+
+
+def _at(specs: Sequence[Spec], index: int) -> Spec:
+    if not 0 <= index < len(specs):
+        raise IndexError(f"there are {len(specs)}, counted from 0")
+    return specs[index]
+
+
+def _spelled(value: Any) -> bytes:
+    """Spell a property as OpenVINO does."""
+    return ("YES" if value else "NO").encode() if isinstance(value, bool) else str(value).encode()
