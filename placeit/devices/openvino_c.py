@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.errors import DeviceError
+from placeit.core.telemetry import import_openvino
 from placeit.devices.compiled import compile_cached
 from placeit.devices.openvino import explaining, openvino_core, what_openvino_says
 from placeit.devices.openvino_library import OpenVinoLibrary, Property, Shape
@@ -41,9 +42,7 @@ _PROBE = (
 
 def library_folder() -> Path:
     """Return where the installed wheel keeps its libraries."""
-    import openvino  # slow to import
-
-    return Path(openvino.__file__).parent / "libs"
+    return Path(import_openvino().__file__).parent / "libs"
 
 
 def native_openvino() -> NativeOpenVino | None:
@@ -59,9 +58,7 @@ def why_not() -> str | None:
 
 
 def _wheel_version() -> str:
-    import openvino
-
-    return str(openvino.get_version())
+    return str(import_openvino().get_version())
 
 
 @functools.cache
@@ -126,7 +123,7 @@ class NativeOpenVino:
         arguments = self._core, _handle_of(model), target.encode(), len(spelled), array
         return NativeModel(self._library, self._library.make("ov_core_compile_model_props", *arguments), model, *specs)
 
-    def explain(self, status: int) -> str:
+    def explain(self, status: int = -1) -> str:
         """Say what a status of ``infer`` means that is not 0: what OpenVINO said last, in whatever thread."""
         return self._library.explain(status)
 

@@ -21,6 +21,7 @@ import pytest
 from numpy.typing import NDArray
 from small_models import inception_like
 
+from placeit.core.address import Address
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
 from placeit.devices import openvino_c
@@ -34,7 +35,7 @@ if native_openvino() is None:  # with an older wheel
 
 ops: Any = ov.opset13
 CORES = allowed_cores()
-ONE = compile_properties(Device("one", runs_on=f"CPU@{CORES[0]}", cores=CORES[:1]), "f32")
+ONE = compile_properties(Device("one", address=Address("CPU", CORES[:1])), "f32")
 TWO = ONE | {"INFERENCE_NUM_THREADS": 2, "NUM_STREAMS": 1}
 ALL = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
 TYPES = ("f32", "f16", "bf16", "f64", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "boolean")
