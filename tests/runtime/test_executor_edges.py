@@ -26,7 +26,7 @@ from placeit.planning.segments import Costs, Segmenter
 from placeit.runtime.check import OutputCheck, other_inputs
 from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, RuntimeDevice, Transport
 from placeit.runtime.devices.null import NullDevice, NullLink, VirtualClock
-from placeit.runtime.devices.openvino import OpenVinoDevice, OpenVinoInstance
+from placeit.runtime.devices.openvino import NativeInstance, OpenVinoDevice, OpenVinoInstance
 from placeit.runtime.executor import Executor
 from placeit.runtime.runtime import Runtime
 
@@ -283,7 +283,7 @@ class _Faulty(OpenVinoDevice):
         super().__init__(device)
         self.failure, self.at, self.ran = failure, at, 0
 
-    def instance(self, program: object) -> OpenVinoInstance:
+    def instance(self, program: object) -> NativeInstance | OpenVinoInstance:
         instance = super().instance(program)  # type: ignore[arg-type]
         instance.run = functools.partial(self._maybe_fail, instance.run)  # type: ignore[assignment]
         return instance

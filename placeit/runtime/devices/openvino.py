@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, cast
@@ -20,6 +21,7 @@ from placeit.devices.openvino import (
     target_name,
     what_openvino_says,
 )
+from placeit.devices.openvino_c import NativeModel, NativeRequest, native_openvino
 from placeit.runtime.blank import blank_value
 from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, Program, SegmentSource
 from placeit.runtime.devices.kinds import DeviceKind
@@ -59,7 +61,7 @@ class HostBuffer:
 
 
 class OpenVinoProgram:
-    """A segment compiled by OpenVINO."""
+    """A segment compiled by OpenVINO: through its C library if that can be, and else through its Python binding."""
 
     def __init__(self, segment: SegmentSource, compiled: Any) -> None:
         self.inputs = segment.inputs
@@ -67,8 +69,40 @@ class OpenVinoProgram:
         self.compiled = compiled
 
 
+class NativeInstance:
+    """An infer request of the C library, which a loop without Python can run.
+
+    Attributes:
+        run: runs it from Python.
+    """
+
+    def __init__(self, program: OpenVinoProgram, infer: int) -> None:
+        self.request: NativeRequest = program.compiled.request()
+        self.run = self._infer = self.request.infer
+        self._address = infer
+        self._outputs = [HostBuffer(spec, _tensor(self.request.output(i))) for i, spec in enumerate(program.outputs)]
+
+    @property
+    def native(self) -> tuple[int, int] | None:
+        """C function that runs it, and its argument; None if ``run`` has been replaced."""
+        return (self._address, self.request.address) if self.run is self._infer else None
+
+    def bind(self, index: int, buffer: Buffer) -> None:
+        """Read input ``index`` from ``buffer`` from now on."""
+        self.request.set_input(index, cast("HostBuffer", buffer).tensor.data)
+
+    def output(self, index: int) -> HostBuffer:
+        """Where output ``index`` is written."""
+        return self._outputs[index]
+
+
+def _tensor(array: NDArray[np.generic]) -> Any:
+    """Share an array with OpenVINO."""
+    return import_openvino().Tensor(array, shared_memory=True)
+
+
 class OpenVinoInstance:
-    """An infer request whose input tensors are set once, so that running it copies no data and looks nothing up."""
+    """An infer request of the Python binding. Its input tensors are set once: running it copies no data and looks nothing up."""
 
     def __init__(self, program: OpenVinoProgram) -> None:
         self.request = program.compiled.create_infer_request()
@@ -114,8 +148,8 @@ class OpenVinoDevice:
     def __init__(self, device: Device, *, precision: str = "f32", properties: Mapping[str, Any] | None = None) -> None:
         self.name = device.name
         self._device, self._precision, self._properties = device, precision, dict(properties or {})
-        configuration = compile_properties(device, precision) | self._properties
-        self.program_key = f"openvino {target_name(device)} {sorted(configuration.items())}"
+        self._configuration = compile_properties(device, precision) | self._properties
+        self.program_key = f"openvino {target_name(device)} {sorted(self._configuration.items())}"
         self._worker = Worker(f"placeit {device.name}", device.cores)
 
     @property
@@ -127,12 +161,24 @@ class OpenVinoDevice:
         """Compile a segment. Raises DeviceError."""
         with explaining(f"OpenVINO cannot compile a segment for {self.name}"):
             model = segment.in_format("openvino")
+            native = native_openvino() if self._device.core_set else None
+            if native is not None:
+                with contextlib.suppress(DeviceError):  # a model with state; or Python says what is wrong, too
+                    return OpenVinoProgram(segment, native.compile(model, target_name(self._device), self._configuration))
             return OpenVinoProgram(segment, compile_model(model, self._device, self._precision, **self._properties))
 
-    def instance(self, program: Program) -> OpenVinoInstance:
+    def instance(self, program: Program) -> OpenVinoInstance | NativeInstance:
         """Make an infer request. Raises DeviceError."""
+        made, native = cast("OpenVinoProgram", program), native_openvino()
         with explaining(f"OpenVINO cannot make buffers for {self.name}"):
-            return OpenVinoInstance(cast("OpenVinoProgram", program))
+            if native is not None and isinstance(made.compiled, NativeModel):
+                return NativeInstance(made, native.infer_address)
+            return OpenVinoInstance(made)
+
+    def explain(self) -> str:
+        """Say what went wrong in the C library last."""
+        native = native_openvino()
+        return f"Inference failed on {self.name}: {'' if native is None else native.explain()}"
 
     def allocate(self, spec: BufferSpec) -> HostBuffer:
         """Allocate host memory."""
@@ -140,7 +186,9 @@ class OpenVinoDevice:
 
     def start(self, instance: Instance, done: DoneCallback) -> None:
         """Queue an instance."""
-        self._worker.submit(functools.partial(perform, cast("OpenVinoInstance", instance).run, self._explain, done))
+        self._worker.submit(
+            functools.partial(perform, cast("OpenVinoInstance | NativeInstance", instance).run, self._explain, done)
+        )
 
     def _explain(self, error: BaseException) -> str:
         return f"Inference failed on {self.name}: {what_openvino_says(error)}"

@@ -11,7 +11,7 @@ from placeit.core.cluster import Device
 from placeit.runtime.devices.base import Program
 from placeit.runtime.devices.kinds import DeviceKind
 from placeit.runtime.devices.openvino import KIND as OPENVINO
-from placeit.runtime.devices.openvino import OpenVinoDevice, OpenVinoInstance
+from placeit.runtime.devices.openvino import NativeInstance, OpenVinoDevice, OpenVinoInstance
 
 SLEEP_S = 0.001
 
@@ -19,7 +19,7 @@ SLEEP_S = 0.001
 class Sleeper(OpenVinoDevice):
     """A device that sleeps before each segment."""
 
-    def instance(self, program: Program) -> OpenVinoInstance:
+    def instance(self, program: Program) -> NativeInstance | OpenVinoInstance:
         made = super().instance(program)
         compute = made.run
 
