@@ -102,7 +102,7 @@ def _tensor(array: NDArray[np.generic]) -> Any:
 
 
 class OpenVinoInstance:
-    """An infer request of the Python binding. Its input tensors are set once: running it copies no data and looks nothing up."""
+    """An infer request of the Python binding. Input tensors are set once: running it copies nothing and looks nothing up."""
 
     def __init__(self, program: OpenVinoProgram) -> None:
         self.request = program.compiled.create_infer_request()
