@@ -85,7 +85,13 @@ class Program(Protocol):
 
 
 class Instance(Protocol):
-    """A program with buffers of its own: one for every request that may be in flight."""
+    """A program with buffers of its own: one for every request that may be in flight.
+
+    It may have ``native``: the address of a C function ``int32 f(void *argument)`` that runs it on the calling thread and
+    returns 0, or another number if that failed, and the address of its argument; or None. If all instances of a plan have one,
+    and all devices a ``worker``, runs call these functions from the workers' threads without Python, and not
+    ``RuntimeDevice.start``.
+    """
 
     def bind(self, index: int, buffer: Buffer) -> None:
         """Read input ``index`` from ``buffer`` in every later run, with the value at the start of the run.
@@ -108,6 +114,9 @@ class RuntimeDevice(Protocol):
     One that runs them on a thread of placeit's (:class:`placeit.runtime.devices.worker.Worker`) has it as ``worker``, as a
     :class:`Transport` may: runs then begin on that thread, where no signal handler can interrupt them, and whoever waits for a
     run notices if the thread is gone. After an interrupt at the wrong moment an executor of other devices has to be made anew.
+
+    If its instances have native entries, a method ``explain`` returns the error message of the entry that failed last, on the
+    thread where it failed. ``slowdown``, 1 if there is none, is the factor by which runs of native entries are prolonged.
     """
 
     @property
