@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks import _lanes
 from benchmarks._dispatch import gaps, microseconds, slower_after
 from benchmarks._harness import Args, Report, main
 from benchmarks._models import MODELS, fastest_split, model_file, progress, settled_race, side_by_side, two_cores
@@ -47,11 +48,14 @@ from placeit.optimizer.optimize import optimize
 from placeit.optimizer.result import Candidate, Optimized
 from placeit.profiler.cache import Cache
 from placeit.runtime.check import OutputError
+from placeit.runtime.executor import Executor
 from placeit.runtime.measure import Measurement, faster
+from placeit.runtime.plan_executor import PlanExecutor
 from placeit.session import Session
 from placeit.workloads.tensor_graphs import TENSOR_GRAPHS
 
 ONE, BOTH, OURS, SPLIT = "OpenVINO, one core", "OpenVINO, both cores", "placeit", "placeit, fastest on both"
+PYTHON = "placeit, fastest on both, Python lanes"
 
 
 def run(args: Args, report: Report) -> None:
@@ -68,6 +72,7 @@ def run(args: Args, report: Report) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
             _model(name, cores, Path(folder), args, report)
+    _lanes.run(cores, report, rounds=20 if args.quick else 100)
 
 
 def _model(name: str, cores: tuple[int, int], folder: Path, args: Args, report: Report) -> None:
@@ -88,9 +93,11 @@ def _model(name: str, cores: tuple[int, int], folder: Path, args: Args, report: 
     ):
         progress(f"compiling the candidates for {name}")
         inputs = session.model.random_inputs()
-        ours = {OURS: session.executor(found.chosen.plan)}
+        ours: dict[str, PlanExecutor] = {OURS: session.executor(found.chosen.plan)}
         if split is not found.chosen:
             ours[SPLIT] = session.executor(split.plan)
+        ours[PYTHON] = Executor(session.runtime, split.plan, native=False)
+        ours[PYTHON].set_inputs(session.model.sample_inputs())
         others = _others(session.model, path, split.placement, folder, inputs, pinned, bound)
         outputs = {who: by_name(session.model, other.run()) for who, other in others.items()}
         outputs |= {who: executor.run(inputs) for who, executor in ours.items()}
@@ -101,6 +108,8 @@ def _model(name: str, cores: tuple[int, int], folder: Path, args: Args, report: 
         control.append(side_by_side(session))
         _rows(name, found, results, errors, report)
         report.claim(f"{name}: control, passes side by side over alone", max(control), "", at_most=1.05)
+        native = faster(results[SPLIT if SPLIT in results else OURS], results[PYTHON])
+        report.claim(f"{name}: native over Python lanes", native.ratio, "", at_most=0.95 if name == "inception_v3" else None)
         _dispatch(name, session, split, report)
 
 

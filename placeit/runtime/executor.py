@@ -93,13 +93,14 @@ class Executor:
         runtime: devices, links and compiled segments.
         plan: what to run.
         requests: how many requests may be in flight at once.
+        native: whether lanes may run without Python where they can; False to compare.
 
     Raises:
         DeviceError: a segment cannot be compiled for its device, or there is no room for its buffers.
         UsageError: no request at all.
     """
 
-    def __init__(self, runtime: Runtime, plan: Plan, *, requests: int = 1) -> None:
+    def __init__(self, runtime: Runtime, plan: Plan, *, requests: int = 1, native: bool = True) -> None:
         if requests < 1:
             raise UsageError(f"An executor is made for at least one request in flight; got {requests}.")
         self.runtime, self.plan = runtime, plan
@@ -120,7 +121,7 @@ class Executor:
         of_links = [_worker_of(link) for pair, link in runtime.transports.items() if used.keys() >= set(pair)]
         self._first = of_devices[0] if of_devices else None  # where runs begin: segments are in topological order
         self._workers = [*of_devices, *(worker for worker in of_links if worker is not None)]
-        self._native = native_plan(runtime, plan, self._slots, self._scheduler.machine)
+        self._native = native_plan(runtime, plan, self._slots, self._scheduler.machine) if native else None
 
     @property
     def native(self) -> bool:

@@ -1,0 +1,165 @@
+"""Lanes that run without Python against Python lanes, on devices that are busy for a given time and compute nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks._harness import Report
+from placeit.backends.openvino.model import OpenVinoModel, describe
+from placeit.core.cluster import Cluster, Device, Link
+from placeit.core.telemetry import import_openvino
+from placeit.planning.coarsen import Grouping
+from placeit.planning.segments import Costs, Plan, Segmenter
+from placeit.runtime.devices.timed import TimedDevice
+from placeit.runtime.executor import Executor
+from placeit.runtime.measure import Race, faster
+from placeit.runtime.runtime import Runtime
+
+__all__ = ["run"]
+
+_SEGMENTS = 40
+
+
+def run(cores: tuple[int, int], report: Report, *, rounds: int) -> None:
+    """Print rows and claims.
+
+    Args:
+        cores: one for each of two devices.
+        report: where to.
+        rounds: of each race.
+    """
+    with _lanes(cores, 100e-6, _two_chains(), apart=True) as executors:
+        ratio = _raced(executors, rounds)
+        report.row(plan=f"{_SEGMENTS} segments of 100 us on two devices", native_over_python=ratio)
+        report.claim("40 segments of 100 us: native over Python lanes", ratio, "", at_most=0.8)
+        native = executors["native"]
+        alone = [native.time() for _ in range(rounds)]
+        with _python_computing():
+            beside = {who: [executor.time() for _ in range(max(3, rounds // 4))] for who, executor in executors.items()}
+        for who, times in beside.items():
+            report.row(plan="the same beside a Python thread", lanes=who, median_ms=float(np.median(times)) * 1e3)
+        report.claim(
+            "a Python thread beside: time of native lanes over alone", float(np.median(beside["native"]) / np.median(alone)), ""
+        )
+    with _lanes(cores, 0.0, _chain(), apart=False) as executors:
+        _raced(executors, rounds)
+        for who, executor in executors.items():
+            rate = _SEGMENTS / float(np.median([executor.time() for _ in range(4 * rounds)]))
+            wanted = 200_000 if who == "native" else 10_000
+            report.claim(f"segments that compute nothing a second, {who} lanes", rate, "1/s", at_least=wanted)
+        native = executors["native"]
+        gaps = np.concatenate([_gaps(native) for _ in range(rounds)])
+        report.claim("end of a segment to the start of the next on its device", float(np.median(gaps)) * 1e6, "us", at_most=5)
+    with _lanes(cores, 200e-6, _chain(), apart=True) as executors:
+        gaps = np.concatenate([_gaps(executors["native"]) for _ in range(rounds)])
+        wake = _wake_up()
+        report.row(hand_over_us=float(np.median(gaps)) * 1e6, thread_wake_up_us=wake * 1e6)
+        report.claim(
+            "hand-over to another device, beyond a thread's wake-up", float(np.median(gaps) - wake) * 1e6, "us", at_most=10
+        )
+
+
+def _chain() -> OpenVinoModel:
+    """Ops one after the other."""
+    ops = import_openvino().opset13
+    first = ops.parameter([1], np.float32, name="in")
+    value = first.output(0)
+    for _ in range(_SEGMENTS):
+        value = ops.relu(value).output(0)
+    return describe(import_openvino().Model([ops.result(value)], [first], "chain"), Path("chain"))
+
+
+def _two_chains() -> OpenVinoModel:
+    """Ops in two chains that read from each other now and then; every other op is of the second."""
+    ops = import_openvino().opset13
+    first = ops.parameter([1], np.float32, name="in")
+    ends = [first.output(0), first.output(0)]
+    for i in range(_SEGMENTS // 2 - 1):
+        ends = (
+            [ops.add(*ends).output(0), ops.multiply(*ends).output(0)] if i % 5 == 4 else [ops.relu(v).output(0) for v in ends]
+        )
+    last = [ops.relu(v).output(0) for v in ends]
+    return describe(import_openvino().Model([ops.result(v) for v in last], [first], "chains"), Path("chains"))
+
+
+@contextlib.contextmanager
+def _lanes(cores: tuple[int, int], seconds: float, model: OpenVinoModel, *, apart: bool) -> Iterator[dict[str, Executor]]:
+    """Open a plan with a segment for each op, on lanes of both kinds; its ops in turns on two devices, or all on one."""
+    grouping = Grouping.singletons(model.graph)
+    groups = len(grouping.groups)
+    pairs = {(a, b): Link(1e9, 1e-6) for a, b in (("a", "b"), ("b", "a"))}
+    cluster = Cluster((Device("a"), Device("b")), pairs)
+    segmenter = Segmenter(grouping, Costs.zero(groups, cluster))
+    place = np.zeros(groups, np.int32)
+    computing = [g for g, name in enumerate(grouping.groups.kinds) if name not in ("Parameter", "Result")]
+    if apart:
+        place[computing] = np.arange(len(computing)) % 2
+    plan: Plan = segmenter.plan(place, merge=False)
+    devices = [TimedDevice(name, lambda _: seconds, cores=(core,)) for name, core in zip("ab", cores, strict=True)]
+    with (
+        Runtime(model, grouping, cluster, devices=devices, transports={}) as runtime,
+        Executor(runtime, plan) as native,
+        Executor(runtime, plan, native=False) as python,
+    ):
+        yield {"native": native, "python": python}
+
+
+def _raced(executors: dict[str, Executor], rounds: int) -> float:
+    race = Race({who: executor.time for who, executor in executors.items()})
+    race.run(rounds=rounds)
+    results = race.results()
+    return float(faster(results["native"], results["python"]).ratio)
+
+
+def _gaps(executor: Executor) -> np.ndarray:
+    """Seconds between the end of each segment and the start of the next one, in one run."""
+    executor.time()
+    spans = executor.spans()
+    return np.array([after.start - before.finish for before, after in pairwise(spans)])
+
+
+@contextlib.contextmanager
+def _python_computing() -> Iterator[None]:
+    """Keep another thread busy with Python."""
+    over = threading.Event()
+
+    def compute() -> None:
+        while not over.is_set():
+            sum(range(1000))
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _wake_up(turns: int = 200) -> float:
+    """Median seconds from releasing a lock until a thread that waits for it goes on; that is what any hand-over takes here."""
+    asked, answered, seconds = threading.Semaphore(0), threading.Semaphore(0), []
+    posted = [0.0]
+
+    def wait() -> None:
+        for _ in range(turns):
+            asked.acquire()
+            seconds.append(time.perf_counter() - posted[0])
+            answered.release()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    for _ in range(turns):
+        time.sleep(200e-6)
+        posted[0] = time.perf_counter()
+        asked.release()
+        answered.acquire()
+    thread.join()
+    return float(np.median(seconds))
