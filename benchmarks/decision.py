@@ -16,7 +16,6 @@ from typing import Self, cast
 import numpy as np
 
 from benchmarks._harness import Args, Report, main
-from placeit.core.cluster import Cluster, Device
 from placeit.optimizer.entries import Entry
 from placeit.optimizer.search import Search
 from placeit.planning.segments import Plan
@@ -24,11 +23,11 @@ from placeit.profiler.costs import Progress
 from placeit.runtime.check import OutputError
 from placeit.runtime.measure import Ratio
 from placeit.session import Session
-from placeit.simulator.objectives import get_objective
+from placeit.simulator.objectives import Latency
 
 ROUNDS = 40
 """Within which a clear gain should be found."""
-_LATENCY = get_objective("latency", Cluster((Device("any"),)))
+_LATENCY = Latency()
 _GROUPS = np.zeros(1, np.int32)
 _CORRELATION = 0.8  # of the noise of one run with that of the run before, where it is correlated
 

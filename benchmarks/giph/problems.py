@@ -14,7 +14,7 @@ from placeit.core.errors import UsageError
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.heft import Heft
 from placeit.placers.learned.agent import ProblemInstance
-from placeit.simulator.objectives import EnergyCost, TotalCost
+from placeit.simulator.cost_functions import EnergyCost, TotalCost
 from placeit.simulator.simulate import SimulatedCost, simulate
 from placeit.workloads.churn import churn
 from placeit.workloads.datasets import CHURN_NETWORK_CHOICES, GRAPH_CHOICES, DatasetKind, giph_dataset

@@ -36,11 +36,6 @@ Examples:
   placeit optimize model.onnx --devices CPU --compare-precisions
 """
 
-_OBJECTIVES = {
-    "total-cost": "total-cost: busy time of all devices and links, summed",
-    "energy": "energy: joules by a power model from busy times, not measured",
-}
-
 
 def optimize(
     *,
@@ -145,9 +140,9 @@ def show(console: Console, found: Optimized, path: Path) -> None:
     best = found.best_single
     others = [candidate for candidate in found.candidates if candidate.placer == "single" and candidate is not best]
     singles = [*([] if best is None else [best]), *others]
-    modelled = found.objective != "latency"
+    objective, modelled = found.objective, not found.objective.is_makespan
     heads = ["candidate (placer)", "devices (ops)", "segments", "simulated", "measured", "95 % interval"]
-    heads += [f"{found.objective} simulated", f"{found.objective} by measured times"] if modelled else []
+    heads += [f"{objective.name} simulated", f"{objective.name} by measured times"] if modelled else []
     heads += [f"speed-up over {single.name}" for single in singles]
     heads += ["output error", "simulator off by"]
 
@@ -159,7 +154,7 @@ def show(console: Console, found: Optimized, path: Path) -> None:
             text.seconds(candidate.simulated_s),
             text.seconds(None if candidate.measured is None else candidate.measured.median),
             text.interval(candidate.measured),
-            *(_values(candidate, found.unit) if modelled else ()),
+            *(_values(candidate, objective.unit) if modelled else ()),
             *(_speedup(found, single, candidate) for single in singles),
             text.error(candidate.output_error),
             _simulator_error(candidate),
@@ -212,7 +207,7 @@ def _facts(found: Optimized) -> dict[str, str]:
     lines = {
         "chosen": f"{_name(found.chosen)}, marked * above",
         "why": found.reason,
-        "objective": _OBJECTIVES.get(found.objective),
+        "objective": None if found.objective.note is None else f"{found.objective.name}: {found.objective.note}",
         "speed-up": None
         if found.speedup is None or best is None or found.chosen is best
         else f"{text.ratio(found.speedup)} over {best.name}",

@@ -217,8 +217,7 @@ def _optimized(search: Search, without: Sequence[str], asked: float, spent: floa
         ops=len(grouping.graph),
         edges=len(grouping.graph.edges),
         groups=len(grouping.groups),
-        objective=search.objective.name,
-        unit=search.objective.unit,
+        objective=search.objective,
         candidates=tuple(done[id(entry)] for entry in order),
         races=tuple(search.races),
         unplanned=tuple(Unplanned(name, placer, why) for name, (placer, why) in search.unplanned.items()),
@@ -255,8 +254,7 @@ def _single_seconds(search: Search) -> list[float]:
 
 def _chosen(search: Search, order: Sequence[Entry], single: Entry | None) -> tuple[Entry, str]:
     """Choose an entry, and say why."""
-    name, quantity = search.objective.name, search.objective.quantity
-    better = "faster" if name == "latency" else f"better by {name}"
+    objective = search.objective
     where = f"{search.session.model.path} on {', '.join(search.problem.device_names)}"
     reasons = [f"{', '.join(some)}: {why}" for why, some in _by_reason(search.unplanned).items()]
     if not order:
@@ -272,9 +270,12 @@ def _chosen(search: Search, order: Sequence[Entry], single: Entry | None) -> tup
         best = min((e for e in order if known_value(e) <= most), key=lambda e: e.plan.schedule.makespan)
         if best is single:
             margin = " by more than 1 %" if least < known_value(best) else ""
-            return best, f"in simulation, no placement is {better} than {best.name} alone{margin}; nothing was measured"
+            return (
+                best,
+                f"in simulation, no placement is {objective.better} than {best.name} alone{margin}; nothing was measured",
+            )
         lowest = "the lowest" if known_value(best) == least else "within 1 % the lowest"
-        return best, f"it has {lowest} simulated {name}; nothing was measured, because a device is only described"
+        return best, f"it has {lowest} simulated {objective.name}; nothing was measured, because a device is only described"
     if search.winner is None and search.hurried:
         return order[0], "there was no time to measure anything; it is the best in simulation"
     if search.winner is None:
@@ -282,16 +283,15 @@ def _chosen(search: Search, order: Sequence[Entry], single: Entry | None) -> tup
             return single, "the search was interrupted before the decision, so the single device is chosen"
         return order[0], "the search was interrupted; this is the best so far"
     if single is None:
-        best_of_all = "the fastest" if name == "latency" else f"the one of least {quantity}"
         able = "may, by the pins, run the model whole" if search.session.pins else "can run the model whole"
         if search.problem.feasible.all(axis=0).any():
             able = "has memory for the whole model"
-        return search.winner, f"it was measured to be {best_of_all}; no single device {able}"
+        return search.winner, f"it was measured to be {objective.best}; no single device {able}"
     if search.winner.placer != "single":
         ratio = search.ratio
         assert ratio is not None  # noqa: S101
         return search.winner, (
-            f"in the deciding race it takes {ratio.ratio:.3f} of the {quantity} of {single.name} "
+            f"measured again, it takes {ratio.ratio:.3f} of the {objective.quantity} of {single.name} "
             f"(95 % interval {ratio.ci_low:.3f} to {ratio.ci_high:.3f})"
         )
     if search.session.costs.shared and len(search.problem.device_names) > 1:
@@ -299,16 +299,16 @@ def _chosen(search: Search, order: Sequence[Entry], single: Entry | None) -> tup
     if len(order) == 1 and len(search.problem.device_names) == 1:
         return search.winner, "it is the only device"
     if search.hurried:
-        why = f"no time was left to decide whether a split placement is {better}; a larger budget may find one"
+        why = f"no time was left to decide whether a split placement is {objective.better}; a larger budget may find one"
     elif search.ratio is not None:
         why = (
-            f"the best split placement takes {search.ratio.ratio:.3f} of its {quantity} (95 % interval "
-            f"{search.ratio.ci_low:.3f} to {search.ratio.ci_high:.3f}), which is not {better} beyond the interval"
+            f"the best split placement takes {search.ratio.ratio:.3f} of its {objective.quantity} (95 % interval "
+            f"{search.ratio.ci_low:.3f} to {search.ratio.ci_high:.3f}), which is not {objective.better} beyond the interval"
         )
     else:
-        why = f"no split placement was measured to be {better}"
+        why = f"no split placement was measured to be {objective.better}"
     whole = measured_median(single) if single.simulated_s is None else single.simulated_s
-    if name == "latency" and 0 < whole < math.inf:
+    if objective.is_makespan and 0 < whole < math.inf:
         share = lower_bound(search.problem) / whole
         why += f"; the lower bound, ignoring cut costs, is {share:.3f} of its time"
     return search.winner, why

@@ -25,7 +25,7 @@ from placeit.profiler.costs import Progress
 from placeit.runtime.measure import FAILURES, FEWEST, WARMUP, Measurement, Race, check_length
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.session import Session
-from placeit.simulator.objectives import Objective, get_objective
+from placeit.simulator.objectives import Latency, Objective
 
 __all__ = ["Races", "key_of", "race_all", "reason_of"]
 
@@ -66,12 +66,6 @@ class Races:
     def left(self) -> float:
         """Seconds until the search should be over."""
         return self.deadline - time.perf_counter()
-
-    def predicted(self, plan: Plan) -> float:
-        """Objective of a plan by its simulated schedule."""
-        done = plan.schedule
-        moving = float((done.transfers.finish - done.transfers.start).sum())
-        return self.objective.of_run(done.makespan, lambda: (done.busy, moving))
 
     def keep(self, entries: Sequence[Entry]) -> None:
         """Write what has been measured of entries to the journal, if there is one."""
@@ -252,7 +246,7 @@ def race_all(
         ExecutionError: all of them failed; says why each did.
     """
     check_length(rounds, duration, warmup)
-    races = Races(session, get_objective("latency", session.cluster), math.inf, seed, progress)
+    races = Races(session, Latency(), math.inf, seed, progress)
     races.warmup = warmup
     if duration is not None:
         races.duration, rounds = duration, sys.maxsize
@@ -261,7 +255,7 @@ def race_all(
     entries += [alone_on(home, name, np.ones(len(session.cluster))) for name, home in alone.items()]
     for name, plan in plans.items():
         groups = plan.placement[plan.segment_of]
-        entries.append(Entry(name, "given", groups, plan, plan.schedule.makespan, races.predicted(plan)))
+        entries.append(Entry(name, "given", groups, plan, plan.schedule.makespan, races.objective.of_schedule(plan.schedule)))
     interrupted = False
     try:
         races.race(entries, "measuring", rounds=rounds, share=1.0, min_rounds=least, together=True, drop_losers=False)

@@ -21,6 +21,7 @@ from placeit.runtime.check import OutputError
 from placeit.runtime.measure import Measurement, Ratio, faster
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
+from placeit.simulator.objectives import Objective
 
 __all__ = ["Candidate", "Optimized", "OtherPrecision", "Unplanned"]
 
@@ -106,8 +107,7 @@ class Optimized:
         ops: ops of the task graph.
         edges: its edges.
         groups: groups that were placed.
-        objective: name of what was minimised.
-        unit: of the objective, ``s`` or ``J``.
+        objective: what was minimised.
         candidates: those of the race that decided first, then what was measured before, race by race, then the rest, best
             first; then those that failed.
         races: in the order in which they were run.
@@ -137,8 +137,7 @@ class Optimized:
     ops: int
     edges: int
     groups: int
-    objective: str
-    unit: str
+    objective: Objective
     candidates: tuple[Candidate, ...]
     races: tuple[Raced, ...]
     unplanned: tuple[Unplanned, ...]
@@ -205,8 +204,8 @@ class Optimized:
         return {
             "model": self.model,
             "graph": {"ops": self.ops, "edges": self.edges, "groups": self.groups},
-            "objective": self.objective,
-            "objective_unit": self.unit,
+            "objective": self.objective.name,
+            "objective_unit": self.objective.unit,
             "chosen": _candidate_dict(self.chosen),
             "candidates": [_candidate_dict(candidate) for candidate in self.candidates],
             "races": [{"what": race.what, "rounds": race.rounds, "candidates": list(race.measured)} for race in self.races],

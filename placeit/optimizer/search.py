@@ -79,7 +79,7 @@ class Search(Races):
         """Enter a plan, under another name if there is one of that name: an earlier search may have used it."""
         used = {entry.name for entry in self.entries.values()}
         free = name if name not in used else next(n for i in itertools.count(2) if (n := f"{name} ({i})") not in used)
-        entry = Entry(free, placer, groups, plan, plan.schedule.makespan, self.predicted(plan))
+        entry = Entry(free, placer, groups, plan, plan.schedule.makespan, self.objective.of_schedule(plan.schedule))
         self.entries[key_of(groups)] = entry
         return entry
 
@@ -95,9 +95,7 @@ class Search(Races):
 
     def expected(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
         """Objective of feasible placements' plans, ``int32[B, G] -> float64[B]``, by the costs as they are known now."""
-        if self.objective.name == "latency":
-            return self.segmenter.makespan(placements)
-        return np.array([self.predicted(self.segmenter.plan(row)) for row in placements])
+        return self.objective.of_plans(self.segmenter, placements)
 
     def resume(self, journal: Journal) -> None:
         """Enter what an earlier search has measured, as far as it is feasible now, and keep what this one measures."""
@@ -164,7 +162,7 @@ class Search(Races):
     def improved(self, groups: NDArray[np.int32], seed: int) -> NDArray[np.int32]:
         """Search among plans from a placement on."""
         deadline = time.perf_counter() + max(0.0, self.left()) * _ASKED_SHARE / _STARTS
-        if self.objective.name == "latency":
+        if self.objective.is_makespan:
             return self.segmenter.search(groups, self.problem, steps=_STEPS, seed=seed, deadline=deadline)
         rng, now = np.random.default_rng(seed), self.expected(groups[None])[0]
         for _ in range(_PLANS):
@@ -228,7 +226,7 @@ class Search(Races):
         best = min((known_value(e) for e in self.standing), default=math.inf)
         for entry in fresh:
             if not entry.given:  # the user wants to know
-                entry.not_run = hopeless(known_value(entry), best, "slower" if self.objective.name == "latency" else "worse")
+                entry.not_run = hopeless(known_value(entry), best, self.objective.worse)
         fresh = sorted((e for e in fresh if e.not_run is None), key=lambda e: (not e.given, known_value(e)))[:_FINALISTS]
         ranked = self.ranked
         singles = [e for e in ranked if e.placer == "single"][:1]

@@ -145,7 +145,7 @@ def test_described_devices_are_decided_by_the_simulator_and_nothing_is_measured(
 def test_described_devices_are_decided_by_the_simulated_objective(cache: Cache, objective: str, unit: str) -> None:
     cluster = powered(described(2), (0.0, 40.0), (0.0, 2.0))
     found = optimize(inception_like(), cluster, placers=PLACERS, budget=3, objective=objective, cache=cache)
-    assert (found.objective, found.unit) == (objective, unit)
+    assert (found.objective.name, found.objective.unit) == (objective, unit)
     values = [candidate.simulated_value for candidate in found.candidates]
     assert values == sorted(values)
     assert found.best_single is not None

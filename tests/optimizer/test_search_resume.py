@@ -24,7 +24,7 @@ from placeit.profiler.costs import Progress
 from placeit.runtime.check import OutputError
 from placeit.runtime.measure import summed_up
 from placeit.session import Session
-from placeit.simulator.objectives import get_objective
+from placeit.simulator.objectives import Latency
 
 CORE = allowed_cores()[0]
 
@@ -115,7 +115,7 @@ def test_a_line_that_was_not_completed_is_dropped(search: Callable[..., Optimize
 
 def test_what_is_no_placement_on_these_devices_is_not_kept(cache: Cache, tmp_path: Path) -> None:
     with Session(inception_like(), emulated(), cache=cache) as session:
-        search = Search(session, get_objective("latency", session.cluster), 1e9, 0, None)
+        search = Search(session, Latency(), 1e9, 0, None)
         search.resume(open_journal(tmp_path / "search.jsonl", session, search.objective))
         search.singles()
         fast, slow = search.entries.values()

@@ -18,7 +18,7 @@ from placeit.optimizer.search import Search
 from placeit.optimizer.starts import fitted, read_starts
 from placeit.profiler.cache import Cache
 from placeit.session import Session
-from placeit.simulator.objectives import get_objective
+from placeit.simulator.objectives import Latency
 
 
 def described(*names: str) -> Cluster:
@@ -52,7 +52,7 @@ def test_a_start_is_measured_though_it_is_simulated_to_be_hopeless(cache: Cache)
     with Session(inception_like(), cluster, cache=cache) as session:
         groups = (np.arange(len(session.grouping.groups)) % 2).astype(np.int32)
         start = session.placement(groups)
-        search = Search(session, get_objective("latency", cluster), np.inf, 0, None)
+        search = Search(session, Latency(), np.inf, 0, None)
         search.singles()
         search.begin_with({"start": groups})
         search.propose(("heft", "cpop", "metis", "random-task-eft", "random"))

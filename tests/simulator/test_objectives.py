@@ -17,7 +17,8 @@ from placeit.placers.annealing import Annealing
 from placeit.placers.api import place
 from placeit.placers.feasibility import fits
 from placeit.placers.local_search import LocalSearch
-from placeit.simulator.objectives import AmortisedCost, EnergyCost, RelocationCost, TotalCost, get_objective, objective_names
+from placeit.simulator.cost_functions import AmortisedCost, EnergyCost, RelocationCost, TotalCost
+from placeit.simulator.objectives import Latency, get_objective, objective_names
 from placeit.simulator.simulate import SimulatedCost, schedule
 from placeit.testing.problems import random_problem
 
@@ -267,9 +268,16 @@ def test_an_objective_values_placements_as_it_values_their_simulated_runs(name: 
     for row in some_placements(problem, seed):
         if fits(problem, row):
             done = schedule(problem, row, links="channel", queue="priority")
-            moving = float((done.transfers.finish - done.transfers.start).sum())
-            value = objective.of_run(done.makespan, lambda busy=done.busy, moving=moving: (busy, moving))
-            assert cost(row[None])[0] == pytest.approx(value)
+            assert cost(row[None])[0] == pytest.approx(objective.of_schedule(done))
+
+
+def test_objectives_are_values_and_only_latency_is_the_makespan() -> None:
+    assert [get_objective(name, POWERED) for name in objective_names()] == [
+        get_objective(n, POWERED) for n in objective_names()
+    ]
+    assert get_objective("latency", POWERED) == Latency()
+    assert [name for name in objective_names() if get_objective(name, POWERED).is_makespan] == ["latency"]
+    assert get_objective("energy", POWERED).of_run(2.0, lambda: (np.array([1.0, 0.5]), 0.1)) == 30 + 2 + 2.5
 
 
 def test_an_unknown_objective_and_unknown_power_are_errors_that_say_what_is_missing() -> None:

@@ -22,7 +22,7 @@ from benchmarks.giph.lab import Lab
 from benchmarks.giph.policies import search
 from benchmarks.giph.problems import instance
 from placeit.placers.heft import Heft
-from placeit.simulator.objectives import AmortisedCost, RelocationCost
+from placeit.simulator.cost_functions import AmortisedCost, RelocationCost
 from placeit.simulator.simulate import SimulatedCost
 from placeit.workloads.churn import carry_placement
 from placeit.workloads.datasets import sensor_fusion_cases
