@@ -11,7 +11,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -100,9 +100,10 @@ class _Case:
         reference, refused = plain.run(inputs)
         self.tell("loading")
         try:
-            with Session(path, self.devices, inputs=inputs, profile_s=0.01, cache=Cache(self.folder / "costs")) as session:
+            with Session(path, self.devices, inputs=inputs, cache=Cache(self.folder / "costs")) as session:
                 # single ops, since most cases are one group by the usual rule
-                session.grouping = coarsen(session.model.graph, keep_together=session.model.together, co_locate=False)
+                finest = coarsen(session.model.graph, keep_together=session.model.together, co_locate=False)
+                session.placing = replace(session.placing, grouping=finest)
                 self._run(session, plain, inputs, reference, refused)
         except Exception as error:  # noqa: BLE001 (which errors there are is the question)
             for form in FORMS:
@@ -111,8 +112,7 @@ class _Case:
 
     def _run(self, session: Session, plain: _Plain, inputs: Arrays, reference: Arrays | None, refused: str) -> None:
         groups = np.arange(len(session.grouping.groups), dtype=np.int32)
-        session.costs  # noqa: B018 (profiles)
-        feasible = np.isfinite(session.costs.core)
+        feasible = np.isfinite(session.profile(budget_s=0.01).core)
         # each op on another device than the one before, where it can run there
         cut = np.where(feasible[groups, groups % 2], groups % 2, (groups + 1) % 2).astype(np.int32)
         whole = np.flatnonzero(feasible.all(axis=0))

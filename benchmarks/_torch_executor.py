@@ -108,8 +108,9 @@ def _compare(model: TensorProgram, cluster: Cluster, where: str, cache: Cache, a
     assert single is not None  # PyTorch's CPU devices run every op
     every = tuple(core for device in cluster.devices for core in device.cores)
     one = next(device.cores for device in cluster.devices if single.placement.counts()[device.name])
-    with Session(model, cluster, cache=cache, progress=progress) as session, empty_levels(session.cluster) as empty:
-        finest = session.segmenter.plan(session.groups_of(split.placement), merge=False)
+    with Session(model, cluster, cache=cache) as session, empty_levels(session.cluster) as empty:
+        session.profile(progress=progress)
+        finest = session.segmenter.plan(session.placing.groups_of(split.placement), merge=False)
         ours: dict[str, PlanExecutor | LevelByLevel] = {
             OURS: session.executor(split.plan),
             FINE: session.executor(finest),
@@ -167,7 +168,7 @@ def _compare(model: TensorProgram, cluster: Cluster, where: str, cache: Cache, a
 def _overhead(model: TensorProgram, cluster: Cluster, plan: Plan, cache: Cache, report: Report) -> None:
     """Report what placeit takes to launch an op."""
     noted, times = noting(model)
-    with Session(noted, cluster, cache=cache, progress=progress) as session:
+    with Session(noted, cluster, cache=cache) as session:
         tiny = _launching(model, cluster) * 1e6
         report.row(graph=model.name, overhead="ops that compute nothing", overhead_us=tiny)
         report.claim(f"{model.name}: host overhead per op launched, ops that compute nothing", tiny, "us", at_most=15)

@@ -114,7 +114,7 @@ def search_of(case: Case, machine: Machine, *, seed: int, left_s: float = 1e9, p
     session = SimpleNamespace(
         executable=True,
         tolerance=1e-3,
-        has_room=lambda: True,
+        grouping=SimpleNamespace(groups=SimpleNamespace(param_bytes=_GROUPS)),
         segmenter=SimpleNamespace(problem=lambda: None),
         executor=lambda seconds: Drawn(seconds, machine),
         check_outputs=lambda _, **__: OutputError(0.0, 0.0),

@@ -84,13 +84,14 @@ def _model(name: str, cores: tuple[int, int], folder: Path, args: Args, report: 
     report.note(f"  {name}: {found.chosen.name}; {found.reason}")
     split = found.chosen if found.chosen.placer != "single" else fastest_split(found) or found.chosen
     with (
-        Session(path, devices, cache=cache, progress=progress) as session,
+        Session(path, devices, cache=cache) as session,
         # what takes one thread runs on the first core, on a thread that is bound to it as placeit's is
         bound_thread(cores[0]) as pinned,
         ProcessPoolExecutor(
             1, multiprocessing.get_context("spawn"), initializer=os.sched_setaffinity, initargs=(0, {cores[0]})
         ) as bound,
     ):
+        session.profile(progress=progress)
         progress(f"compiling the candidates for {name}")
         inputs = session.model.random_inputs()
         ours: dict[str, PlanExecutor] = {OURS: session.executor(found.chosen.plan)}
@@ -220,7 +221,7 @@ def _hetero_infer() -> list[NDArray[np.generic]]:
 
 def _dispatch(name: str, session: Session, split: Candidate, report: Report) -> None:
     """Measure what the engine adds to each segment: in the plan as it runs, and with every group a segment of its own."""
-    finest = session.segmenter.plan(session.groups_of(split.placement), merge=False)
+    finest = session.segmenter.plan(session.placing.groups_of(split.placement), merge=False)
     claimed = None
     for what, plan in (("as it runs", split.plan), ("each group a segment", finest)):
         gaps_s, waits_s = gaps(session, plan)

@@ -69,7 +69,8 @@ def _unequal(first: str, second: str) -> Cluster:
 def _model(model: str, cluster: Cluster, args: Args, report: Report) -> None:
     random = np.random.default_rng(args.seed)
     where = f"{model} on {' + '.join(cluster.names)}"
-    with Session(load_model(model), cluster, cache=None, progress=progress) as session:
+    with Session(load_model(model), cluster, cache=None) as session:
+        session.profile(progress=progress)
         groups, rounds = len(session.grouping.groups), 8 if args.quick else 12
         asked = _placements(random, groups, 12 if args.quick else 50)
         profiled = session.segmenter

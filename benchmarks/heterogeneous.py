@@ -98,7 +98,7 @@ def _split_wins(found: Optimized, model: Path, cluster: Path, cache: Cache, args
         report.claim(f"{case}: time of the best split placement over the best single device, upper end", None, "", at_most=1)
         return
     singles = [candidate for candidate in found.candidates if candidate.placer == "single"]
-    with Session(model, cluster, cache=cache, progress=progress) as session:
+    with Session(model, cluster, cache=cache) as session:
         executors = {candidate.name: session.executor(candidate.plan) for candidate in (split, *singles)}
         progress(f"case {case}: racing {split.name} against {', '.join(single.name for single in singles)}")
         results = race(

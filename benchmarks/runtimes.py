@@ -63,7 +63,8 @@ def _model(name: str, clusters: Mapping[str, tuple[str, str]], cache: Cache, arg
         where: dict[str, str] = {}
         for runtime, devices in clusters.items():
             placed = _placed(model, runtime, devices, cache, args, report)
-            session = stack.enter_context(Session(model, devices, cache=cache, progress=progress))
+            session = stack.enter_context(Session(model, devices, cache=cache))
+            session.profile(progress=progress)
             _costs(name, runtime, session, report)
             if runtime != BOTH:
                 who, whole = ONE_DEVICE.format(runtime), np.zeros(len(session.grouping.groups), np.int32)

@@ -56,7 +56,8 @@ def run(args: Args, report: Report) -> None:
         progress(f"{what} {done}: {now.bytes / 1e6:.0f} MB and {now.threads:.0f} threads over the start")
 
     row("model loaded", 0, time.perf_counter() - begin)
-    with Session(model, discover([first, second]), cache=None, profile_s=10.0) as session:
+    with Session(model, discover([first, second]), cache=None) as session:
+        session.profile(budget_s=10.0)
         segmenter, groups = session.segmenter, len(session.grouping.groups)
         row("profiled", 0, time.perf_counter() - begin)
         for number in range(1, (_QUICK if args.quick else _PLACEMENTS) + 1):

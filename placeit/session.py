@@ -6,7 +6,6 @@ import contextlib
 import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -17,20 +16,19 @@ from numpy.typing import ArrayLike, NDArray
 from placeit import backends
 from placeit.backends.base import Arrays, Model, checked_inputs
 from placeit.core.cluster import Cluster, Device
-from placeit.core.errors import PlacementError, UsageError
+from placeit.core.errors import UsageError
 from placeit.core.interrupts import come_through
 from placeit.core.placement import Placement
-from placeit.devices import roofline_seconds
 from placeit.devices.caps import capped
 from placeit.devices.clusterfile import find_cluster
-from placeit.devices.host import free_bytes
 from placeit.devices.nvml import GpuSampler, gpu_use
 from placeit.devices.plain import plain_devices
-from placeit.planning.coarsen import coarsen
-from placeit.planning.pins import divided, group_devices, held, pinned_ops
+from placeit.planning.coarsen import Grouping
+from placeit.planning.placing import Placing
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.cache import Cache
-from placeit.profiler.costs import Progress, Worth, profile
+from placeit.profiler.costs import Progress, Worth, kept_costs, profile, supported
+from placeit.profiler.estimates import estimated
 from placeit.profiler.op_times import OpTime, op_times
 from placeit.profiler.trace import utilization
 from placeit.runtime.check import OutputCheck, OutputError, other_inputs
@@ -46,7 +44,6 @@ __all__ = ["Session", "check_tolerance"]
 
 
 _HURRY_S = 0.3  # for threads to end after an interrupt
-_COPIES = 2  # of the weights that there has to be room for before another placement is opened
 _TOLERANCES = {"f32": 1e-3, "f16": 2e-2, "float16": 2e-2, "bf16": 1e-1, "bfloat16": 1e-1}  # of a precision, and of a type
 
 
@@ -59,6 +56,9 @@ def check_tolerance(tolerance: float | None) -> None:
 class Session:
     """A model, its groups, a cluster, and threads and compiled segments to run it. A context manager.
 
+    Placements with segments of their own, as :func:`placeit.optimize` saves them, run at once (:meth:`run`). To plan others, it
+    has to be known what groups cost: call :meth:`profile`.
+
     Args:
         model: a model, or the path of one.
         devices: device names, the path of a cluster file, a cluster, or None to discover.
@@ -70,17 +70,13 @@ class Session:
             in bfloat16, by the coarsest type of the precision and of the model's tensors.
         inputs: what the model is measured and checked on, by name, if its time or validity depends on values; None for random
             inputs. Costs are kept for each of them apart.
-        profile_s: seconds that profiling may take; it makes fewer passes over models that take long.
         cache: where measured costs are kept; None to measure afresh and keep nothing.
-        check_costs: whether costs from the cache are first compared with a few runs of the whole model on each device, and
-            measured again if they do not hold any more.
-        progress: told what is being done and how far it is.
         pins: device names by op names or globs of them (``{"conv1*": "CPU@0"}``), which hold for every placement. An op takes
             along those of its group; a group whose ops are pinned to several devices is split.
         memory: most memory by device name, in bytes or with a unit (``{"CPU@0": "2 GB"}``); less than the device has.
-        worth: whether to profile at all; see :func:`placeit.profiler.costs.profile`.
-        kept_only: whether to measure no costs, for placements that have segments of their own; those that are not in the cache
-            are zero.
+
+    Attributes:
+        placing: the model's ops in groups, and placements of them.
 
     Raises:
         ModelError, FileError, DeviceError, ClusterError: the model or the devices are not what they should be.
@@ -101,14 +97,9 @@ class Session:
         precision: str = "f32",
         tolerance: float | None = None,
         inputs: Arrays | None = None,
-        profile_s: float = 30.0,
         cache: Cache | Literal["default"] | None = "default",
-        check_costs: bool = False,
-        progress: Progress | None = None,
         pins: Mapping[str, str] | None = None,
         memory: Mapping[str, float | str] | None = None,
-        worth: Worth | None = None,
-        kept_only: bool = False,
     ) -> None:
         check_tolerance(tolerance)
         cluster = capped(find_cluster(devices), memory)
@@ -119,17 +110,16 @@ class Session:
         self.cluster = drive(cluster, loaded)
         self.model = loaded.prepared(self.cluster)
         self.pins = dict(pins or {})
-        self._pinned = pinned_ops(self.pins, self.model.graph.names, self.cluster.names)
-        grouping = coarsen(self.model.graph, max_groups=max_groups, keep_together=self.model.together)
-        self.grouping = divided(grouping, self._pinned, self.model.together)
-        self.precision, self._profile_s, self._progress = precision, profile_s, progress
+        self.placing = Placing.of(
+            self.model.graph, self.cluster.names, pins=self.pins, max_groups=max_groups, together=self.model.together
+        )
+        self.precision = precision
         types = (precision, *self.model.graph.tensor_dtypes)
         self.tolerance = max(_TOLERANCES.get(name, 0.0) for name in types) if tolerance is None else tolerance
-        self._cache, self._check_costs = Cache() if cache == "default" else cache, check_costs
-        self._worth, self._kept_only = worth, kept_only
+        self._cache = Cache() if cache == "default" else cache
         self._runtime: Runtime | None = None
         self._costs: Costs | None = None
-        self._able: list[int] = []  # devices that can run the model whole
+        self._can: NDArray[np.bool_] | None = None  # [G, D]: which groups run where
         self._hurried = False
         self._reference: Callable[[Arrays], dict[str, NDArray[np.generic]]] | None = None
         self._check: OutputCheck | None = None
@@ -174,8 +164,8 @@ class Session:
         other.cluster, other.precision = Cluster((device,)), precision
         if precision != self.precision:
             other.tolerance = max(self.tolerance, _TOLERANCES.get(precision, 0.0))
-        other._runtime = other._costs = other._reference = other._check = None
-        other.pins, other._pinned, other._others = {}, np.full_like(self._pinned, -1), {}
+        other._runtime = other._costs = other._can = other._reference = other._check = None
+        other.pins, other.placing, other._others = {}, self.placing.on(device.name), {}
         self._others[device, precision] = other
         return other
 
@@ -205,88 +195,9 @@ class Session:
         return self._runtime
 
     @property
-    def costs(self) -> Costs:
-        """What groups cost on the devices: measured (or taken from the cache) on first use, estimated for described devices.
-
-        By them a pinned group can run where it is pinned only.
-
-        Raises:
-            InfeasibleError: no device supports some op, or not the one that it is pinned to.
-        """
-        if self._costs is None:
-            costs = self._profile(self.cluster, self.runtime) if self.executable else self._described_costs()
-            self._able = np.flatnonzero(np.isfinite(costs.core).all(axis=0)).tolist()
-            self._costs = held(costs, self.grouping, self._pinned)
-        return self._costs
-
-    def _profile(self, cluster: Cluster, runtime: Runtime) -> Costs:
-        return profile(
-            self.model,
-            self.grouping,
-            cluster,
-            runtime,
-            budget=self._profile_s,
-            cache=self._cache,
-            check=self._check_costs,
-            progress=self._progress,
-            worth=self._worth if self.executable else None,
-            kept_only=self._kept_only,
-        )
-
-    def _described_costs(self) -> Costs:
-        """Roofline estimates for described devices beside measurements of the real ones."""
-        real = tuple(device for device in self.cluster.devices if not device.described)
-        groups = self.grouping.groups
-        traffic = groups.param_bytes + np.bincount(groups.tensor_op, groups.tensor_bytes, len(groups))
-        np.add.at(traffic, groups.edges[:, 1], groups.tensor_bytes[groups.edge_tensor])
-        seconds = np.stack(
-            [
-                roofline_seconds(groups.flops, traffic, device) if device.described else traffic
-                for device in self.cluster.devices
-            ],
-            axis=1,
-        )
-        cut, load, dispatch, read = np.zeros_like(seconds), np.zeros_like(seconds), *np.zeros((2, len(self.cluster)))
-        cluster, profiled = self.cluster, None
-        if real:
-            here = [d for d, device in enumerate(cluster.devices) if not device.described]
-            names = {device.name for device in real}
-            links = {pair: link for pair, link in cluster.links.items() if names.issuperset(pair)}
-            with Runtime(self.model, self.grouping, Cluster(real, links), precision=self.precision) as runtime:
-                measured = self._profile(runtime.cluster, runtime)
-            seconds[:, here], cut[:, here], load[:, here] = measured.core, measured.cut, measured.load
-            dispatch[here], read[here] = measured.dispatch, measured.read
-            cluster = replace(cluster, links={**measured.cluster.links, **cluster.links})
-            profiled = measured.profiled
-        return Costs(seconds, cut, dispatch, cluster, load, read, profiled)
-
-    def groups_of(self, placement: Placement) -> NDArray[np.int32]:
-        """Device of each group, ``int32[G]``, matched by op and device name.
-
-        Raises:
-            PlacementError: the placement belongs to another model, does not cover this one, uses a device that is not there,
-                separates ops of one group, or has an op elsewhere than where it is pinned.
-        """
-        graph = self.model.graph
-        devices = placement.for_ops(graph.names, self.cluster.names, graph.hash)
-        first = np.full(len(self.grouping.groups), -1, np.int32)
-        for v, (group, device) in enumerate(zip(self.grouping.group_of.tolist(), devices.tolist(), strict=True)):
-            if first[group] < 0:
-                first[group] = device
-            elif first[group] != device:
-                raise PlacementError(
-                    f"Op '{graph.names[v]}' is on {self.cluster.names[device]}, but the ops before it that it belongs with are "
-                    f"on {self.cluster.names[first[group]]}: ops of a group share a device (see `placeit inspect --groups`)."
-                )
-        wanted = group_devices(self.grouping, self._pinned)
-        wrong = np.flatnonzero((wanted >= 0) & (wanted != first))
-        if len(wrong):
-            group = int(wrong[0])
-            raise PlacementError(
-                f"The placement has op '{self.grouping.groups.names[group]}' on {self.cluster.names[first[group]]}, and it is "
-                f"pinned to {self.cluster.names[wanted[group]]}, alone or with others of its group."
-            )
-        return first
+    def grouping(self) -> Grouping:
+        """The model's ops in groups."""
+        return self.placing.grouping
 
     def divide(self, placement: Placement, *, by_segments: bool = False) -> None:
         """Split groups whose ops a placement has on different devices, or in different segments, so that it can be run.
@@ -297,39 +208,117 @@ class Session:
             PlacementError: the placement does not fit the model or the devices, or separates ops that need one device.
             UsageError: something has been measured or compiled already, with the groups as they were.
         """
-        graph = self.model.graph
-        parts = placement.for_ops(graph.names, self.cluster.names, graph.hash)
-        if by_segments and (segments := placement.segments_for(graph.names)) is not None:
-            parts = segments
-        grouping = divided(self.grouping, parts, self.model.together)
-        if grouping is not self.grouping and not (self._costs is None and self._runtime is None):
+        placing = self.placing.divided(placement, by_segments=by_segments)
+        if placing.grouping is not self.grouping and not (self._costs is None and self._runtime is None):
             raise UsageError("Groups can be split only before anything is measured or run: open another session.")
-        self.grouping = grouping
+        self.placing = placing
+
+    def profile(
+        self,
+        *,
+        budget_s: float = 30.0,
+        check: bool = False,
+        worth: Worth | None = None,
+        progress: Progress | None = None,
+    ) -> Costs:
+        """Measure what groups cost on the devices, or take it from the cache; estimate it for described devices.
+
+        By these costs a pinned group can run where it is pinned only. They are :attr:`costs` from here on.
+
+        Args:
+            budget_s: seconds that it may take; it makes fewer passes over models that take long.
+            check: whether costs from the cache are first compared with a few runs of the whole model on each device, and
+                measured again if they do not hold any more.
+            worth: whether to go on, once it is known what a run takes; see :func:`placeit.profiler.costs.profile`. Not asked if
+                some device is described.
+            progress: told what is being done and how far it is.
+
+        Raises:
+            InfeasibleError: no device supports some op, or not the one that it is pinned to.
+        """
+
+        def measured(cluster: Cluster, runtime: Runtime, worth: Worth | None = None) -> Costs:
+            return profile(
+                self.model,
+                self.grouping,
+                cluster,
+                runtime,
+                budget=budget_s,
+                cache=self._cache,
+                check=check,
+                progress=progress,
+                worth=worth,
+            )
+
+        if self.executable:
+            return self._take(measured(self.cluster, self.runtime, worth))
+        return self._take(estimated(self.model, self.grouping, self.cluster, measured, precision=self.precision))
+
+    def recall(self) -> bool:
+        """Take the costs from the cache, if they are there, without profiling; return whether they are.
+
+        Raises:
+            InfeasibleError: no device supports some op, or not the one that it is pinned to.
+            DeviceError: some device exists in simulation only.
+        """
+        kept = None
+        if self._cache is not None:
+            kept = kept_costs(self.model, self.grouping, self.cluster, self.runtime, self._cache)
+        if kept is not None:
+            self._take(kept)
+        return kept is not None
+
+    def _take(self, costs: Costs) -> Costs:
+        self._can = np.isfinite(costs.core)
+        self._costs = self.placing.held(costs)
+        return self._costs
+
+    @property
+    def costs(self) -> Costs:
+        """What groups cost on the devices, as :meth:`profile` found it. Raises UsageError if it was not called."""
+        if self._costs is None:
+            raise UsageError("What the model's ops cost here is not known: call the session's profile() first.")
+        return self._costs
+
+    @property
+    def segmenter(self) -> Segmenter:
+        """Turns placements into plans, by the costs. Raises UsageError if they are not known (:attr:`costs`)."""
+        return Segmenter(self.grouping, self.costs)
+
+    def _supported(self) -> NDArray[np.bool_]:
+        """``bool[G, D]``, which groups run where. Raises DeviceError if some device exists in simulation only."""
+        if self._can is None:
+            _ = self.runtime
+            self._can = supported(self.model, self.grouping, self.cluster)
+        return self._can
 
     def placement(self, groups: ArrayLike, plan: Plan | None = None) -> Placement:
         """Placement of the model's ops from the device of each group, ``int32[G]``, and from the segments of its plan."""
-        group_of, segments = self.grouping.group_of, None
-        devices = np.asarray(groups, np.int32)[group_of]
-        if plan is not None:
-            segments = plan.segment_of[group_of]
-        return Placement(self.model.graph.names, devices, self.cluster.names, self.model.graph.hash, segments)
+        return self.placing.placement(groups, plan)
 
     def plan_of(self, placement: Placement) -> Plan:
         """Plan a placement: its own segments, or else those of the lowest simulated makespan.
 
-        Its own segments are those that were measured. They count if every group of the session is within one of them.
+        Its own segments are those that were measured. They count if every group of the session is within one of them, and need
+        no costs; where those are not known, nothing in the plan takes any time.
 
         Raises:
             PlacementError: it does not fit the model, the devices or their memory, or its segments wait for each other.
+            UsageError: it has no segments that count, and costs are not known.
         """
-        groups = self.segmenter.problem().check(self.groups_of(placement))
-        of_op, of = placement.segments_for(self.model.graph.names), np.zeros(len(groups), np.int32)
-        if of_op is None:
-            return self.segmenter.plan(groups)
-        of[self.grouping.group_of] = of_op
-        if (of[self.grouping.group_of] != of_op).any():  # groups of another kind
-            return self.segmenter.plan(groups)
-        return self.segmenter.merged(of, groups)
+        groups, of = self.placing.groups_of(placement), self.placing.segments_of(placement)
+        if of is not None and self._costs is None:
+            nothing = Costs.zero(len(groups), self.cluster)
+            segmenter = Segmenter(self.grouping, self.placing.held(nothing.where(self._supported())))
+        elif self._costs is None:
+            raise UsageError(
+                "The placement has no segments of its own that these groups could run as, and good ones are found by what ops "
+                "cost: call the session's profile() first."
+            )
+        else:
+            segmenter = self.segmenter
+        groups = segmenter.problem().check(groups)
+        return segmenter.plan(groups) if of is None else segmenter.merged(of, groups)
 
     def executor(self, plan: Plan, *, requests: int = 1, order: DispatchOrder = "dynamic") -> PlanExecutor:
         """Compile a plan and put inputs in place; see :meth:`placeit.runtime.runtime.Runtime.executor`.
@@ -346,20 +335,11 @@ class Session:
             executor.set_inputs(inputs, request=request)
         return executor
 
-    def has_room(self) -> bool:
-        """Whether this machine has memory for another copy of the model's weights, and as much again for all else."""
-        return free_bytes() > _COPIES * float(self.grouping.groups.param_bytes.sum())
-
-    @property
-    def segmenter(self) -> Segmenter:
-        """Turns placements into plans, by the current costs."""
-        return Segmenter(self.grouping, self.costs)
-
     def reference(self, inputs: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
         """Outputs of the model as its framework runs it, uncut and without placeit's executor, by name. Raises DeviceError."""
         if self._reference is None:
-            _ = self.costs
-            device = self.cluster.devices[self._able[0]] if self._able else None
+            able = np.flatnonzero(self._supported().all(axis=0))  # to run it whole
+            device = self.cluster.devices[able[0]] if len(able) else None
             self._reference = self.model.reference(device, self.precision)
         return apart(functools.partial(self._reference, inputs))  # it may take long, and Ctrl-C be pressed
 
@@ -406,7 +386,9 @@ class Session:
 
         Raises:
             PlacementError: it does not fit the model, the devices or their memory.
-            UsageError: an input is missing or has the wrong shape, or there are no runs.
+            UsageError: an input is missing or has the wrong shape, there are no runs, or costs are not known and the placement
+                has no segments of its own (:meth:`plan_of`).
+            DeviceError: a device exists in simulation only, or has no room.
             ExecutionError: a device failed.
             KeyboardInterrupt: Ctrl-C before the first timed run had ended; afterwards it ends the runs.
         """
@@ -448,22 +430,12 @@ class Session:
             spans=spans,
             outputs=outputs,
             plan=plan,
+            simulated_s=None if self._costs is None or self._costs.shared else plan.schedule.makespan,
             segment_s=segment_s,
             gpus=gpu_use(sampler.samples),
             interrupted=interrupted,
         )
 
     def op_times(self, plan: Plan, *, passes: int = 10) -> list[OpTime]:
-        """What each op of a plan takes inside its segment; see :func:`placeit.profiler.op_times.op_times`.
-
-        Args:
-            plan: of this session, as in ``RunReport.plan``.
-            passes: runs that are counted.
-
-        Raises:
-            DeviceError: a segment cannot be compiled, or a device exists in simulation only.
-            ExecutionError: a run failed.
-        """
-        if self.runtime.streams is not None:
-            return []
+        """What each op of a plan of this session takes inside its segment; see :func:`placeit.profiler.op_times.op_times`."""
         return op_times(self.model, self.grouping, self.cluster, plan, precision=self.precision, passes=passes)

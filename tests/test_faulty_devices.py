@@ -157,7 +157,9 @@ def open_session(cache: Cache, tmp_path_factory: pytest.TempPathFactory, monkeyp
             run_at_once(monkeypatch)
         cluster = KINDS[kind]()
         model = torch_model(seed) if kind in ("torch", "streams") else onnx_model(seed, tmp_path_factory.getbasetemp())
-        return Session(model, drive(cluster, model) if kind == "torch" else cluster, cache=cache)
+        session = Session(model, drive(cluster, model) if kind == "torch" else cluster, cache=cache)
+        session.profile()
+        return session
 
     return opened
 
@@ -441,6 +443,7 @@ def test_optimize_sees_what_is_wrong_with_whatever_it_measures(
 ) -> None:
     model = onnx_model(0, tmp_path_factory.getbasetemp())
     with Session(model, pair(), cache=cache) as session:
+        session.profile()
         assert np.isfinite(session.costs.core).all()  # measured, or in the cache: not what this is about
     make_wrong(fault, begins)
     found = optimize(model, pair(), budget=2.0, cache=cache)

@@ -29,7 +29,7 @@ with placeit.Session("five.tanhs", cluster, cache=None) as session:
 assert make_agent("dealt", seed=0, devices=3).name == "dealt"
 try:
     unknown = Device("x", kind="unknown", address=Address("CPU", ({core},)))
-    placeit.Session("five.tanhs", Cluster((unknown,)), cache=None).costs
+    placeit.Session("five.tanhs", Cluster((unknown,)), cache=None).profile()
 except placeit.PlaceitError as error:
     print(error)
 """

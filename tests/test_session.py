@@ -33,6 +33,7 @@ def two_on_one_core(**slow: float) -> Cluster:
 @pytest.fixture
 def session(cache: Cache) -> Iterator[Session]:
     with Session(inception_like(), two_on_one_core(), cache=cache) as opened:
+        opened.profile()
         yield opened
 
 
@@ -48,6 +49,7 @@ def test_costs_are_finite_and_add_up_to_a_pass_of_the_whole_model(session: Sessi
 
 def test_a_slowed_device_costs_more_in_proportion(cache: Cache) -> None:
     with Session(inception_like(), two_on_one_core(slowdown=8.0), cache=cache) as session:
+        session.profile()
         whole = [session.segmenter.plan(np.full(len(session.grouping.groups), d)).schedule.makespan for d in range(2)]
     # both are measured on the same core; a factor of eight shows through any noise
     assert whole[1] > 2 * whole[0]
@@ -57,9 +59,9 @@ def test_costs_are_taken_from_the_cache_the_second_time(tmp_path: Path) -> None:
     said: list[str] = []
     cluster, cache = two_on_one_core(), Cache(tmp_path)
     with Session(inception_like(), cluster, cache=cache) as session:
-        first = session.costs
-    with Session(inception_like(), cluster, cache=cache, progress=lambda what, _: said.append(what)) as session:
-        second = session.costs
+        first = session.profile()
+    with Session(inception_like(), cluster, cache=cache) as session:
+        second = session.profile(progress=lambda what, _: said.append(what))
     np.testing.assert_array_equal(first.core, second.core)
     np.testing.assert_array_equal(first.cut, second.cut)
     assert not any("profiling" in what for what in said)
@@ -74,7 +76,7 @@ def test_a_placement_round_trips_through_ops_and_groups(session: Session) -> Non
     groups = np.random.default_rng(0).integers(2, size=len(session.grouping.groups))
     placement = session.placement(groups)
     assert len(placement) == len(session.model.graph)
-    np.testing.assert_array_equal(session.groups_of(placement), groups)
+    np.testing.assert_array_equal(session.placing.groups_of(placement), groups)
 
 
 def test_a_placement_of_another_model_is_refused(session: Session) -> None:
@@ -97,6 +99,7 @@ def test_a_placement_that_tears_a_group_apart_names_the_op(session: Session) -> 
 def test_weights_that_do_not_fit_are_refused(cache: Cache) -> None:
     cluster = two_on_one_core(memory_bytes=100.0)
     with Session(inception_like(), cluster, cache=cache) as session:
+        session.profile()
         placement = session.placement(np.ones(len(session.grouping.groups), int))
         with pytest.raises(PlacementError, match="100 B of memory"):
             session.run(placement)
@@ -120,8 +123,30 @@ def test_segments_of_other_groups_are_planned_anew(cache: Cache, session: Sessio
     groups = np.random.default_rng(1).integers(2, size=len(session.grouping.groups))
     placement = session.placement(groups, session.segmenter.plan(groups, merge=False))
     with Session(inception_like(), two_on_one_core(), max_groups=3, cache=cache) as coarse:
+        coarse.profile()
         same = replace(placement, devices=np.zeros(len(placement), np.int32))
         assert len(coarse.plan_of(same).segments) == 1
+
+
+def test_what_has_segments_of_its_own_runs_without_a_profile_and_nothing_else_does(
+    session: Session, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = np.arange(len(session.grouping.groups)) % 2
+    plan = session.segmenter.plan(groups)
+    placement = session.placement(groups, plan)
+    monkeypatch.setattr("placeit.session.profile", lambda *_, **__: pytest.fail("profiled"))
+    with Session(inception_like(), two_on_one_core(), cache=cache) as other:
+        for ask in (lambda: other.costs, lambda: other.segmenter, lambda: other.run(replace(placement, segments=None))):
+            with pytest.raises(UsageError, match=r"call the session's profile\(\) first"):
+                ask()
+        report = other.run(placement, runs=2)
+        np.testing.assert_array_equal(report.plan.segment_of, plan.segment_of)
+        assert report.simulated_s is None
+        assert other.recall()
+        np.testing.assert_array_equal(other.costs.core, session.costs.core)
+        assert other.run(placement, runs=2).simulated_s == plan.schedule.makespan
+    with Session(inception_like(), two_on_one_core(), cache=None) as other:
+        assert not other.recall()
 
 
 def test_segments_that_wait_for_each_other_are_refused(session: Session) -> None:
@@ -160,6 +185,7 @@ def test_with_a_described_device_costs_are_estimated_and_nothing_can_run(cache: 
     fast = Device("fast", kind="described", flops_per_s=1e12, bytes_per_s=1e12)
     links = {pair: Link(1e6, 1e-3, "described") for pair in (("edge", "fast"), ("fast", "edge"))}
     with Session(inception_like(), Cluster((edge, fast), links), cache=cache) as session:
+        session.profile()
         assert not session.executable
         assert (session.costs.core[:, 0] >= session.costs.core[:, 1]).all()
         placement = session.placement(np.zeros(len(session.grouping.groups), int))
@@ -172,6 +198,7 @@ def test_real_devices_are_measured_beside_described_ones(cache: Cache) -> None:
     real = Device(CORE, address=Address("CPU", (allowed_cores()[0],)))
     links = {pair: Link(1e8, 1e-3, "described") for pair in ((CORE, "edge"), ("edge", CORE))}
     with Session(inception_like(), Cluster((real, described), links), cache=cache) as session:
+        session.profile()
         assert session.costs.dispatch[0] > 0
         assert session.costs.dispatch[1] == 0
         assert np.isfinite(session.costs.core).all()

@@ -71,6 +71,7 @@ def test_a_placement_found_there_computes_what_the_module_does(eager, cache, clu
     measured = [candidate for candidate in found.candidates if candidate.measured]
     assert any(len([n for n in candidate.placement.counts().values() if n]) == 2 for candidate in measured)
     with Session(model, cluster, cache=cache, max_groups=8) as session:
+        session.profile()
         assert (session.costs.dispatch > 0).all()
         split = session.placement(np.arange(len(session.grouping.groups)) % 2)
         report = session.run(split, runs=6, inputs=inputs)
@@ -136,6 +137,7 @@ def test_tensor_programs_run_there_as_well(eager, cache, name):
     sizes = {"ffnn": {"batch": 24, "features": 6, "hidden": 20}, "llama-block": {"tokens": 12, "width": 16, "heads": 2}}
     model = tensor_program.tensor_model(name, shards=2, **sizes[name])
     with Session(model, MIXED, cache=cache) as session:
+        session.profile()
         report = session.run(session.placement(np.arange(len(session.grouping.groups)) % 2), runs=2)
     assert report.output_error.max_rel < 1e-4
 
@@ -144,17 +146,18 @@ def test_everything_can_be_launched_ahead_on_accelerators_alone(eager, cache):
     model = conv_net()
     inputs = model.random_inputs(1)
     with Session(model, Cluster(tuple(devices("cpu", "cpu:0"))), cache=cache, max_groups=6) as session:
+        session.profile()
         plan = session.segmenter.plan(np.arange(len(session.grouping.groups)) % 2)
         with session.executor(plan, order="static") as executor:
             assert OutputError.between(executor.run(inputs), session.reference(inputs)).max_rel < 1e-5
             assert executor.spans()
         with pytest.raises(DeviceError, match="PyTorch cannot capture graphs on 'cpu' devices"):
             session.executor(plan, order="graph")
-    with (
-        Session(model, f"CPU@{CORES[0]}", cache=None) as session,
-        pytest.raises(DeviceError, match=rf"CPU@{CORES[0]} are not driven through streams"),
-    ):
-        session.executor(session.segmenter.plan([0] * len(session.grouping.groups)), order="static")
+    with Session(model, f"CPU@{CORES[0]}", cache=None) as session:
+        session.profile()
+        plan = session.segmenter.plan([0] * len(session.grouping.groups))
+        with pytest.raises(DeviceError, match=rf"CPU@{CORES[0]} are not driven through streams"):
+            session.executor(plan, order="static")
 
 
 def test_an_op_that_fails_on_a_core_set_is_named_and_leaves_the_device_as_good_as_before(eager, cache):
@@ -164,6 +167,7 @@ def test_an_op_that_fails_on_a_core_set_is_named_and_leaves_the_device_as_good_a
 
     model = load(Cut(), (torch.randn(5, 3), torch.tensor([1, 2])))
     with Session(model, MIXED, cache=cache) as session:
+        session.profile()
         plan = session.segmenter.plan(np.ones(len(session.grouping.groups), int))
         good = {"table": np.ones((5, 3), np.float32), "at": np.array([0, 4])}
         with session.executor(plan) as executor:
@@ -236,6 +240,7 @@ def test_the_trace_of_a_run_has_the_accelerator_on_it(eager, cache, tmp_path):
     from placeit.profiler.trace import write_chrome_trace
 
     with Session(conv_net(), MIXED, cache=cache, max_groups=6) as session:
+        session.profile()
         report = session.run(session.placement(np.arange(len(session.grouping.groups)) % 2), runs=2)
     write_chrome_trace(tmp_path / "t.json", report.spans, devices=session.cluster.names)
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]

@@ -58,7 +58,7 @@ def test_a_placement_computes_what_the_module_does(both: tuple[nn.Module, TorchM
     module, model = both
     inputs = model.random_inputs(seed=7)
     with Session(model, ",".join(CORES), cache=cache) as session:
-        costs = session.costs
+        costs = session.profile()
         assert np.isfinite(costs.core).all()
         assert (costs.dispatch > 0).all()
         groups = np.random.default_rng(0).integers(len(CORES), size=len(session.grouping.groups))
@@ -109,6 +109,7 @@ def test_outputs_that_are_inputs_or_constants_are_handed_over(cache: Cache) -> N
     x = torch.ones(2)
     model = load(Calling(odd, w=torch.full((3,), 5.0)), (x, x))
     with Session(model, TWO, cache=cache) as session:
+        session.profile()
         report = session.run(session.placement(np.arange(len(session.grouping.groups)) % 2), runs=1)
     assert report.output_error.max_abs == 0
     np.testing.assert_array_equal(report.outputs["output.4"], [10, 10, 10])
@@ -121,6 +122,7 @@ def test_every_request_starts_from_the_initial_state(cache: Cache) -> None:
 
     model = load(Calling(count, seen=torch.zeros(())), (torch.ones(4),))
     with Session(model, TWO, cache=cache) as session:
+        session.profile()
         assert {int(session.grouping.group_of[model.graph.index[name]]) for names in model.together for name in names} <= {0, 1}
         report = session.run(session.placement(np.arange(len(session.grouping.groups)) % 2), runs=3)
     assert report.output_error.max_abs == 0
@@ -149,6 +151,7 @@ def test_emulated_devices_and_links_take_torch_models(cache: Cache) -> None:
     model = model_of("conv net")[1]
     slow = Cluster((TWO.devices[0], Device("b", address=Address("CPU", CORE), slowdown=4.0)))
     with Session(model, slow, cache=cache) as session:
+        session.profile()
         report = session.run(session.placement(np.arange(len(session.grouping.groups)) % 2), runs=3)
         total = session.costs.core.sum(axis=0)
     assert report.output_error.max_rel < 1e-5

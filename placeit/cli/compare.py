@@ -60,7 +60,8 @@ def compare(
     files = placement or []
     if len({path.resolve() for path in files}) < len(files):
         raise UsageError("--placement names the same file twice.")
-    with terminal.progress() as progress, open_session(options, files, progress) as (session, placements):
+    with terminal.progress() as progress, open_session(options, files) as (session, placements):
+        session.profile(progress=progress)
         named = dict(zip(map(str, files), placements, strict=True))
         alone = {name: home for name, given in named.items() if (home := session.home_of(given)) is not session}
         plans = _candidates(session, {name: given for name, given in named.items() if name not in alone})

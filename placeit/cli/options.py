@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from placeit.backends.base import Model
     from placeit.core.cluster import Cluster
     from placeit.profiler.cache import Cache
-    from placeit.profiler.costs import Progress
     from placeit.session import Session
 
 __all__ = [
@@ -131,14 +130,7 @@ class SessionOptions(GroupOptions):
         """Read the inputs of a model; None if there are none. Raises FileError, UsageError."""
         return None if self.inputs is None else read_tensors(self.inputs, {spec.name: spec for spec in model.inputs})
 
-    def session(
-        self,
-        progress: Progress | None,
-        cluster: Cluster | None = None,
-        *,
-        check_costs: bool = False,
-        kept_only: bool = False,
-    ) -> Session:
+    def session(self, cluster: Cluster | None = None) -> Session:
         """Open the model on a cluster, or on the devices of the command line."""
         from placeit.session import Session
 
@@ -151,9 +143,6 @@ class SessionOptions(GroupOptions):
             tolerance=self._tolerance(),
             inputs=self.arrays(model),
             cache=cost_cache(self.no_cache),
-            check_costs=check_costs,
-            progress=progress,
-            kept_only=kept_only,
         )
 
     def _tolerance(self) -> float | None:

@@ -15,7 +15,6 @@ from placeit.core.errors import DeviceError, PlacementError, UsageError
 if TYPE_CHECKING:
     from placeit.core.graph import OpGraph
     from placeit.core.placement import Placement
-    from placeit.profiler.costs import Progress
     from placeit.session import Session
 
 __all__ = ["PlacementOption", "naming", "open_session", "read_placement"]
@@ -38,11 +37,12 @@ def read_placement(path: Path, graph: OpGraph) -> Placement:
 
 @contextlib.contextmanager
 def open_session(
-    options: SessionOptions, files: Sequence[Path], progress: Progress | None, *, profiling: bool = True
+    options: SessionOptions, files: Sequence[Path], *, by_segments: bool = False
 ) -> Iterator[tuple[Session, list[Placement]]]:
     """Open a model on the devices of the command line, or else on those that the placements name.
 
-    Without ``profiling`` costs are measured only if a placement has no segments of its own.
+    Groups are split where a placement divides them; by the segments of the placements if all have some, and that is asked for.
+    Nothing is profiled yet.
 
     Raises:
         FileError, PlacementError: a placement cannot be read, or does not fit the model and the devices; names the file.
@@ -65,15 +65,15 @@ def open_session(
         raise type(error)(
             f"{error} The placement names the devices {', '.join(named)}: say with --devices which they are (the cluster file)."
         ) from error
-    kept_only = not profiling and all(placement.segments is not None for placement in placements)
-    with options.session(progress, cluster, kept_only=kept_only) as session:
+    by_segments = by_segments and all(placement.segments is not None for placement in placements)
+    with options.session(cluster) as session:
         for path, placement in zip(files, placements, strict=True):
             with naming(path):
                 if session.home_of(placement) is session:
-                    session.divide(placement, by_segments=kept_only)
+                    session.divide(placement, by_segments=by_segments)
         for path, placement in zip(files, placements, strict=True):
             with naming(path):
-                session.home_of(placement).groups_of(placement)
+                session.home_of(placement).placing.groups_of(placement)
         yield session, placements
 
 

@@ -54,8 +54,8 @@ def profile(
     estimates from their figures.
     """
     check_outputs(output, csv, inputs=options.files())
-    with terminal.progress() as progress, options.session(progress, check_costs=True) as session:
-        costs, groups = session.costs, session.grouping.groups
+    with terminal.progress() as progress, options.session() as session:
+        costs, groups = session.profile(check=True, progress=progress), session.grouping.groups
         sizes = [len(members) for members in map(session.grouping.members, range(len(groups)))]
     cluster = costs.cluster
     names = cluster.names

@@ -56,17 +56,15 @@ def run(
 
     runs = length.rounds()
     check_outputs(trace, outputs, csv, inputs=[*options.files(), placement])
-    with (
-        terminal.progress() as progress,
-        open_session(options, [placement], progress, profiling=False) as (
-            session,
-            [chosen],
-        ),
-    ):
-        with naming(placement):
-            report = session.run(chosen, runs=runs, duration=length.duration, warmup=length.warmup)
+    with terminal.progress() as progress, open_session(options, [placement], by_segments=True) as (session, [chosen]):
         home = session.home_of(chosen)
-        simulated = None if home.costs.shared else report.plan.schedule.makespan
+        if chosen.segments is None:
+            home.profile(progress=progress)
+        else:
+            home.recall()
+        with naming(placement):
+            report = home.run(chosen, runs=runs, duration=length.duration, warmup=length.warmup)
+        simulated = report.simulated_s
         cluster, grouping = home.cluster, home.grouping
         ops = [] if csv is None or report.interrupted else home.op_times(report.plan)
     if report.interrupted:

@@ -21,7 +21,7 @@ from placeit.optimizer.entries import Entry, known_value, measured_median
 from placeit.optimizer.journal import open_journal
 from placeit.optimizer.result import Candidate, Optimized, OtherPrecision, Unplanned
 from placeit.optimizer.search import WORTH_MEASURING, Search
-from placeit.optimizer.starts import Start, fitted, read_starts
+from placeit.optimizer.starts import Start, divide_for, fitted, read_starts, without_plain
 from placeit.optimizer.warmup import compile_kernels
 from placeit.placers.bound import lower_bound
 from placeit.placers.feasibility import check_room
@@ -158,15 +158,14 @@ def optimize(
         precision=precision,
         tolerance=tolerance,
         inputs=inputs,
-        profile_s=budget * _PROFILE_SHARE,
         cache=cache,
-        check_costs=True,
-        progress=progress,
         pins=pins,
         memory=memory,
-        worth=worth,
     ) as session:
         check_room(Segmenter(session.grouping, Costs.zero(len(session.grouping.groups), session.cluster)).problem())
+        starts = without_plain(session, starts)
+        divide_for(session, starts)
+        session.profile(budget_s=budget * _PROFILE_SHARE, check=True, worth=worth, progress=progress)
         given = fitted(session, starts)
         search = Search(session, wanted, begin + budget, seed, progress)
         if resume is not None:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.errors import DeviceError, ExecutionError, PlaceitError
+from placeit.devices.host import free_bytes
 from placeit.optimizer.entries import (
     Entry,
     Raced,
@@ -28,6 +29,8 @@ from placeit.session import Session
 from placeit.simulator.objectives import Latency, Objective
 
 __all__ = ["Races", "key_of", "race_all", "reason_of"]
+
+_COPIES = 2  # of the weights that there has to be room for before another placement is opened
 
 
 class Races:
@@ -66,6 +69,10 @@ class Races:
     def left(self) -> float:
         """Seconds until the search should be over."""
         return self.deadline - time.perf_counter()
+
+    def has_room(self) -> bool:
+        """Whether this machine has memory for another copy of the model's weights, and as much again for all else."""
+        return free_bytes() > _COPIES * float(self.session.grouping.groups.param_bytes.sum())
 
     def keep(self, entries: Sequence[Entry]) -> None:
         """Write what has been measured of entries to the journal, if there is one."""
@@ -123,7 +130,7 @@ class Races:
                 for i, entry in enumerate(waiting):
                     self.say("compiling segments", i / len(waiting))
                     may_wait = bool(runners) and not together
-                    if may_wait and not self.session.has_room():
+                    if may_wait and not self.has_room():
                         later.append(entry)
                         continue
                     try:

@@ -13,7 +13,7 @@ from placeit.core.errors import PlacementError
 from placeit.core.placement import Placement
 from placeit.session import Session
 
-__all__ = ["Start", "fitted", "read_starts"]
+__all__ = ["Start", "divide_for", "fitted", "read_starts", "without_plain"]
 
 Start = Placement | str | Path
 """A placement, or the file of one."""
@@ -35,27 +35,36 @@ def read_starts(start: Start | Sequence[Start] | None) -> dict[str, Placement]:
     return found
 
 
-def fitted(session: Session, starts: dict[str, Placement]) -> dict[str, NDArray[np.int32]]:
-    """Device of each group by the name of each placement, ``int32[G]``; groups that they divide are split.
-
-    A placement on a plain device is left out: what is there without placeit is a candidate in any case.
+def without_plain(session: Session, starts: dict[str, Placement]) -> dict[str, Placement]:
+    """Leave out placements on a plain device: what is there without placeit is a candidate in any case.
 
     Raises:
-        PlacementError: a placement belongs to another model or to other devices, or breaks a pin or a limit; names it.
+        PlacementError: one of those that are left out belongs to another model; names it.
     """
     plain = {name: home for name, placement in starts.items() if (home := session.home_of(placement)) is not session}
     for name, home in plain.items():
         with _naming(name):
-            home.groups_of(starts[name])
-    starts = {name: placement for name, placement in starts.items() if name not in plain}
+            home.placing.groups_of(starts[name])
+    return {name: placement for name, placement in starts.items() if name not in plain}
+
+
+def divide_for(session: Session, starts: dict[str, Placement]) -> None:
+    """Split the groups that placements divide. Raises PlacementError, which names the placement, if they do not fit."""
     for name, placement in starts.items():
         with _naming(name):
             session.divide(placement)
+
+
+def fitted(session: Session, starts: dict[str, Placement]) -> dict[str, NDArray[np.int32]]:
+    """Device of each group by the name of each placement, ``int32[G]``, by the session's costs.
+
+    Raises:
+        PlacementError: a placement belongs to another model or to other devices, or breaks a pin or a limit; names it.
+    """
     groups: dict[str, NDArray[np.int32]] = {}
     for name, placement in starts.items():
         with _naming(name):
-            groups[name] = session.groups_of(placement)
-            groups[name] = session.segmenter.problem().check(groups[name])
+            groups[name] = session.segmenter.problem().check(session.placing.groups_of(placement))
     return groups
 
 

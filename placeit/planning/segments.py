@@ -79,6 +79,10 @@ class Costs:
         known = replace(cluster, links={**cluster.links, **instant})
         return cls(np.zeros((groups, devices)), np.zeros((groups, devices)), np.zeros(devices), known)
 
+    def where(self, able: NDArray[np.bool_]) -> Costs:
+        """Return the same costs with ``inf`` where a group cannot run, by ``bool[G, D]``."""
+        return replace(self, core=np.where(able, self.core, np.inf))
+
     @cached_property
     def bandwidth(self) -> NDArray[np.float64]:
         """``float64[D, D]``, bytes per second."""

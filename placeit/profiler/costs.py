@@ -28,7 +28,7 @@ from placeit.runtime.budget import TRIFLE_S
 from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.runtime import Runtime
 
-__all__ = ["Progress", "Worth", "cost_key", "profile", "supported"]
+__all__ = ["Progress", "Worth", "cost_key", "kept_costs", "profile", "supported"]
 
 _log = logging.getLogger("placeit")
 
@@ -96,7 +96,6 @@ def profile(
     check: bool = False,
     progress: Progress | None = None,
     worth: Worth | None = None,
-    kept_only: bool = False,
 ) -> Costs:
     """Measure every group on every device that can run it.
 
@@ -125,14 +124,11 @@ def profile(
         progress: called between passes.
         worth: asked once what a run takes is known, unless the costs were kept. If it says no, nothing else is measured: the
             costs then are those runs, in equal shares for all groups (:attr:`placeit.planning.segments.Costs.shared`).
-        kept_only: whether to measure nothing: costs that are not in the cache are zero, and ``shared``.
     """
     begin = time.perf_counter()
     can = supported(model, grouping, cluster)
     key = cost_key(grouping, cluster, runtime)
-    found = cache.find(key, functools.partial(_valid, can=can)) if cache is not None else None
-    if found is None and kept_only:
-        return replace(Costs.zero(len(can), cluster), core=np.where(can, 0.0, np.inf), shared=True)
+    found = _found(cache, key, can) if cache is not None else None
     afresh = found is not None and check and _contradicted(found, grouping, runtime, can, budget * _CHECK_SHARE, progress)
     if progress is not None:
         progress("probing links", 0.0)
@@ -149,6 +145,24 @@ def profile(
             found = cache.put(key, measured, load=load.cores())
         else:
             found = Kept(measured, time.time(), load.cores())
+    return _costs_of(found, links, cluster, cached=cached)
+
+
+def kept_costs(model: Model, grouping: Grouping, cluster: Cluster, runtime: Runtime, cache: Cache) -> Costs | None:
+    """Return what :func:`profile` has kept in a cache, None if nothing; links that are not kept there are probed."""
+    can = supported(model, grouping, cluster)
+    found = _found(cache, cost_key(grouping, cluster, runtime), can)
+    if found is None:
+        return None
+    links = probe(cluster, chain=model.chain, precision=runtime.precision, cache=cache)
+    return _costs_of(found, links, cluster, cached=True)
+
+
+def _found(cache: Cache, key: Any, can: NDArray[np.bool_]) -> Kept | None:
+    return cache.find(key, functools.partial(_valid, can=can))
+
+
+def _costs_of(found: Kept, links: LinkCosts, cluster: Cluster, *, cached: bool) -> Costs:
     kept = found.value
     core = np.array([[np.inf if x is None else x for x in row] for row in kept["core"]])
     names = cluster.names

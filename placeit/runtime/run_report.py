@@ -29,6 +29,7 @@ class RunReport:
         spans: what ran when, in the traced run.
         outputs: by name.
         plan: the segments that ran.
+        simulated_s: what the simulator says that a request takes; None if nobody has profiled the model.
         segment_s: median seconds of each segment of the plan in the timed runs, ``float64[S]``; 0 of one that runs nothing.
         gpus: how busy each NVIDIA GPU of the machine was during the timed runs, by name; none without NVML.
         interrupted: whether Ctrl-C ended the timed runs early. There is no traced run then, and no outputs, and
@@ -42,6 +43,7 @@ class RunReport:
     spans: list[Span]
     outputs: dict[str, NDArray[np.generic]]
     plan: Plan
+    simulated_s: float | None
     segment_s: NDArray[np.float64]
     gpus: Mapping[str, GpuUse]
     interrupted: bool = False

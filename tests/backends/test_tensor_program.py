@@ -112,7 +112,8 @@ def test_segments_share_the_memory_of_the_inputs():
 def test_a_session_profiles_places_and_checks_a_tensor_program():
     core = min(allowed_cores())
     model = tensor_model("ffnn", shards=2, **SMALL["ffnn"])
-    with placeit.Session(model, f"CPU@{core}", profile_s=0.5, cache=None) as session:
+    with placeit.Session(model, f"CPU@{core}", cache=None) as session:
+        session.profile(budget_s=0.5)
         assert session.cluster.devices[0].kind == "torch"
         assert np.isfinite(session.costs.core).all()
         report = session.run(session.placement([0] * len(session.grouping.groups)), runs=2)

@@ -167,6 +167,7 @@ def test_examples_of_a_pytorch_program_are_kept_and_other_seeds_stay_among_them(
 def test_a_sum_along_a_generated_axis_runs_on_a_device_of_one_core() -> None:
     model = model_of(lambda i: ops.cum_sum(floats(5), i, False, True), dtype=ov.Type.i32)
     with Session(model, f"CPU@{allowed_cores()[0]}", cache=None) as session:
+        session.profile()
         names = session.model.graph.names
         placement = Placement(names, np.zeros(len(names), np.int32), session.cluster.names, session.model.graph.hash)
         assert session.run(placement, runs=2).output_error.max_abs == 0

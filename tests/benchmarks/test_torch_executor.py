@@ -55,7 +55,8 @@ def test_the_torch_backend_is_raced_against_one_device_plain_pytorch_and_levels(
 def test_gaps_are_between_segments_or_between_the_kernels_of_their_ops():
     model, times = _torch_executor.noting(tensor_model("ffnn", shards=3, **SMALL["ffnn"]))
     core = min(allowed_cores())
-    with Session(model, f"CPU@{core}", profile_s=0.1, cache=None) as session:
+    with Session(model, f"CPU@{core}", cache=None) as session:
+        session.profile(budget_s=0.1)
         plan = session.segmenter.plan([0] * len(session.grouping.groups), merge=False)
         between_segments, _ = gaps(session, plan, runs=5)
         between_kernels, _ = gaps(session, plan, runs=5, ops=times)

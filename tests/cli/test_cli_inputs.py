@@ -188,6 +188,7 @@ def test_costs_are_kept_for_each_inputs_apart(picky: Path, tmp_path: Path) -> No
     def entries(x: float, a: int = 0, b: int = 0) -> int:
         inputs = {"x": np.full(64, x), "a": np.int8(a), "b": np.int32(b)}
         with Session(picky, CORE, inputs=inputs, cache=Cache(tmp_path)) as session:
+            session.profile()
             assert np.isfinite(session.costs.core).all()
         return len([path for path in tmp_path.iterdir() if '"group costs"' in path.read_text()])
 
@@ -203,6 +204,7 @@ def test_a_pytorch_model_runs_on_the_inputs_given() -> None:
     model = torch_backend.load(Calling(lambda _, ids: table[ids].relu()), (torch.zeros(3, dtype=torch.int64),))
     (name,) = (spec.name for spec in model.inputs)
     with Session(model, CORE, inputs={name: np.array([4, 19, 7])}, cache=None) as session:
+        session.profile()
         ops = session.model.graph.names
         report = session.run(Placement(ops, np.zeros(len(ops), np.int32), (CORE,), session.model.graph.hash), runs=2)
     (output,) = report.outputs.values()
@@ -214,6 +216,7 @@ def test_a_tensor_program_takes_whole_inputs_by_name() -> None:
     model = tensor_program.tensor_model("chain-mm", shards=2, size=8)
     given = {name: np.full_like(value.numpy(), 0.5) for name, value in model.values.items()}
     with Session(model, CORE, inputs=given, cache=None) as session:
+        session.profile()
         with session.executor(session.segmenter.plan(np.zeros(len(session.grouping.groups), np.int32))) as executor:
             outputs = executor.run({})
         assert session.model.given_digest not in (None, model.with_inputs(given | {"A": given["A"] * 2}).given_digest)

@@ -86,6 +86,7 @@ def test_every_placer_and_every_search_keeps_to_the_limits(cache: Cache) -> None
     with Session(inception_like(), described(3, weights() * 0.4), cache=cache) as session:
         assert session.memory == {}
     with Session(inception_like(), described(3), cache=cache, memory=caps | {"d2": 0.0}) as session:
+        session.profile()
         problem = session.segmenter.problem()
         assert problem.single_devices == ()
         for name in PLACERS:
@@ -129,6 +130,7 @@ def test_weights_that_fit_nowhere_are_explained(cache: Cache) -> None:
 def test_a_placement_beyond_the_limits_is_refused(cache: Cache) -> None:
     model = inception_like()
     with Session(model, described(2), cache=cache, memory={"d0": 64}) as session:
+        session.profile()
         placement = Placement(model.graph.names, np.zeros(len(model.graph), np.int32), ("d0", "d1"))
         with pytest.raises(PlacementError, match="d0 has 64 B of memory"):
             session.run(placement)

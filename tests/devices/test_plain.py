@@ -217,6 +217,7 @@ def test_the_answer_on_the_whole_cpu_runs_and_is_kept_like_any_other(
     assert [candidate.name for candidate in again.candidates if candidate.plain] == [PLAIN]
     for devices in (PAIR, PLAIN):
         with Session(model, devices, cache=cache) as session:
+            session.profile()
             report = session.run(placement, runs=6, inputs=inputs)
             expected = session.reference(inputs)
         assert report.failed is None

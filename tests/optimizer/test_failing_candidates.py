@@ -171,6 +171,7 @@ def test_the_tolerance_is_an_option(
 ) -> None:
     broken(monkeypatch, "wrong", lambda plan: True)
     with Session(inception_like(), PAIR, tolerance=tolerance, cache=cache) as session:
+        session.profile()
         report = session.run(session.placement(np.zeros(len(session.grouping.groups), np.int32)), runs=1)
     assert report.output_error.max_rel == pytest.approx(0.01, rel=0.05)
     assert (report.failed is None) == right
@@ -231,7 +232,7 @@ def test_what_finds_no_room_beside_the_others_is_raced_after_them(foreseen: bool
     room = Room(search, 3)
     if foreseen:
         room.places = 99
-        search.session.has_room = lambda: room.open < 3  # type: ignore[method-assign]
+        search.has_room = lambda: room.open < 3  # type: ignore[method-assign]
     search.measure()
     search.confirm()
     assert room.most == 3

@@ -115,6 +115,7 @@ def test_a_line_that_was_not_completed_is_dropped(search: Callable[..., Optimize
 
 def test_what_is_no_placement_on_these_devices_is_not_kept(cache: Cache, tmp_path: Path) -> None:
     with Session(inception_like(), emulated(), cache=cache) as session:
+        session.profile()
         search = Search(session, Latency(), 1e9, 0, None)
         search.resume(open_journal(tmp_path / "search.jsonl", session, search.objective))
         search.singles()

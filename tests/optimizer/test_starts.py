@@ -15,7 +15,7 @@ from placeit.core.placement import Placement
 from placeit.devices.host import allowed_cores
 from placeit.optimizer.optimize import optimize
 from placeit.optimizer.search import Search
-from placeit.optimizer.starts import fitted, read_starts
+from placeit.optimizer.starts import divide_for, read_starts
 from placeit.profiler.cache import Cache
 from placeit.session import Session
 from placeit.simulator.objectives import Latency
@@ -50,6 +50,7 @@ def test_a_start_is_measured_though_it_is_simulated_to_be_hopeless(cache: Cache)
     slow = Device("d1", address=Address("CPU", cores), slowdown=2.0)
     cluster = Cluster((Device("d0", address=Address("CPU", cores)), slow), links)
     with Session(inception_like(), cluster, cache=cache) as session:
+        session.profile()
         groups = (np.arange(len(session.grouping.groups)) % 2).astype(np.int32)
         start = session.placement(groups)
         search = Search(session, Latency(), np.inf, 0, None)
@@ -78,7 +79,7 @@ def test_the_search_among_plans_begins_with_each_start(cache: Cache, monkeypatch
         starts = [
             session.placement(np.random.default_rng(seed).integers(2, size=len(session.grouping.groups))) for seed in (1, 2)
         ]
-        keys = {session.groups_of(start).tobytes() for start in starts}
+        keys = {session.placing.groups_of(start).tobytes() for start in starts}
     optimize(inception_like(), described("d0", "d1"), placers=("heft",), budget=3, cache=cache, start=starts)
     assert keys <= set(begun)
 
@@ -115,7 +116,7 @@ def test_a_start_of_another_model_is_refused(cache: Cache) -> None:
         Session(inception_like(), described("d0", "d1"), cache=cache) as session,
         pytest.raises(PlacementError, match="belongs to another model"),
     ):
-        fitted(session, read_starts(start))
+        divide_for(session, read_starts(start))
 
 
 def test_a_file_that_is_no_placement_is_refused_before_any_work(tmp_path: Path) -> None:

@@ -108,6 +108,7 @@ def test_every_placer_and_every_search_keeps_pins(cache: Cache) -> None:
     convolutions = [name for name, kind in zip(model.graph.names, model.graph.kinds, strict=True) if kind == "Convolution"]
     pins = {convolutions[0]: "d1", convolutions[-1]: "d2", convolutions[2]: "d0"}
     with Session(model, described(3), cache=cache, pins=pins) as session:
+        session.profile()
         problem = session.segmenter.problem()
         assert problem.single_devices == ()
         cost = SimulatedCost(problem)
@@ -145,14 +146,14 @@ def test_one_core_measures_only_what_keeps_pins(cache: Cache) -> None:
 def test_an_op_pinned_where_it_cannot_run_is_infeasible(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     model = inception_like()
     with Session(model, described(2), cache=cache) as session:
-        costs = session.costs
+        costs = session.profile()
         costs.core[session.grouping.group_of[model.graph.index["image"]], 1] = np.inf
-    monkeypatch.setattr(Session, "_described_costs", lambda _: costs)
+    monkeypatch.setattr("placeit.session.estimated", lambda *_, **__: costs)
     with (
         Session(model, described(2), cache=cache, pins={"image": "d1"}) as session,
         pytest.raises(InfeasibleError, match="Op 'image' is pinned to d1, which cannot run it"),
     ):
-        _ = session.costs
+        session.profile()
 
 
 def test_ops_that_share_state_cannot_be_pinned_apart(cache: Cache) -> None:
@@ -175,4 +176,4 @@ def test_a_placement_that_breaks_a_pin_is_refused(cache: Cache) -> None:
     with Session(model, described(2), cache=cache, pins={"image": "d1"}) as session:
         placement = Placement(model.graph.names, np.zeros(len(model.graph), np.int32), ("d0", "d1"))
         with pytest.raises(PlacementError, match="on d0, and it is pinned to d1"):
-            session.groups_of(placement)
+            session.placing.groups_of(placement)

@@ -1,0 +1,119 @@
+"""Between placements of a model's ops, which people keep in files, and placements of its groups, which are planned and run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from placeit.core.errors import PlacementError
+from placeit.core.graph import OpGraph
+from placeit.core.placement import Placement
+from placeit.planning.coarsen import Grouping, coarsen
+from placeit.planning.pins import divided, group_devices, held, pinned_ops
+from placeit.planning.segments import Costs, Plan
+
+__all__ = ["Placing"]
+
+
+@dataclass(frozen=True, eq=False)
+class Placing:
+    """A model's ops in groups, to be placed on some devices.
+
+    Attributes:
+        grouping: ops and groups.
+        devices: their names.
+        pinned: ``int32[V]``, the device that each op has to be on, -1 for any.
+        together: sets of ops that need one device.
+    """
+
+    grouping: Grouping
+    devices: tuple[str, ...]
+    pinned: NDArray[np.int32]
+    together: Sequence[Sequence[str]] = ()
+
+    @classmethod
+    def of(
+        cls,
+        graph: OpGraph,
+        devices: tuple[str, ...],
+        *,
+        pins: Mapping[str, str],
+        max_groups: int,
+        together: Sequence[Sequence[str]],
+    ) -> Self:
+        """Group the ops of a model; a group whose ops are pinned to several devices is split.
+
+        Raises:
+            UsageError: a pin names no device, matches no op, or contradicts another one.
+            PlacementError: ops that need one device are pinned to several.
+        """
+        pinned = pinned_ops(pins, graph.names, devices)
+        grouping = coarsen(graph, max_groups=max_groups, keep_together=together)
+        return cls(divided(grouping, pinned, together), devices, pinned, together)
+
+    def on(self, device: str) -> Self:
+        """Return the same groups to be placed on one other device, with no pins."""
+        return replace(self, devices=(device,), pinned=np.full_like(self.pinned, -1))
+
+    def held(self, costs: Costs) -> Costs:
+        """Return costs by which a pinned group can run nowhere else. Raises InfeasibleError if it cannot run there."""
+        return held(costs, self.grouping, self.pinned)
+
+    def divided(self, placement: Placement, *, by_segments: bool = False) -> Self:
+        """Split groups whose ops a placement has on different devices, or in different segments of its own.
+
+        Raises:
+            PlacementError: the placement does not fit the model or the devices, or separates ops that need one device.
+        """
+        graph = self.grouping.graph
+        parts = placement.for_ops(graph.names, self.devices, graph.hash)
+        if by_segments and (segments := placement.segments_for(graph.names)) is not None:
+            parts = segments
+        return replace(self, grouping=divided(self.grouping, parts, self.together))
+
+    def groups_of(self, placement: Placement) -> NDArray[np.int32]:
+        """Device of each group, ``int32[G]``, matched by op and device name.
+
+        Raises:
+            PlacementError: the placement belongs to another model, does not cover this one, uses a device that is not there,
+                separates ops of one group, or has an op elsewhere than where it is pinned.
+        """
+        grouping, graph = self.grouping, self.grouping.graph
+        devices = placement.for_ops(graph.names, self.devices, graph.hash)
+        first = np.full(len(grouping.groups), -1, np.int32)
+        for v, (group, device) in enumerate(zip(grouping.group_of.tolist(), devices.tolist(), strict=True)):
+            if first[group] < 0:
+                first[group] = device
+            elif first[group] != device:
+                raise PlacementError(
+                    f"Op '{graph.names[v]}' is on {self.devices[device]}, but the ops before it that it belongs with are on "
+                    f"{self.devices[first[group]]}: ops of a group share a device (see `placeit inspect --groups`)."
+                )
+        wanted = group_devices(grouping, self.pinned)
+        wrong = np.flatnonzero((wanted >= 0) & (wanted != first))
+        if len(wrong):
+            group = int(wrong[0])
+            raise PlacementError(
+                f"The placement has op '{grouping.groups.names[group]}' on {self.devices[first[group]]}, and it is pinned to "
+                f"{self.devices[wanted[group]]}, alone or with others of its group."
+            )
+        return first
+
+    def segments_of(self, placement: Placement) -> NDArray[np.int32] | None:
+        """The placement's own segment of each group, ``int32[G]``; None if it has none, or if one of them cuts a group."""
+        of_op = placement.segments_for(self.grouping.graph.names)
+        if of_op is None:
+            return None
+        of = np.zeros(len(self.grouping.groups), np.int32)
+        of[self.grouping.group_of] = of_op
+        return of if (of[self.grouping.group_of] == of_op).all() else None
+
+    def placement(self, groups: ArrayLike, plan: Plan | None = None) -> Placement:
+        """Placement of the ops from the device of each group, ``int32[G]``, and from the segments of its plan."""
+        group_of, graph = self.grouping.group_of, self.grouping.graph
+        devices = np.asarray(groups, np.int32)[group_of]
+        return Placement(graph.names, devices, self.devices, graph.hash, None if plan is None else plan.segment_of[group_of])

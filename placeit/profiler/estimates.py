@@ -1,0 +1,52 @@
+"""What groups cost on devices that are only described, beside what was measured on the real ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from placeit.backends.base import Model
+from placeit.core.cluster import Cluster
+from placeit.devices import roofline_seconds
+from placeit.planning.coarsen import Grouping
+from placeit.planning.segments import Costs
+from placeit.runtime.runtime import Runtime
+
+__all__ = ["estimated"]
+
+
+def estimated(
+    model: Model, grouping: Grouping, cluster: Cluster, measure: Callable[[Cluster, Runtime], Costs], *, precision: str = "f32"
+) -> Costs:
+    """Estimate costs by the figures of described devices (roofline), and measure the real ones.
+
+    Args:
+        model: the model.
+        grouping: its groups.
+        cluster: the devices; each has figures or is real.
+        measure: measures the real ones among them, if there are any.
+        precision: in which they compute.
+    """
+    real = tuple(device for device in cluster.devices if not device.described)
+    groups = grouping.groups
+    traffic = groups.param_bytes + np.bincount(groups.tensor_op, groups.tensor_bytes, len(groups))
+    np.add.at(traffic, groups.edges[:, 1], groups.tensor_bytes[groups.edge_tensor])
+    seconds = np.stack(
+        [roofline_seconds(groups.flops, traffic, device) if device.described else traffic for device in cluster.devices],
+        axis=1,
+    )
+    cut, load, dispatch, read = np.zeros_like(seconds), np.zeros_like(seconds), *np.zeros((2, len(cluster)))
+    profiled = None
+    if real:
+        here = [d for d, device in enumerate(cluster.devices) if not device.described]
+        names = {device.name for device in real}
+        links = {pair: link for pair, link in cluster.links.items() if names.issuperset(pair)}
+        with Runtime(model, grouping, Cluster(real, links), precision=precision) as runtime:
+            measured = measure(runtime.cluster, runtime)
+        seconds[:, here], cut[:, here], load[:, here] = measured.core, measured.cut, measured.load
+        dispatch[here], read[here] = measured.dispatch, measured.read
+        cluster = replace(cluster, links={**measured.cluster.links, **cluster.links})
+        profiled = measured.profiled
+    return Costs(seconds, cut, dispatch, cluster, load, read, profiled)
