@@ -36,7 +36,6 @@ def gaps(
         Gaps after which a segment started that was ready, and those of segments that made their device wait.
     """
     executor = session.executor(plan)
-    number = {session.runtime.op_names(segment)[0]: s for s, segment in enumerate(plan.segments) if not segment.passthrough}
     readers: dict[int, list[int]] = {}
     for producer, consumer in plan.problem.edges.tolist():
         readers.setdefault(consumer, []).append(producer)
@@ -47,14 +46,14 @@ def gaps(
             continue
         spans = executor.spans() if ops is None else [_narrowed(span, ops) for span in executor.spans()]
         begin = spans[0].start
-        ends = {number[span.args["ops"][0]]: span.finish for span in spans if span.category == "compute"}
+        ends = {span.segment: span.finish for span in spans if span.segment is not None}
         for s in range(len(plan.segments)):  # in topological order: one that runs nothing ends when it is ready
             ends.setdefault(s, max((ends[p] for p in readers.get(s, ())), default=begin))
         last: dict[str, float] = {}
         for span in spans:
-            if span.category != "compute":
+            if span.segment is None:
                 continue
-            ready = max((ends[p] for p in readers.get(number[span.args["ops"][0]], ())), default=begin)
+            ready = max((ends[p] for p in readers.get(span.segment, ())), default=begin)
             before = last.get(span.track, begin)
             last[span.track] = span.finish
             if before > begin and ready <= before:
@@ -89,7 +88,7 @@ def slower_after(seconds: float, repeats: int = 31) -> float:
 
 
 def _narrowed(span: Span, ops: Mapping[str, tuple[float, float]]) -> Span:
-    if span.category != "compute":
+    if span.kind == "copy":
         return span
-    times = [ops[name] for name in span.args["ops"] if name in ops]
+    times = [ops[name] for name in span.ops if name in ops]
     return replace(span, start=min(times)[0], finish=max(times)[1])

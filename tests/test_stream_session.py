@@ -77,7 +77,7 @@ def test_a_placement_found_there_computes_what_the_module_does(eager, cache, clu
         report = session.run(split, runs=6, inputs=inputs)
     assert OutputError.between(report.outputs, reference).max_rel < 1e-5
     assert all(0 < report.utilization[name] <= 1 for name in cluster.names)
-    ran = [op for span in report.spans if span.category == "compute" for op in span.args["ops"]]
+    ran = [op for span in report.spans for op in span.ops]
     assert sorted(ran) == sorted(set(ran))
 
 
@@ -127,8 +127,8 @@ def test_a_core_set_beside_an_accelerator_has_copies_on_streams_of_the_accelerat
                 inputs = model.random_inputs(number)
                 assert OutputError.between(executor.run(inputs), run(inputs)).max_rel < 1e-5
             executor.times(6)
-            moved = {span.track for span in executor.spans() if span.category == "copy"}
-            assert {f"cpu -> CPU@{CORES[0]}", f"CPU@{CORES[0]} -> cpu"} <= moved
+            moved = {span.where for span in executor.spans() if span.kind == "copy"}
+            assert {("cpu", f"CPU@{CORES[0]}"), (f"CPU@{CORES[0]}", "cpu")} <= moved
     accelerator.close()
 
 

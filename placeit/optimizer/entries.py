@@ -110,10 +110,10 @@ class Runner:
         busy = dict.fromkeys(self.executor.plan.problem.device_names, 0.0)
         moving = 0.0
         for span in self.executor.spans():
-            if span.category == "compute":
-                busy[span.track] += span.finish - span.start
+            if span.kind == "compute":
+                busy[span.where[0]] += span.seconds
             else:
-                moving += span.finish - span.start
+                moving += span.seconds
         seconds = np.array(list(busy.values()))
         return seconds if self.alone is None else seconds.sum() * self.alone.busy, moving
 

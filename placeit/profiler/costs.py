@@ -212,7 +212,7 @@ class _Profile:
             def passes(placement: NDArray[np.int32], *, merge: bool = False) -> Passes:
                 executor = stack.enter_context(runtime.executor(segmenter.plan(placement, merge=merge)))
                 executor.set_inputs(runtime.model.sample_inputs())
-                return Passes(executor, self.grouping)
+                return Passes(executor)
 
             whole = [passes(self.on(d), merge=True) if self.can[:, d].all() else None for d in devices]
             for d, timed in enumerate(whole):
@@ -371,7 +371,7 @@ def _contradicted(
         for d in before:
             executor = stack.enter_context(runtime.executor(segmenter.plan(np.full(groups, d, np.int32))))
             executor.set_inputs(runtime.model.sample_inputs())
-            now[d] = Passes(executor, grouping)
+            now[d] = Passes(executor)
             now[d].run()
             now[d].forget()
         for turn in range(_CHECKS):

@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.planning.coarsen import Grouping
 from placeit.runtime.measure import median_interval
 from placeit.runtime.plan_executor import PlanExecutor
 
@@ -25,11 +24,10 @@ class Passes:
 
     Args:
         executor: of the plan, with inputs in place.
-        grouping: what the plan is about.
     """
 
-    def __init__(self, executor: PlanExecutor, grouping: Grouping) -> None:
-        self._executor, self._grouping = executor, grouping
+    def __init__(self, executor: PlanExecutor) -> None:
+        self._executor = executor
         self._segment = executor.plan.segment_of
         self._whole: list[float] = []
         self._alone: list[NDArray[np.float64]] = []
@@ -103,11 +101,10 @@ class Passes:
 
     def _last(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return ``float64[S]`` twice, when each segment began and ended in the last run; zero if it runs nothing."""
-        graph, group_of = self._grouping.graph, self._grouping.group_of
         times = np.zeros((len(self._executor.plan.segments), 2))
         for span in self._executor.spans():
-            if span.category == "compute":
-                times[self._segment[group_of[graph.index[span.args["ops"][0]]]]] = span.start, span.finish
+            if span.segment is not None:
+                times[span.segment] = span.start, span.finish
         return times[:, 0], times[:, 1]
 
     def _handovers(self, begin: NDArray[np.float64], end: NDArray[np.float64]) -> dict[tuple[int, int], float]:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from placeit.core.files import write_text
-from placeit.runtime.spans import Span
+from placeit.runtime.spans import Span, SpanKind
 
 __all__ = ["utilization", "write_chrome_trace"]
 
-_PROCESSES = {"compute": (1, "devices"), "copy": (2, "links")}
+_PROCESSES: dict[SpanKind, tuple[int, str]] = {"compute": (1, "devices"), "copy": (2, "links")}
 
 
 def write_chrome_trace(path: str | Path, spans: Sequence[Span], *, devices: Sequence[str] = ()) -> None:
@@ -35,12 +35,12 @@ def write_chrome_trace(path: str | Path, spans: Sequence[Span], *, devices: Sequ
     lanes = _lanes(spans, devices)
     events: list[dict[str, Any]] = []
     for pid, process in _PROCESSES.values():
-        if any(_PROCESSES[category][0] == pid for category, *_ in lanes):
+        if any(_PROCESSES[kind][0] == pid for kind, *_ in lanes):
             events.append(_metadata("process_name", pid, 0, name=process))
             events.append(_metadata("process_sort_index", pid, 0, sort_index=pid))
     slices = []
-    for tid, ((category, track, lane), members) in enumerate(lanes.items(), start=1):
-        pid = _PROCESSES[category][0]
+    for tid, ((kind, track, lane), members) in enumerate(lanes.items(), start=1):
+        pid = _PROCESSES[kind][0]
         events.append(_metadata("thread_name", pid, tid, name=f"{track} ({lane + 1})" if lane else track))
         events.append(_metadata("thread_sort_index", pid, tid, sort_index=tid))
         for span in members:
@@ -49,12 +49,12 @@ def write_chrome_trace(path: str | Path, spans: Sequence[Span], *, devices: Sequ
                 {
                     "ph": "X",
                     "name": span.name,
-                    "cat": category,
+                    "cat": kind,
                     "pid": pid,
                     "tid": tid,
                     "ts": begin,
                     "dur": round(end - begin, 3),
-                    "args": dict(span.args),
+                    "args": _args(span),
                 }
             )
     slices.sort(key=lambda event: (event["ts"], event["tid"]))
@@ -93,13 +93,20 @@ def _metadata(event: str, pid: int, tid: int, **args: str | int) -> dict[str, An
     return {"ph": "M", "name": event, "pid": pid, "tid": tid, "ts": 0, "args": args}
 
 
-def _lanes(spans: Sequence[Span], devices: Sequence[str]) -> dict[tuple[str, str, int], list[Span]]:
-    """Spans by category, track and lane, so that no two overlap in a lane; devices come before links."""
-    lanes: dict[tuple[str, str, int], list[Span]] = {("compute", device, 0): [] for device in devices}
-    free: dict[tuple[str, str], list[tuple[float, int]]] = {("compute", device): [(-math.inf, 0)] for device in devices}
+def _args(span: Span) -> dict[str, Any]:
+    """What is shown when a span is selected."""
+    if span.kind == "copy":
+        return {"request": span.request}
+    return {"request": span.request, "segment": span.segment, "ops": list(span.ops)}
+
+
+def _lanes(spans: Sequence[Span], devices: Sequence[str]) -> dict[tuple[SpanKind, str, int], list[Span]]:
+    """Spans by kind, track and lane, so that no two overlap in a lane; devices come before links."""
+    lanes: dict[tuple[SpanKind, str, int], list[Span]] = {("compute", device, 0): [] for device in devices}
+    free: dict[tuple[SpanKind, str], list[tuple[float, int]]] = {("compute", device): [(-math.inf, 0)] for device in devices}
     for span in sorted(spans, key=lambda span: (span.start, span.finish)):
-        ready = free.setdefault((span.category, span.track), [])
+        ready = free.setdefault((span.kind, span.track), [])
         lane = heapq.heappop(ready)[1] if ready and ready[0][0] <= span.start else len(ready)
         heapq.heappush(ready, (span.finish, lane))
-        lanes.setdefault((span.category, span.track, lane), []).append(span)
+        lanes.setdefault((span.kind, span.track, lane), []).append(span)
     return dict(sorted(lanes.items(), key=lambda item: item[0][0] == "copy"))

@@ -300,10 +300,11 @@ class Executor:
         for slot in self._slots:
             for s, start, finish in slot.ran:
                 segment = plan.segments[s]
-                names_of = runtime.op_names(segment)
-                spans.append(Span(names[segment.device], names_of[0], start, finish, {"ops": names_of}))
+                ops = tuple(runtime.op_names(segment))
+                spans.append(Span("compute", (names[segment.device],), slot.number, s, start, finish, ops[0], ops))
             for t, src, dst, start, finish in slot.moved:
-                spans.append(Span(f"{names[src]} -> {names[dst]}", runtime.tensor_name(plan.tensors[t]), start, finish, {}))
+                name = runtime.tensor_name(plan.tensors[t])
+                spans.append(Span("copy", (names[src], names[dst]), slot.number, None, start, finish, name))
         return sorted(spans, key=lambda span: span.start)
 
     def segment_seconds(self, *, last: bool = False) -> NDArray[np.float64]:

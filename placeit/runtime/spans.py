@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
-__all__ = ["Span"]
+__all__ = ["Span", "SpanKind"]
 
-_ARROW = " -> "
+SpanKind: TypeAlias = Literal["compute", "copy"]
+"""What took a while: a segment on a device, or a tensor on its way from one memory to another."""
 
 
 @dataclass(frozen=True)
@@ -17,24 +17,39 @@ class Span:
     """A segment or transfer with its start and end.
 
     Attributes:
-        track: where: the name of a device, or ``A -> B`` for a link.
-        name: what is shown on it: op names.
+        kind: what it was.
+        where: the name of the device, or, of a copy, those of the two ends of the link.
+        request: number of the request that it belonged to, among those in flight at once.
+        segment: number of the segment that ran, in the plan; None of a copy.
         start: seconds, of any clock that all spans share.
         finish: seconds; not before ``start``.
-        args: what is shown when the span is selected; anything that JSON can hold.
+        name: what is shown: the first op of the segment, or the one that made the tensor.
+        ops: names of the ops that ran.
     """
 
-    track: str
-    name: str
+    kind: SpanKind
+    where: tuple[str, ...]
+    request: int
+    segment: int | None
     start: float
     finish: float
-    args: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
+    ops: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if len(self.where) != (1 if self.kind == "compute" else 2):
+            raise ValueError(
+                f"'{self.name}' is a {self.kind} span, and is said to be on {', '.join(self.where) or 'no device'}"
+            )
         if not (math.isfinite(self.start) and math.isfinite(self.finish) and self.start <= self.finish):
             raise ValueError(f"'{self.name}' on {self.track} runs from {self.start} s to {self.finish} s")
 
     @property
-    def category(self) -> str:
-        """``copy`` on a link, ``compute`` on a device."""
-        return "copy" if _ARROW in self.track else "compute"
+    def track(self) -> str:
+        """What the line is called that it is drawn on: the device, or ``A -> B``."""
+        return " -> ".join(self.where)
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.finish - self.start

@@ -12,13 +12,20 @@ from placeit.core.errors import FileError
 from placeit.profiler.trace import utilization, write_chrome_trace
 from placeit.runtime.spans import Span
 
+
+def on(where: str, name: str, start: float, finish: float) -> Span:
+    """A span of a device, or of ``a -> b``."""
+    ends = tuple(where.split(" -> "))
+    return Span("copy" if len(ends) > 1 else "compute", ends, 0, None, start, finish, name)
+
+
 times = st.floats(0, 100).map(lambda seconds: round(seconds, 6))
 
 
 @st.composite
 def spans(draw: st.DrawFn) -> list[Span]:
     return [
-        Span(
+        on(
             draw(st.sampled_from(["CPU@0", "GPU", "CPU@0 -> GPU"])),
             draw(st.text(max_size=3)),
             *sorted((draw(times), draw(times))),
@@ -39,9 +46,9 @@ def test_a_trace_has_a_track_per_device_and_link_in_two_processes(tmp_path: Path
     events = trace(
         tmp_path / "t.json",
         [
-            Span("CPU@0 -> CPU@1", "x", 10.5, 10.75, {"bytes": 8}),
-            Span("CPU@0", "conv", 10.0, 10.5),
-            Span("CPU@1", "relu", 10.75, 11.0),
+            on("CPU@0 -> CPU@1", "x", 10.5, 10.75),
+            Span("compute", ("CPU@0",), 2, 3, 10.0, 10.5, "conv", ("conv", "bias")),
+            on("CPU@1", "relu", 10.75, 11.0),
         ],
         devices=("CPU@1", "CPU@0", "GPU"),
     )
@@ -50,9 +57,9 @@ def test_a_trace_has_a_track_per_device_and_link_in_two_processes(tmp_path: Path
     assert [e["args"]["name"] for e in events if e["name"] == "process_name"] == ["devices", "links"]
     slices = [(e["name"], e["pid"], e["tid"], e["ts"], e["dur"], e["args"]) for e in events if e["ph"] == "X"]
     assert slices == [
-        ("conv", 1, 2, 0.0, 500_000.0, {}),
-        ("x", 2, 4, 500_000.0, 250_000.0, {"bytes": 8}),
-        ("relu", 1, 1, 750_000.0, 250_000.0, {}),
+        ("conv", 1, 2, 0.0, 500_000.0, {"request": 2, "segment": 3, "ops": ["conv", "bias"]}),
+        ("x", 2, 4, 500_000.0, 250_000.0, {"request": 0}),
+        ("relu", 1, 1, 750_000.0, 250_000.0, {"request": 0, "segment": None, "ops": []}),
     ]
 
 
@@ -77,7 +84,7 @@ def test_any_trace_keeps_the_rules_of_the_format(tmp_path: Path, everything: lis
 
 
 def test_spans_that_overlap_on_a_track_are_drawn_in_further_lanes(tmp_path: Path) -> None:
-    events = trace(tmp_path / "t.json", [Span("CPU", "a", 0, 2), Span("CPU", "b", 1, 3), Span("CPU", "c", 2, 4)])
+    events = trace(tmp_path / "t.json", [on("CPU", "a", 0, 2), on("CPU", "b", 1, 3), on("CPU", "c", 2, 4)])
     names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert [(e["name"], names[e["tid"]]) for e in events if e["ph"] == "X"] == [("a", "CPU"), ("b", "CPU (2)"), ("c", "CPU")]
 
@@ -94,19 +101,26 @@ def test_a_trace_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("start", "finish"), [(1.0, 0.5), (float("nan"), 1.0), (0.0, float("inf"))])
 def test_a_span_that_ends_before_it_starts_is_a_mistake(start: float, finish: float) -> None:
     with pytest.raises(ValueError, match="'op' on CPU"):
-        Span("CPU", "op", start, finish)
+        on("CPU", "op", start, finish)
+
+
+def test_a_device_may_be_called_like_a_link(tmp_path: Path) -> None:
+    events = trace(tmp_path / "t.json", [Span("compute", ("a -> b",), 0, 0, 0.0, 1.0, "op")])
+    assert [event["cat"] for event in events if event["ph"] == "X"] == ["compute"]
+    with pytest.raises(ValueError, match="is a copy span"):
+        Span("copy", ("a",), 0, None, 0.0, 1.0)
 
 
 def test_utilization_is_the_busy_share_of_each_track() -> None:
-    some = [Span("a", "x", 0, 4), Span("a", "y", 3, 5), Span("a", "z", 3, 3.5), Span("b", "x", 8, 10)]
+    some = [on("a", "x", 0, 4), on("a", "y", 3, 5), on("a", "z", 3, 3.5), on("b", "x", 8, 10)]
     assert utilization(some, devices=("c", "b")) == {"c": 0.0, "b": 0.2, "a": 0.5}
     assert utilization(some, (4, 9)) == {"a": 0.2, "b": 0.2}
     assert utilization(some, (20, 30)) == {"a": 0.0, "b": 0.0}
 
 
 def test_a_window_without_length_has_no_utilization() -> None:
-    assert utilization([Span("a", "x", 1, 1)]) == {"a": 0.0}
-    assert utilization([Span("a", "x", 0, 2)], (1, 1)) == {"a": 0.0}
+    assert utilization([on("a", "x", 1, 1)]) == {"a": 0.0}
+    assert utilization([on("a", "x", 0, 2)], (1, 1)) == {"a": 0.0}
     assert utilization([]) == {}
 
 

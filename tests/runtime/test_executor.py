@@ -96,11 +96,12 @@ def test_a_run_on_null_devices_equals_the_simulated_schedule_event_for_event(
     ran = {}
     moved = {}
     for span in executor.spans():
-        if " -> " in span.track:
-            moved[span.track, span.name] = (span.start, span.finish)
+        if span.kind == "copy":
+            moved[span.where, span.name] = (span.start, span.finish)
         else:
-            groups = sorted({int(grouping.group_of[model.graph.index[name]]) for name in span.args["ops"]})
-            ran[label[tuple(groups)]] = (span.start, span.finish)
+            groups = sorted({int(grouping.group_of[model.graph.index[name]]) for name in span.ops})
+            assert span.segment == label[tuple(groups)]
+            ran[span.segment] = (span.start, span.finish)
     for s, segment in enumerate(plan.segments):
         if not segment.passthrough:
             assert ran[s] == pytest.approx((simulated.start[s], simulated.finish[s]), abs=1e-12)
@@ -220,7 +221,7 @@ def test_an_emulated_link_and_a_slowed_device_change_times_and_no_outputs(
     outputs = executor.run(model.random_inputs())
     for name, expected in whole_outputs(model).items():
         np.testing.assert_allclose(outputs[name], expected, rtol=1e-5, atol=1e-6)
-    transfers = [span for span in executor.spans() if " -> " in span.track]
+    transfers = [span for span in executor.spans() if span.kind == "copy"]
     assert transfers
     assert all(span.finish - span.start >= 2e-3 for span in transfers)
 
@@ -292,7 +293,7 @@ def test_a_failed_segment_ends_the_request_with_its_error_and_the_next_request_r
     with pytest.raises(ExecutionError, match="out of memory"):
         executor.time()
     executor.time()
-    assert len([span for span in executor.spans() if span.track in cluster.names]) == len(plan.programs)
+    assert len([span for span in executor.spans() if span.kind == "compute"]) == len(plan.programs)
 
 
 def test_a_described_device_cannot_be_opened() -> None:

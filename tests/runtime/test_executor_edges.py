@@ -359,7 +359,7 @@ def test_what_waits_for_a_failed_segment_does_not_start() -> None:
     executor, _ = on_null_devices(lambda done, start, finish: done(start, finish, ExecutionError("no")))
     with pytest.raises(ExecutionError):
         executor.time()
-    spans = [span for span in executor.spans() if span.track in CLUSTER.names]
+    spans = [span for span in executor.spans() if span.kind == "compute"]
     # the device took nothing after its third segment, whose end is the first anybody hears of the error
     assert max(span.start for span in spans if span.track == "a") == [s.start for s in spans if s.track == "a"][2]
 

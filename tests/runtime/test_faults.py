@@ -557,6 +557,7 @@ def test_spans_are_those_of_the_last_call(bench: Callable[..., Bench]) -> None:
     executor.times(1)
     one = executor.spans()
     assert 3 * len(one) == len(three)
+    assert {span.request for span in three} == {0, 1, 2}
     assert min(span.start for span in one) >= begin
     executor.times(30)
     assert len(executor.spans()) == len(three)

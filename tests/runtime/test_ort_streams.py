@@ -132,4 +132,4 @@ def test_segments_on_a_gpu_hand_tensors_over_there(model):  # noqa: F811
         with runtime.executor(plan, requests=2) as executor:
             inputs = model.random_inputs()
             assert OutputError.between(executor.run(inputs), model.reference(OTHER, "f32")(inputs)).max_rel < 1e-4
-            assert all("host" in span.track for span in executor.spans() if span.category == "copy")
+            assert all("host" in span.where for span in executor.spans() if span.kind == "copy")

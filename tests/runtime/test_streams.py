@@ -309,18 +309,19 @@ def test_spans_are_what_ran_when_on_devices_and_between_them():
         assert len(spans) == len(accelerator.trace)
         names = ["host", *accelerator.names]
         ran = [
-            (names[run.src + 1] if run.program else f"{names[run.src + 1]} -> {names[run.dst + 1]}", run.finish - run.start)
+            ((names[run.src + 1],) if run.program else (names[run.src + 1], names[run.dst + 1]), run.finish - run.start)
             for run in accelerator.trace
         ]
-        took = [(span.track, span.finish - span.start) for span in spans]
-        assert sorted(track for track, _ in took) == sorted(track for track, _ in ran)
-        for (track, seconds), (same, expected) in zip(sorted(took), sorted(ran), strict=True):
-            assert track == same
+        took = [(span.where, span.seconds) for span in spans]
+        assert sorted(where for where, _ in took) == sorted(where for where, _ in ran)
+        for (where, seconds), (same, expected) in zip(sorted(took), sorted(ran), strict=True):
+            assert where == same
             assert seconds == pytest.approx(expected)
-        computed = [span for span in spans if span.category == "compute"]
-        assert {op for span in computed for op in span.args["ops"]} == {
-            op for task in executor.work.tasks if task.program for op in task.ops
-        }
+        tasks = executor.work.tasks
+        computed = [(span.segment, span.ops) for span in spans if span.kind == "compute"]
+        assert set(computed) == {(s, tuple(task.ops)) for s, task in enumerate(tasks) if task.program}
+        assert [span.segment for span in spans if span.kind == "copy"] == [None] * (len(spans) - len(computed))
+        assert {span.request for span in spans} == {0, 1}
         for s, task in enumerate(executor.work.tasks):
             assert (last[s] > 0) <= (task.program is not None)
 

@@ -214,7 +214,7 @@ class StreamExecutor:
             if slot.decided and not slot.flying:
                 end = perf_counter()
                 if self._times is not None:
-                    self._times.ended(slot)
+                    self._times.ended(request, slot)
                 if waiting:
                     waiting -= 1
                     order.begin(request)

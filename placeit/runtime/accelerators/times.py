@@ -29,7 +29,7 @@ class Times:
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
         self._origins: dict[int, tuple[Event, float]] = {}
-        self._last: list[list[tuple[float, float]]] = []
+        self._last: list[tuple[int, list[tuple[float, float]]]] = []
         self._samples = empty_samples(len(launcher.layout.runs))
 
     def begin(self) -> None:
@@ -41,15 +41,15 @@ class Times:
             accelerator.record(event, stream)
             self._origins[device] = event, perf_counter()
 
-    def ended(self, slot: Slot) -> None:
-        """Record the times of a request that has ended."""
+    def ended(self, request: int, slot: Slot) -> None:
+        """Take the times of a request, all of which has ended."""
         accelerator, layout, times = self._launcher.accelerator, self._launcher.layout, list[tuple[float, float]]()
         assert slot.begins is not None  # noqa: S101 (the launcher was told to)
         for launch, begin, end in zip(layout.launches, slot.begins, slot.events, strict=True):
             origin, at = self._origins[layout.streams[launch.stream]]
             start = at + accelerator.elapsed(origin, begin)
             times.append((start, start + accelerator.elapsed(begin, end)))
-        self._last.append(times)
+        self._last.append((request, times))
         for n, samples in zip(layout.runs, self._samples, strict=True):
             if n is not None:
                 samples.append(times[n][1] - times[n][0])
@@ -57,15 +57,16 @@ class Times:
     def spans(self) -> list[Span]:
         """Spans of the last run, in order of start."""
         layout, names = self._launcher.layout, self._launcher.accelerator.names
-        task_of = {n: task for n, task in zip(layout.runs, layout.work.tasks, strict=True) if n is not None}
+        segment_of = {n: s for s, n in enumerate(layout.runs) if n is not None}
         spans = []
-        for times in self._last:
+        for request, times in self._last:
             for n, (launch, (start, finish)) in enumerate(zip(layout.launches, times, strict=True)):
                 src, dst = ("host" if end == HOST else names[end] for end in layout.routes[launch.stream])
-                if n in task_of:
-                    spans.append(Span(src, launch.name, start, finish, {"ops": list(task_of[n].ops)}))
+                if (s := segment_of.get(n)) is None:
+                    spans.append(Span("copy", (src, dst), request, None, start, finish, launch.name))
                 else:
-                    spans.append(Span(f"{src} -> {dst}", launch.name, start, finish))
+                    ops = tuple(layout.work.tasks[s].ops)
+                    spans.append(Span("compute", (src,), request, s, start, finish, launch.name, ops))
         return sorted(spans, key=lambda span: span.start)
 
     def segment_seconds(self, *, last: bool) -> NDArray[np.float64]:
