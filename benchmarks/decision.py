@@ -16,8 +16,9 @@ from typing import Self, cast
 import numpy as np
 
 from benchmarks._harness import Args, Report, main
-from placeit.optimizer.entries import Entry
+from placeit.optimizer.candidates import Candidate
 from placeit.optimizer.search import Search
+from placeit.planning.placing import Placing
 from placeit.planning.segments import Plan
 from placeit.profiler.costs import Progress
 from placeit.runtime.check import OutputError
@@ -28,7 +29,6 @@ from placeit.simulator.objectives import Latency
 ROUNDS = 40
 """Within which a clear gain should be found."""
 _LATENCY = Latency()
-_GROUPS = np.zeros(1, np.int32)
 _CORRELATION = 0.8  # of the noise of one run with that of the run before, where it is correlated
 
 
@@ -114,7 +114,7 @@ def search_of(case: Case, machine: Machine, *, seed: int, left_s: float = 1e9, p
     session = SimpleNamespace(
         executable=True,
         tolerance=1e-3,
-        grouping=SimpleNamespace(groups=SimpleNamespace(param_bytes=_GROUPS)),
+        grouping=SimpleNamespace(groups=SimpleNamespace(param_bytes=np.zeros(1))),
         segmenter=SimpleNamespace(problem=lambda: None),
         executor=lambda seconds: Drawn(seconds, machine),
         check_outputs=lambda _, **__: OutputError(0.0, 0.0),
@@ -123,7 +123,7 @@ def search_of(case: Case, machine: Machine, *, seed: int, left_s: float = 1e9, p
     for placer, times in (("single", case.singles), ("drawn", case.splits)):
         for i, seconds in enumerate(times):
             name = f"{placer} {i}"
-            search.entries[name.encode()] = Entry(name, placer, _GROUPS, cast("Plan", seconds), seconds, seconds)
+            search.enter(Candidate(name, placer, cast("Plan", seconds), cast("Placing", None), seconds, seconds))
     return search
 
 
@@ -138,13 +138,13 @@ def trial(case: Case, random: np.random.Generator) -> Outcome:
     machine = Machine(case.noise, case.correlated, random)
     search = search_of(case, machine, seed=int(random.integers(2**31)), progress=progress)
     search.measure()
-    search.confirm()
-    decided = {entry.placer == "single": cast("float", entry.plan) for entry in search.entries.values() if entry.final}
+    decision = search.confirm()
+    decided = {one.placer == "single": cast("float", one.plan) for one in search.candidates if one.final}
     true = decided[False] / decided[True] if decided else None
-    winner = search.winner
+    winner = decision.winner
     chosen = winner is not None and winner.placer != "single"
     better = chosen and cast("float", winner.plan) < min(case.singles)
-    return Outcome(chosen, search.ratio, true, better, rounds)
+    return Outcome(chosen, decision.ratio, true, better, rounds)
 
 
 @dataclass(frozen=True)

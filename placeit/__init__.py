@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from placeit.core.problem import Problem
     from placeit.devices import available, discover
     from placeit.devices.clusterfile import find_cluster, read_cluster, write_cluster
+    from placeit.optimizer.candidates import Candidate
+    from placeit.optimizer.compare import Comparison, compare
     from placeit.optimizer.optimize import optimize
-    from placeit.optimizer.result import Candidate, Optimized, Unplanned
+    from placeit.optimizer.result import Optimized, Unplanned
     from placeit.placers.api import place
     from placeit.placers.registry import placer_names
     from placeit.planning.coarsen import Grouping, coarsen
@@ -32,6 +34,7 @@ __all__ = [
     "Cache",
     "Candidate",
     "Cluster",
+    "Comparison",
     "Device",
     "Grouping",
     "Link",
@@ -47,6 +50,7 @@ __all__ = [
     "Unplanned",
     "available",
     "coarsen",
+    "compare",
     "discover",
     "find_cluster",
     "load",
@@ -61,8 +65,9 @@ __all__ = [
 
 _HOME = {
     "Cache": "placeit.profiler.cache",
-    "Candidate": "placeit.optimizer.result",
+    "Candidate": "placeit.optimizer.candidates",
     "Cluster": "placeit.core.cluster",
+    "Comparison": "placeit.optimizer.compare",
     "Device": "placeit.core.cluster",
     "Grouping": "placeit.planning.coarsen",
     "Link": "placeit.core.cluster",
@@ -78,6 +83,7 @@ _HOME = {
     "Unplanned": "placeit.optimizer.result",
     "available": "placeit.devices",
     "coarsen": "placeit.planning.coarsen",
+    "compare": "placeit.optimizer.compare",
     "discover": "placeit.devices",
     "find_cluster": "placeit.devices.clusterfile",
     "load": "placeit.backends",

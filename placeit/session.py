@@ -423,6 +423,11 @@ class Session:
                 error = error.worse(OutputError.between(outputs, check.expected))
                 spans = executor.spans()
         return RunReport(
+            model=str(self.model.path),
+            placement=placement,
+            cluster=self.cluster,
+            warmup=warmup,
+            duration_s=duration,
             latency=latency,
             utilization={} if interrupted else utilization(spans, devices=self.cluster.names),
             output_error=error,

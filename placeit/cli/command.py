@@ -18,10 +18,11 @@ from typing import Any
 
 import typer
 
-from placeit.cli.terminal import Output, Terminal, printable
+from placeit.cli.terminal import Output, Terminal
 from placeit.core.errors import FileError, PlaceitError
 from placeit.core.files import own_descriptor
 from placeit.core.interrupts import INTERRUPTED, come_through, happened
+from placeit.report.text import printable
 
 __all__ = ["command"]
 

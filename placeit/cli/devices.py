@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from placeit.cli import text
 from placeit.cli.options import DevicesOption, NoCacheOption, cost_cache
 from placeit.cli.terminal import Output, Terminal
+from placeit.report import as_json, as_text, text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from placeit.devices.nvml import GpuSample
     from placeit.profiler.cache import Cache
 
-__all__ = ["EXAMPLES", "devices", "link_dicts", "show_links"]
+__all__ = ["EXAMPLES", "devices"]
 
 EXAMPLES = """\b
 Examples:
@@ -77,33 +76,10 @@ def devices(
             text.table(console, ("device", "busy", "memory in use", "power"), loads)
         if known:
             console.print()
-            show_links(console, known)
+            as_text.links(console, known)
 
     listing = [_device(device) | {"also": also[device.name], "load": _load(load.get(device.name))} for device in listed]
-    return Output({"devices": listing, "links": link_dicts(known)}, show)
-
-
-def link_dicts(links: Mapping[tuple[str, str], Link]) -> list[dict[str, Any]]:
-    """Return links as ``--json`` prints them; a bandwidth too high to be measured is null."""
-    return [
-        {
-            "src": src,
-            "dst": dst,
-            "bandwidth_bytes_per_s": link.bandwidth,
-            "latency_s": link.latency,
-            "origin": link.origin,
-        }
-        for (src, dst), link in links.items()
-    ]
-
-
-def show_links(console: Console, links: Mapping[tuple[str, str], Link]) -> None:
-    """Print a table of links."""
-    rows = [
-        (src, dst, link.origin, text.amount(link.bandwidth, "B/s"), text.seconds(link.latency))
-        for (src, dst), link in links.items()
-    ]
-    text.table(console, ("from", "to", "origin", "bandwidth", "latency"), rows, left=3)
+    return Output({"devices": listing, "links": as_json.links(known)}, show)
 
 
 def _measured_links(cluster: Cluster, cache: Cache | None) -> dict[tuple[str, str], Link]:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from placeit.cli import text
 from placeit.cli.options import ModelOptions
 from placeit.cli.paths import check_outputs
 from placeit.cli.placements import naming, read_placement
 from placeit.cli.terminal import Output, Terminal
 from placeit.core.errors import UsageError
+from placeit.report import text
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from placeit.cli import text
 from placeit.cli.options import SeedOption
 from placeit.cli.terminal import Output, Terminal
 from placeit.core.errors import UsageError
+from placeit.report import text
 
 if TYPE_CHECKING:
     from rich.console import Console

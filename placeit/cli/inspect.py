@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from placeit.cli import text
 from placeit.cli.options import GroupOptions
-from placeit.cli.terminal import Output, Terminal, printable
+from placeit.cli.terminal import Output, Terminal
+from placeit.report import text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -98,7 +98,7 @@ def inspect(
             flop, size = text.amount(item["flops"], "FLOP"), text.amount(item["parameter_bytes"], "B")
             console.print(f"\ngroup of {len(item['ops'])} ops, {item['kind']}: {flop}, weights {size}", style="bold")
             for name in item["ops"]:
-                console.print(f"  {printable(name)}")
+                console.print(f"  {text.printable(name)}")
 
     return Output(data, show)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import shutil
 import sys
 import time
@@ -14,13 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from placeit.report.as_json import jsonable
+from placeit.report.text import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
     from placeit.cli.paths import OutputFile
     from placeit.profiler.costs import Progress
 
-__all__ = ["Lines", "Output", "Terminal", "jsonable", "printable"]
+__all__ = ["Lines", "Output", "Terminal"]
 
 _WIDTH = 1000
 """Columns of text that goes to a file or a pipe: wide enough that no table is folded."""
@@ -115,21 +117,3 @@ class Lines:
         if now - self._last >= (self.OFTEN if what == self._step else self.SOONEST):
             self._last, self._step = now, what
             self._write(printable(f"{now - self._begin:.0f} s: {what}, {share:.0%}".replace("%", " %")))
-
-
-def jsonable(value: Any) -> Any:
-    """Turn arrays, mappings and numbers into what JSON can hold; what is not finite, and so was not measured, is null."""
-    if isinstance(value, Mapping):
-        return {str(key): jsonable(item) for key, item in value.items()}
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [jsonable(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
-def printable(text: str) -> str:
-    """Replace what could upset a terminal (control characters, names that are not Unicode) by question marks."""
-    return "".join(char if char.isprintable() or char == "\n" else "?" for char in text)

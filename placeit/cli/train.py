@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from placeit.cli import text
 from placeit.cli.options import SeedOption
 from placeit.cli.paths import OutputFile, check_outputs, named_files
 from placeit.cli.terminal import Output, Terminal
 from placeit.core.errors import UsageError
+from placeit.report import text
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 from placeit.backends.base import Arrays, Model
 from placeit.core.cluster import Cluster
-from placeit.core.errors import ExecutionError, InfeasibleError, UsageError
+from placeit.core.errors import UsageError
 from placeit.devices.clusterfile import find_cluster
-from placeit.optimizer.entries import Entry, known_value, measured_median
+from placeit.optimizer.candidates import Candidate, known_value
 from placeit.optimizer.journal import open_journal
-from placeit.optimizer.result import Candidate, Optimized, OtherPrecision, Unplanned
-from placeit.optimizer.search import WORTH_MEASURING, Search
+from placeit.optimizer.reasons import chosen_of
+from placeit.optimizer.result import Optimized, OtherPrecision, Unplanned
+from placeit.optimizer.search import Decision, Search
 from placeit.optimizer.starts import Start, divide_for, fitted, read_starts, without_plain
 from placeit.optimizer.warmup import compile_kernels
 from placeit.placers.bound import lower_bound
@@ -175,32 +176,35 @@ def optimize(
         without = search.compare_precisions() if compare_precisions else []
         if session.executable and not asked:  # the costs were kept
             worth(np.array(_single_seconds(search)))
-        interrupted = False
+        decision, interrupted = Decision(), False
         try:
-            singles = [entry for entry in search.entries.values() if entry.placer == "single"]
+            singles = [candidate for candidate in search.candidates if candidate.placer == "single"]
             if session.costs.shared and singles:
-                search.once = {e.name: e.simulated_s for e in singles if e.simulated_s is not None}
+                search.once = {one.name: one.simulated_s for one in singles if one.simulated_s is not None}
             else:
                 search.propose(placers)
             search.improve()
-            search.confirm()
+            decision = search.confirm()
         except KeyboardInterrupt:
             interrupted = True
             session.hurry()
-        return _optimized(search, without, budget, time.perf_counter() - begin, interrupted)
+        return _optimized(search, decision, without, budget, time.perf_counter() - begin, interrupted)
 
 
-def _optimized(search: Search, without: Sequence[str], asked: float, spent: float, interrupted: bool) -> Optimized:
+def _optimized(
+    search: Search, decision: Decision, without: Sequence[str], asked: float, spent: float, interrupted: bool
+) -> Optimized:
     """Sum up."""
-    entries = list(search.entries.values())
+    session, candidates = search.session, search.candidates
     order = sorted(
-        entries,
-        key=lambda e: (e.failed is not None, e.measured is None, 1 if e.race is None else -e.race, known_value(e)),
+        candidates,
+        key=lambda one: (one.failed is not None, one.measured is None, 1 if one.race is None else -one.race, known_value(one)),
     )
-    single = search.single or next((e for e in order if e.placer == "single" and e.failed is None), None)
-    chosen, reason = _chosen(search, order, single)
-    done = {id(entry): _candidate(entry, search.session) for entry in entries}
-    pairs = [(e.simulated_s, e.measured.median) for e in entries if e.measured is not None and e.simulated_s is not None]
+    single = decision.single or next((one for one in order if one.placer == "single" and one.failed is None), None)
+    chosen, reason = chosen_of(search, decision, order, single)
+    pairs = [
+        (one.simulated_s, one.measured.median) for one in candidates if one.measured is not None and one.simulated_s is not None
+    ]
     predicted, actual = [simulated for simulated, _ in pairs], [measured for _, measured in pairs]
     speedup = None
     if (
@@ -210,25 +214,25 @@ def _optimized(search: Search, without: Sequence[str], asked: float, spent: floa
         and (chosen is single or chosen.final)
     ):
         speedup = faster(single.measured, chosen.measured)
-    grouping, home = search.session.grouping, chosen.home(search.session)
+    grouping, home = session.grouping, search.home(chosen.name)
     return Optimized(
-        model=str(search.session.model.path),
+        model=str(session.model.path),
         ops=len(grouping.graph),
         edges=len(grouping.graph.edges),
         groups=len(grouping.groups),
         objective=search.objective,
-        candidates=tuple(done[id(entry)] for entry in order),
+        candidates=tuple(order),
         races=tuple(search.races),
         unplanned=tuple(Unplanned(name, placer, why) for name, (placer, why) in search.unplanned.items()),
-        precisions=tuple(_other_precision(entry, search.session) for entry in search.others),
+        precisions=tuple(_other_precision(search, other, other.of) for other in search.known.values() if other.of is not None),
         without_precisions=tuple(without),
-        chosen=done[id(chosen)],
-        best_single=None if single is None else done[id(single)],
+        chosen=chosen,
+        best_single=single,
         speedup=speedup,
         reason=reason,
-        bound_s=math.nan if search.session.costs.shared else lower_bound(search.problem),
+        bound_s=math.nan if session.costs.shared else lower_bound(search.problem),
         simulator_error=None
-        if not pairs or search.session.costs.shared
+        if not pairs or session.costs.shared
         else {
             "mape": mape(predicted, actual),
             "pearson": pearson(predicted, actual),
@@ -236,113 +240,20 @@ def _optimized(search: Search, without: Sequence[str], asked: float, spent: floa
         },
         asked_s=asked,
         spent_s=spent,
-        compiling_s=search.session.runtime.compiling_s if search.session.executable else 0.0,
-        least_s=None if not search.session.executable else least(_single_seconds(search)) or None,
+        compiling_s=session.runtime.compiling_s if session.executable else 0.0,
+        least_s=None if not session.executable else least(_single_seconds(search)) or None,
         interrupted=interrupted,
-        cluster=search.session.cluster,
-        pins=search.session.pins,
-        memory=search.session.memory,
-        _open=functools.partial(Runtime, search.session.model, home.grouping, home.cluster, precision=search.session.precision),
+        cluster=session.cluster,
+        pins=session.pins,
+        memory=session.memory,
+        _open=functools.partial(Runtime, session.model, home.grouping, home.cluster, precision=session.precision),
     )
 
 
 def _single_seconds(search: Search) -> list[float]:
-    singles = (entry for entry in search.entries.values() if entry.placer == "single" and entry.alone is None)
-    return [search.run_s(entry) for entry in singles]
+    return [search.run_s(one) for one in search.candidates if one.placer == "single" and not one.plain]
 
 
-def _chosen(search: Search, order: Sequence[Entry], single: Entry | None) -> tuple[Entry, str]:
-    """Choose an entry, and say why."""
-    objective = search.objective
-    where = f"{search.session.model.path} on {', '.join(search.problem.device_names)}"
-    reasons = [f"{', '.join(some)}: {why}" for why, some in _by_reason(search.unplanned).items()]
-    if not order:
-        raise InfeasibleError(" ".join([f"No placement of {where} was found.", *reasons]))
-    reasons += [f"{entry.name}: {entry.failed}" for entry in order if entry.failed is not None]
-    order = [entry for entry in order if entry.failed is None]
-    if not order:
-        raise ExecutionError(" ".join([f"Every placement of {where} failed.", *reasons]))
-    if not search.session.executable:
-        least = known_value(order[0])
-        most = least / WORTH_MEASURING if single is None else min(least / WORTH_MEASURING, known_value(single))
-        # a trifle less of something else is not worth being slow
-        best = min((e for e in order if known_value(e) <= most), key=lambda e: e.plan.schedule.makespan)
-        if best is single:
-            margin = " by more than 1 %" if least < known_value(best) else ""
-            return (
-                best,
-                f"in simulation, no placement is {objective.better} than {best.name} alone{margin}; nothing was measured",
-            )
-        lowest = "the lowest" if known_value(best) == least else "within 1 % the lowest"
-        return best, f"it has {lowest} simulated {objective.name}; nothing was measured, because a device is only described"
-    if search.winner is None and search.hurried:
-        return order[0], "there was no time to measure anything; it is the best in simulation"
-    if search.winner is None:
-        if single is not None:
-            return single, "the search was interrupted before the decision, so the single device is chosen"
-        return order[0], "the search was interrupted; this is the best so far"
-    if single is None:
-        able = "may, by the pins, run the model whole" if search.session.pins else "can run the model whole"
-        if search.problem.feasible.all(axis=0).any():
-            able = "has memory for the whole model"
-        return search.winner, f"it was measured to be {objective.best}; no single device {able}"
-    if search.winner.placer != "single":
-        ratio = search.ratio
-        assert ratio is not None  # noqa: S101
-        return search.winner, (
-            f"measured again, it takes {ratio.ratio:.3f} of the {objective.quantity} of {single.name} "
-            f"(95 % interval {ratio.ci_low:.3f} to {ratio.ci_high:.3f})"
-        )
-    if search.session.costs.shared and len(search.problem.device_names) > 1:
-        return search.winner, "the budget is too short to compare placements over several devices with the single ones"
-    if len(order) == 1 and len(search.problem.device_names) == 1:
-        return search.winner, "it is the only device"
-    if search.hurried:
-        why = f"no time was left to decide whether a split placement is {objective.better}; a larger budget may find one"
-    elif search.ratio is not None:
-        why = (
-            f"the best split placement takes {search.ratio.ratio:.3f} of its {objective.quantity} (95 % interval "
-            f"{search.ratio.ci_low:.3f} to {search.ratio.ci_high:.3f}), which is not {objective.better} beyond the interval"
-        )
-    else:
-        why = f"no split placement was measured to be {objective.better}"
-    whole = measured_median(single) if single.simulated_s is None else single.simulated_s
-    if objective.is_makespan and 0 < whole < math.inf:
-        share = lower_bound(search.problem) / whole
-        why += f"; the lower bound, ignoring cut costs, is {share:.3f} of its time"
-    return search.winner, why
-
-
-def _by_reason(unplanned: Mapping[str, tuple[str, str]]) -> dict[str, list[str]]:
-    """Names of candidates by why there is none of them."""
-    found: dict[str, list[str]] = {}
-    for candidate, (_, why) in unplanned.items():
-        found.setdefault(why, []).append(candidate)
-    return found
-
-
-def _candidate(entry: Entry, session: Session) -> Candidate:
-    return Candidate(
-        name=entry.name,
-        placer=entry.placer,
-        placement=entry.home(session).placement(entry.groups, entry.plan),
-        plan=entry.plan,
-        segments=len(entry.plan.programs),
-        plain=entry.alone is not None and entry.of is None,
-        simulated_s=entry.simulated_s,
-        simulated_value=entry.simulated_value,
-        measured=entry.measured,
-        race=entry.race,
-        value=entry.value,
-        output_error=entry.output_error,
-        earlier=entry.earlier,
-        failed=entry.failed,
-        not_run=entry.not_run if entry.measured is None else None,
-    )
-
-
-def _other_precision(entry: Entry, session: Session) -> OtherPrecision:
-    of = entry.of
-    assert of is not None  # noqa: S101
-    ratio = None if entry.measured is None or of.measured is None else faster(entry.measured, of.measured)
-    return OtherPrecision(_candidate(entry, session), of.name, ratio)
+def _other_precision(search: Search, other: Candidate, of: str) -> OtherPrecision:
+    measured, beside = other.measured, search.known[of].measured
+    return OtherPrecision(other, of, None if measured is None or beside is None else faster(measured, beside))

@@ -4,37 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sys
 import time
 from collections.abc import Mapping, Sequence
-
-import numpy as np
-from numpy.typing import NDArray
+from dataclasses import replace
+from typing import Any
 
 from placeit.core.errors import DeviceError, ExecutionError, PlaceitError
 from placeit.devices.host import free_bytes
-from placeit.optimizer.entries import (
-    Entry,
-    Raced,
-    Runner,
-    alone_on,
-    plain_entries,
-)
+from placeit.optimizer.candidates import Alone, Candidate, Raced
 from placeit.optimizer.journal import Journal, Known
-from placeit.planning.segments import Plan
+from placeit.optimizer.runner import Runner
 from placeit.profiler.costs import Progress
-from placeit.runtime.measure import FAILURES, FEWEST, WARMUP, Measurement, Race, check_length
+from placeit.runtime.measure import FAILURES, FEWEST, WARMUP, Measurement, Race
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.session import Session
-from placeit.simulator.objectives import Latency, Objective
+from placeit.simulator.objectives import Objective
 
-__all__ = ["Races", "key_of", "race_all", "reason_of"]
+__all__ = ["Races", "reason_of"]
 
 _COPIES = 2  # of the weights that there has to be room for before another placement is opened
 
 
 class Races:
-    """Races on a session's devices, and what they have measured.
+    """Races on a session's devices, and what is known of the candidates by them.
 
     Args:
         session: a model on its devices.
@@ -44,22 +36,45 @@ class Races:
         progress: told what is being done.
 
     Attributes:
-        entries: placements, by :func:`key_of`.
-        others: single devices in another precision, which race whenever theirs does, and are no candidates.
+        known: candidates by name, as far as they are known now; single devices in another precision, which race whenever
+            theirs does, are among them.
+        homes: what runs those of them that are none of the cluster's devices, by name.
         races: those that have been run.
-        journal: where what is measured of entries is kept; None for nowhere.
-        warmup: runs of each entry before a race that do not count.
+        journal: where what is measured is kept; None for nowhere.
+        warmup: runs of each candidate before a race that do not count.
         duration: seconds of a race, at most.
     """
 
     def __init__(self, session: Session, objective: Objective, deadline: float, seed: int, progress: Progress | None) -> None:
         self.session, self.objective, self.deadline = session, objective, deadline
         self.seed, self.progress = seed, progress
-        self.entries: dict[bytes, Entry] = {}
-        self.others: list[Entry] = []
+        self.known: dict[str, Candidate] = {}
+        self.homes: dict[str, Alone] = {}
         self.races: list[Raced] = []
         self.journal: Journal | None = None
         self.warmup, self.duration = WARMUP, math.inf
+
+    @property
+    def candidates(self) -> list[Candidate]:
+        """All that may be chosen, as far as they are known now."""
+        return [candidate for candidate in self.known.values() if candidate.of is None]
+
+    def enter(self, candidate: Candidate, alone: Alone | None = None) -> Candidate:
+        """Let a candidate take part; ``alone`` runs it if it is on none of the cluster's devices."""
+        self.known[candidate.name] = candidate
+        if alone is not None:
+            self.homes[candidate.name] = alone
+        return candidate
+
+    def learn_of(self, name: str, **facts: Any) -> Candidate:
+        """Replace a candidate by one of which more is known, and return that."""
+        self.known[name] = replace(self.known[name], **facts)
+        return self.known[name]
+
+    def home(self, name: str) -> Session:
+        """The session that runs a candidate."""
+        alone = self.homes.get(name)
+        return self.session if alone is None else alone.session
 
     def say(self, what: str, share: float) -> None:
         """Tell what is being done, and which share of it is done."""
@@ -74,27 +89,26 @@ class Races:
         """Whether this machine has memory for another copy of the model's weights, and as much again for all else."""
         return free_bytes() > _COPIES * float(self.session.grouping.groups.param_bytes.sum())
 
-    def keep(self, entries: Sequence[Entry]) -> None:
-        """Write what has been measured of entries to the journal, if there is one."""
+    def keep(self, names: Sequence[str]) -> None:
+        """Write what has been measured of candidates on the session's own devices to the journal, if there is one."""
         if self.journal is None:
             return
-        for entry in entries:
-            ours = entry.alone is None and self.entries.get(key_of(entry.groups)) is entry  # a placement on these devices
-            measured, value, error = entry.measured, entry.value, entry.output_error
-            if not ours or entry.failed is not None or measured is None or value is None or error is None:
+        for candidate in (self.known[name] for name in names if name not in self.homes):
+            measured, value, error = candidate.measured, candidate.value, candidate.output_error
+            if candidate.failed is not None or measured is None or value is None or error is None:
                 continue
             if len(measured.samples) >= FEWEST:
-                self.journal.add(
-                    Known.of_plan(entry.name, entry.placer, entry.groups, entry.plan, measured, value, entry.segment_s, error)
-                )
+                who, groups = (candidate.name, candidate.placer), candidate.groups
+                self.journal.add(Known.of_plan(*who, groups, candidate.plan, measured, value, candidate.segment_s, error))
 
-    def with_others(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Entries, and those that race whenever they do."""
-        return [*entries, *(other for other in self.others if other.failed is None and other.of in entries)]
+    def with_others(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Candidates, and those that race whenever they do."""
+        names = {candidate.name for candidate in candidates}
+        return [*candidates, *(other for other in self.known.values() if other.failed is None and other.of in names)]
 
     def race(
         self,
-        entries: Sequence[Entry],
+        candidates: Sequence[Candidate],
         what: str,
         *,
         rounds: int,
@@ -103,74 +117,67 @@ class Races:
         together: bool = False,
         drop_losers: bool = True,
     ) -> dict[str, Measurement]:
-        """Race entries against each other in fresh instances, with their outputs checked.
+        """Race candidates against each other in fresh instances, with their outputs checked.
 
-        An entry that fails, wherever it does, is out, and the others go on. Only what races is held open. What finds no room
-        beside the others races afterwards, unless all have to race together: then it is out.
+        What is found is in :attr:`known`. A candidate that fails, wherever it does, is out, and the others go on. Only what
+        races is held open. What finds no room beside the others races afterwards, unless all have to race together: then it is
+        out.
 
         Args:
-            entries: who takes part.
+            candidates: who takes part.
             what: what is said to be done.
             rounds: most rounds.
             share: of the time left that they may take.
             min_rounds: rounds that are run whatever time they take.
-            together: whether the entries are to be compared with each other, by round.
+            together: whether they are to be compared with each other, by round.
             drop_losers: whether those that are far behind leave early.
 
         Returns:
             The objective in the counted runs, by name.
         """
         found: dict[str, Measurement] = {}
-        waiting = self.with_others(entries)
-        drop_losers = drop_losers and len(waiting) == len(entries)  # nobody loses to what is no candidate
+        waiting = self.with_others(candidates)
+        drop_losers = drop_losers and len(waiting) == len(candidates)  # nobody loses to what is no candidate
         while waiting:
             with contextlib.ExitStack() as stack:
                 runners: dict[str, Runner] = {}
-                later: list[Entry] = []
-                for i, entry in enumerate(waiting):
+                later: list[Candidate] = []
+                for i, candidate in enumerate(waiting):
+                    name = candidate.name
                     self.say("compiling segments", i / len(waiting))
                     may_wait = bool(runners) and not together
                     if may_wait and not self.has_room():
-                        later.append(entry)
+                        later.append(candidate)
                         continue
                     try:
-                        executor = stack.enter_context(entry.home(self.session).executor(entry.plan))
+                        executor = stack.enter_context(self.home(name).executor(candidate.plan))
                     except FAILURES as error:
                         if may_wait and isinstance(error, DeviceError | MemoryError):  # there may be room without the others
-                            later.append(entry)
+                            later.append(candidate)
                         else:
-                            self.fail(entry, error)
+                            self.fail(name, error)
                         continue
-                    if self.checked(entry, executor):
-                        runners[entry.name] = Runner(executor, self.objective, entry.alone)
+                    if self.checked(name, executor):
+                        runners[name] = Runner(executor, self.objective, self.homes.get(name))
                     else:
                         executor.close()
-                racing = [entry for entry in waiting if entry.name in runners]
                 waiting = later
-                if racing:
-                    found |= self.raced(racing, runners, what, rounds, share, min_rounds, drop_losers)
-        return {entry.name: found[entry.name] for entry in entries if entry.name in found}
+                if runners:
+                    found |= self.raced(runners, what, rounds, share, min_rounds, drop_losers)
+        return {candidate.name: found[candidate.name] for candidate in candidates if candidate.name in found}
 
     def raced(
-        self,
-        entries: Sequence[Entry],
-        runners: Mapping[str, Runner],
-        what: str,
-        rounds: int,
-        share: float,
-        min_rounds: int,
-        drop_losers: bool,
+        self, runners: Mapping[str, Runner], what: str, rounds: int, share: float, min_rounds: int, drop_losers: bool
     ) -> dict[str, Measurement]:
-        """Race open entries; close who leaves."""
-        by_name = {entry.name: entry for entry in entries}
+        """Race what is open, by the candidates' names; close who leaves."""
 
         def leave(name: str, error: ExecutionError | None) -> None:
-            entry, executor = by_name[name], runners[name].executor
+            executor = runners[name].executor
             if error is None:
-                entry.segment_s = executor.segment_seconds()
-                self.checked(entry, executor, after=True)
+                self.learn_of(name, segment_s=executor.segment_seconds())
+                self.checked(name, executor, after=True)
             else:
-                self.fail(entry, error)
+                self.fail(name, error)
             executor.close()
 
         race = Race(runners, seed=self.seed + len(self.races) + 1, warmup=self.warmup, leave=leave)
@@ -186,101 +193,38 @@ class Races:
                 progress=lambda _, done: self.say(what, done),
             )
         finally:
-            results = {name: result for name, result in race.results().items() if by_name[name].failed is None}
+            results = {name: result for name, result in race.results().items() if self.known[name].failed is None}
             for name, measurement in results.items():
-                entry = by_name[name]
-                found[name] = runners[name].valued(measurement)
-                if entry.measured is not None and len(measurement.samples) < min(FEWEST, len(entry.measured.samples)):
+                found[name], before = runners[name].valued(measurement), self.known[name].measured
+                if before is not None and len(measurement.samples) < min(FEWEST, len(before.samples)):
                     continue  # a race that was cut short says less than the one before
-                entry.measured, entry.value = measurement, found[name]
-                entry.race, entry.earlier = len(self.races), False
+                self.learn_of(name, measured=measurement, value=found[name], race=len(self.races), earlier=False)
                 if name in race.running:
-                    entry.segment_s = runners[name].executor.segment_seconds()
+                    self.learn_of(name, segment_s=runners[name].executor.segment_seconds())
             self.races.append(Raced(what, max((len(result.samples) for result in results.values()), default=0), results))
         for name in race.running:
-            self.checked(by_name[name], runners[name].executor, after=True)
-        self.keep(entries)
-        return {name: value for name, value in found.items() if by_name[name].failed is None}
+            self.checked(name, runners[name].executor, after=True)
+        self.keep(list(runners))
+        return {name: value for name, value in found.items() if self.known[name].failed is None}
 
-    def checked(self, entry: Entry, executor: PlanExecutor, *, after: bool = False) -> bool:
-        """Whether an entry runs and its outputs are right; the worst of all checks of its outputs counts."""
+    def checked(self, name: str, executor: PlanExecutor, *, after: bool = False) -> bool:
+        """Whether a candidate runs and its outputs are right; the worst of all checks of its outputs counts."""
         try:
             found = self.session.check_outputs(executor, after=after)
         except FAILURES as error:
-            self.fail(entry, error)
+            self.fail(name, error)
         else:
-            entry.output_error = found if entry.output_error is None else entry.output_error.worse(found)
-            if (why := entry.output_error.wrong(entry.home(self.session).tolerance)) is not None:
-                self.fail(entry, why)
-        return entry.failed is None
+            before = self.known[name].output_error
+            worst = found if before is None else before.worse(found)
+            self.learn_of(name, output_error=worst)
+            if (why := worst.wrong(self.home(name).tolerance)) is not None:
+                self.fail(name, why)
+        return self.known[name].failed is None
 
-    def fail(self, entry: Entry, why: BaseException | str) -> None:
-        """Put an entry out: what was measured of it counts no more."""
-        entry.failed = why if isinstance(why, str) else reason_of(why)
-        entry.measured = entry.value = entry.segment_s = entry.race = None
-        entry.final = False
-
-
-def race_all(
-    session: Session,
-    plans: Mapping[str, Plan],
-    alone: Mapping[str, Session],
-    *,
-    rounds: int,
-    duration: float | None = None,
-    warmup: int = WARMUP,
-    seed: int,
-    progress: Progress | None,
-) -> tuple[list[Entry], bool]:
-    """Race placements, by name, against each other and against plain devices, with their outputs checked.
-
-    Args:
-        session: the model on the devices.
-        plans: of placements, by name.
-        alone: others, by name, each the whole model on the only device of a session (:meth:`placeit.session.Session.alone`).
-        rounds: how many.
-        duration: seconds, in place of their number: as many rounds as fit, and one in any case.
-        warmup: runs of each placement before the rounds, which do not count.
-        seed: decides the order within each round.
-        progress: told what is being done.
-
-    Returns:
-        What was measured, and whether Ctrl-C ended that early.
-
-    Raises:
-        UsageError: no rounds, or no time for them.
-        KeyboardInterrupt: Ctrl-C before anything was measured.
-        ExecutionError: all of them failed; says why each did.
-    """
-    check_length(rounds, duration, warmup)
-    races = Races(session, Latency(), math.inf, seed, progress)
-    races.warmup = warmup
-    if duration is not None:
-        races.duration, rounds = duration, sys.maxsize
-    least = rounds if duration is None else 1
-    entries = plain_entries(session, session.segmenter.problem())
-    entries += [alone_on(home, name, np.ones(len(session.cluster))) for name, home in alone.items()]
-    for name, plan in plans.items():
-        groups = plan.placement[plan.segment_of]
-        entries.append(Entry(name, "given", groups, plan, plan.schedule.makespan, races.objective.of_schedule(plan.schedule)))
-    interrupted = False
-    try:
-        races.race(entries, "measuring", rounds=rounds, share=1.0, min_rounds=least, together=True, drop_losers=False)
-    except KeyboardInterrupt:
-        if all(entry.measured is None for entry in entries):
-            raise
-        interrupted = True
-        session.hurry()
-    if all(entry.failed is not None for entry in entries):
-        raise ExecutionError(
-            " ".join(["Everything that was to be compared failed.", *(f"{entry.name}: {entry.failed}" for entry in entries)])
-        )
-    return entries, interrupted
-
-
-def key_of(groups: NDArray[np.int32]) -> bytes:
-    """What a placement of groups is known by among the entries."""
-    return groups.astype(np.int32).tobytes()
+    def fail(self, name: str, why: BaseException | str) -> None:
+        """Put a candidate out: what was measured of it counts no more."""
+        failed = why if isinstance(why, str) else reason_of(why)
+        self.learn_of(name, failed=failed, measured=None, value=None, segment_s=None, race=None, final=False)
 
 
 def reason_of(error: BaseException) -> str:

@@ -1,14 +1,9 @@
-"""Times of the ops of a plan inside its segments, from the runtime's counters, as a table."""
+"""What the ops of a plan take inside its segments, by the counters of the runtime."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
 
 from placeit.backends.base import Model
 from placeit.core.cluster import Cluster, Device
@@ -20,10 +15,7 @@ from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.devices.openvino import OpenVinoDevice, OpenVinoProgram
 from placeit.runtime.runtime import Runtime
 
-__all__ = ["COLUMNS", "OpTime", "csv_table", "op_times"]
-
-COLUMNS = ("row", "segment", "device", "name", "type", "ops", "kernel", "seconds")
-"""Heads of the table that :func:`csv_table` writes."""
+__all__ = ["OpTime", "op_times"]
 
 
 @dataclass(frozen=True)
@@ -110,32 +102,3 @@ def _of_segment(segment: int, compiled: object, ops: Sequence[int], grouping: Gr
         if not mine and seconds is not None and info["layerType"].astype(str) not in ("Input", "Output", "Const"):
             others.append(OpTime(segment, None, info["layerType"].astype(str), kernel.get_friendly_name(), 0, seconds))
     return [of_ops.get(name, OpTime(segment, name, kind[name], None, 0, None)) for name in kind] + others
-
-
-def csv_table(plan: Plan, grouping: Grouping, seconds: NDArray[np.float64], ops: Sequence[OpTime]) -> str:
-    """Return segments and their ops as CSV with the columns :data:`COLUMNS`.
-
-    A row is of a ``segment``, of an ``op`` in it, or of a ``kernel`` that stands for no op. ``ops`` is how many ops the segment
-    has, or the kernel that computes the op stands for. What was not measured is empty.
-
-    Args:
-        plan: the segments.
-        grouping: ops and groups.
-        seconds: median of each segment, ``float64[S]``; 0 of one that runs nothing.
-        ops: from :func:`op_times`.
-    """
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(COLUMNS)
-    names, graph = plan.problem.device_names, grouping.graph
-    for s, segment in enumerate(plan.segments):
-        members = np.flatnonzero(np.isin(grouping.group_of, segment.groups))
-        device, took = names[segment.device], "" if segment.passthrough else repr(float(seconds[s]))
-        table.writerow(("segment", s, device, graph.names[members[0]], "", len(members), "", took))
-        for one in ops:
-            if one.segment == s:
-                spent = "" if one.seconds is None else repr(one.seconds)
-                row = "kernel" if one.op is None else "op"
-                name = one.kernel if one.op is None else one.op
-                table.writerow((row, s, device, name, one.kind, one.sharers or "", one.kernel or "", spent))
-    return text.getvalue()

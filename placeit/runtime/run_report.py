@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.core.cluster import Cluster
+from placeit.core.placement import Placement
 from placeit.devices.nvml import GpuUse
 from placeit.planning.segments import Plan
 from placeit.runtime.check import OutputError
@@ -22,6 +24,11 @@ class RunReport:
     """The result of running a placement.
 
     Attributes:
+        model: path of the model.
+        placement: what ran.
+        cluster: the devices.
+        warmup: runs before the timed ones.
+        duration_s: seconds that the timed runs were to take; None if their number was given.
         latency: seconds of single requests.
         utilization: share of the time that each device computed, during the traced run.
         output_error: against the whole model on one device.
@@ -36,6 +43,11 @@ class RunReport:
             ``output_error`` is of the check before the timed runs.
     """
 
+    model: str
+    placement: Placement
+    cluster: Cluster
+    warmup: int
+    duration_s: float | None
     latency: Measurement
     utilization: dict[str, float]
     output_error: OutputError

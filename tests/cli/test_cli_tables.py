@@ -13,12 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from placeit.cli import text
-from placeit.cli.optimize import show
-from placeit.optimizer.entries import Raced
+from placeit.optimizer.candidates import Raced
 from placeit.optimizer.optimize import optimize
-from placeit.optimizer.result import Optimized
 from placeit.profiler.cache import Cache
+from placeit.report import as_json, as_text, text
 from placeit.runtime.measure import summed_up
 
 HEADS = ("candidate", "devices (ops)", "segments", "measured", "speed-up over CPU@0")
@@ -95,12 +93,12 @@ def run(cli: Any, *args: object) -> Any:
 def test_a_report_has_a_table_for_each_race(command: Sequence[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     found: dict[str, Any] = {}
 
-    def to_dict(self: Optimized, *args: Any) -> Any:
-        found.update(answer := as_dict(self, *args))
+    def noted(*args: Any) -> Any:
+        found.update(answer := as_dict(*args))
         return answer
 
-    as_dict = Optimized.to_dict
-    monkeypatch.setattr(Optimized, "to_dict", to_dict)
+    as_dict = as_json.optimized
+    monkeypatch.setattr(as_json, "optimized", noted)
     tables = sections(run(*command).stdout)
     measured = [candidate for candidate in found["candidates"] if candidate["measured_s"] is not None]
     assert measured
@@ -127,7 +125,7 @@ def test_a_time_of_an_earlier_race_is_not_beside_those_of_the_last_one(
     records = tuple(Raced(when, 9, {one.name: one for one in ones}) for when, ones in races.items())
     found = replace(found, chosen=a, best_single=a, candidates=(a, b), races=records)
     console = Console(width=200, file=io.StringIO(), markup=False, highlight=False, soft_wrap=True)
-    show(console, found, tmp_path / "p.json")
+    as_text.optimized(console, found, tmp_path / "p.json")
     assert isinstance(console.file, io.StringIO)
     tables = sections(console.file.getvalue())
     assert "1.68 s" in tables["race 2"]
@@ -147,7 +145,7 @@ def test_what_was_measured_outside_of_a_race_says_where(
     alone = replace(found.chosen, race=None, earlier=earlier)
     found = replace(found, chosen=alone, best_single=alone, candidates=(alone,), races=())
     console = Console(width=200, file=io.StringIO(), markup=False, highlight=False, soft_wrap=True)
-    show(console, found, tmp_path / "p.json")
+    as_text.optimized(console, found, tmp_path / "p.json")
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue().startswith(title)
 

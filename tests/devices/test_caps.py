@@ -19,6 +19,7 @@ from placeit.optimizer.optimize import optimize
 from placeit.placers.feasibility import fits
 from placeit.placers.registry import parse_placer
 from placeit.profiler.cache import Cache
+from placeit.report import as_json
 from placeit.session import Session
 from placeit.simulator.simulate import SimulatedCost
 
@@ -94,7 +95,7 @@ def test_every_placer_and_every_search_keeps_to_the_limits(cache: Cache) -> None
             assert fits(problem, np.asarray(answer, np.int32)), name
     found = optimize(inception_like(), described(2), placers=PLACERS, budget=3, cache=cache, memory=caps)
     assert found.best_single is None
-    assert found.to_dict()["memory_limits"] == caps
+    assert as_json.optimized(found)["memory_limits"] == caps
     for candidate in found.candidates:
         assert all(size <= caps[name] for name, size in used(candidate.placement).items()), candidate.name
 

@@ -63,13 +63,16 @@ def test_what_was_measured_before_the_decision_does_not_enter_it() -> None:
     assert single.value is not None
     assert split.value is not None
     assert split.value.median < 0.6
-    split.plan = 1.0  # type: ignore[assignment]
-    assert search.settled(single, split)
-    assert search.winner is single
-    assert search.ratio is not None
-    assert 0.98 < search.ratio.ratio < 1.02
-    assert min(split.value.samples) > 0.9
-    assert len(split.value.samples) == len(single.value.samples) == 25
+    decision = search.settled(single, search.learn_of(split.name, plan=1.0))
+    assert decision is not None
+    assert decision.winner is decision.single
+    assert decision.ratio is not None
+    assert 0.98 < decision.ratio.ratio < 1.02
+    for name in (single.name, split.name):
+        value = search.known[name].value
+        assert value is not None
+        assert min(value.samples) > 0.9
+        assert len(value.samples) == 25
 
 
 @pytest.mark.parametrize(("left_s", "rounds"), [(1e9, 25), (28.4, 12), (19.4, 6)])
@@ -77,11 +80,11 @@ def test_the_decision_keeps_to_the_time_that_is_left(left_s: float, rounds: int)
     search = search_of(Case((0.5,), 0.01, (1.0,)), machine(), seed=0)
     search.measure()
     search.deadline = time.perf_counter() + left_s
-    search.confirm()
-    assert search.winner is not None
-    assert search.winner.placer == "drawn"
-    assert search.winner.measured is not None
-    assert len(search.winner.measured.samples) == rounds
+    winner = search.confirm().winner
+    assert winner is not None
+    assert winner.placer == "drawn"
+    assert winner.measured is not None
+    assert len(winner.measured.samples) == rounds
 
 
 @pytest.mark.parametrize("left_s", [11.0, 0.0, -5.0])
@@ -89,11 +92,11 @@ def test_without_time_for_a_decision_the_single_device_stays(left_s: float) -> N
     search = search_of(Case((0.5, 0.6), 0.01, (1.0, 1.1)), machine(), seed=0)
     search.measure()
     search.deadline = time.perf_counter() + left_s
-    search.confirm()
-    assert search.winner is not None
-    assert search.winner.name == "single 0"
-    assert search.hurried
-    assert search.ratio is None
+    decision = search.confirm()
+    assert decision.winner is not None
+    assert decision.winner.name == "single 0"
+    assert decision.hurried
+    assert decision.ratio is None
 
 
 def test_runs_that_vary_much_get_more_rounds_if_a_gain_is_likely() -> None:
@@ -101,9 +104,9 @@ def test_runs_that_vary_much_get_more_rounds_if_a_gain_is_likely() -> None:
     for noise, time_of_split in ((0.01, 0.8), (0.25, 0.8), (0.25, 1.5)):
         search = search_of(Case((time_of_split,), noise, (1.0,)), machine(noise), seed=0)
         search.measure()
-        search.confirm()
-        assert search.single is not None
-        assert search.single.measured is not None
-        rounds.append(len(search.single.measured.samples))
+        single = search.confirm().single
+        assert single is not None
+        assert single.measured is not None
+        rounds.append(len(single.measured.samples))
     assert rounds[0] == rounds[2] == 25
     assert rounds[1] > 40

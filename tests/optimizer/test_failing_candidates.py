@@ -24,6 +24,7 @@ from placeit.optimizer.search import Search
 from placeit.placers.heft import Heft
 from placeit.planning.segments import Costs
 from placeit.profiler.cache import Cache
+from placeit.report import as_json
 from placeit.runtime.devices.openvino import OpenVinoDevice
 from placeit.session import Session
 
@@ -70,7 +71,7 @@ def test_splits_that_fail_leave_the_single_devices(stage: str, cache: Cache, mon
         assert candidate.measured is None
     singles = [candidate for candidate in found.candidates if candidate.placer == "single"]
     assert all(single.failed is None and single.measured is not None for single in singles)
-    rows = {row["name"]: row for row in json.loads(json.dumps(found.to_dict(), allow_nan=False))["candidates"]}
+    rows = {row["name"]: row for row in json.loads(json.dumps(as_json.optimized(found), allow_nan=False))["candidates"]}
     assert all(rows[candidate.name]["failed"] == candidate.failed for candidate in found.candidates)
 
 
@@ -116,7 +117,7 @@ def test_a_placer_that_finds_nothing_is_listed_with_its_reason(cache: Cache, mon
     found = optimize(inception_like(), PAIR, placers=("heft", "metis"), budget=1.5, cache=cache)
     (lost,) = found.unplanned
     assert vars(lost) == {"name": "heft", "placer": "heft", "failed": "Nothing fits anywhere."}
-    assert found.to_dict()["unplanned"] == [vars(lost)]
+    assert as_json.optimized(found)["unplanned"] == [{"name": lost.name, "placer": lost.placer, "failed": lost.failed}]
     assert {"fast", "slow"} < {candidate.name for candidate in found.candidates}
 
 
@@ -234,32 +235,31 @@ def test_what_finds_no_room_beside_the_others_is_raced_after_them(foreseen: bool
         room.places = 99
         search.has_room = lambda: room.open < 3  # type: ignore[method-assign]
     search.measure()
-    search.confirm()
+    decision = search.confirm()
     assert room.most == 3
     assert room.open == 0
-    assert [entry.failed for entry in search.entries.values()] == [None] * 6
-    assert all(entry.measured is not None for entry in search.entries.values())
-    assert search.winner is not None
-    assert search.winner.simulated_s == 0.6
+    assert [candidate.failed for candidate in search.candidates] == [None] * 6
+    assert all(candidate.measured is not None for candidate in search.candidates)
+    assert decision.winner is not None
+    assert decision.winner.simulated_s == 0.6
 
 
 def test_what_finds_no_room_alone_is_out() -> None:
     search = search_of(Case((0.9, 0.8), 0.001, (1.0,)), machine(), seed=0)
     room = Room(search, 0)
     search.measure()
-    search.confirm()
+    assert search.confirm().winner is None
     assert room.open == 0
-    assert {entry.failed for entry in search.entries.values()} == {"There is no room."}
-    assert search.winner is None
+    assert {candidate.failed for candidate in search.candidates} == {"There is no room."}
 
 
 def test_two_that_find_no_room_together_cannot_be_compared_and_the_single_device_stays() -> None:
     search = search_of(Case((0.9, 0.8), 0.001, (1.0,)), machine(), seed=0)
     Room(search, 1)
     search.measure()
-    search.confirm()
-    assert search.winner is not None
-    assert search.winner.placer == "single"
+    winner = search.confirm().winner
+    assert winner is not None
+    assert winner.placer == "single"
 
 
 def test_who_loses_early_is_closed_while_the_others_race_on() -> None:
@@ -289,11 +289,11 @@ def test_a_split_that_fails_in_the_decision_gives_way_to_the_next(monkeypatch: p
     monkeypatch.setattr(Drawn, "time", run)
     search.progress = progress
     search.measure()
-    search.confirm()
-    assert search.winner is not None
-    assert search.winner.simulated_s == 0.8
-    assert search.ratio is not None
-    failed = [entry.failed for entry in search.entries.values() if entry.simulated_s == 0.7]
+    decision = search.confirm()
+    assert decision.winner is not None
+    assert decision.winner.simulated_s == 0.8
+    assert decision.ratio is not None
+    failed = [candidate.failed for candidate in search.candidates if candidate.simulated_s == 0.7]
     assert failed == ["A run of 'drawn 0' failed: The device fell silent."]
 
 

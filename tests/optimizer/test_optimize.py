@@ -28,6 +28,7 @@ from placeit.placers.bound import lower_bound
 from placeit.planning.segments import Costs
 from placeit.profiler.cache import Cache
 from placeit.profiler.costs import profile
+from placeit.report import as_json
 from placeit.runtime.check import OutputError
 from placeit.session import Session
 from placeit.simulator.simulate import simulate
@@ -69,7 +70,7 @@ def test_a_slow_device_behind_a_slow_link_leaves_the_model_on_the_fast_one(cache
 
 def test_the_answer_has_every_field_that_scripts_rely_on(cache: Cache) -> None:
     found = optimize(inception_like(), emulated(1.5, 1e9, 1e-5), placers=PLACERS, budget=5, cache=cache)
-    answer = json.loads(json.dumps(found.to_dict("p.json"), allow_nan=False))
+    answer = json.loads(json.dumps(as_json.optimized(found, "p.json"), allow_nan=False))
     assert answer["graph"] == {"ops": found.ops, "edges": found.edges, "groups": found.groups}
     assert {c["name"] for c in answer["candidates"]} >= {"fast", "slow"}
     for candidate in answer["candidates"]:
@@ -160,7 +161,7 @@ def test_described_devices_are_decided_by_the_simulated_objective(cache: Cache, 
 def test_energy_chooses_a_frugal_device_that_is_slower_and_never_calls_joules_measured(cache: Cache) -> None:
     cluster = powered(emulated(1.5, 1e9, 1e-5), (0.0, 1000.0), (0.0, 1.0))
     found = optimize(inception_like(), cluster, placers=PLACERS, budget=4, objective="energy", cache=cache)
-    answer = found.to_dict()
+    answer = as_json.optimized(found)
     assert (answer["objective"], answer["objective_unit"]) == ("energy", "J")
     singles = {candidate.name: candidate for candidate in found.candidates if candidate.placer == "single"}
     assert found.best_single is singles["slow"]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from small_models import inception_like, random_model
 
@@ -14,13 +16,14 @@ from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.errors import FileError, UsageError
 from placeit.devices.host import allowed_cores
-from placeit.optimizer.entries import Entry
+from placeit.optimizer.candidates import Alone, Candidate
 from placeit.optimizer.journal import open_journal
 from placeit.optimizer.optimize import optimize
 from placeit.optimizer.result import Optimized
 from placeit.optimizer.search import Search
 from placeit.profiler.cache import Cache
 from placeit.profiler.costs import Progress
+from placeit.report import as_json
 from placeit.runtime.check import OutputError
 from placeit.runtime.measure import summed_up
 from placeit.session import Session
@@ -53,9 +56,9 @@ def races(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[bool]]]:
     seen: list[tuple[str, list[bool]]] = []
     race = Search.race
 
-    def watched(self: Search, entries: Sequence[Entry], what: str, **options: Any) -> Any:
-        seen.append((what, [entry.measured is not None for entry in entries]))
-        return race(self, entries, what, **options)
+    def watched(self: Search, candidates: Sequence[Candidate], what: str, **options: Any) -> Any:
+        seen.append((what, [candidate.measured is not None for candidate in candidates]))
+        return race(self, candidates, what, **options)
 
     monkeypatch.setattr(Search, "race", watched)
     return seen
@@ -96,7 +99,7 @@ def test_a_search_that_was_interrupted_goes_on_and_decides_afresh(
             assert candidate.measured is not None
             assert names[name].measured.samples.tolist() == candidate.measured.samples.tolist()  # type: ignore[union-attr]
             assert names[name].segments == candidate.segments
-    for candidate in second.to_dict()["candidates"]:
+    for candidate in as_json.optimized(second)["candidates"]:
         assert candidate["measured_earlier"] == names[candidate["name"]].earlier
     assert not second.chosen.earlier or second.best_single is second.chosen
     assert len({c.name for c in second.candidates}) == len(second.candidates)
@@ -119,12 +122,12 @@ def test_what_is_no_placement_on_these_devices_is_not_kept(cache: Cache, tmp_pat
         search = Search(session, Latency(), 1e9, 0, None)
         search.resume(open_journal(tmp_path / "search.jsonl", session, search.objective))
         search.singles()
-        fast, slow = search.entries.values()
-        for entry in (fast, slow):
-            entry.measured = entry.value = summed_up(entry.name, [0.1] * 6, range(6))
-            entry.output_error = OutputError(0.0, 0.0)
-        elsewhere = Entry("elsewhere", "single", fast.groups, fast.plan, 0.1, 0.1, fast.measured, fast.value, fast.output_error)
-        search.keep([elsewhere, slow])
+        fast, slow = search.candidates
+        search.enter(replace(fast, name="elsewhere"), Alone(session, np.ones(2)))
+        for name in ("elsewhere", slow.name):
+            measured = summed_up(name, [0.1] * 6, range(6))
+            search.learn_of(name, measured=measured, value=measured, output_error=OutputError(0.0, 0.0))
+        search.keep(["elsewhere", slow.name])
     assert [json.loads(line)["name"] for line in (tmp_path / "search.jsonl").read_text().splitlines()[1:]] == ["slow"]
 
 

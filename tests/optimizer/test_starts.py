@@ -57,7 +57,7 @@ def test_a_start_is_measured_though_it_is_simulated_to_be_hopeless(cache: Cache)
         search.singles()
         search.begin_with({"start": groups})
         search.propose(("heft", "cpop", "metis", "random-task-eft", "random"))
-        assert "start" in {entry.name for entry in search.promising()}
+        assert "start" in {candidate.name for candidate in search.promising()}
     found = optimize(inception_like(), cluster, placers=("heft", "metis"), budget=12, cache=cache, start=start)
     (mine,) = (candidate for candidate in found.candidates if candidate.name == "start")
     assert mine.measured is not None

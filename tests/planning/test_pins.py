@@ -25,6 +25,7 @@ from placeit.placers.registry import parse_placer
 from placeit.planning.coarsen import coarsen
 from placeit.planning.pins import divided, parse_pins, pinned_ops
 from placeit.profiler.cache import Cache
+from placeit.report import as_json
 from placeit.session import Session
 from placeit.simulator.simulate import SimulatedCost
 
@@ -117,7 +118,7 @@ def test_every_placer_and_every_search_keeps_pins(cache: Cache) -> None:
             assert {op: placed.as_dict()[op] for op in pins} == pins, name
     found = optimize(model, described(3), placers=PLACERS, budget=3, cache=cache, pins=pins)
     assert found.best_single is None
-    assert found.to_dict()["pins"] == pins
+    assert as_json.optimized(found)["pins"] == pins
     for candidate in found.candidates:
         assert {op: candidate.placement.as_dict()[op] for op in pins} == pins, candidate.name
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from placeit.cli import text
-from placeit.cli.terminal import Lines, Terminal, printable
+from placeit.cli.terminal import Lines, Terminal
+from placeit.report import text
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_shares_have_a_decimal_where_it_matters() -> None:
 
 
 def test_names_cannot_move_the_cursor() -> None:
-    assert printable("op\x1b[2J\udcff\nü") == "op?[2J?\nü"
+    assert text.printable("op\x1b[2J\udcff\nü") == "op?[2J?\nü"
 
 
 class Screen(io.StringIO):

@@ -6,27 +6,23 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from placeit.cli.terminal import printable
-
 if TYPE_CHECKING:
     from rich.console import Console
 
     from placeit.core.cluster import Cluster
-    from placeit.planning.segments import Plan
     from placeit.runtime.check import OutputError
     from placeit.runtime.measure import Measurement, Ratio
 
 __all__ = [
     "NOTHING",
     "amount",
-    "emulated",
     "error",
     "facts",
     "interval",
     "ops_by_device",
     "paragraph",
     "percent",
-    "programs",
+    "printable",
     "ratio",
     "seconds",
     "shape",
@@ -293,17 +289,6 @@ def paragraph(console: Console, text: str, *, label: str = "", indent: int = 0, 
     console.print("\n".join(lines) or label, style=style or None)
 
 
-def programs(plan: Plan) -> int:
-    """Count the segments that run something."""
-    return len(plan.programs)
-
-
-def emulated(cluster: Cluster) -> list[str]:
-    """Names of devices and links that are slowed on purpose."""
-    devices = [device.name for device in cluster.devices if device.emulated]
-    return devices + [f"{src} -> {dst}" for (src, dst), link in cluster.links.items() if link.origin == "emulated"]
-
-
 def show_notes(console: Console, cluster: Cluster) -> None:
     """Say which devices and links are not what a real one would be."""
     notes = [
@@ -321,3 +306,8 @@ def show_notes(console: Console, cluster: Cluster) -> None:
         console.print()
     for note in notes:
         paragraph(console, note)
+
+
+def printable(text: str) -> str:
+    """Replace what could upset a terminal (control characters, names that are not Unicode) by question marks."""
+    return "".join(char if char.isprintable() or char == "\n" else "?" for char in text)

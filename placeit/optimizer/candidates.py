@@ -1,0 +1,190 @@
+"""Candidates: what is proposed, and what is known of it so far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.core.placement import Placement
+from placeit.core.problem import Problem
+from placeit.devices.plain import other_precision, plain_devices
+from placeit.planning.placing import Placing
+from placeit.planning.segments import Costs, Plan, Segmenter
+from placeit.runtime.check import OutputError
+from placeit.runtime.measure import Measurement
+from placeit.session import Session
+
+__all__ = [
+    "Alone",
+    "Candidate",
+    "Raced",
+    "alone_on",
+    "in_other_precision",
+    "known_value",
+    "measured_median",
+    "plain_candidates",
+    "value_of",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """One placement, and what is known of it. When more is known, another one takes its place (``dataclasses.replace``).
+
+    Attributes:
+        name: unique among the candidates.
+        placer: who proposed it; ``single`` for a whole model on one device.
+        plan: its segments, as they were simulated and measured; a session of the same model on the same devices can run them.
+        placing: the model's groups on the devices that it is on.
+        simulated_s: seconds that the simulator said before this candidate was measured; None of a plain one, of which nothing
+            was profiled.
+        simulated_value: the objective, in its unit, of the same simulation.
+        plain: whether it is the whole model on a device that is none of the cluster's, but all its core sets at once: what one
+            would do without placeit (:func:`placeit.devices.plain.plain_devices`).
+        of: name of the single device whose other precision this is; None of all that may be chosen.
+        given: whether the search was told to begin with it.
+        measured: latency, in the last race that it took part in; None if it was not measured.
+        value: the objective by the times of the runs that ``measured`` is of; for latency the same. Joules come from a power
+            model and measured busy times: they are not measured themselves. None if the candidate was not measured.
+        segment_s: median seconds of each segment in these runs, ``float64[S]``; None if they are not known.
+        race: number of that race in ``Optimized.races``; times of different races do not compare. None if it took part in none.
+        final: whether that race was the one that decided.
+        earlier: whether ``measured`` is from an earlier search (``resume``).
+        output_error: against the whole model on one device; None if it was not run.
+        failed: why it is out, whatever it was that failed; None if nothing did. What was measured of it before counts no more.
+        not_run: why it was not worth a run, if that was so.
+    """
+
+    name: str
+    placer: str
+    plan: Plan
+    placing: Placing = field(repr=False)
+    simulated_s: float | None
+    simulated_value: float | None
+    plain: bool = False
+    of: str | None = None
+    given: bool = False
+    measured: Measurement | None = None
+    value: Measurement | None = None
+    segment_s: NDArray[np.float64] | None = None
+    race: int | None = None
+    final: bool = False
+    earlier: bool = False
+    output_error: OutputError | None = None
+    failed: str | None = None
+    not_run: str | None = None
+
+    @cached_property
+    def groups(self) -> NDArray[np.int32]:
+        """``int32[G]``, the device of each group."""
+        return self.plan.placement[self.plan.segment_of]
+
+    @cached_property
+    def placement(self) -> Placement:
+        """Device of every op, and its segment."""
+        return self.placing.placement(self.groups, self.plan)
+
+    @property
+    def segments(self) -> int:
+        """Number of programs that run."""
+        return len(self.plan.programs)
+
+
+@dataclass(frozen=True, eq=False)
+class Alone:
+    """One device by itself that is none of the cluster's, or not in the precision that was asked for.
+
+    Attributes:
+        session: of the same model there.
+        busy: ``float64[D]``, 1 for the devices of the cluster that have nothing else to run on meanwhile, 0 for the others.
+    """
+
+    session: Session
+    busy: NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Raced:
+    """A race that was run.
+
+    Attributes:
+        what: what it was for, as it was said while it ran.
+        rounds: how many there were.
+        measured: latency in it, by name, of all that took part and did not fail.
+    """
+
+    what: str
+    rounds: int
+    measured: Mapping[str, Measurement]
+
+
+def plain_candidates(session: Session, problem: Problem) -> list[tuple[Candidate, Alone]]:
+    """Plain devices of a session's cluster that can run the model whole; none if an op is pinned to another one."""
+    devices = session.cluster.devices
+    busy = np.array([float(device.core_set) for device in devices])
+    found: list[tuple[Candidate, Alone]] = []
+    for plain in () if session.pins else plain_devices(session.cluster):
+        like = [d for d, device in enumerate(devices) if device.core_set and device.kind == plain.kind]
+        if problem.feasible[:, like].all() and problem.param_bytes.sum() <= plain.memory_bytes:
+            name = f"plain {plain.name}" if plain.name in session.cluster.names else plain.name
+            home = session.alone(plain)
+            found.append((alone_on(home, name, plain=True), Alone(home, busy)))
+    return found
+
+
+def in_other_precision(
+    session: Session, singles: Sequence[Candidate], homes: Mapping[str, Alone]
+) -> tuple[list[tuple[Candidate, Alone]], list[str]]:
+    """The plain devices, or without any every single device, once more in another precision.
+
+    Args:
+        session: whose precision is the one that was asked for.
+        singles: whole models on single devices.
+        homes: what runs those of them that are none of the cluster's devices, by name.
+
+    Returns:
+        What is to be measured beside them, and a sentence for each device that has no other precision.
+    """
+    others: list[tuple[Candidate, Alone]] = []
+    missing: list[str] = []
+    for single in [one for one in singles if one.plain] or singles:
+        home, d = homes.get(single.name), int(single.groups[0])
+        device = (session if home is None else home.session).cluster.devices[d]
+        precision = other_precision(device, session.precision)
+        if precision is None:
+            why = "has neither bf16 nor f16" if device.kind == "openvino" else "computes in the types of the model"
+            why = "is only described" if device.described else why
+            missing.append(f"{single.name} {why}")
+            continue
+        there = session.alone(device, precision=precision)
+        other = alone_on(there, f"{single.name} in {precision}", placer="precision", of=single.name)
+        others.append((other, Alone(there, np.eye(len(session.cluster))[d] if home is None else home.busy)))
+    return others, missing
+
+
+def alone_on(session: Session, name: str, *, placer: str = "single", plain: bool = False, of: str | None = None) -> Candidate:
+    """The whole model on the only device of a session, where nothing was profiled."""
+    groups = np.zeros(len(session.grouping.groups), np.int32)
+    plan = Segmenter(session.grouping, Costs.zero(len(groups), session.cluster)).plan(groups)
+    return Candidate(name, placer, plan, session.placing, None, None, plain=plain, of=of)
+
+
+def measured_median(candidate: Candidate) -> float:
+    """Median seconds of a candidate; ``inf`` if it was not measured."""
+    return math.inf if candidate.measured is None else candidate.measured.median
+
+
+def value_of(candidate: Candidate) -> float:
+    """Median objective of a candidate; ``inf`` if it was not measured."""
+    return math.inf if candidate.value is None else candidate.value.median
+
+
+def known_value(candidate: Candidate) -> float:
+    """The objective of a candidate, as it was measured, or else simulated; ``inf`` if it was neither."""
+    simulated = math.inf if candidate.simulated_value is None else candidate.simulated_value
+    return simulated if candidate.value is None else candidate.value.median

@@ -1,0 +1,96 @@
+"""Which candidate is the answer of a search, and why, in a sentence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from placeit.core.errors import ExecutionError, InfeasibleError
+from placeit.optimizer.candidates import Candidate, known_value, measured_median
+from placeit.optimizer.search import WORTH_MEASURING, Decision, Search
+from placeit.placers.bound import lower_bound
+
+__all__ = ["chosen_of"]
+
+
+def chosen_of(
+    search: Search, decision: Decision, order: Sequence[Candidate], single: Candidate | None
+) -> tuple[Candidate, str]:
+    """Choose a candidate, and say why in a sentence.
+
+    Args:
+        search: what is known.
+        decision: what it came to.
+        order: the candidates, as far as they are known now, best first and those that failed last.
+        single: the best of those on one device; None if there is none.
+
+    Raises:
+        InfeasibleError: there are none.
+        ExecutionError: all of them failed; says why each did.
+    """
+    objective = search.objective
+    where = f"{search.session.model.path} on {', '.join(search.problem.device_names)}"
+    reasons = [f"{', '.join(some)}: {why}" for why, some in _by_reason(search.unplanned).items()]
+    if not order:
+        raise InfeasibleError(" ".join([f"No placement of {where} was found.", *reasons]))
+    reasons += [f"{one.name}: {one.failed}" for one in order if one.failed is not None]
+    order = [one for one in order if one.failed is None]
+    if not order:
+        raise ExecutionError(" ".join([f"Every placement of {where} failed.", *reasons]))
+    if not search.session.executable:
+        least = known_value(order[0])
+        most = least / WORTH_MEASURING if single is None else min(least / WORTH_MEASURING, known_value(single))
+        # a trifle less of something else is not worth being slow
+        best = min((one for one in order if known_value(one) <= most), key=lambda one: one.plan.schedule.makespan)
+        if best is single:
+            margin = " by more than 1 %" if least < known_value(best) else ""
+            return (
+                best,
+                f"in simulation, no placement is {objective.better} than {best.name} alone{margin}; nothing was measured",
+            )
+        lowest = "the lowest" if known_value(best) == least else "within 1 % the lowest"
+        return best, f"it has {lowest} simulated {objective.name}; nothing was measured, because a device is only described"
+    if decision.winner is None and decision.hurried:
+        return order[0], "there was no time to measure anything; it is the best in simulation"
+    if decision.winner is None:
+        if single is not None:
+            return single, "the search was interrupted before a placement was confirmed, and a single device is safe"
+        return order[0], "the search was interrupted; this is the best so far"
+    if single is None:
+        able = "may, by the pins, run the model whole" if search.session.pins else "can run the model whole"
+        if search.problem.feasible.all(axis=0).any():
+            able = "has memory for the whole model"
+        return decision.winner, f"it was measured to be {objective.best}; no single device {able}"
+    if decision.winner.placer != "single":
+        ratio = decision.ratio
+        assert ratio is not None  # noqa: S101
+        return decision.winner, (
+            f"measured again, it takes {ratio.ratio:.3f} of the {objective.quantity} of {single.name} "
+            f"(95 % interval {ratio.ci_low:.3f} to {ratio.ci_high:.3f})"
+        )
+    if search.session.costs.shared and len(search.problem.device_names) > 1:
+        return decision.winner, "the budget is too short to compare placements over several devices with the single ones"
+    if len(order) == 1 and len(search.problem.device_names) == 1:
+        return decision.winner, "it is the only device"
+    if decision.hurried:
+        why = f"no time was left to decide whether a split placement is {objective.better}; a larger budget may find one"
+    elif decision.ratio is not None:
+        why = (
+            f"the best split placement takes {decision.ratio.ratio:.3f} of its {objective.quantity} (95 % interval "
+            f"{decision.ratio.ci_low:.3f} to {decision.ratio.ci_high:.3f}), which is not {objective.better} beyond the interval"
+        )
+    else:
+        why = f"no split placement was measured to be {objective.better}"
+    whole = measured_median(single) if single.simulated_s is None else single.simulated_s
+    if objective.is_makespan and 0 < whole < math.inf:
+        share = lower_bound(search.problem) / whole
+        why += f"; the bound without any cost of cutting is {share:.3f} of its time"
+    return decision.winner, why
+
+
+def _by_reason(unplanned: Mapping[str, tuple[str, str]]) -> dict[str, list[str]]:
+    """Names of candidates by why there is none of them."""
+    found: dict[str, list[str]] = {}
+    for candidate, (_, why) in unplanned.items():
+        found.setdefault(why, []).append(candidate)
+    return found

@@ -1,0 +1,43 @@
+"""Runs a plan in a race, and values each run by the objective."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.optimizer.candidates import Alone
+from placeit.runtime.measure import Measurement, summed_up
+from placeit.runtime.plan_executor import PlanExecutor
+from placeit.simulator.objectives import Objective
+
+__all__ = ["Runner"]
+
+
+class Runner:
+    """Runs a plan, in a race, and values each run by the objective."""
+
+    def __init__(self, executor: PlanExecutor, objective: Objective, alone: Alone | None = None) -> None:
+        self.executor, self.objective, self.alone = executor, objective, alone
+        self.values: list[float] = []
+
+    def __call__(self) -> float:
+        """Run once and return the seconds it took."""
+        seconds = self.executor.time()
+        self.values.append(self.objective.of_run(seconds, self.work))
+        return seconds
+
+    def work(self) -> tuple[NDArray[np.float64], float]:
+        """Seconds that each device of the cluster was busy in the last run, and links in sum."""
+        busy = dict.fromkeys(self.executor.plan.problem.device_names, 0.0)
+        moving = 0.0
+        for span in self.executor.spans():
+            if span.kind == "compute":
+                busy[span.where[0]] += span.seconds
+            else:
+                moving += span.seconds
+        seconds = np.array(list(busy.values()))
+        return seconds if self.alone is None else seconds.sum() * self.alone.busy, moving
+
+    def valued(self, measured: Measurement) -> Measurement:
+        """Return the objective of the runs that were measured; the runs before them, for warming up, are left out."""
+        return summed_up(measured.name, self.values[-len(measured.samples) :], measured.rounds)

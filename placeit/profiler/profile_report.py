@@ -1,0 +1,27 @@
+"""What profiling a model showed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from placeit.planning.coarsen import Grouping
+from placeit.planning.segments import Costs
+
+__all__ = ["ProfileReport"]
+
+
+@dataclass(frozen=True, eq=False)
+class ProfileReport:
+    """What profiling a model showed.
+
+    Attributes:
+        model: its path.
+        precision: in which devices computed.
+        grouping: its ops in groups.
+        costs: what these cost on the devices.
+    """
+
+    model: str
+    precision: str
+    grouping: Grouping
+    costs: Costs

@@ -1,0 +1,1 @@
+"""Results for machines and for people: JSON, CSV and text. Nothing here imports rich or NumPy before it is needed."""

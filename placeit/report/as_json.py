@@ -1,0 +1,241 @@
+"""Results as JSON holds them: what the commands print with ``--json``. Fields are only ever added."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from placeit.core.cluster import Cluster, Link
+    from placeit.optimizer.candidates import Candidate
+    from placeit.optimizer.compare import Comparison
+    from placeit.optimizer.result import Optimized
+    from placeit.planning.segments import Profiled
+    from placeit.profiler.profile_report import ProfileReport
+    from placeit.runtime.check import OutputError
+    from placeit.runtime.measure import Measurement, Ratio
+    from placeit.runtime.run_report import RunReport
+
+__all__ = ["comparison", "jsonable", "links", "optimized", "profile", "run"]
+
+
+def optimized(found: Optimized, placement_file: str | Path | None = None) -> dict[str, Any]:
+    """What :func:`placeit.optimize` found; ``placement_file`` is where the placement is written."""
+    error = found.simulator_error or {}
+    return {
+        "model": found.model,
+        "graph": {"ops": found.ops, "edges": found.edges, "groups": found.groups},
+        "objective": found.objective.name,
+        "objective_unit": found.objective.unit,
+        "chosen": _candidate(found.chosen),
+        "candidates": [_candidate(candidate) for candidate in found.candidates],
+        "races": [{"what": race.what, "rounds": race.rounds, "candidates": list(race.measured)} for race in found.races],
+        "unplanned": [{"name": one.name, "placer": one.placer, "failed": one.failed} for one in found.unplanned],
+        "precisions": [
+            _candidate(other.row)
+            | {"of": other.of, "ratio": None if other.ratio is None else other.ratio.ratio, "ratio_ci": _interval(other.ratio)}
+            for other in found.precisions
+        ],
+        "without_precisions": list(found.without_precisions),
+        "best_single": None if found.best_single is None else _candidate(found.best_single),
+        "speedup": None if found.speedup is None else found.speedup.ratio,
+        "speedup_ci": None if found.speedup is None else _interval(found.speedup),
+        "reason": found.reason,
+        "bound_s": _finite(found.bound_s),
+        "output_error": _error(found.chosen.output_error),
+        "simulator": {name: error.get(name) for name in ("mape", "pearson", "spearman")},
+        "budget": {
+            "asked_s": found.asked_s,
+            "spent_s": found.spent_s,
+            "compiling_s": found.compiling_s,
+            "least_s": found.least_s,
+        },
+        "interrupted": found.interrupted,
+        "pins": dict(found.pins),
+        "memory_limits": {name: _finite(held) for name, held in found.memory.items()},
+        "placement_file": None if placement_file is None else str(placement_file),
+        "emulated": _emulated(found.cluster),
+    }
+
+
+def run(report: RunReport, placement_file: str | Path, files: Mapping[str, Path | None]) -> dict[str, Any]:
+    """What running a placement showed.
+
+    Args:
+        report: what it showed.
+        placement_file: where the placement is from.
+        files: what else may be written, by what it is; None for what is not.
+    """
+    latency = report.latency
+    return {
+        "model": report.model,
+        "placement_file": str(placement_file),
+        "devices": report.placement.counts(),
+        "segments": len(report.plan.programs),
+        "runs": len(latency.samples),
+        "warmup": report.warmup,
+        "duration_s": report.duration_s,
+        "latency_s": {"median": latency.median, "p95": latency.p95, "ci": _interval(latency)},
+        "simulated_s": report.simulated_s,
+        "utilization": report.utilization,
+        "gpus": {name: vars(use) for name, use in report.gpus.items()},
+        "output_error": report.output_error.to_dict(),
+        "failed": report.failed,
+        "emulated": _emulated(report.cluster),
+        "interrupted": report.interrupted,
+    } | {f"{what}_file": None if path is None else str(path) for what, path in files.items()}
+
+
+def comparison(found: Comparison) -> dict[str, Any]:
+    """What :func:`placeit.compare` found; the names of placements that were given are their files."""
+
+    def row(candidate: Candidate) -> dict[str, Any]:
+        measured, error = candidate.measured, candidate.output_error
+        return {
+            "name": candidate.name,
+            "placement_file": None if candidate.name in found.singles else candidate.name,
+            "segments": candidate.segments,
+            "devices": candidate.placement.counts(),
+            "simulated_s": candidate.simulated_s,
+            "measured_s": None if measured is None else measured.median,
+            "p95_s": None if measured is None else measured.p95,
+            "ci_s": _interval(measured),
+            "speedup_over": {
+                single: None if ratio is None else {"ratio": ratio.ratio, "ci": _interval(ratio)}
+                for single, ratio in found.speedups(candidate).items()
+            },
+            "output_error": None if error is None else error.to_dict(),
+            "failed": candidate.failed,
+        }
+
+    return {
+        "model": found.model,
+        "rounds": found.rounds,
+        "warmup": found.warmup,
+        "duration_s": found.duration_s,
+        "candidates": [row(candidate) for candidate in found.candidates],
+        "emulated": _emulated(found.cluster),
+        "interrupted": found.interrupted,
+    }
+
+
+def profile(found: ProfileReport) -> dict[str, Any]:
+    """What groups cost on devices."""
+    costs, grouping, graph = found.costs, found.grouping, found.grouping.graph
+    groups, names = grouping.groups, costs.cluster.names
+    whole = costs.dispatch + costs.core.sum(axis=0)
+    data = {
+        "model": found.model,
+        "precision": found.precision,
+        "graph": {"ops": len(graph), "edges": len(graph.edges), "groups": len(groups)},
+        "devices": [
+            {
+                "name": device.name,
+                "dispatch_s": costs.dispatch[d],
+                "whole_model_s": whole[d],
+                "read_s_per_byte": costs.read[d],
+                "emulated": device.emulated,
+                "described": device.described,
+            }
+            for d, device in enumerate(costs.cluster.devices)
+        ],
+        "groups": [
+            {
+                "name": groups.names[g],
+                "kind": groups.kinds[g],
+                "ops": len(grouping.members(g)),
+                "flops": groups.flops[g],
+                "seconds": dict(zip(names, costs.core[g], strict=True)),
+                "cut_s": dict(zip(names, costs.cut[g], strict=True)),
+                "load_s": dict(zip(names, costs.load[g], strict=True)),
+            }
+            for g in range(len(groups))
+        ],
+        "links": links(costs.cluster.links),
+        "profiled": _profiled(costs.profiled),
+    }
+    result: dict[str, Any] = jsonable(data)
+    return result
+
+
+def links(known: Mapping[tuple[str, str], Link]) -> list[dict[str, Any]]:
+    """Links between devices; a bandwidth too high to be measured is null."""
+    return [
+        {
+            "src": src,
+            "dst": dst,
+            "bandwidth_bytes_per_s": _finite(link.bandwidth),
+            "latency_s": link.latency,
+            "origin": link.origin,
+        }
+        for (src, dst), link in known.items()
+    ]
+
+
+def jsonable(value: Any) -> Any:
+    """Turn arrays, mappings and numbers into what JSON can hold; what is not finite, and so was not measured, is null."""
+    if isinstance(value, Mapping):
+        return {str(key): jsonable(item) for key, item in value.items()}
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [jsonable(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _candidate(candidate: Candidate) -> dict[str, Any]:
+    measured, value = candidate.measured, candidate.value
+    return {
+        "name": candidate.name,
+        "placer": candidate.placer,
+        "plain": candidate.plain,
+        "simulated_s": candidate.simulated_s,
+        "measured_s": None if measured is None else measured.median,
+        "ci_s": _interval(measured),
+        "race": candidate.race,
+        "simulated_value": candidate.simulated_value,
+        "value_from_runs": None if value is None else value.median,
+        "value_ci": _interval(value),
+        "devices": candidate.placement.counts(),
+        "segments": candidate.segments,
+        "output_error": _error(candidate.output_error),
+        "measured_earlier": candidate.earlier,
+        "failed": candidate.failed,
+        "not_run": candidate.not_run if measured is None else None,
+    }
+
+
+def _error(error: OutputError | None) -> dict[str, Any]:
+    if error is None:
+        return {"max_abs": None, "max_rel": None, "fault": None, "not_checked": "it was not run", "not_finite": None}
+    return error.to_dict()
+
+
+def _profiled(profiled: Profiled | None) -> dict[str, Any] | None:
+    if profiled is None:
+        return None
+    at = datetime.fromtimestamp(profiled.at, UTC).isoformat(timespec="seconds")
+    age = max(0.0, time.time() - profiled.at)
+    return {"at": at, "age_s": age, "other_load_cores": profiled.load, "cached": profiled.cached}
+
+
+def _emulated(cluster: Cluster) -> list[str]:
+    """Names of devices and links that are slowed on purpose."""
+    devices = [device.name for device in cluster.devices if device.emulated]
+    return devices + [f"{src} -> {dst}" for (src, dst), link in cluster.links.items() if link.origin == "emulated"]
+
+
+def _interval(of: Measurement | Ratio | None) -> list[float | None]:
+    """Ends of a confidence interval; null where it is open, or nothing was measured."""
+    return [None, None] if of is None else [_finite(of.ci_low), _finite(of.ci_high)]
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,271 @@
+"""Results as people read them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from placeit.report import text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from placeit.core.cluster import Link
+    from placeit.optimizer.candidates import Candidate
+    from placeit.optimizer.compare import Comparison
+    from placeit.optimizer.result import Optimized, Unplanned
+    from placeit.planning.segments import Profiled
+    from placeit.profiler.profile_report import ProfileReport
+    from placeit.runtime.run_report import RunReport
+
+__all__ = ["comparison", "links", "optimized", "profile", "run"]
+
+
+def run(console: Console, report: RunReport, files: Mapping[str, Path | None]) -> None:
+    """Print what running a placement showed, and which files are written, by what they are; None for those that are not."""
+    latency, error = report.latency, report.output_error
+    ended = ", ended by Ctrl-C: no traced run and no outputs" if report.interrupted else ""
+    figures = {
+        "latency": f"{text.seconds(latency.median)} (median of {len(latency.samples)} runs{ended})",
+        "interval": f"{text.interval(latency)} (95 % confidence)",
+        "p95": text.seconds(latency.p95),
+        "simulated": text.seconds(report.simulated_s),
+        "segments": str(len(report.plan.programs)),
+        "output error": f"{text.error(error)} (relative to the uncut model's largest)",
+        **({} if report.failed is None else {"failed": report.failed}),
+    }
+    text.facts(console, figures | {what: str(path) for what, path in files.items() if path is not None})
+    text.show_unchecked(console, [error])
+    console.print()
+    counts = report.placement.counts()
+    rows = [(track, str(counts.get(track, "")), text.percent(share)) for track, share in report.utilization.items()]
+    text.table(console, ("device or link", "ops", "busy"), rows)
+    if report.gpus:
+        console.print()
+        heads = ("GPU, by its driver", "busy", "most memory", "power", "energy")
+        uses = [
+            (
+                name,
+                text.percent(use.utilization),
+                text.amount(use.peak_memory_bytes, "B"),
+                text.watts(use.power_w),
+                text.amount(use.energy_j, "J"),
+            )
+            for name, use in report.gpus.items()
+        ]
+        text.table(console, heads, uses)
+    text.show_notes(console, report.cluster)
+
+
+def comparison(console: Console, found: Comparison) -> None:
+    """Print a table of what was compared, and why something is out."""
+    candidates, singles = found.candidates, found.singles
+    heads = ["placement", "devices (ops)", "segments", "simulated", "measured", "95 % interval", "p95"]
+    heads += [f"speed-up over {single}" for single in singles]
+    rows = [
+        (
+            one.name,
+            text.ops_by_device(one.placement.counts()),
+            str(one.segments),
+            text.seconds(one.simulated_s),
+            text.seconds(None if one.measured is None else one.measured.median),
+            text.interval(one.measured),
+            text.seconds(None if one.measured is None else one.measured.p95),
+            *map(text.ratio, found.speedups(one).values()),
+            text.error(one.output_error),
+        )
+        for one in candidates
+    ]
+    fastest = next((one.name for one in candidates if one.name in singles), None)
+    spare = ["segments", "p95", "output error", "simulated"]
+    spare += [f"speed-up over {single}" for single in singles if single != fastest]
+    text.table(console, [*heads, "output error"], rows, left=2, spare=spare)
+    text.show_failures(console, {one.name: one.failed for one in candidates})
+    text.show_unchecked(console, (one.output_error for one in candidates))
+    if found.interrupted:
+        console.print("Ended by Ctrl-C: what was measured until then.")
+    text.show_notes(console, found.cluster)
+
+
+def profile(console: Console, found: ProfileReport, files: Sequence[Path] = ()) -> None:
+    """Print what groups cost on devices, and which files that is written to."""
+    costs, groups = found.costs, found.grouping.groups
+    names = costs.cluster.names
+    sizes = [len(found.grouping.members(g)) for g in range(len(groups))]
+    heads = ("group", "kind", "ops", *names, *(f"cut {name}" for name in names))
+    rows = [
+        (groups.names[g], groups.kinds[g], str(sizes[g]), *map(text.seconds, [*costs.core[g], *costs.cut[g]]))
+        for g in range(len(groups))
+    ]
+    cut = costs.cut.sum(axis=0)
+    rows.append(("all", "", str(sum(sizes)), *map(text.seconds, [*costs.core.sum(axis=0), *cut])))
+    rows.append(("dispatch of a segment", "", "", *map(text.seconds, costs.dispatch), *[""] * len(names)))
+    rows.append(("load of all", "", "", *map(text.seconds, costs.load.sum(axis=0).clip(0.0)), *[""] * len(names)))
+    text.table(console, heads, rows, left=2)
+    if costs.cluster.links:
+        console.print()
+        links(console, costs.cluster.links)
+    text.show_notes(console, costs.cluster)
+    if costs.profiled is not None:
+        console.print(f"\n{_said(costs.profiled)}")
+    for path in files:
+        console.print(f"\ncosts  {text.printable(str(path))}")
+
+
+def _said(profiled: Profiled) -> str:
+    """Say how old costs are, and what else the machine did when they were measured."""
+    from placeit.core.units import about_seconds
+
+    ago = about_seconds(time.time() - profiled.at)
+    when = f"Measured {ago} ago (from the cache; --no-cache measures afresh)" if profiled.cached else "Measured now"
+    load = f", while other processes kept {profiled.load:.1f} cores busy" if profiled.load is not None else ""
+    return f"{when}{load}."
+
+
+def links(console: Console, known: Mapping[tuple[str, str], Link]) -> None:
+    """Print a table of links."""
+    rows = [
+        (src, dst, link.origin, text.amount(link.bandwidth, "B/s"), text.seconds(link.latency))
+        for (src, dst), link in known.items()
+    ]
+    text.table(console, ("from", "to", "origin", "bandwidth", "latency"), rows, left=3)
+
+
+def optimized(console: Console, found: Optimized, path: Path) -> None:
+    """Print what was found, a table for each race, and why it was chosen."""
+    best = found.best_single
+    others = [candidate for candidate in found.candidates if candidate.placer == "single" and candidate is not best]
+    singles = [*([] if best is None else [best]), *others]
+    objective, modelled = found.objective, not found.objective.is_makespan
+    heads = ["candidate (placer)", "devices (ops)", "segments", "simulated", "measured", "95 % interval"]
+    heads += [f"{objective.name} simulated", f"{objective.name} by measured times"] if modelled else []
+    heads += [f"speed-up over {single.name}" for single in singles]
+    heads += ["output error", "simulator off by"]
+
+    def row(candidate: Candidate) -> list[str]:
+        return [
+            _name(candidate) + (" *" if candidate is found.chosen else ""),
+            text.ops_by_device(candidate.placement.counts()),
+            str(candidate.segments),
+            text.seconds(candidate.simulated_s),
+            text.seconds(None if candidate.measured is None else candidate.measured.median),
+            text.interval(candidate.measured),
+            *(_values(candidate, objective.unit) if modelled else ()),
+            *(_speedup(found, single, candidate) for single in singles),
+            text.error(candidate.output_error),
+            _simulator_error(candidate),
+        ]
+
+    sections: dict[str, list[list[str]]] = {}
+    for candidate in (*found.candidates, *(other.row for other in found.precisions)):
+        sections.setdefault(_section(found, candidate), []).append(row(candidate))
+    spare = ["simulator off by", "output error", "segments", *(f"speed-up over {single.name}" for single in others)]
+    spare += ["95 % interval", *(["simulated"] if modelled else [])]
+    every = [cells for rows in sections.values() for cells in rows]
+    shown = [i for i in range(len(heads)) if i < 3 or any(cells[i] != text.NOTHING for cells in every)]
+    sections = {title: [[cells[i] for i in shown] for cells in rows] for title, rows in sections.items()}
+    text.tables(console, [heads[i] for i in shown], sections, left=2, spare=spare)
+    failed = {_name(one): one.failed for one in (*found.candidates, *(other.row for other in found.precisions))}
+    text.show_failures(console, failed | {_name(one): one.failed for one in found.unplanned})
+    text.show_failures(console, {_name(candidate): candidate.not_run for candidate in found.candidates}, title="not run")
+    text.show_unchecked(console, (candidate.output_error for candidate in found.candidates))
+    for candidate in found.candidates:
+        if candidate.plain:
+            note = f"{candidate.name} is plain: all core sets at once, as their runtime uses them without placeit."
+            text.paragraph(console, note)
+    console.print()
+    text.facts(console, _facts(found) | {"placement": str(path)})
+    text.show_notes(console, found.cluster)
+
+
+def _section(found: Optimized, candidate: Candidate) -> str:
+    """Title of the table that a candidate stands in: each race has its own, since times of different races do not compare."""
+    if candidate.failed is not None:
+        return "failed"
+    if candidate.race is None:
+        if candidate.measured is None:
+            return "not measured"
+        if candidate.earlier:
+            return "measured by an earlier search, whose times do not compare with others"
+        return "run one after the other, for want of time, so that their times hardly compare"
+    race = found.races[candidate.race]
+    earlier = ", earlier, so that its times do not compare with those above" if race is not found.races[-1] else ""
+    return f"race {candidate.race + 1}: {race.what}, {race.rounds} round{'s' if race.rounds != 1 else ''}{earlier}"
+
+
+def _facts(found: Optimized) -> dict[str, str]:
+    """Sum up; what was not measured is not mentioned."""
+    errors, best, error = found.simulator_error, found.best_single, found.chosen.output_error
+    described = [device.name for device in found.cluster.devices if device.described]
+    costs = "by the costs measured" if not described else f"by costs of which those of {', '.join(described)} are described"
+    if len(described) == len(found.cluster):
+        costs = "by the figures that describe the devices"
+    limits = ", ".join(f"{text.amount(held, 'B')} on {name}" for name, held in found.memory.items())
+    lines = {
+        "chosen": f"{_name(found.chosen)}, marked * above",
+        "why": found.reason,
+        "objective": None if found.objective.note is None else f"{found.objective.name}: {found.objective.note}",
+        "speed-up": None
+        if found.speedup is None or best is None or found.chosen is best
+        else f"{text.ratio(found.speedup)} over {best.name}",
+        "output error": None if error is None else f"{text.error(error)} (relative to the uncut model's largest)",
+        "precisions": "; ".join(_precisions(found)) or None,
+        "lower bound": None
+        if math.isnan(found.bound_s) or len(found.cluster) == 1
+        else f"{text.seconds(found.bound_s)} on {', '.join(found.cluster.names)}, ignoring cut costs, {costs}",
+        "simulator": None
+        if errors is None
+        else f"mean error {text.percent(errors.get('mape'))}, Pearson {_figure(errors.get('pearson'))}, "
+        f"Spearman {_figure(errors.get('spearman'))}",
+        "budget": f"{found.spent_s:.1f} s of {found.asked_s:g} s{', ended by Ctrl-C' if found.interrupted else ''}",
+        "compiling": f"{found.compiling_s:.1f} s of that, which no budget shortens" if found.compiling_s >= 0.05 else None,
+        "pinned": ", ".join(f"{ops} to {device}" for ops, device in found.pins.items()) or None,
+        "memory": f"at most {limits}" if limits else None,
+    }
+    return {name: line for name, line in lines.items() if line is not None}
+
+
+def _precisions(found: Optimized) -> Iterator[str]:
+    """Say what another precision would take, over the same device in the precision that was asked for."""
+    for other in found.precisions:
+        measured = other.row.measured
+        if measured is None:
+            yield f"{other.row.name} {'was not measured' if other.row.failed is None else 'failed, as said above'}"
+            continue
+        share = "" if other.ratio is None else f", {text.ratio(other.ratio)} of the time of {other.of}"
+        yield f"{other.row.name} takes {text.seconds(measured.median)}{share}; no candidate"
+    yield from found.without_precisions
+
+
+def _name(candidate: Candidate | Unplanned) -> str:
+    """Name of a candidate, and of the placer that proposed it unless that is the name or a part of it."""
+    return candidate.name if candidate.placer in candidate.name else f"{candidate.name} ({candidate.placer})"
+
+
+def _values(candidate: Candidate, unit: str) -> tuple[str, str]:
+    """Objective of a candidate: by its simulated schedule, and by the times of its runs."""
+    value = candidate.value
+    return (
+        text.amount(candidate.simulated_value, unit, least=-3),
+        text.amount(None if value is None else value.median, unit, least=-3),
+    )
+
+
+def _speedup(found: Optimized, single: Candidate, candidate: Candidate) -> str:
+    """Speed-up over a single device, where the two were measured in the same race."""
+    ratio = found.speedup_over(single, candidate)
+    return text.NOTHING if ratio is None else f"{ratio.ratio:.2f}"
+
+
+def _simulator_error(candidate: Candidate) -> str:
+    if candidate.measured is None or candidate.simulated_s is None:
+        return text.NOTHING
+    return f"{candidate.simulated_s / candidate.measured.median - 1:+.1%}".replace("%", " %")
+
+
+def _figure(value: float | None) -> str:
+    return text.NOTHING if value is None else f"{value:.3f}"
