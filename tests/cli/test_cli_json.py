@@ -1,0 +1,68 @@
+"""The fields of ``--json`` are those of docs/json.md, for scripts that rely on them."""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PAGE = (Path(__file__).parents[2] / "docs/json.md").read_text(encoding="utf-8")
+DOCUMENTED = {name: json.loads(block) for name, block in re.findall(r"## placeit (\w+)\n.*?```json\n(.*?)```", PAGE, re.DOTALL)}
+
+
+def differences(found: Any, documented: Any, where: str = "") -> list[str]:
+    """Fields that one of the two lacks; what is null has none."""
+    if isinstance(documented, dict) and found is not None:
+        assert isinstance(found, dict), where
+        if "NAME" in documented:
+            return [text for name in found for text in differences(found[name], documented["NAME"], f"{where}.NAME")]
+        missing = [f"{where}.{name}" for name in found.keys() ^ documented.keys()]
+        common = found.keys() & documented.keys()
+        return missing + [text for name in common for text in differences(found[name], documented[name], f"{where}.{name}")]
+    if isinstance(documented, list) and found is not None:
+        assert isinstance(found, list), where
+        return [text for one in found for text in differences(one, documented[0], f"{where}[]")]
+    assert found is None or not isinstance(found, dict | list), where
+    return []
+
+
+def candidates_written_out(documented: dict[str, Any]) -> dict[str, Any]:
+    one = documented["chosen"]
+    other = one | {"of": "name", "ratio": "number", "ratio_ci": ["low", "high"]}
+    return documented | {"candidates": [one], "best_single": one, "precisions": [other]}
+
+
+@pytest.fixture
+def commands(tiny: Path, placement: Path, cores: Sequence[str]) -> dict[str, tuple[object, ...]]:
+    devices = ("-d", ",".join(cores))
+    return {
+        "devices": (),
+        "inspect": (tiny, "--groups"),
+        "profile": (tiny, *devices),
+        "optimize": (tiny, *devices, "--budget", 2, "--placer", "heft", "--compare-precisions", "-o", "p.json"),
+        "run": (tiny, "-p", placement, "--runs", 2),
+        "compare": (tiny, "-p", placement, "--runs", 6, *devices),
+        "export": (tiny, "-p", placement, "-o", "hetero.xml", *(f"--map={core}=CPU" for core in cores)),
+    }
+
+
+@pytest.mark.parametrize("command", list(DOCUMENTED))
+def test_the_fields_are_the_documented_ones(cli: Any, commands: dict[str, tuple[object, ...]], command: str) -> None:
+    result = cli(command, *commands[command], "--json")
+    assert result.exit_code == 0, result.stderr
+    documented = DOCUMENTED[command]
+    if command == "optimize":
+        documented = candidates_written_out(documented)
+    assert differences(json.loads(result.stdout), documented) == []
+
+
+def test_every_command_that_is_tested_is_documented(commands: dict[str, tuple[object, ...]]) -> None:
+    assert commands.keys() == DOCUMENTED.keys()
+
+
+def test_a_field_that_is_missing_or_new_is_noticed() -> None:
+    assert differences({"a": [{"b": 1}], "d": None}, {"a": [{"b": "x", "c": "y"}], "d": {"e": "z"}}) == [".a[].c"]
+    found = differences({"a": 1, "b": {"x": {"y": 1}}}, {"b": {"NAME": {"z": "q"}}})
+    assert set(found) == {".a", ".b.NAME.y", ".b.NAME.z"}
