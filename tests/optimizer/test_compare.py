@@ -1,0 +1,61 @@
+"""Comparisons from Python: what takes part, what they say, and what they refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from small_models import inception_like
+
+import placeit
+from placeit.core.cluster import Link
+from placeit.core.errors import PlacementError, UsageError
+from placeit.devices.host import allowed_cores
+from placeit.profiler.cache import Cache
+from placeit.report import as_json
+from placeit.session import Session
+
+CORE = f"CPU@{allowed_cores()[0]}"
+
+
+@pytest.fixture
+def session(cache: Cache) -> Iterator[Session]:
+    one = placeit.find_cluster(CORE).devices[0]
+    links = {pair: Link(1e9, 1e-4, "emulated") for pair in (("a", "b"), ("b", "a"))}
+    cluster = placeit.Cluster((replace(one, name="a"), replace(one, name="b", slowdown=3.0)), links)
+    with Session(inception_like(), cluster, cache=cache) as opened:
+        yield opened
+
+
+def test_placements_race_against_every_single_device(session: Session) -> None:
+    session.profile()
+    split = session.placement(np.arange(len(session.grouping.groups)) % 2)
+    found = placeit.compare(session, {"mine": split}, runs=6, warmup=1)
+    by_name = {candidate.name: candidate for candidate in found.candidates}
+    assert {"a", "b"} <= set(found.singles)
+    assert set(by_name) == {*found.singles, "mine"}
+    assert found.rounds == 6
+    medians = [candidate.measured.median for candidate in found.candidates if candidate.measured is not None]
+    assert medians == sorted(medians)
+    assert len(medians) == len(by_name)
+    for name in found.singles:
+        ratio = found.speedups(by_name[name])[name]
+        assert ratio is not None
+        assert ratio.ratio == 1
+    assert by_name["mine"].placement.as_dict() == split.as_dict()
+    files = {row["name"]: row["placement_file"] for row in as_json.comparison(found)["candidates"]}
+    assert files == dict.fromkeys(found.singles) | {"mine": "mine"}
+
+
+def test_what_cannot_be_compared_is_said(session: Session) -> None:
+    groups = np.zeros(len(session.grouping.groups), np.int32)
+    with pytest.raises(UsageError, match=r"call the session's profile\(\) first"):
+        placeit.compare(session, {})
+    session.profile()
+    other = replace(session.placement(groups), graph_hash="another")
+    with pytest.raises(PlacementError, match="mine: "):
+        placeit.compare(session, {"mine": other}, runs=1)
+    with pytest.raises(UsageError, match="must be at least one"):
+        placeit.compare(session, {}, runs=0)
