@@ -72,7 +72,7 @@ def run(
         devices = report.cluster.names
         files.append(OutputFile(trace, "the trace", lambda: write_chrome_trace(trace, report.spans, devices=devices)))
     if outputs is not None:
-        files.append(OutputFile(outputs, "what the model has put out", lambda: write_tensors(outputs, report.outputs)))
+        files.append(OutputFile(outputs, "the outputs of the model", lambda: write_tensors(outputs, report.outputs)))
     written = {"trace": trace, "outputs": outputs, "csv": csv}
     code = INTERRUPTED if report.interrupted else 0 if report.failed is None else FAILED
     return Output(as_json.run(report, placement, written), partial(as_text.run, report=report, files=written), code, files)

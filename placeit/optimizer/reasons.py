@@ -54,7 +54,7 @@ def chosen_of(
         return order[0], "there was no time to measure anything; it is the best in simulation"
     if decision.winner is None:
         if single is not None:
-            return single, "the search was interrupted before a placement was confirmed, and a single device is safe"
+            return single, "the search was interrupted before the decision, so the single device is chosen"
         return order[0], "the search was interrupted; this is the best so far"
     if single is None:
         able = "may, by the pins, run the model whole" if search.session.pins else "can run the model whole"
@@ -65,7 +65,7 @@ def chosen_of(
         ratio = decision.ratio
         assert ratio is not None  # noqa: S101
         return decision.winner, (
-            f"measured again, it takes {ratio.ratio:.3f} of the {objective.quantity} of {single.name} "
+            f"in the deciding race it takes {ratio.ratio:.3f} of the {objective.quantity} of {single.name} "
             f"(95 % interval {ratio.ci_low:.3f} to {ratio.ci_high:.3f})"
         )
     if search.session.costs.shared and len(search.problem.device_names) > 1:
@@ -84,7 +84,7 @@ def chosen_of(
     whole = measured_median(single) if single.simulated_s is None else single.simulated_s
     if objective.is_makespan and 0 < whole < math.inf:
         share = lower_bound(search.problem) / whole
-        why += f"; the bound without any cost of cutting is {share:.3f} of its time"
+        why += f"; the lower bound, ignoring cut costs, is {share:.3f} of its time"
     return decision.winner, why
 
 

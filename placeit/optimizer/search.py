@@ -378,7 +378,7 @@ class Search(Races):
             return Decision(single or split, single, hurried=split is None and waiting)
         pair, found = [single, split], {}
         if (rounds := self.affordable(decision_rounds(single, split), pair, 1.0)) >= FEWEST:
-            found = self.race(pair, "deciding about the finalists", rounds=rounds, share=1.0, together=True)
+            found = self.race(pair, "deciding between the finalists", rounds=rounds, share=1.0, together=True)
         single, split = (self.known[one.name] for one in pair)
         if single.failed is not None or split.failed is not None:
             return None

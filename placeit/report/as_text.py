@@ -35,7 +35,7 @@ def run(console: Console, report: RunReport, files: Mapping[str, Path | None]) -
         "p95": text.seconds(latency.p95),
         "simulated": text.seconds(report.simulated_s),
         "segments": str(len(report.plan.programs)),
-        "output error": f"{text.error(error)} (relative to the uncut model's largest)",
+        "output error": f"{text.error(error)} (relative to the largest output of the uncut model)",
         **({} if report.failed is None else {"failed": report.failed}),
     }
     text.facts(console, figures | {what: str(path) for what, path in files.items() if path is not None})
@@ -87,7 +87,7 @@ def comparison(console: Console, found: Comparison) -> None:
     text.show_failures(console, {one.name: one.failed for one in candidates})
     text.show_unchecked(console, (one.output_error for one in candidates))
     if found.interrupted:
-        console.print("Ended by Ctrl-C: what was measured until then.")
+        console.print("Ended by Ctrl-C: results so far.")
     text.show_notes(console, found.cluster)
 
 
@@ -121,7 +121,7 @@ def _said(profiled: Profiled) -> str:
     from placeit.core.units import about_seconds
 
     ago = about_seconds(time.time() - profiled.at)
-    when = f"Measured {ago} ago (from the cache; --no-cache measures afresh)" if profiled.cached else "Measured now"
+    when = f"Measured {ago} ago (from the cache; --no-cache measures anew)" if profiled.cached else "Measured now"
     load = f", while other processes kept {profiled.load:.1f} cores busy" if profiled.load is not None else ""
     return f"{when}{load}."
 
@@ -175,7 +175,7 @@ def optimized(console: Console, found: Optimized, path: Path) -> None:
     text.show_unchecked(console, (candidate.output_error for candidate in found.candidates))
     for candidate in found.candidates:
         if candidate.plain:
-            note = f"{candidate.name} is plain: all core sets at once, as their runtime uses them without placeit."
+            note = f"{candidate.name} is a plain device: all core sets together, as their runtime uses them without placeit."
             text.paragraph(console, note)
     console.print()
     text.facts(console, _facts(found) | {"placement": str(path)})
@@ -190,10 +190,10 @@ def _section(found: Optimized, candidate: Candidate) -> str:
         if candidate.measured is None:
             return "not measured"
         if candidate.earlier:
-            return "measured by an earlier search, whose times do not compare with others"
-        return "run one after the other, for want of time, so that their times hardly compare"
+            return "measured by an earlier search; times are not comparable with the others"
+        return "run one after the other, because time was short; times are hardly comparable"
     race = found.races[candidate.race]
-    earlier = ", earlier, so that its times do not compare with those above" if race is not found.races[-1] else ""
+    earlier = ", earlier; times are not comparable with those above" if race is not found.races[-1] else ""
     return f"race {candidate.race + 1}: {race.what}, {race.rounds} round{'s' if race.rounds != 1 else ''}{earlier}"
 
 
@@ -201,9 +201,9 @@ def _facts(found: Optimized) -> dict[str, str]:
     """Sum up; what was not measured is not mentioned."""
     errors, best, error = found.simulator_error, found.best_single, found.chosen.output_error
     described = [device.name for device in found.cluster.devices if device.described]
-    costs = "by the costs measured" if not described else f"by costs of which those of {', '.join(described)} are described"
+    costs = "by measured costs" if not described else f"by costs that are described for {', '.join(described)}"
     if len(described) == len(found.cluster):
-        costs = "by the figures that describe the devices"
+        costs = "by the figures of the described devices"
     limits = ", ".join(f"{text.amount(held, 'B')} on {name}" for name, held in found.memory.items())
     lines = {
         "chosen": f"{_name(found.chosen)}, marked * above",
@@ -212,7 +212,7 @@ def _facts(found: Optimized) -> dict[str, str]:
         "speed-up": None
         if found.speedup is None or best is None or found.chosen is best
         else f"{text.ratio(found.speedup)} over {best.name}",
-        "output error": None if error is None else f"{text.error(error)} (relative to the uncut model's largest)",
+        "output error": None if error is None else f"{text.error(error)} (relative to the largest output of the uncut model)",
         "precisions": "; ".join(_precisions(found)) or None,
         "lower bound": None
         if math.isnan(found.bound_s) or len(found.cluster) == 1
@@ -222,7 +222,7 @@ def _facts(found: Optimized) -> dict[str, str]:
         else f"mean error {text.percent(errors.get('mape'))}, Pearson {_figure(errors.get('pearson'))}, "
         f"Spearman {_figure(errors.get('spearman'))}",
         "budget": f"{found.spent_s:.1f} s of {found.asked_s:g} s{', ended by Ctrl-C' if found.interrupted else ''}",
-        "compiling": f"{found.compiling_s:.1f} s of that, which no budget shortens" if found.compiling_s >= 0.05 else None,
+        "compiling": f"{found.compiling_s:.1f} s of that, not limited by the budget" if found.compiling_s >= 0.05 else None,
         "pinned": ", ".join(f"{ops} to {device}" for ops, device in found.pins.items()) or None,
         "memory": f"at most {limits}" if limits else None,
     }
@@ -234,10 +234,10 @@ def _precisions(found: Optimized) -> Iterator[str]:
     for other in found.precisions:
         measured = other.row.measured
         if measured is None:
-            yield f"{other.row.name} {'was not measured' if other.row.failed is None else 'failed, as said above'}"
+            yield f"{other.row.name} {'was not measured' if other.row.failed is None else 'failed, see above'}"
             continue
         share = "" if other.ratio is None else f", {text.ratio(other.ratio)} of the time of {other.of}"
-        yield f"{other.row.name} takes {text.seconds(measured.median)}{share}; no candidate"
+        yield f"{other.row.name} takes {text.seconds(measured.median)}{share}; not a candidate"
     yield from found.without_precisions
 
 

@@ -138,7 +138,7 @@ class BusyTime(Objective):
     unit = "s"
     quantity = "busy time"
     better, worse, best = "better by total-cost", "worse", "the one of least busy time"
-    note = "seconds that devices and links are busy, in sum"
+    note = "busy time of all devices and links, summed"
 
     def of_run(self, makespan: float, work: BusyTimes) -> float:  # noqa: ARG002
         """Sum up what was busy."""
@@ -166,7 +166,7 @@ class Energy(Objective):
     unit = "J"
     quantity = "modelled energy"
     better, worse, best = "better by energy", "worse", "the one of least modelled energy"
-    note = "joules by the power model, from busy times; joules themselves were not measured"
+    note = "joules by a power model from busy times, not measured"
 
     @classmethod
     def of_cluster(cls, cluster: Cluster) -> Self:

@@ -42,7 +42,7 @@ class Times:
             self._origins[device] = event, perf_counter()
 
     def ended(self, request: int, slot: Slot) -> None:
-        """Take the times of a request, all of which has ended."""
+        """Record the times of a request that has ended."""
         accelerator, layout, times = self._launcher.accelerator, self._launcher.layout, list[tuple[float, float]]()
         assert slot.begins is not None  # noqa: S101 (the launcher was told to)
         for launch, begin, end in zip(layout.launches, slot.begins, slot.events, strict=True):
