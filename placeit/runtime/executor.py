@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from placeit.backends.base import checked_inputs
 from placeit.core.errors import ExecutionError, PlaceitError, UsageError
 from placeit.planning.segments import Plan
+from placeit.runtime.active_run import ActiveRun
 from placeit.runtime.devices.base import Program
-from placeit.runtime.devices.worker import Gate, Worker
+from placeit.runtime.devices.worker import Worker
 from placeit.runtime.native.plan import NativePlan, Ran, native_plan
 from placeit.runtime.plan_executor import check_timeout, empty_samples, seconds_of
 from placeit.runtime.slots import Slot
@@ -31,50 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["Executor"]
 
 _LOOK_S = 0.5  # between two looks at whether the threads that a run needs are still there
-
-
-class _Run:
-    """A call of ``times``, until nothing of it runs any more.
-
-    Attributes:
-        slots: its requests in flight.
-        waiting: how many requests have not begun.
-        left: how many of the slots have not ended.
-        begun: whether the scheduler knows of it.
-        native: the plan that lanes run without Python; None while, or if, they do not.
-        dropped: whether the scheduler knows that nothing more may start, as something failed or nobody waits any more.
-        error: what failed first.
-        begin: when it was asked for, or when its lanes began.
-        end: when all of it had ended.
-        over: open from then on.
-        caller: the thread that waits, if runs begin there, as no device has a worker; None if no decision is made there.
-    """
-
-    def __init__(self, slots: list[Slot], waiting: int, caller: int | None) -> None:
-        self.slots, self.waiting, self.caller = slots, waiting, caller
-        self.left = len(slots)
-        self.native: NativePlan | None = None
-        self.begun = self.dropped = self._stopped = False
-        self.error: PlaceitError | None = None
-        self.begin = perf_counter()
-        self.end = 0.0
-        self.over = Gate()
-
-    @property
-    def stopped(self) -> bool:
-        """Whether nothing more of it may start."""
-        return self._stopped
-
-    def stop(self) -> None:
-        """Have nothing more of it start. Whoever says so need not hold a lock, so that an interrupt takes no more than that."""
-        self._stopped = True
-        if self.native is not None:
-            self.native.stop()
-
-    @property
-    def quiet(self) -> bool:
-        """Whether nothing of it runs; of one that has been stopped, for good if seen while nobody decides anything."""
-        return self.over.is_open or (self.stopped and not self.begun)
 
 
 class Executor:
@@ -110,7 +67,7 @@ class Executor:
         self._samples = empty_samples(len(plan.segments))
         self._turn = threading.RLock()  # of the threads that call
         self._lock = threading.Lock()  # of what the scheduler knows
-        self._run: _Run | None = None  # the last one
+        self._run: ActiveRun | None = None  # the last one
         self._closed = False
         self._lost = False  # whether nobody knows what still runs
         self._slots = [
@@ -212,7 +169,7 @@ class Executor:
         for slot in slots:
             slot.written = None if slot.blanked is None else {}  # the run after it was blanked is the one that is checked
             slot.blanked = None
-        run = _Run(slots, count - len(slots), threading.get_ident() if self._first is None else None)
+        run = ActiveRun(slots, count - len(slots), threading.get_ident() if self._first is None else None)
         self._run = run
         try:
             if self._first is None:
@@ -255,7 +212,7 @@ class Executor:
             if not quiet:
                 self._wait(run, deadline)
 
-    def _wait(self, run: _Run, deadline: float) -> None:
+    def _wait(self, run: ActiveRun, deadline: float) -> None:
         """Wait for a run to end. Raises ExecutionError if it does not in time, or if it never will."""
         if self.runtime.wait is not None and not run.quiet:
             self.runtime.wait(run.over)
@@ -273,7 +230,7 @@ class Executor:
                 if not run.quiet:
                     worker.check()
 
-    def _running(self, run: _Run) -> str:
+    def _running(self, run: ActiveRun) -> str:
         """Say what of a run is on devices and links."""
         names, what = self.runtime.cluster.names, []
         with self._lock:
@@ -362,13 +319,13 @@ class Executor:
         name, names = self.runtime.tensor_name(self.plan.tensors[tensor]), self.runtime.cluster.names
         return _failure(f"Moving '{name}' from {names[src]} to {names[dst]} failed", error)
 
-    def _begin(self, run: _Run) -> list[Instruction]:
+    def _begin(self, run: ActiveRun) -> list[Instruction]:
         if run.stopped:  # an interrupt came first, and nobody waits for it
             return []
         run.begun = True
         return [step for slot in run.slots for step in self._scheduler.begin(slot.number)]
 
-    def _begin_natively(self, native: NativePlan, run: _Run) -> None:
+    def _begin_natively(self, native: NativePlan, run: ActiveRun) -> None:
         """Have lanes run it without Python, unless those of another executor do so now. On the thread of the first lane."""
         if not self.runtime.native_turn.acquire(blocking=False):
             self._advance(self._begin, run)
@@ -380,7 +337,7 @@ class Executor:
             run.begun, run.native = True, native
         native.start(len(run.slots), run.waiting, functools.partial(self._ended_natively, run))
 
-    def _ended_natively(self, run: _Run, ran: Ran) -> None:
+    def _ended_natively(self, run: ActiveRun, ran: Ran) -> None:
         """Take note of what lanes have done, when all of them have left."""
         with self._lock:
             try:
@@ -422,7 +379,7 @@ class Executor:
                 self._let_go()
 
     def _follow(
-        self, run: _Run, event: Callable[..., list[Instruction]], args: tuple[Any, ...], error: PlaceitError | None
+        self, run: ActiveRun, event: Callable[..., list[Instruction]], args: tuple[Any, ...], error: PlaceitError | None
     ) -> None:
         scheduler = self._scheduler
         todo: deque[Instruction] = deque()
@@ -461,7 +418,7 @@ class Executor:
                     run.end = perf_counter()
                     run.over.open()
 
-    def _stop(self, run: _Run, error: PlaceitError | None) -> list[Instruction]:
+    def _stop(self, run: ActiveRun, error: PlaceitError | None) -> list[Instruction]:
         """Drop what has not started."""
         if error is not None and run.caller == threading.get_ident() and not isinstance(error.__cause__, Exception | None):
             raise error.__cause__  # an interrupt, and not what a device says
