@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.core.problem import Problem
 from placeit.planning.segments import Plan
 from placeit.runtime.devices.worker import Worker
 from placeit.runtime.native import libc, loop
 from placeit.runtime.slots import Slot
 from placeit.simulator.machine import Machine
 from placeit.simulator.queues import DONE, RUNNING
+from placeit.simulator.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from placeit.runtime.runtime import Runtime
 
-__all__ = ["NativePlan", "Ran", "native_plan"]
+__all__ = ["NativePlan", "Ran", "compile_loop", "native_plan"]
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class NativePlan:
     ) -> None:
         self.machine, self.workers = machine, tuple(workers)
         self._explain = tuple(explain)
-        ops, lanes = len(machine.place), len(workers)
+        ops, lanes = len(machine.place), len(slowdown)
         self.nodes = ops + len(machine.edge)
         entry = np.zeros(len(entries) * self.nodes, np.int64)
         argument, lane = np.zeros_like(entry), np.full(len(entry), -1, np.int32)
@@ -201,3 +203,11 @@ def native_plan(runtime: Runtime, plan: Plan, slots: Sequence[Slot], machine: Ma
     explain = [getattr(driver, "explain", lambda: "") for driver in drivers]
     known = [worker for worker in workers if worker is not None]
     return NativePlan(machine, entries, links, slowdown, device_lane, known, explain, addresses)
+
+
+def compile_loop() -> None:
+    """Compile the loop of lanes, or load it from where Numba keeps it, before a time that is limited begins."""
+    addresses = libc.addresses()
+    if addresses is not None:
+        problem = Problem.from_arrays([[1.0]], [], [], [[1.0]], [[0.0]])
+        NativePlan(Scheduler(problem, [0]).machine, [[None]], {}, [1.0], {0: 0}, [], [str], addresses)
