@@ -161,7 +161,8 @@ class OpenVinoDevice:
         """Compile a segment. Raises DeviceError."""
         with explaining(f"OpenVINO cannot compile a segment for {self.name}"):
             model = segment.in_format("openvino")
-            native = native_openvino() if self._device.core_set else None
+            # what a loop without Python runs has nobody to read counters
+            native = native_openvino() if self._device.core_set and not self._properties else None
             if native is not None:
                 with contextlib.suppress(DeviceError):  # a model with state; or Python says what is wrong, too
                     return OpenVinoProgram(segment, native.compile(model, target_name(self._device), self._configuration))
