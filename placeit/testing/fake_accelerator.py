@@ -8,8 +8,7 @@ at the same time; what one of them has learned, another knows only after it has 
 
 Data is real: a launch makes its outputs unreadable when it starts and fills them when it ends, from what its inputs held when
 it started; if they changed meanwhile the outputs stay unreadable. So what is read too early, or overwritten too early, gives
-wrong results, if time happened to pass that way; and whichever way it passed, a
-:class:`~placeit.testing.happens_before.HappensBefore` checker sees it.
+wrong results if time happened to pass that way; :class:`~placeit.testing.happens_before.HappensBefore` sees it in any case.
 """
 
 # ruff: noqa: S101 (assertions are what a test suite is made of)
