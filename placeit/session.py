@@ -437,6 +437,7 @@ class Session:
             plan=plan,
             simulated_s=None if self._costs is None or self._costs.shared else plan.schedule.makespan,
             segment_s=segment_s,
+            native=executor.native,
             gpus=gpu_use(sampler.samples),
             interrupted=interrupted,
         )

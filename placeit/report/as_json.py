@@ -77,6 +77,7 @@ def run(report: RunReport, placement_file: str | Path, files: Mapping[str, Path 
         "placement_file": str(placement_file),
         "devices": report.placement.counts(),
         "segments": len(report.plan.programs),
+        "native": report.native,
         "runs": len(latency.samples),
         "warmup": report.warmup,
         "duration_s": report.duration_s,

@@ -35,6 +35,7 @@ def run(console: Console, report: RunReport, files: Mapping[str, Path | None]) -
         "p95": text.seconds(latency.p95),
         "simulated": text.seconds(report.simulated_s),
         "segments": str(len(report.plan.programs)),
+        "lanes": "native" if report.native else "Python",
         "output error": f"{text.error(error)} (relative to the largest output of the uncut model)",
         **({} if report.failed is None else {"failed": report.failed}),
     }

@@ -38,6 +38,7 @@ class RunReport:
         plan: the segments that ran.
         simulated_s: what the simulator says that a request takes; None if nobody has profiled the model.
         segment_s: median seconds of each segment of the plan in the timed runs, ``float64[S]``; 0 of one that runs nothing.
+        native: whether the plan's lanes needed no Python from the start of a request to its end.
         gpus: how busy each NVIDIA GPU of the machine was during the timed runs, by name; none without NVML.
         interrupted: whether Ctrl-C ended the timed runs early. There is no traced run then, and no outputs, and
             ``output_error`` is of the check before the timed runs.
@@ -57,5 +58,6 @@ class RunReport:
     plan: Plan
     simulated_s: float | None
     segment_s: NDArray[np.float64]
+    native: bool
     gpus: Mapping[str, GpuUse]
     interrupted: bool = False

@@ -113,6 +113,11 @@ class StreamExecutor:
             return Static(self._launcher)
         return Graph(self._launcher)
 
+    @property
+    def native(self) -> bool:
+        """False: Python launches what streams run."""
+        return False
+
     def __enter__(self) -> Self:
         return self
 
