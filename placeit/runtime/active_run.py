@@ -50,6 +50,13 @@ class ActiveRun:
         if self.native is not None:
             self.native.stop()
 
+    def go_native(self, native: NativePlan) -> None:
+        """Have a plan ready to run it without Python."""
+        native.prepare(len(self.slots), self.waiting)
+        self.begun, self.native = True, native
+        if self._stopped:  # just before the plan was known, so that only its lanes can be told
+            native.stop()
+
     @property
     def quiet(self) -> bool:
         """Whether nothing of it runs; of one that has been stopped, for good if seen while nobody decides anything."""

@@ -334,8 +334,8 @@ class Executor:
             if run.stopped:
                 self.runtime.native_turn.release()
                 return
-            run.begun, run.native = True, native
-        native.start(len(run.slots), run.waiting, functools.partial(self._ended_natively, run))
+            run.go_native(native)
+        native.start(functools.partial(self._ended_natively, run))
 
     def _ended_natively(self, run: ActiveRun, ran: Ran) -> None:
         """Take note of what lanes have done, when all of them have left."""
@@ -352,7 +352,7 @@ class Executor:
                         slot.moved.append((step.tensor, step.src, step.dst, start, finish))
                         slot.reported((step.tensor, step.dst))
                 if ran.failed is not None:
-                    _, op, message = ran.failed
+                    op, message = ran.failed
                     run.error = self._segment_failed("failed on", op, ExecutionError(message))
             finally:
                 self.runtime.native_turn.release()

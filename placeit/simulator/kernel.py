@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from placeit.core.kernels import jit
 from placeit.simulator.events import factor, hold, hold_outputs, pop, push, release, replace, stream_of
-from placeit.simulator.one_request import run_one, time_transfers
+from placeit.simulator.one_request import run_one, time_transfers, transfer_seconds
 from placeit.simulator.queues import NODE, Records, int64, uncounted
 from placeit.simulator.rules import (
     FIFO,
@@ -351,7 +351,7 @@ def _run(
                 p = v - ops
                 src, dst = int64(np.uint32(place[edge[p].tail])), int64(np.uint32(place[edge[p].head]))
                 if discipline == FIFO:
-                    seconds = link[src, dst].latency + edge[p].size / link[src, dst].bandwidth
+                    seconds = transfer_seconds(edge, link, p, src, dst)
                 else:
                     seconds = moving[p]
                 item = ops + int64(edge[p].tensor) * devices + dst

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.kernels import jit
-from placeit.simulator.queues import DONE, IDLE, RUNNING, SENT, Records, dequeue, enqueue, inline
+from placeit.simulator.queues import DONE, IDLE, RUNNING, SENT, Records, dequeue, enqueue
 from placeit.simulator.rules import (
     CONTENTION_FREE,
     FIFO,
@@ -94,7 +94,8 @@ def transfer_sent(machine: Machine, n: int) -> int:
     if machine.links == CONTENTION_FREE:
         return 0
     p = n - s.node[n].slot * (len(machine.place) + len(machine.edge)) - len(machine.place)
-    channel = _channel(len(s.lost), machine.place[machine.edge[p].tail], machine.place[machine.edge[p].head])
+    devices, src, dst = len(s.lost), machine.place[machine.edge[p].tail], machine.place[machine.edge[p].head]
+    channel = devices + src * devices + dst
     return move_next(machine.discipline, s.node, s.queue, s.request, channel, s.out, 0)
 
 
@@ -168,11 +169,6 @@ def device_lost(machine: Machine, device: int) -> int:
                 s.request[slot].running -= 1
         count = ended(s.request, slot, s.out, count)
     return count
-
-
-@inline
-def _channel(devices: int, src: int, dst: int) -> int:
-    return devices + src * devices + dst
 
 
 @jit

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from placeit.core.kernels import jit
 from placeit.simulator.events import EVENT, factor, pop, push
-from placeit.simulator.queues import NODE, QUEUE, REQUEST, Records, dequeue, enqueue, int64, uncounted
+from placeit.simulator.queues import NODE, QUEUE, REQUEST, Records, dequeue, enqueue, inline, int64, uncounted
 from placeit.simulator.rules import CHANNEL, FIFO, PRIORITY, rank_by_b_level, rank_of_transfer
 
 INPUTS = np.dtype(
@@ -25,6 +25,25 @@ INPUTS = np.dtype(
     align=True,
 )
 POSITION = np.dtype([("op", "i4"), ("position", "i4")])
+
+
+@inline
+def transfer_seconds(edge: Records, link: Records, p: int, src: int, dst: int) -> float:
+    """Return what the transfer of a position's tensor takes between two devices."""
+    return float(link[src, dst].latency + edge[p].size / link[src, dst].bandwidth)
+
+
+@inline
+def _arrive(inputs: Records, event: Records, events: int, w: int, arrival: float, via: int) -> int:
+    """Tell an op when, and as which event, one more of its inputs arrives; return how many events there are then."""
+    if arrival > inputs[w].ready or (arrival == inputs[w].ready and via > inputs[w].via):
+        inputs[w].ready = arrival
+        inputs[w].via = via
+    inputs[w].pending -= 1
+    if inputs[w].pending == 0:
+        push(event, events, inputs[w].ready, inputs[w].via)
+        events += 1
+    return events
 
 
 @uncounted
@@ -124,20 +143,14 @@ def run_one(
                     enqueue(fifo, node, request, queue, devices + c, ops + p)
                     continue
                 if first == p:
-                    seconds = link[d, dst].latency + edge[p].size / link[d, dst].bandwidth
+                    seconds = transfer_seconds(edge, link, p, d, dst)
                     if noise > 0:
                         seconds *= factor(noise, stream, ops + edge[p].tensor * devices + dst)
                     node[ops + p].finish = time + seconds
                     node[ops + p].tie = sequence
                     sequence += 1
                 arrival, via = node[ops + first].finish, int64(node[ops + first].tie) << 32 | (ops + p)
-                if arrival > inputs[w].ready or (arrival == inputs[w].ready and via > inputs[w].via):
-                    inputs[w].ready = arrival
-                    inputs[w].via = via
-                inputs[w].pending -= 1
-                if inputs[w].pending == 0:
-                    push(event, events, inputs[w].ready, inputs[w].via)
-                    events += 1
+                events = _arrive(inputs, event, events, w, arrival, via)
         elif n < nodes:  # the last input of an op arrives
             w = int64(edge[n - ops].head)
             d = int64(np.uint32(place[w]))
@@ -163,7 +176,7 @@ def run_one(
                 continue
             p = dequeue(fifo, node, request, queue, devices + c) - ops
             src, dst = int64(np.uint32(place[edge[p].tail])), int64(np.uint32(place[edge[p].head]))
-            seconds = link[src, dst].latency + edge[p].size / link[src, dst].bandwidth if fifo else moving[p]
+            seconds = transfer_seconds(edge, link, p, src, dst) if fifo else moving[p]
             if noise > 0:
                 seconds *= factor(noise, stream, ops + edge[p].tensor * devices + dst)
             arrival = time + seconds
@@ -172,14 +185,7 @@ def run_one(
             while p >= 0:
                 w = int64(edge[p].head)
                 if place[w] == dst:
-                    via = sequence << 32 | (ops + p)
-                    if arrival > inputs[w].ready or (arrival == inputs[w].ready and via > inputs[w].via):
-                        inputs[w].ready = arrival
-                        inputs[w].via = via
-                    inputs[w].pending -= 1
-                    if inputs[w].pending == 0:
-                        push(event, events, inputs[w].ready, inputs[w].via)
-                        events += 1
+                    events = _arrive(inputs, event, events, w, arrival, sequence << 32 | (ops + p))
                 p = int64(edge[p].following)
             if queue[devices + c].root >= 0:
                 queue[devices + c].busy = True
@@ -204,7 +210,7 @@ def time_transfers(edge: Records, link: Records, place: NDArray[np.int32], movin
     """Write seconds of the transfer that each edge needs if its ends are apart, ``float64[E]``."""
     for p in range(len(edge)):
         src, dst = place[edge[p].tail], place[edge[p].head]
-        moving[p] = link[src, dst].latency + edge[p].size / link[src, dst].bandwidth
+        moving[p] = transfer_seconds(edge, link, p, src, dst)
 
 
 @jit

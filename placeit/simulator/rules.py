@@ -112,6 +112,15 @@ def _take_from_plan(devices: int, node: Records, queue: Records, request: Record
 
 
 @inline
+def _start(node: Records, request: Records, n: int, out: NDArray[np.int64], count: int) -> int:
+    """Have a node started."""
+    node[n].phase = RUNNING
+    request[node[n].slot].running += 1
+    out[count] = n
+    return count + 1
+
+
+@inline
 def _start_next(
     discipline: int, devices: int, node: Records, queue: Records, request: Records, d: int, out: NDArray[np.int64], count: int
 ) -> int:
@@ -120,10 +129,7 @@ def _start_next(
         n = dequeue(discipline == FIFO, node, request, queue, d)
         slot = node[n].slot
         queue[d].busy = True
-        node[n].phase = RUNNING
-        request[slot].running += 1
-        out[count] = n
-        count += 1
+        count = _start(node, request, n, out, count)
         if discipline == PLANNED:
             queue[devices + devices * devices + slot * devices + d].busy = False
             _take_from_plan(devices, node, queue, request, slot, d)
@@ -137,11 +143,7 @@ def move_next(
     """Have a channel that has nothing to do start the transfer that comes first, if one waits."""
     queue[q].busy = queue[q].root >= 0
     if queue[q].busy:
-        n = dequeue(discipline == FIFO, node, request, queue, q)
-        node[n].phase = RUNNING
-        request[node[n].slot].running += 1
-        out[count] = n
-        count += 1
+        count = _start(node, request, dequeue(discipline == FIFO, node, request, queue, q), out, count)
     return count
 
 
@@ -306,16 +308,10 @@ def op_finished_rule(
                     sent[k, dst] = counter[STAMP]
                 t = base + ops + p
                 if links == CONTENTION_FREE:
-                    node[t].phase = RUNNING
-                    request[slot].running += 1
-                    out[count] = t
-                    count += 1
+                    count = _start(node, request, t, out, count)
                     continue
                 if discipline != FIFO:
-                    if edge[p].following >= 0:
-                        node[t].rank = rank_of_transfer(edge, node, place, base, p)
-                    else:
-                        node[t].rank = node[base + w].rank
+                    node[t].rank = rank_of_transfer(edge, node, place, base, p)
                     node[t].tie = counter[TENSORS]
                     counter[TENSORS] += 1
                 channel = devices + d * devices + dst

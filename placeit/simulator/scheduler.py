@@ -191,7 +191,7 @@ class Scheduler:
         still needed the device are aborted: the others go on.
 
         Returns:
-            The requests that were aborted now or before and needed it, in order, and what to do: ``RequestDone`` of those of
+            The requests in flight that are aborted, by this or before, in order, and what to do: ``RequestDone`` of those of
             which nothing runs elsewhere.
         """
         count = state_machine.device_lost(self._machine, device)

@@ -11,17 +11,22 @@ from time import perf_counter
 from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, Program, RuntimeDevice, SegmentSource
 from placeit.runtime.devices.worker import Gate, Worker
 
-__all__ = ["EmulatedLink", "SlowedDevice"]
+__all__ = ["EmulatedLink", "SlowedDevice", "wake_on_time"]
 
 _PR_SET_TIMERSLACK = 29
 _precise = threading.local()
 
 
-def _sleep(seconds: float, closing: Gate) -> None:
-    """Sleep to within a few microseconds, or until it closes: Linux may otherwise round a thread's wake-up by 50 us."""
+def wake_on_time() -> None:
+    """Have the calling thread woken to within a few microseconds: Linux may otherwise round its wake-up by 50 us."""
     if not getattr(_precise, "set", False):
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
         _precise.set = True
+
+
+def _sleep(seconds: float, closing: Gate) -> None:
+    """Sleep to within a few microseconds, or until it closes."""
+    wake_on_time()
     if seconds > 0:
         closing.wait(min(seconds, threading.TIMEOUT_MAX))
 

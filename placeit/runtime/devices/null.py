@@ -72,13 +72,15 @@ class _NullBuffer:
         """Do nothing: nothing is held."""
 
 
-class _NullProgram:
+class TimedProgram:
+    """A segment that takes a given time."""
+
     def __init__(self, segment: SegmentSource, seconds: float) -> None:
         self.inputs, self.outputs, self.seconds = segment.inputs, segment.outputs, seconds
 
 
 class _NullInstance:
-    def __init__(self, program: _NullProgram, space: str) -> None:
+    def __init__(self, program: TimedProgram, space: str) -> None:
         self.seconds = program.seconds
         self._outputs = [_NullBuffer(spec, space) for spec in program.outputs]
 
@@ -106,11 +108,11 @@ class NullDevice:
 
     def compile(self, segment: SegmentSource) -> Program:
         """Look up the segment's time."""
-        return _NullProgram(segment, self._seconds(segment))
+        return TimedProgram(segment, self._seconds(segment))
 
     def instance(self, program: Program) -> Instance:
         """Make an instance."""
-        return _NullInstance(cast("_NullProgram", program), self.space)
+        return _NullInstance(cast("TimedProgram", program), self.space)
 
     def allocate(self, spec: BufferSpec) -> Buffer:
         """Make a buffer that holds zeros."""

@@ -15,6 +15,7 @@ import numpy as np
 from numba import types
 
 from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, Program, SegmentSource
+from placeit.runtime.devices.null import TimedProgram
 from placeit.runtime.devices.openvino import HostBuffer
 from placeit.runtime.devices.worker import Worker, perform
 from placeit.runtime.native import libc
@@ -41,11 +42,6 @@ _ADDRESS = cast("int", _spend.address)
 _spend_here = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(_ADDRESS)  # releases the GIL
 
 
-class _Program:
-    def __init__(self, segment: SegmentSource, seconds: float) -> None:
-        self.inputs, self.outputs, self.seconds = segment.inputs, segment.outputs, seconds
-
-
 class TimedInstance:
     """A segment that takes a given time and writes nothing.
 
@@ -55,7 +51,7 @@ class TimedInstance:
             it returns, zero unless it is to fail.
     """
 
-    def __init__(self, program: _Program, native: bool) -> None:
+    def __init__(self, program: TimedProgram, native: bool) -> None:
         addresses = libc.addresses()
         gettime = 0 if addresses is None else int(addresses[libc.GETTIME])
         self.work = np.array([gettime, 0, 0, 0, 0, round(program.seconds * 1e9), 0, 0], np.int64)
@@ -103,11 +99,11 @@ class TimedDevice:
 
     def compile(self, segment: SegmentSource) -> Program:
         """Look the segment's time up."""
-        return _Program(segment, self._seconds(segment))
+        return TimedProgram(segment, self._seconds(segment))
 
     def instance(self, program: Program) -> Instance:
         """Make an instance."""
-        made = TimedInstance(cast("_Program", program), self._native)
+        made = TimedInstance(cast("TimedProgram", program), self._native)
         self.instances.append(made)
         return made
 

@@ -17,11 +17,11 @@ from placeit.runtime.native.libc import call, lock, monotonic, post, sleep_until
 from placeit.simulator.machine import Machine, abort, begin, op_finished, transfer_finished
 
 NOTHING = -1
-ARRIVED, BEGUN, STOPPED, DROPPED, OVER, LEFT, WAITING, FAILED, STATUS, FAILED_LANE = range(10)
+ARRIVED, BEGUN, STOPPED, DROPPED, OVER, LEFT, WAITING, FAILED, FAILED_LANE = range(9)
 """Control: lanes that are there; whether requests have begun; whether nothing more may start, as anybody may say; whether the
-rules know that; whether the run is over; requests in flight; requests that have not begun; the node that failed first, what its
-entry returned, and on which lane."""
-CONTROLS = 10
+rules know that; whether the run is over; requests in flight; requests that have not begun; the node that failed first, and on
+which lane."""
+CONTROLS = 9
 _LOOK_S = 0.05
 
 
@@ -91,7 +91,7 @@ def run_lane(machine: Machine, lanes: Lanes, k: int) -> None:
         lock(libc, mutex)
         node[n].start, node[n].finish = start, finish
         if status != 0 and control[FAILED] < 0:
-            control[FAILED], control[STATUS], control[FAILED_LANE], control[STOPPED] = n, status, k, 1
+            control[FAILED], control[FAILED_LANE], control[STOPPED] = n, k, 1
         if control[STOPPED] != 0 and control[DROPPED] == 0:
             control[DROPPED], control[WAITING] = 1, 0
             for slot in range(len(machine.state.request)):

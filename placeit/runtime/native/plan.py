@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from placeit.core.problem import Problem
 from placeit.planning.segments import Plan
+from placeit.runtime.devices.emulated import wake_on_time
 from placeit.runtime.devices.worker import Worker
 from placeit.runtime.native import libc, loop
 from placeit.runtime.slots import Slot
@@ -34,14 +35,14 @@ class Ran:
         end: likewise.
         segments: for each slot, (segment, start, finish) of all that computed something and ended, by start.
         transfers: for each slot, (edge position, start, finish) of all that took time and ended, by start.
-        failed: slot, segment and what the device says of the first segment that failed; None if none did.
+        failed: the first segment that failed, and what its device says; None if none did.
     """
 
     begin: float
     end: float
     segments: list[list[tuple[int, float, float]]]
     transfers: list[list[tuple[int, float, float]]]
-    failed: tuple[int, int, str] | None
+    failed: tuple[int, str] | None
 
 
 class NativePlan:
@@ -50,11 +51,12 @@ class NativePlan:
     Args:
         machine: the rules of the plan.
         entries: C function and argument of each segment, for each slot; None for a segment that runs nothing.
-        links: (bandwidth, latency) of each edge position that is moved by an emulated link, with the number of its lane.
+        links: lane, and seconds, of each edge position whose transfer an emulated link makes.
         slowdown: of each lane, devices first; 0 for a link.
         device_lane: lane of each device that is used.
         workers: the thread of each lane.
         explain: says what the device of a lane reports, after an entry has failed there, on its thread.
+        addresses: of the C library's functions (:func:`placeit.runtime.native.libc.addresses`).
     """
 
     def __init__(
@@ -107,24 +109,30 @@ class NativePlan:
         self.stop()
         loop.run_lane(self.machine, self.lanes, 0)  # compiles the loop, or loads it, before anything is timed
 
-    def start(self, requests: int, waiting: int, ended: Callable[[Ran], object]) -> None:
-        """Run requests, on the thread of the first lane; return when that lane has nothing left to do.
+    def prepare(self, requests: int, waiting: int) -> None:
+        """Make ready for a run; from here on it can be stopped.
 
         Args:
             requests: how many begin at once, each in its slot.
             waiting: how many follow them, each as soon as a slot is free.
-            ended: told what was done, once every lane is out of the loop, on the thread of the last one.
         """
         control = self.lanes.control
         control[:] = 0
         control[loop.LEFT], control[loop.WAITING], control[loop.FAILED] = requests, waiting, -1
+
+    def start(self, ended: Callable[[Ran], object]) -> None:
+        """Run what was prepared, on the thread of the first lane; return when that lane has nothing left to do.
+
+        Args:
+            ended: told what was done, once every lane is out of the loop, on the thread of the last one.
+        """
         self.lanes.box[:], self.lanes.wake[:] = loop.NOTHING, False
         self._inside, self._failure = len(self.workers), ""
         for k, worker in enumerate(self.workers[1:], 1):
             try:
                 worker.submit(lambda k=k: self._work(k, ended))  # type: ignore[misc]
             except BaseException:  # noqa: BLE001 (its thread is gone; the others leave when they see that)
-                control[loop.STOPPED] = 1
+                self.stop()
                 self._leave(ended)
         self._work(0, ended)
 
@@ -138,6 +146,7 @@ class NativePlan:
         return [divmod(n, self.nodes) for n in np.flatnonzero(phase == RUNNING).tolist()]
 
     def _work(self, k: int, ended: Callable[[Ran], object]) -> None:
+        wake_on_time()
         loop.run_lane(self.machine, self.lanes, k)
         if self.lanes.control[loop.FAILED_LANE] == k and self.lanes.control[loop.FAILED] >= 0:
             self._failure = self._explain[k]()
@@ -165,7 +174,7 @@ class NativePlan:
             segments.append([what for what in found if what[0] < ops])
             transfers.append([(n - ops, start, finish) for n, start, finish in found if n >= ops])
         failed = int(lanes.control[loop.FAILED])
-        what = None if failed < 0 else (*divmod(failed, self.nodes), self._failure)
+        what = None if failed < 0 else (failed % self.nodes, self._failure)
         return Ran(float(lanes.time[0]), float(lanes.time[1]), segments, transfers, what)
 
 

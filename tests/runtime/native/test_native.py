@@ -30,6 +30,7 @@ from placeit.runtime.devices.base import RuntimeDevice
 from placeit.runtime.devices.emulated import EmulatedLink, SlowedDevice
 from placeit.runtime.devices.timed import TimedDevice
 from placeit.runtime.executor import Executor
+from placeit.runtime.native.plan import NativePlan, Ran
 from placeit.runtime.runtime import Runtime
 
 pytestmark = pytest.mark.timeout(120, method="thread")
@@ -238,6 +239,26 @@ def test_runs_survive_interrupts_at_random_moments(bench: Callable[..., Bench]) 
         assert interrupted > 20
         executor.times(2, timeout=20)
         check_spans(made, executor, 2)
+
+
+def test_a_stop_before_the_lanes_begin_is_not_lost(bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupt may come while the first lane is about to start: none of many requests may run then."""
+    made = bench(3, 12, seconds=1e-5)
+    start = NativePlan.start
+
+    def late(plan: NativePlan, ended: Callable[[Ran], object]) -> None:
+        plan.stop()
+        start(plan, ended)
+
+    with made.executor() as executor:
+        executor.time()
+        calls = sum(device.calls for device in made.timed)
+        with monkeypatch.context() as patch:
+            patch.setattr(NativePlan, "start", late)
+            executor.times(200)
+        assert sum(device.calls for device in made.timed) == calls
+        executor.time(timeout=20)
+        check_spans(made, executor)
 
 
 def test_closing_during_a_run_ends_it_or_fails_it_and_hangs_nobody() -> None:
