@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,15 +17,18 @@ import numpy as np
 from benchmarks._harness import Report
 from placeit.backends.openvino.model import OpenVinoModel, describe
 from placeit.core.cluster import Cluster, Device, Link
+from placeit.core.kernels import jit
 from placeit.core.telemetry import import_openvino
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.runtime.devices.timed import TimedDevice
 from placeit.runtime.executor import Executor
 from placeit.runtime.measure import Race, faster
+from placeit.runtime.native import libc
+from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
 
-__all__ = ["run"]
+__all__ = ["beside_others", "run"]
 
 _SEGMENTS = 40
 
@@ -39,14 +45,9 @@ def run(cores: tuple[int, int], report: Report, *, rounds: int) -> None:
         ratio = _raced(executors, rounds)
         report.row(plan=f"{_SEGMENTS} segments of 100 us on two devices", native_over_python=ratio)
         report.claim("40 segments of 100 us: native over Python lanes", ratio, "", at_most=0.8)
-        native = executors["native"]
-        alone = [native.time() for _ in range(rounds)]
-        with _python_computing():
-            beside = {who: [executor.time() for _ in range(max(3, rounds // 4))] for who, executor in executors.items()}
-        for who, times in beside.items():
-            report.row(plan="the same beside a Python thread", lanes=who, median_ms=float(np.median(times)) * 1e3)
-        report.claim(
-            "a Python thread beside: time of native lanes over alone", float(np.median(beside["native"]) / np.median(alone)), ""
+        beside_others("40 segments of 100 us", executors["native"], report, rounds=rounds)
+        beside_others(
+            "40 segments of 100 us, Python lanes", executors["python"], report, rounds=max(3, rounds // 4), claim=False
         )
     with _lanes(cores, 0.0, _chain(), apart=False) as executors:
         _raced(executors, rounds)
@@ -59,7 +60,7 @@ def run(cores: tuple[int, int], report: Report, *, rounds: int) -> None:
         report.claim("end of a segment to the start of the next on its device", float(np.median(gaps)) * 1e6, "us", at_most=5)
     with _lanes(cores, 200e-6, _chain(), apart=True) as executors:
         gaps = np.concatenate([_gaps(executors["native"]) for _ in range(rounds)])
-        wake = _wake_up()
+        wake = _wake_up(cores, 200e-6)
         report.row(hand_over_us=float(np.median(gaps)) * 1e6, thread_wake_up_us=wake * 1e6)
         report.claim(
             "hand-over to another device, beyond a thread's wake-up", float(np.median(gaps) - wake) * 1e6, "us", at_most=10
@@ -125,6 +126,48 @@ def _gaps(executor: Executor) -> np.ndarray:
     return np.array([after.start - before.finish for before, after in pairwise(spans)])
 
 
+def beside_others(what: str, executor: PlanExecutor, report: Report, *, rounds: int, claim: bool = True) -> None:
+    """Time a plan beside a thread that computes in Python, and beside a process that is not Python, in turns.
+
+    Args:
+        what: name of the plan.
+        executor: runs it.
+        report: gets medians, and how long the caller waited for the interpreter's lock after the last segment had ended.
+        rounds: runs beside each of the two, and alone.
+        claim: whether that is claimed to differ by no more than a tenth.
+    """
+    others = {"nothing": contextlib.nullcontext, "a Python thread": _python_computing, "a busy process": _process_computing}
+    inside: dict[str, list[float]] = {who: [] for who in others}
+    waits: dict[str, list[float]] = {who: [] for who in others}
+    turns = max(1, rounds // 5)
+    for _ in range(turns):
+        for who, other in others.items():
+            with other():
+                executor.time()
+                for _ in range(5):
+                    begin = time.perf_counter()
+                    seconds = executor.time()
+                    inside[who].append(seconds)
+                    waits[who].append(time.perf_counter() - begin - seconds)
+    for who, times in inside.items():
+        report.row(
+            plan=what, beside=who, median_ms=float(np.median(times)) * 1e3, caller_waits_ms=float(np.median(waits[who])) * 1e3
+        )
+    if claim:
+        ratio = float(np.median(inside["a Python thread"]) / np.median(inside["a busy process"]))
+        report.claim(f"{what}: beside a Python thread over beside a busy process", ratio, "", at_most=1.1)
+
+
+@contextlib.contextmanager
+def _process_computing() -> Iterator[None]:
+    """Keep a process busy that is not Python."""
+    with subprocess.Popen(["/bin/sh", "-c", "while :; do :; done"]) as process:
+        try:
+            yield
+        finally:
+            process.send_signal(signal.SIGKILL)
+
+
 @contextlib.contextmanager
 def _python_computing() -> Iterator[None]:
     """Keep another thread busy with Python."""
@@ -143,23 +186,51 @@ def _python_computing() -> Iterator[None]:
         thread.join()
 
 
-def _wake_up(turns: int = 200) -> float:
-    """Median seconds from releasing a lock until a thread that waits for it goes on; that is what any hand-over takes here."""
-    asked, answered, seconds = threading.Semaphore(0), threading.Semaphore(0), []
-    posted = [0.0]
+def _wake_up(cores: tuple[int, int], busy_s: float, turns: int = 200) -> float:
+    """Median seconds from posting a semaphore on one core until the thread that waits for it on the other one goes on.
 
-    def wait() -> None:
-        for _ in range(turns):
-            asked.acquire()
-            seconds.append(time.perf_counter() - posted[0])
-            answered.release()
+    Compiled, as lanes are, with the C library's semaphores, and as long between two posts as a segment takes: a core that has
+    nothing to do for longer sleeps more deeply. That is what any hand-over between these cores takes here.
+    """
+    functions = libc.addresses()
+    assert functions is not None
+    memory, where = libc.initialise(2)
+    times = libc.timespecs(2)
+    posted, seconds = np.zeros(1), np.zeros(turns)
 
-    thread = threading.Thread(target=wait)
-    thread.start()
-    for _ in range(turns):
-        time.sleep(200e-6)
-        posted[0] = time.perf_counter()
-        asked.release()
-        answered.acquire()
-    thread.join()
+    def on(core: int, work: Callable[..., None], mine: np.ndarray) -> threading.Thread:
+        def body() -> None:
+            os.sched_setaffinity(0, {core})
+            work(functions, where, mine, posted, seconds, busy_s)
+
+        thread = threading.Thread(target=body)
+        thread.start()
+        return thread
+
+    for thread in (on(cores[0], _wait_on, times[0]), on(cores[1], _post_on, times[1])):
+        thread.join()
+    del memory
     return float(np.median(seconds))
+
+
+@jit
+def _wait_on(
+    functions: np.ndarray, where: np.ndarray, time: np.ndarray, posted: np.ndarray, seconds: np.ndarray, _: float
+) -> None:
+    for i in range(len(seconds)):
+        libc.wait(functions, where[1])
+        seconds[i] = libc.monotonic(functions, time) - posted[0]
+        libc.post(functions, where[2])
+
+
+@jit
+def _post_on(
+    functions: np.ndarray, where: np.ndarray, time: np.ndarray, posted: np.ndarray, seconds: np.ndarray, busy_s: float
+) -> None:
+    for _ in range(len(seconds)):
+        begin = libc.monotonic(functions, time)
+        while libc.monotonic(functions, time) < begin + busy_s:
+            pass
+        posted[0] = libc.monotonic(functions, time)
+        libc.post(functions, where[1])
+        libc.wait(functions, where[2])

@@ -111,6 +111,8 @@ def _model(name: str, cores: tuple[int, int], folder: Path, args: Args, report: 
         report.claim(f"{name}: control, passes side by side over alone", max(control), "", at_most=1.05)
         native = faster(results[SPLIT if SPLIT in results else OURS], results[PYTHON])
         report.claim(f"{name}: native over Python lanes", native.ratio, "", at_most=0.95 if name == "inception_v3" else None)
+        beside = ours[SPLIT if SPLIT in ours else OURS]
+        _lanes.beside_others(name, beside, report, rounds=10 if args.quick else 40)
         _dispatch(name, session, split, report)
 
 

@@ -63,12 +63,12 @@ def run_lane(machine: Machine, lanes: Lanes, k: int) -> None:
         now_over = control[OVER] != 0 or (control[STOPPED] != 0 and control[BEGUN] == 0)
         n = lanes.box[k]
         lanes.box[k] = NOTHING
-        for other in range(len(lanes.box)):
+        unlock(libc, mutex)
+        for other in range(len(lanes.box)):  # who is woken must not find the mutex taken
             if now_over or lanes.wake[k, other]:
                 lanes.wake[k, other] = False
                 if other != k:
                     post(libc, lanes.sync[1 + other])
-        unlock(libc, mutex)
         if n == NOTHING:
             if now_over:
                 return
