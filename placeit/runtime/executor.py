@@ -107,6 +107,7 @@ class Executor:
         if not self._lost:  # what still runs uses the buffers, and they go when it has ended
             self._slots.clear()
             self.programs.clear()
+            self._run = None  # it knows the slots, which know this executor
 
     def set_inputs(self, inputs: Mapping[str, NDArray[np.generic]], *, request: int = 0) -> None:
         """Copy the model's inputs into place.

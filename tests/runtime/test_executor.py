@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,7 +26,7 @@ from placeit.devices.host import allowed_cores
 from placeit.devices.openvino import openvino_core
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Plan, Segmenter
-from placeit.runtime.devices.base import DoneCallback, Instance, SegmentSource
+from placeit.runtime.devices.base import DoneCallback, Instance, Program, SegmentSource
 from placeit.runtime.devices.null import NullDevice, NullLink, VirtualClock
 from placeit.runtime.devices.openvino import OpenVinoDevice
 from placeit.runtime.executor import Executor
@@ -206,6 +208,30 @@ def test_many_requests_in_flight_do_not_disturb_each_other(
     for given_inputs, outputs in zip(inputs, together, strict=True):
         for name, expected in executor.run(given_inputs).items():
             np.testing.assert_array_equal(outputs[name], expected)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_closed_executor_lets_go_of_its_buffers_at_once(
+    real: Callable[..., tuple[OpenVinoModel, Runtime, Segmenter]], native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[weakref.ref[Instance]] = []
+    instance = OpenVinoDevice.instance
+
+    def remembered(device: OpenVinoDevice, program: Program) -> Instance:
+        new = instance(device, program)
+        made.append(weakref.ref(new))
+        return new
+
+    monkeypatch.setattr(OpenVinoDevice, "instance", remembered)
+    _, runtime, segmenter = real(3, 12)
+    gc.disable()  # which would find them some time
+    try:
+        with Executor(runtime, segmenter.plan(np.arange(len(runtime.grouping.groups)) % 2), native=native) as executor:
+            executor.time()
+        assert made
+        assert [ref for ref in made if ref() is not None] == []
+    finally:
+        gc.enable()
 
 
 def test_an_emulated_link_and_a_slowed_device_change_times_and_no_outputs(
