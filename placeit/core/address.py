@@ -51,6 +51,12 @@ class Address:
         """The hardware by one name: OpenVINO calls its first GPU both ``GPU`` and ``GPU.0``."""
         return self.hardware if ":" in self.hardware else self.hardware.removesuffix(".0")
 
+    def shares(self, other: Address) -> bool:
+        """Whether work at the other address takes hardware from work at this one: a core, all cores, or a whole device."""
+        if self.node != other.node or self.unit != other.unit:
+            return False
+        return not (self.cores and other.cores) or not set(self.cores).isdisjoint(other.cores)
+
     def __str__(self) -> str:
         cores = f"@{format_cores(self.cores)}" if self.cores else ""
         runtime = f"{self.runtime}:" if self.runtime else ""

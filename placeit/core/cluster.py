@@ -143,6 +143,18 @@ class Cluster:
         """Ordered pairs of distinct devices whose link is not known yet."""
         return [(a, b) for a in self.names for b in self.names if a != b and (a, b) not in self.links]
 
+    def conflicts(self) -> NDArray[np.bool_]:
+        """``bool[D, D]``, symmetric: devices that share hardware (``CPU@0-1``, ``CPU@0``), and so never run at the same time.
+
+        ``CPU`` shares cores with every core set of its node. Described devices share nothing. False on the diagonal.
+        """
+        matrix = np.zeros((len(self), len(self)), bool)
+        for i, one in enumerate(self.devices):
+            for j, other in enumerate(self.devices):
+                if i != j and one.address is not None and other.address is not None:
+                    matrix[i, j] = one.address.shares(other.address)
+        return matrix
+
     def bandwidth(self) -> NDArray[np.float64]:
         """``float64[D, D]`` in bytes per second; ``inf`` on the diagonal. Raises ClusterError if a link is unknown."""
         return self._matrix("bandwidth", float("inf"))

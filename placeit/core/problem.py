@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,9 +13,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from placeit.core import checks
 from placeit.core.errors import InfeasibleError, PlacementError, ProblemError
 from placeit.core.files import read_json, write_text
-from placeit.core.graph import Csr, csr, topological_order
+from placeit.core.graph import Csr, csr
 from placeit.core.placement import Placement
 from placeit.core.units import about_bytes
 
@@ -45,6 +46,8 @@ class Problem:
             consumer, and to each consumer once per tensor that comes from elsewhere.
         param_bytes: ``float64[V]``, memory that an op's weights take where it is placed.
         memory: ``float64[D]``, bytes that a device holds; ``inf`` if unbounded.
+        conflicts: ``bool[D, D]``, symmetric: devices that never run at the same time, because they share hardware (``CPU@0-1``
+            and ``CPU@0``). False on the diagonal.
         op_names: unique names, ``V`` of them.
         device_names: unique names, ``D`` of them.
         graph_hash: identity of the task graph, empty if the problem has no model behind it.
@@ -63,6 +66,7 @@ class Problem:
     cut: NDArray[np.float64]
     param_bytes: NDArray[np.float64]
     memory: NDArray[np.float64]
+    conflicts: NDArray[np.bool_]
     op_names: tuple[str, ...]
     device_names: tuple[str, ...]
     graph_hash: str
@@ -83,6 +87,7 @@ class Problem:
         cut: ArrayLike | None = None,
         param_bytes: ArrayLike | None = None,
         memory: ArrayLike | None = None,
+        conflicts: ArrayLike | None = None,
         op_names: Sequence[str] | None = None,
         device_names: Sequence[str] | None = None,
         graph_hash: str = "",
@@ -91,25 +96,28 @@ class Problem:
     ) -> Problem:
         """Build and check a problem; the class says shapes and units. What is left out is zero, unbounded, numbered or unknown.
 
+        Devices do not conflict unless ``conflicts`` says so.
+
         Raises:
-            ProblemError: wrong shapes, NaN or negative costs or sizes, a link without bandwidth, a cycle, inconsistent tensors.
+            ProblemError: wrong shapes, NaN or negative costs or sizes, a link without bandwidth, a cycle, inconsistent tensors,
+                conflicts that are not mutual.
             InfeasibleError: some op can run on no device.
         """
-        compute = _floats("compute", compute, 2)
+        compute = checks.floats("compute", compute, 2)
         ops, devices = compute.shape
         if ops == 0 or devices == 0:
             raise ProblemError(f"A problem needs at least one op and one device; 'compute' has shape {compute.shape}.")
-        edge_array = _edges(edges, ops)
+        edge_array = checks.edges(edges, ops)
         count = len(edge_array)
         names = tuple(op_names) if op_names is not None else tuple(f"op{v}" for v in range(ops))
         dev_names = tuple(device_names) if device_names is not None else tuple(f"dev{d}" for d in range(devices))
         for what, values, size in (("op_names", names, ops), ("device_names", dev_names, devices)):
-            _check_length(what, values, size)
+            checks.check_length(what, values, size)
             if len(set(values)) != size:
                 raise ProblemError(f"'{what}' contains a name twice; names must be unique.")
         # what an edge carries is one number per edge: numbers, not equality of bytes, say that two edges share a tensor
-        tensor = np.arange(count, dtype=np.int32) if edge_tensor is None else _ints("edge_tensor", edge_tensor, (count,))
-        sizes = _floats("edge_bytes", edge_bytes, 1, (count,))
+        tensor = np.arange(count, dtype=np.int32) if edge_tensor is None else checks.ints("edge_tensor", edge_tensor, (count,))
+        sizes = checks.floats("edge_bytes", edge_bytes, 1, (count,))
         _, first, inverse = np.unique(tensor, return_index=True, return_inverse=True)
         like = first[inverse.reshape(-1)]
         if not (np.array_equal(edge_array[like, 0], edge_array[:, 0]) and np.array_equal(sizes[like], sizes)):
@@ -119,17 +127,18 @@ class Problem:
             edges=edge_array,
             edge_bytes=sizes,
             edge_tensor=inverse.reshape(-1).astype(np.int32),
-            bandwidth=_floats("bandwidth", bandwidth, 2, (devices, devices), diagonal=np.inf),
-            latency=_floats("latency", latency, 2, (devices, devices), diagonal=0.0),
-            cut=np.zeros((count, devices)) if cut is None else _floats("cut", cut, 2, (count, devices)),
-            param_bytes=np.zeros(ops) if param_bytes is None else _floats("param_bytes", param_bytes, 1, (ops,)),
-            memory=np.full(devices, np.inf) if memory is None else _floats("memory", memory, 1, (devices,)),
+            bandwidth=checks.floats("bandwidth", bandwidth, 2, (devices, devices), diagonal=np.inf),
+            latency=checks.floats("latency", latency, 2, (devices, devices), diagonal=0.0),
+            cut=np.zeros((count, devices)) if cut is None else checks.floats("cut", cut, 2, (count, devices)),
+            param_bytes=np.zeros(ops) if param_bytes is None else checks.floats("param_bytes", param_bytes, 1, (ops,)),
+            memory=np.full(devices, np.inf) if memory is None else checks.floats("memory", memory, 1, (devices,)),
+            conflicts=np.zeros((devices, devices), bool) if conflicts is None else checks.conflicts(conflicts, dev_names),
             op_names=names,
             device_names=dev_names,
             graph_hash=graph_hash,
-            kinds=("",) * ops if kinds is None else _kinds(kinds, names),
-            output_shapes=(None,) * ops if output_shapes is None else _shapes(output_shapes, names),
-            order=_order(edge_array, ops, names),
+            kinds=("",) * ops if kinds is None else checks.kinds(kinds, names),
+            output_shapes=(None,) * ops if output_shapes is None else checks.shapes(output_shapes, names),
+            order=checks.order(edge_array, ops, names),
         )
         problem._check()
         for value in vars(problem).values():
@@ -209,14 +218,17 @@ class Problem:
         """Identity of the costs, 32 hexadecimal digits: the same for the same content, in any process and on any machine.
 
         It covers all that decides what a placement given by numbers costs and whether it is feasible: ``compute``, ``edges`` in
-        their order, ``edge_bytes``, ``edge_tensor``, ``bandwidth``, ``latency``, ``cut``, ``param_bytes`` and ``memory``, to
-        the last bit. Names, kinds, shapes and ``graph_hash`` do not count: they only say what it is that costs so much.
+        their order, ``edge_bytes``, ``edge_tensor``, ``bandwidth``, ``latency``, ``cut``, ``param_bytes``, ``memory`` and
+        ``conflicts``, to the last bit. Names, kinds, shapes and ``graph_hash`` do not count: they only say what it is that
+        costs so much.
         """
         digest = hashlib.sha256(repr(self.compute.shape).encode())
         for name in _ARRAYS:
             array = getattr(self, name)
             # adding zero makes one of the two zeros
             digest.update(array.astype("<i4").tobytes() if array.dtype.kind == "i" else (array + 0.0).astype("<f8").tobytes())
+        if self.conflicts.any():
+            digest.update(self.conflicts.tobytes())
         return digest.hexdigest()[:32]
 
     def comm(self, edge: int) -> NDArray[np.float64]:
@@ -261,7 +273,10 @@ class Problem:
         return Placement(self.op_names, self.check(devices), self.device_names, self.graph_hash)
 
     def to_json(self, path: str | Path, *, sync: bool = True) -> None:
-        """Write the problem as JSON, version 2; infinite values become null. ``sync``: wait until the disk has it."""
+        """Write the problem as JSON, version 2; infinite values become null. ``sync``: wait until the disk has it.
+
+        ``conflicts`` is there only if some devices conflict.
+        """
         fields = {
             "format": "placeit-problem",
             "version": 2,
@@ -272,6 +287,8 @@ class Problem:
             "kinds": list(self.kinds) if any(self.kinds) else None,
             "output_shapes": None if set(self.output_shapes) == {None} else self.output_shapes,
         } | {name: _jsonable(getattr(self, name)) for name in _ARRAYS}
+        if self.conflicts.any():
+            fields["conflicts"] = self.conflicts.tolist()
         write_text(Path(path), json.dumps(fields, allow_nan=False) + "\n", sync=sync)
 
     @classmethod
@@ -286,7 +303,7 @@ class Problem:
             InfeasibleError: some op can run on no device.
         """
         data = read_json(Path(path), "placeit-problem", _VERSIONS)
-        known = {"format", "version", "key", "graph", *_NAMES, "output_shapes", *_ARRAYS}
+        known = {"format", "version", "key", "graph", *_NAMES, "output_shapes", "conflicts", *_ARRAYS}
         for name in data:
             if name not in known:
                 raise ProblemError(f"{path}: unknown key '{name}'; known keys: {', '.join(sorted(known))}.")
@@ -301,7 +318,11 @@ class Problem:
         texts: dict[str, Any] = {argument: data.get(name) for name, argument in _NAMES.items()}
         try:
             problem = cls.from_arrays(
-                **arrays, **texts, output_shapes=data.get("output_shapes"), graph_hash=str(data.get("graph", ""))
+                **arrays,
+                **texts,
+                conflicts=data.get("conflicts"),
+                output_shapes=data.get("output_shapes"),
+                graph_hash=str(data.get("graph", "")),
             )
         except ProblemError as error:
             raise type(error)(f"{path}: {error}") from None
@@ -316,108 +337,6 @@ class Problem:
 _VERSIONS = (1, 2)
 _NAMES = {"ops": "op_names", "devices": "device_names", "kinds": "kinds"}
 _ARRAYS = ("compute", "edges", "edge_bytes", "bandwidth", "latency", "edge_tensor", "cut", "param_bytes", "memory")
-
-
-def _floats(
-    name: str, value: ArrayLike, ndim: int, shape: tuple[int, ...] | None = None, diagonal: float | None = None
-) -> NDArray[np.float64]:
-    try:
-        array = np.array(value, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError):
-        raise ProblemError(f"'{name}' is not an array of numbers.") from None
-    if array.size == 0 and shape is not None and 0 in shape:
-        array = array.reshape(shape)
-    if array.ndim != ndim or (shape is not None and array.shape != shape):
-        expected = shape if shape is not None else f"{ndim} dimensions"
-        raise ProblemError(f"'{name}' has shape {array.shape}; expected {expected}.")
-    if diagonal is not None:
-        np.fill_diagonal(array, diagonal)
-    if np.isnan(array).any():
-        where = tuple(int(i) for i in np.argwhere(np.isnan(array))[0])
-        raise ProblemError(f"'{name}' contains NaN at {where}: a cost was not measured.")
-    if (array < 0).any():
-        where = tuple(int(i) for i in np.argwhere(array < 0)[0])
-        raise ProblemError(f"'{name}' is negative at {where}: {array[where]}.")
-    return array
-
-
-def _check_length(what: str, values: Collection[Any], size: int) -> None:
-    if len(values) != size:
-        raise ProblemError(f"'{what}' has {len(values)} entries where {size} are expected.")
-
-
-def _kinds(value: Sequence[str], ops: Sequence[str]) -> tuple[str, ...]:
-    _check_length("kinds", value, len(ops))
-    for kind, op in zip(value, ops, strict=True):
-        if not isinstance(kind, str):
-            raise ProblemError(f"The kind of op '{op}' is {kind!r}; a kind is a name, empty if it is not known.")
-    return tuple(value)
-
-
-def _shapes(value: Any, ops: Sequence[str]) -> tuple[tuple[int, ...] | None, ...]:
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        raise ProblemError("'output_shapes' is not a list of shapes.")
-    _check_length("output_shapes", value, len(ops))
-    for shape, op in zip(value, ops, strict=True):
-        if shape is not None and not (isinstance(shape, Sequence) and all(map(_is_size, shape))):
-            raise ProblemError(
-                f"The output of op '{op}' has the shape {shape!r}; a shape is a list of whole numbers of at least 0, or None "
-                "if it is not known."
-            )
-    return tuple(None if shape is None else tuple(map(int, shape)) for shape in value)
-
-
-def _is_size(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) >= 0
-
-
-def _array(name: str, value: ArrayLike) -> NDArray[Any]:
-    try:
-        return np.array(value)
-    except ValueError:  # lists of different lengths
-        raise ProblemError(f"'{name}' is not an array of numbers: its lists have different lengths.") from None
-
-
-def _ints(name: str, value: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.int32]:
-    array = _array(name, value)
-    if array.shape != shape or (array.size and not np.issubdtype(array.dtype, np.integer)):
-        raise ProblemError(f"'{name}' has shape {array.shape} and type {array.dtype}; expected integers of shape {shape}.")
-    return array.astype(np.int32)
-
-
-def _edges(value: ArrayLike, ops: int) -> NDArray[np.int32]:
-    array = _array("edges", value)
-    if array.size == 0:
-        return np.zeros((0, 2), np.int32)
-    if array.ndim != 2 or array.shape[1] != 2 or not np.issubdtype(array.dtype, np.integer):
-        raise ProblemError(f"'edges' has shape {array.shape} and type {array.dtype}; expected integers of shape (E, 2).")
-    if array.min() < 0 or array.max() >= ops:
-        raise ProblemError(f"'edges' refers to ops {array.min()}..{array.max()}; the problem has ops 0..{ops - 1}.")
-    return array.astype(np.int32)
-
-
-def _order(edges: NDArray[np.int32], ops: int, names: Sequence[str]) -> NDArray[np.int32]:
-    order = topological_order(edges, ops)
-    if order is None:
-        raise ProblemError(f"The graph has a cycle through op '{names[_on_cycle(edges, ops)]}'; a task graph has none.")
-    return order
-
-
-def _on_cycle(edges: NDArray[np.int32], ops: int) -> int:
-    """Return an op on a cycle: walk backwards among ops that keep a predecessor after all sources are peeled off."""
-    alive = np.ones(ops, bool)
-    while True:
-        live = edges[alive[edges[:, 0]] & alive[edges[:, 1]]]
-        sources = alive & (np.bincount(live[:, 1], minlength=ops) == 0)
-        if not sources.any():
-            break
-        alive &= ~sources
-    parent = {int(w): int(v) for v, w in live}
-    v, seen = next(iter(parent)), set[int]()
-    while v not in seen:
-        seen.add(v)
-        v = parent[v]
-    return v
 
 
 def _jsonable(array: NDArray[Any]) -> Any:

@@ -93,6 +93,11 @@ class Costs:
         """``float64[D, D]``, seconds."""
         return self.cluster.latency()
 
+    @cached_property
+    def conflicts(self) -> NDArray[np.bool_]:
+        """``bool[D, D]``, devices that never run at the same time."""
+        return self.cluster.conflicts()
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -199,6 +204,7 @@ class Segmenter:
             cut=ends.mean(axis=1) * moved[:, None],
             param_bytes=graph.param_bytes,
             memory=np.array([device.memory_bytes for device in costs.cluster.devices]),
+            conflicts=costs.conflicts,
             op_names=graph.names,
             device_names=costs.cluster.names,
             graph_hash=self.grouping.graph.hash,
@@ -334,6 +340,7 @@ class Segmenter:
             self.costs.bandwidth,
             self.costs.latency,
             edge_tensor=compact.reshape(-1),
+            conflicts=self.costs.conflicts,
             device_names=self.costs.cluster.names,
         )
         placement = np.array([segment.device for segment in segments], np.int32)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.errors import ClusterError
 
@@ -50,3 +51,23 @@ def test_a_device_says_whether_it_is_real_emulated_or_described() -> None:
     assert not Device("a").described
     assert Device("a", slowdown=1.5).emulated
     assert Device("a", "described").described
+
+
+def test_devices_that_share_cores_or_hardware_conflict() -> None:
+    addresses = {
+        "wide": Address("CPU", (0, 1)),
+        "a": Address("CPU", (0,)),
+        "b": Address("CPU", (1,)),
+        "beside": Address("CPU", (2, 3)),
+        "all": Address("CPU", runtime="ort"),
+        "elsewhere": Address("CPU", (0, 1), node="edge1"),
+        "gpu": Address("GPU.0"),
+        "the same gpu": Address("GPU"),
+        "another": Address("GPU.1"),
+    }
+    cluster = Cluster((*(Device(name, address=where) for name, where in addresses.items()), Device("x", "described")))
+    conflicts = cluster.conflicts()
+    found = {tuple(sorted((cluster.names[i], cluster.names[j]))) for i, j in np.argwhere(conflicts)}
+    with_all = {("a", "all"), ("all", "b"), ("all", "beside"), ("all", "wide")}
+    assert found == {("a", "wide"), ("b", "wide"), ("gpu", "the same gpu")} | with_all
+    assert (conflicts == conflicts.T).all()

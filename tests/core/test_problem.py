@@ -104,6 +104,17 @@ def test_a_file_says_which_version_it_has_and_carries_kinds_shapes_and_key(tmp_p
     assert (data["kinds"], data["output_shapes"]) == (["Convolution", "Result"], [[1, 8, 4, 4], None])
 
 
+def test_conflicts_of_devices_are_carried_by_files_of_problems_that_have_some(tmp_path):
+    problem = small(conflicts=[[False, True], [True, False]])
+    problem.to_json(tmp_path / "problem.json")
+    again = Problem.from_json(tmp_path / "problem.json")
+    np.testing.assert_array_equal(again.conflicts, [[False, True], [True, False]])
+    assert again.key == problem.key
+    small().to_json(tmp_path / "problem.json")
+    assert "conflicts" not in json.loads((tmp_path / "problem.json").read_text())
+    assert not Problem.from_json(tmp_path / "problem.json").conflicts.any()
+
+
 def test_costs_that_do_not_belong_to_the_key_of_their_file_are_an_error(tmp_path):
     path = tmp_path / "problem.json"
     small().to_json(path)
@@ -129,6 +140,7 @@ def test_costs_that_do_not_belong_to_the_key_of_their_file_are_an_error(tmp_path
         {"cut": [[1e-6, 0]]},
         {"param_bytes": [0, 1]},
         {"memory": [np.inf, 1e9]},
+        {"conflicts": [[False, True], [True, False]]},
     ],
 )
 def test_whatever_decides_costs_changes_the_key(changes):
@@ -182,6 +194,10 @@ def test_another_process_finds_the_same_key():
         ({"op_names": ["a"]}, "'op_names' has 1 entries where 2 are expected"),
         ({"op_names": ["a", "a"]}, "'op_names' contains a name twice"),
         ({"edges": [(0, 1)], "edge_tensor": [0.5]}, "expected integers"),
+        ({"conflicts": [[False, True, False]] * 3}, r"'conflicts' has shape \(3, 3\) .* of shape \(2, 2\)"),
+        ({"conflicts": [[0, 1], [1, 0]]}, "'conflicts' has .* type int64; expected true or false"),
+        ({"conflicts": [[False, True], [True, True]]}, "'conflicts' says that dev1 conflicts with itself"),
+        ({"conflicts": [[False, True], [False, False]]}, "'conflicts' says that dev0 conflicts with dev1, but not the other"),
         ({"edges": [(0, 2)]}, r"'edges' refers to ops 0\.\.2; the problem has ops 0\.\.1"),
     ],
 )

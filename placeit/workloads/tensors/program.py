@@ -169,6 +169,7 @@ class BlockProgram:
             edge_tensor=graph.edge_tensor,
             param_bytes=graph.param_bytes,
             memory=[device.memory_bytes for device in cluster.devices],
+            conflicts=cluster.conflicts(),
             op_names=graph.names,
             device_names=cluster.names,
             graph_hash=graph.hash,

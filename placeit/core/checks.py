@@ -1,0 +1,138 @@
+"""Checks of what :class:`placeit.core.problem.Problem` is made of; all raise ProblemError."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from placeit.core.errors import ProblemError
+from placeit.core.graph import topological_order
+
+
+def floats(
+    name: str, value: ArrayLike, ndim: int, shape: tuple[int, ...] | None = None, diagonal: float | None = None
+) -> NDArray[np.float64]:
+    """Return numbers of a shape, none of them NaN or negative; ``diagonal`` is what they have there whatever was given."""
+    try:
+        array = np.array(value, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise ProblemError(f"'{name}' is not an array of numbers.") from None
+    if array.size == 0 and shape is not None and 0 in shape:
+        array = array.reshape(shape)
+    if array.ndim != ndim or (shape is not None and array.shape != shape):
+        expected = shape if shape is not None else f"{ndim} dimensions"
+        raise ProblemError(f"'{name}' has shape {array.shape}; expected {expected}.")
+    if diagonal is not None:
+        np.fill_diagonal(array, diagonal)
+    if np.isnan(array).any():
+        where = tuple(int(i) for i in np.argwhere(np.isnan(array))[0])
+        raise ProblemError(f"'{name}' contains NaN at {where}: a cost was not measured.")
+    if (array < 0).any():
+        where = tuple(int(i) for i in np.argwhere(array < 0)[0])
+        raise ProblemError(f"'{name}' is negative at {where}: {array[where]}.")
+    return array
+
+
+def check_length(what: str, values: Collection[Any], size: int) -> None:
+    """Check that there are so many."""
+    if len(values) != size:
+        raise ProblemError(f"'{what}' has {len(values)} entries where {size} are expected.")
+
+
+def kinds(value: Sequence[str], ops: Sequence[str]) -> tuple[str, ...]:
+    """Return what each op computes."""
+    check_length("kinds", value, len(ops))
+    for kind, op in zip(value, ops, strict=True):
+        if not isinstance(kind, str):
+            raise ProblemError(f"The kind of op '{op}' is {kind!r}; a kind is a name, empty if it is not known.")
+    return tuple(value)
+
+
+def shapes(value: Any, ops: Sequence[str]) -> tuple[tuple[int, ...] | None, ...]:
+    """Return the shape of each op's output, None where it is not known."""
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise ProblemError("'output_shapes' is not a list of shapes.")
+    check_length("output_shapes", value, len(ops))
+    for shape, op in zip(value, ops, strict=True):
+        if shape is not None and not (isinstance(shape, Sequence) and all(map(_is_size, shape))):
+            raise ProblemError(
+                f"The output of op '{op}' has the shape {shape!r}; a shape is a list of whole numbers of at least 0, or None "
+                "if it is not known."
+            )
+    return tuple(None if shape is None else tuple(map(int, shape)) for shape in value)
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) >= 0
+
+
+def _array(name: str, value: ArrayLike) -> NDArray[Any]:
+    try:
+        return np.array(value)
+    except ValueError:  # lists of different lengths
+        raise ProblemError(f"'{name}' is not an array of numbers: its lists have different lengths.") from None
+
+
+def ints(name: str, value: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.int32]:
+    """Return integers of a shape."""
+    array = _array(name, value)
+    if array.shape != shape or (array.size and not np.issubdtype(array.dtype, np.integer)):
+        raise ProblemError(f"'{name}' has shape {array.shape} and type {array.dtype}; expected integers of shape {shape}.")
+    return array.astype(np.int32)
+
+
+def edges(value: ArrayLike, ops: int) -> NDArray[np.int32]:
+    """Return producers and consumers, ``int32[E, 2]``."""
+    array = _array("edges", value)
+    if array.size == 0:
+        return np.zeros((0, 2), np.int32)
+    if array.ndim != 2 or array.shape[1] != 2 or not np.issubdtype(array.dtype, np.integer):
+        raise ProblemError(f"'edges' has shape {array.shape} and type {array.dtype}; expected integers of shape (E, 2).")
+    if array.min() < 0 or array.max() >= ops:
+        raise ProblemError(f"'edges' refers to ops {array.min()}..{array.max()}; the problem has ops 0..{ops - 1}.")
+    return array.astype(np.int32)
+
+
+def conflicts(value: ArrayLike, devices: Sequence[str]) -> NDArray[np.bool_]:
+    """Return which devices cannot run at the same time, ``bool[D, D]``, symmetric."""
+    array = _array("conflicts", value)
+    if array.shape != (len(devices),) * 2 or array.dtype != np.bool_:
+        raise ProblemError(
+            f"'conflicts' has shape {array.shape} and type {array.dtype}; expected true or false for each pair of devices, of "
+            f"shape {(len(devices),) * 2}."
+        )
+    if array.diagonal().any():
+        d = int(array.diagonal().argmax())
+        raise ProblemError(f"'conflicts' says that {devices[d]} conflicts with itself; it is about pairs of devices.")
+    if (array != array.T).any():
+        a, b = np.argwhere(array & ~array.T)[0]
+        raise ProblemError(f"'conflicts' says that {devices[a]} conflicts with {devices[b]}, but not the other way round.")
+    return array
+
+
+def order(edges: NDArray[np.int32], ops: int, names: Sequence[str]) -> NDArray[np.int32]:
+    """Return a topological order, ``int32[V]``."""
+    found = topological_order(edges, ops)
+    if found is None:
+        raise ProblemError(f"The graph has a cycle through op '{names[_on_cycle(edges, ops)]}'; a task graph has none.")
+    return found
+
+
+def _on_cycle(edges: NDArray[np.int32], ops: int) -> int:
+    """Return an op on a cycle: walk backwards among ops that keep a predecessor after all sources are peeled off."""
+    alive = np.ones(ops, bool)
+    while True:
+        live = edges[alive[edges[:, 0]] & alive[edges[:, 1]]]
+        sources = alive & (np.bincount(live[:, 1], minlength=ops) == 0)
+        if not sources.any():
+            break
+        alive &= ~sources
+    parent = {int(w): int(v) for v, w in live}
+    v, seen = next(iter(parent)), set[int]()
+    while v not in seen:
+        seen.add(v)
+        v = parent[v]
+    return v
