@@ -12,7 +12,7 @@ from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import Incumbent, is_over, option
 from placeit.placers.feasibility import random_placements
 from placeit.simulator.kernel import WEIGHTS_ONLY, makespan_kernel
-from placeit.simulator.rules import CONTENTION_FREE, FIFO
+from placeit.simulator.state import CONTENTION_FREE, FIFO
 from placeit.simulator.tables import Tables
 from placeit.simulator.workspace import make_workspace
 

@@ -22,14 +22,8 @@ from placeit.core.kernels import jit
 from placeit.simulator.events import factor, hold, hold_outputs, pop, push, release, replace, stream_of
 from placeit.simulator.one_request import run_one, time_transfers, transfer_seconds
 from placeit.simulator.queues import NODE, Records, int64, uncounted
-from placeit.simulator.rules import (
-    FIFO,
-    PLANNED,
-    begin_rule,
-    op_finished_rule,
-    rank_by_b_level,
-    transfer_finished_rule,
-)
+from placeit.simulator.rules import begin_rule, op_finished_rule, rank_by_b_level, transfer_finished_rule
+from placeit.simulator.state import FIFO, PLANNED
 from placeit.simulator.tables import Tables
 from placeit.simulator.workspace import Workspace, make_workspace
 
@@ -135,7 +129,7 @@ def makespan_kernel(
         Makespan in seconds; ``inf`` if an op cannot run where it is placed or memory is too small; NaN if a planned order
         waits for itself.
     """
-    if queue != PLANNED and memory == WEIGHTS_ONLY:
+    if queue != PLANNED and memory == WEIGHTS_ONLY and len(tables.conflict) == 0:
         if not _prepare(tables, place, priority, queue, memory, ws):
             return np.inf
         return run_one(
@@ -208,6 +202,7 @@ def requests_kernel(
         tables.link,
         tables.entries,
         place,
+        tables.conflict,
         links,
         queue,
         noise,
@@ -246,6 +241,7 @@ def _run(
     link: Records,
     entries: NDArray[np.int32],
     place: NDArray[np.int32],
+    conflict: NDArray[np.bool_],
     links: int,
     discipline: int,
     noise: float,
@@ -311,12 +307,14 @@ def _run(
                     for i in range(op[v].in_first, op[v + 1].in_first):
                         release(edge, uses, device, r * tensors, edge[i].into, place[v])
                 count = op_finished_rule(
-                    op, edge, place, links, discipline, nodes, node, queue, request, opened, sent, counter, out, n
+                    op, edge, place, conflict, links, discipline, nodes, node, queue, request, opened, sent, counter, out, n
                 )
             else:
                 if tracked:
                     release(edge, uses, device, r * tensors, v - ops, place[edge[v - ops].tail])
-                count = transfer_finished_rule(edge, place, links, discipline, nodes, node, queue, request, devices, out, n)
+                count = transfer_finished_rule(
+                    edge, place, conflict, links, discipline, nodes, node, queue, request, counter, devices, out, n
+                )
         i = 0
         while True:
             if i == count:
@@ -326,7 +324,9 @@ def _run(
                 if times.shape[1]:
                     times[0, begun] = time
                 begun += 1
-                count = begin_rule(op, entries, place, discipline, nodes, node, queue, request, lost, counter, out, slot)
+                count = begin_rule(
+                    op, entries, place, conflict, discipline, nodes, node, queue, request, lost, counter, out, slot
+                )
                 slot, i = int64(-1), 0
                 continue
             n = out[i]

@@ -1,6 +1,6 @@
 """The state machine of :mod:`placeit.simulator.rules` for executors: one call for everything that can happen.
 
-Each call writes what to start into ``state.out`` and returns how many there are, or :data:`placeit.simulator.rules.REFUSED`.
+Each call writes what to start into ``state.out`` and returns how many there are, or :data:`placeit.simulator.state.REFUSED`.
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ from numpy.typing import NDArray
 from placeit.core.kernels import jit
 from placeit.simulator.queues import DONE, IDLE, RUNNING, SENT, Records, dequeue, enqueue
 from placeit.simulator.rules import (
-    CONTENTION_FREE,
-    FIFO,
-    REFUSED,
-    State,
     begin_rule,
     ended,
     move_next,
     op_finished_rule,
+    release_rivals,
+    start_next,
     transfer_finished_rule,
 )
+from placeit.simulator.state import CONTENTION_FREE, FIFO, REFUSED, State
 
 
 class Machine(NamedTuple):
@@ -32,6 +31,7 @@ class Machine(NamedTuple):
     edge: Records  # EDGE[E]
     entries: NDArray[np.int32]  # ops without in-edges, ascending
     place: NDArray[np.int32]  # [V]
+    conflict: NDArray[np.bool_]  # [D * D] whether two devices never run at the same time; [0] if all may
     links: int
     discipline: int
     state: State
@@ -49,6 +49,7 @@ def begin(machine: Machine, slot: int) -> int:
         machine.op,
         machine.entries,
         machine.place,
+        machine.conflict,
         machine.discipline,
         nodes,
         s.node,
@@ -70,6 +71,7 @@ def op_finished(machine: Machine, n: int) -> int:
         machine.op,
         machine.edge,
         machine.place,
+        machine.conflict,
         machine.links,
         machine.discipline,
         nodes,
@@ -107,12 +109,14 @@ def transfer_finished(machine: Machine, n: int) -> int:
     return transfer_finished_rule(
         machine.edge,
         machine.place,
+        machine.conflict,
         machine.links,
         machine.discipline,
         nodes,
         s.node,
         s.queue,
         s.request,
+        s.counter,
         len(s.lost),
         s.out,
         n,
@@ -137,9 +141,10 @@ def device_lost(machine: Machine, device: int) -> int:
     """Take note that a device is gone, for good.
 
     Requests are aborted that have an op left there, or wait for a tensor from there. What ran there, or was on its way from or
-    to it, has ended and is not to be reported. The others go on.
+    to it, has ended and is not to be reported. The others go on, also on devices that had to wait for this one.
     """
     s, ops, edges = machine.state, len(machine.place), len(machine.edge)
+    devices = len(s.lost)
     s.lost[device] = True
     count = 0
     for slot in range(len(s.request)):
@@ -165,9 +170,13 @@ def device_lost(machine: Machine, device: int) -> int:
             else:
                 there = machine.place[machine.edge[p].tail] == device or machine.place[machine.edge[p].head] == device
             if there:
+                if p < 0 and len(machine.conflict):
+                    release_rivals(machine.conflict, devices, s.queue, device)
                 s.node[n].phase = DONE
                 s.request[slot].running -= 1
         count = ended(s.request, slot, s.out, count)
+    if len(machine.conflict):
+        count = start_next(machine.discipline, machine.conflict, devices, s.node, s.queue, s.request, device, s.out, count)
     return count
 
 

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from placeit.core.kernels import jit
 from placeit.simulator.events import EVENT, factor, pop, push
 from placeit.simulator.queues import NODE, QUEUE, REQUEST, Records, dequeue, enqueue, inline, int64, uncounted
-from placeit.simulator.rules import CHANNEL, FIFO, PRIORITY, rank_by_b_level, rank_of_transfer
+from placeit.simulator.rules import rank_by_b_level, rank_of_transfer
+from placeit.simulator.state import CHANNEL, FIFO, PRIORITY
 
 INPUTS = np.dtype(
     [

@@ -57,7 +57,14 @@ NODE = np.dtype(
     align=True,
 )
 IDLE, RUNNING, SENT, DONE = 0, 1, 2, 3
-QUEUE = np.dtype([("root", "i4"), ("last", "i4"), ("busy", "b1")], align=True)  # root: first node, or -1
+QUEUE = np.dtype(
+    [
+        ("root", "i4"),  # first node, or -1
+        ("last", "i4"),
+        ("busy", "i4"),  # whether it takes nothing; of a device: how many run, of itself and those that conflict with it
+    ],
+    align=True,
+)
 REQUEST = np.dtype(
     [
         ("age", "i8"),  # of several requests the one that began first, which has the lowest, goes first
@@ -81,7 +88,8 @@ def inline(function: F) -> F:
 
 
 @inline
-def _before(node: Records, request: Records, a: int, b: int) -> bool:
+def before(node: Records, request: Records, a: int, b: int) -> bool:
+    """Whether a node goes before another, unless they are queued first in, first out."""
     if node[a].slot != node[b].slot:
         return bool(request[node[a].slot].age < request[node[b].slot].age)
     return bool(node[a].rank > node[b].rank or (node[a].rank == node[b].rank and node[a].tie < node[b].tie))
@@ -90,7 +98,7 @@ def _before(node: Records, request: Records, a: int, b: int) -> bool:
 @uncounted
 def _merge(node: Records, request: Records, a: int, b: int) -> int:
     """Merge two skew heaps of nodes (Sleator and Tarjan 1986), first to go first, and return the root."""
-    if _before(node, request, b, a):
+    if before(node, request, b, a):
         a, b = b, a
     root = a
     while True:
@@ -99,7 +107,7 @@ def _merge(node: Records, request: Records, a: int, b: int) -> int:
         if child < 0:
             node[a].left = b
             return root
-        if _before(node, request, b, child):
+        if before(node, request, b, child):
             node[a].left = b
             a, b = b, child
         else:

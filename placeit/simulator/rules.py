@@ -10,7 +10,8 @@ Numbers: A *position* numbers an edge after a stable sort by producer, so that t
 edge order. A request in flight has a *slot*. A *node* is, in slot ``r``, an op (``r * (V + E) + v``) or a transfer
 (``r * (V + E) + V + p``, where ``p`` is the position of the first edge of its tensor towards its destination). A *queue* is a
 device (``d``), the channel of an ordered pair of devices (``D + src * D + dst``), or, for ``planned`` only, the ops of a slot
-that a device has still to take, in order (``D + D * D + r * D + d``).
+that a device has still to take, in order (``D + D * D + r * D + d``). ``conflict`` says which devices never run at the same
+time (``bool[D * D]``, row by row); it is empty if all may, and then costs nothing.
 
 What is written to ``out``, in the order in which it is to be started: nodes, and ``-1 - r`` for a slot whose request has ended.
 A rule returns how many there are, or :data:`REFUSED` if it was told what cannot have happened; nothing has changed then.
@@ -18,97 +19,64 @@ A rule returns how many there are, or :data:`REFUSED` if it was told what cannot
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.core.kernels import jit
 from placeit.simulator.queues import (
     DONE,
-    NODE,
-    QUEUE,
-    REQUEST,
     RUNNING,
     SENT,
     Records,
+    before,
     dequeue,
     enqueue,
     inline,
     int64,
     uncounted,
 )
-
-CONTENTION_FREE, CHANNEL = 0, 1
-FIFO, PRIORITY, PLANNED = 0, 1, 2
-REFUSED = -1
-
-TENSORS, STAMP, AGE = 0, 1, 2
-"""Counters: transfers requested (for ties), ops finished (for ``sent``), requests begun."""
-
-
-class State(NamedTuple):
-    """Where all requests in flight stand, as the rules keep it."""
-
-    node: Records  # NODE[R * (V + E)]
-    queue: Records  # QUEUE[D + D * D], and [R * D] more for PLANNED
-    request: Records  # REQUEST[R]
-    opened: NDArray[np.int32]  # [D] scratch: channels that an op puts to work
-    sent: NDArray[np.int64]  # [K, D] scratch: the count of finished ops when a shared tensor was last sent to a device
-    lost: NDArray[np.bool_]  # [D] devices that are gone
-    counter: NDArray[np.int64]  # [3] TENSORS, STAMP, AGE
-    out: NDArray[np.int64]  # [V + E + D + D * D + R] what to start
-
-
-def _state(ops: int, devices: int, edges: int, shared: int, slots: int, planned: bool) -> State:
-    queue = np.zeros(devices + devices * devices + (slots * devices if planned else 0), QUEUE)
-    queue["root"][:] = -1
-    return State(
-        np.zeros(slots * (ops + edges), NODE),
-        queue,
-        np.zeros(slots, REQUEST),
-        np.empty(devices, np.int32),
-        np.full((shared, devices), -1, np.int64),
-        np.zeros(devices, np.bool_),
-        np.zeros(3, np.int64),
-        np.empty(ops + edges + devices + devices * devices + slots, np.int64),
-    )
-
-
-_state_inside = jit(_state)
-
-
-def new_state(ops: int, devices: int, edges: int, shared: int, slots: int, planned: bool) -> State:
-    """Allocate the state of so many slots; ``shared`` is the largest number of tensors of an op that have several edges."""
-    state = _state(ops, devices, edges, shared, slots, planned)
-    state.node["slot"] = np.repeat(np.arange(slots), ops + edges)
-    return state
-
-
-@jit
-def make_state(ops: int, devices: int, edges: int, shared: int, slots: int, planned: bool) -> State:
-    """The same for compiled functions."""
-    state = _state_inside(ops, devices, edges, shared, slots, planned)
-    for n in range(len(state.node)):
-        state.node[n].slot = n // (ops + edges)
-    return state
+from placeit.simulator.state import AGE, CHANNEL, CONTENTION_FREE, FIFO, PLANNED, QUEUED, REFUSED, STAMP
 
 
 @inline
-def _ready(discipline: int, devices: int, node: Records, queue: Records, request: Records, n: int, d: int) -> None:
+def _ready(
+    discipline: int,
+    conflict: NDArray[np.bool_],
+    devices: int,
+    node: Records,
+    queue: Records,
+    request: Records,
+    counter: NDArray[np.int64],
+    n: int,
+    d: int,
+) -> None:
     """An op on a device has all its inputs: queue it, or with ``planned`` what the device has to take next, if that is it."""
     if discipline == PLANNED:
-        _take_from_plan(devices, node, queue, request, node[n].slot, d)
-    else:
-        enqueue(discipline == FIFO, node, request, queue, d, n)
+        _take_from_plan(conflict, devices, node, queue, request, node[n].slot, d)
+        return
+    if discipline == FIFO and len(conflict):
+        node[n].rank = -counter[QUEUED]
+        counter[QUEUED] += 1
+    enqueue(discipline == FIFO, node, request, queue, d, n)
 
 
 @uncounted
-def _take_from_plan(devices: int, node: Records, queue: Records, request: Records, slot: int, d: int) -> None:
-    plan = devices + devices * devices + slot * devices + d
-    if not queue[plan].busy and queue[plan].root >= 0 and node[queue[plan].root].pending == 0:
-        queue[plan].busy = True
-        enqueue(False, node, request, queue, d, dequeue(False, node, request, queue, plan))
+def _take_from_plan(
+    conflict: NDArray[np.bool_], devices: int, node: Records, queue: Records, request: Records, slot: int, d: int
+) -> None:
+    """Queue what a device has to take next of a slot, if it has all its inputs and nothing that conflicts has to go before."""
+    first = devices + devices * devices + slot * devices
+    plan = first + d
+    if queue[plan].busy or queue[plan].root < 0 or node[queue[plan].root].pending != 0:
+        return
+    if len(conflict):
+        for c in range(devices):
+            rival = first + c
+            if conflict[d * devices + c] and (
+                queue[rival].busy or (queue[rival].root >= 0 and before(node, request, queue[rival].root, queue[plan].root))
+            ):
+                return
+    queue[plan].busy = True
+    enqueue(False, node, request, queue, d, dequeue(False, node, request, queue, plan))
 
 
 @inline
@@ -121,10 +89,20 @@ def _start(node: Records, request: Records, n: int, out: NDArray[np.int64], coun
 
 
 @inline
-def _start_next(
-    discipline: int, devices: int, node: Records, queue: Records, request: Records, d: int, out: NDArray[np.int64], count: int
+def start_next(
+    discipline: int,
+    conflict: NDArray[np.bool_],
+    devices: int,
+    node: Records,
+    queue: Records,
+    request: Records,
+    d: int,
+    out: NDArray[np.int64],
+    count: int,
 ) -> int:
-    """Have an idle device start the op that comes first, if one is ready."""
+    """Have a device that may run something start the op that comes first, if one is ready; also those that conflict with it."""
+    if len(conflict):
+        return _start_among(discipline, conflict, devices, node, queue, request, d, out, count)
     if not queue[d].busy and queue[d].root >= 0:
         n = dequeue(discipline == FIFO, node, request, queue, d)
         slot = node[n].slot
@@ -132,8 +110,62 @@ def _start_next(
         count = _start(node, request, n, out, count)
         if discipline == PLANNED:
             queue[devices + devices * devices + slot * devices + d].busy = False
-            _take_from_plan(devices, node, queue, request, slot, d)
+            _take_from_plan(conflict, devices, node, queue, request, slot, d)
     return count
+
+
+@uncounted
+def _start_among(
+    discipline: int,
+    conflict: NDArray[np.bool_],
+    devices: int,
+    node: Records,
+    queue: Records,
+    request: Records,
+    d: int,
+    out: NDArray[np.int64],
+    count: int,
+) -> int:
+    """Have a device and those that conflict with it (all that conflict with any, for -1) start what they may.
+
+    Of what could start now the most urgent goes first, which may keep other devices from it.
+    """
+    while True:
+        first = int64(-1)
+        for c in range(devices):
+            if queue[c].busy or queue[c].root < 0:
+                continue
+            meant = c == d
+            for other in range(devices):
+                meant |= conflict[c * devices + other] and (d < 0 or d == other)
+            if not meant:
+                continue
+            if first < 0:
+                first = c
+            elif discipline == FIFO:
+                if node[queue[c].root].rank > node[queue[first].root].rank:
+                    first = c
+            elif before(node, request, queue[c].root, queue[first].root):
+                first = c
+        if first < 0:
+            return count
+        n = dequeue(discipline == FIFO, node, request, queue, first)
+        count = _start(node, request, n, out, count)
+        slot = node[n].slot
+        queue[first].busy = True
+        if discipline == PLANNED:
+            queue[devices + devices * devices + slot * devices + first].busy = False
+        for c in range(devices):
+            queue[c].busy += conflict[first * devices + c]
+            if discipline == PLANNED and (c == first or conflict[first * devices + c]):
+                _take_from_plan(conflict, devices, node, queue, request, slot, c)
+
+
+@uncounted
+def release_rivals(conflict: NDArray[np.bool_], devices: int, queue: Records, d: int) -> None:
+    """A device has ended what it ran, and no longer keeps those busy that conflict with it."""
+    for c in range(devices):
+        queue[c].busy -= conflict[d * devices + c]
 
 
 @inline
@@ -206,6 +238,7 @@ def begin_rule(
     op: Records,
     entries: NDArray[np.int32],
     place: NDArray[np.int32],
+    conflict: NDArray[np.bool_],
     discipline: int,
     nodes: int,
     node: Records,
@@ -222,6 +255,7 @@ def begin_rule(
         op: ``OP[V + 1]``.
         entries: ops without in-edges, ascending.
         place: ``int32[V]``.
+        conflict: ``bool[D * D]``, or empty.
         discipline: ``FIFO``, ``PRIORITY`` or ``PLANNED``.
         nodes: ``V + E``.
         node: ranks and ties of the slot are set, unless for ``FIFO``.
@@ -250,9 +284,11 @@ def begin_rule(
             for v in range(ops):
                 enqueue(False, node, request, queue, plan + place[v], base + v)
         for v in entries:
-            _ready(discipline, devices, node, queue, request, base + v, place[v])
+            _ready(discipline, conflict, devices, node, queue, request, counter, base + v, place[v])
+        if len(conflict):
+            count = _start_among(discipline, conflict, devices, node, queue, request, int64(-1), out, count)
         for v in entries:
-            count = _start_next(discipline, devices, node, queue, request, place[v], out, count)
+            count = start_next(discipline, conflict, devices, node, queue, request, place[v], out, count)
         if ops == 0:
             count = ended(request, slot, out, count)
     return count
@@ -263,6 +299,7 @@ def op_finished_rule(
     op: Records,
     edge: Records,
     place: NDArray[np.int32],
+    conflict: NDArray[np.bool_],
     links: int,
     discipline: int,
     nodes: int,
@@ -287,9 +324,11 @@ def op_finished_rule(
         request[slot].left -= 1
         request[slot].running -= 1
         queue[d].busy = False
+        if len(conflict):
+            release_rivals(conflict, devices, queue, d)
         count = 0
         if discipline == FIFO:
-            count = _start_next(discipline, devices, node, queue, request, d, out, count)
+            count = start_next(discipline, conflict, devices, node, queue, request, d, out, count)
         if not request[slot].aborted:
             counter[STAMP] += 1
             put = 0
@@ -299,7 +338,7 @@ def op_finished_rule(
                 if dst == d:
                     node[base + w].pending -= 1
                     if node[base + w].pending == 0:
-                        _ready(discipline, devices, node, queue, request, base + w, d)
+                        _ready(discipline, conflict, devices, node, queue, request, counter, base + w, d)
                     continue
                 if edge[p].shared >= 0:
                     k = int64(edge[p].shared)
@@ -312,8 +351,8 @@ def op_finished_rule(
                     continue
                 if discipline != FIFO:
                     node[t].rank = rank_of_transfer(edge, node, place, base, p)
-                    node[t].tie = counter[TENSORS]
-                    counter[TENSORS] += 1
+                    node[t].tie = counter[QUEUED]
+                    counter[QUEUED] += 1
                 channel = devices + d * devices + dst
                 enqueue(discipline == FIFO, node, request, queue, channel, t)
                 if not queue[channel].busy:
@@ -322,7 +361,7 @@ def op_finished_rule(
                     put += 1
             for i in range(put):  # only now, so that of several tensors the most urgent goes first
                 count = move_next(discipline, node, queue, request, opened[i], out, count)
-        count = _start_next(discipline, devices, node, queue, request, d, out, count)
+        count = start_next(discipline, conflict, devices, node, queue, request, d, out, count)
         count = ended(request, slot, out, count)
     return count
 
@@ -331,12 +370,14 @@ def op_finished_rule(
 def transfer_finished_rule(
     edge: Records,
     place: NDArray[np.int32],
+    conflict: NDArray[np.bool_],
     links: int,
     discipline: int,
     nodes: int,
     node: Records,
     queue: Records,
     request: Records,
+    counter: NDArray[np.int64],
     devices: int,
     out: NDArray[np.int64],
     n: int,
@@ -361,8 +402,8 @@ def transfer_finished_rule(
                     node[base + len(place) + p].phase = DONE
                     node[base + w].pending -= 1
                     if node[base + w].pending == 0:
-                        _ready(discipline, devices, node, queue, request, base + w, dst)
+                        _ready(discipline, conflict, devices, node, queue, request, counter, base + w, dst)
                 p = int64(edge[p].following)
-        count = _start_next(discipline, devices, node, queue, request, dst, out, count)
+        count = start_next(discipline, conflict, devices, node, queue, request, dst, out, count)
         count = ended(request, slot, out, count)
     return count

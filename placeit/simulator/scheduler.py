@@ -16,8 +16,9 @@ from placeit.core.errors import ExecutionError, ProblemError, UsageError
 from placeit.core.graph import topological_order
 from placeit.core.problem import Problem
 from placeit.simulator import machine as state_machine
-from placeit.simulator import queues, rules
+from placeit.simulator import queues
 from placeit.simulator.kernel import b_level_kernel
+from placeit.simulator.state import PLANNED, REFUSED, State, new_state
 from placeit.simulator.tables import tables
 
 __all__ = [
@@ -112,9 +113,16 @@ class Scheduler:
                 _check_plan(problem, place, high)
         discipline = get_args(Queue).index(queue)
         shared = int(known.edge["shared"].max(initial=-1)) + 1
-        state = rules.new_state(ops, problem.devices, len(problem.edges), shared, requests, discipline == rules.PLANNED)
+        state = new_state(ops, problem.devices, len(problem.edges), shared, requests, discipline == PLANNED)
         self._machine = state_machine.Machine(
-            known.op, known.edge, known.entries, place, get_args(LinkModel).index(links), discipline, self._ranked(state, 0)
+            known.op,
+            known.edge,
+            known.entries,
+            place,
+            known.conflict,
+            get_args(LinkModel).index(links),
+            discipline,
+            self._ranked(state, 0),
         )
         tail, head, tensor = (known.edge[field].tolist() for field in ("tail", "head", "tensor"))
         self._move = [(t, self._place[v], self._place[w]) for t, v, w in zip(tensor, tail, head, strict=True)]
@@ -141,7 +149,7 @@ class Scheduler:
             self._grow()
         slot = self._free.pop()
         count = state_machine.begin(self._machine, slot)
-        if count == rules.REFUSED:
+        if count == REFUSED:
             self._free.append(slot)
             raise ExecutionError(f"Request {request} was begun, and some op is on a device that is lost: place the model anew.")
         self._slot_of[request], self._number_of[slot] = slot, request
@@ -150,8 +158,8 @@ class Scheduler:
     def op_finished(self, request: int, op: int) -> list[Instruction]:
         """Take note that an op has finished. Raises ExecutionError if it was not running."""
         slot = self._slot_of.get(request)
-        count = rules.REFUSED if slot is None else state_machine.op_finished(self._machine, slot * self._nodes + op)
-        if count == rules.REFUSED:
+        count = REFUSED if slot is None else state_machine.op_finished(self._machine, slot * self._nodes + op)
+        if count == REFUSED:
             raise ExecutionError(f"Op '{self._names[op]}' of request {request} was reported as finished, but was not running.")
         return self._told(count)
 
@@ -162,16 +170,16 @@ class Scheduler:
         tensor was not on its way, or this was said before.
         """
         node = self._node(request, tensor, dst)
-        count = rules.REFUSED if node is None else state_machine.transfer_sent(self._machine, node)
-        if count == rules.REFUSED:
+        count = REFUSED if node is None else state_machine.transfer_sent(self._machine, node)
+        if count == REFUSED:
             raise ExecutionError(f"Tensor {tensor} of request {request} left for device {dst}, but was not to be sent there.")
         return self._told(count)
 
     def transfer_finished(self, request: int, tensor: int, dst: int) -> list[Instruction]:
         """Take note that a tensor has arrived. Raises ExecutionError if it was not on its way."""
         node = self._node(request, tensor, dst)
-        count = rules.REFUSED if node is None else state_machine.transfer_finished(self._machine, node)
-        if count == rules.REFUSED:
+        count = REFUSED if node is None else state_machine.transfer_finished(self._machine, node)
+        if count == REFUSED:
             raise ExecutionError(f"Tensor {tensor} of request {request} arrived on device {dst}, but was not on its way.")
         return self._told(count)
 
@@ -230,13 +238,13 @@ class Scheduler:
         """Make room for as many requests again."""
         old = self._machine.state
         slots = len(old.request)
-        new = rules.new_state(
+        new = new_state(
             len(self._place),
             len(old.lost),
             self._nodes - len(self._place),
             len(old.sent),
             2 * slots,
-            self._machine.discipline == rules.PLANNED,
+            self._machine.discipline == PLANNED,
         )
         for before, after in ((old.node, new.node), (old.queue, new.queue), (old.request, new.request), (old.sent, new.sent)):
             after[: len(before)] = before
@@ -244,7 +252,7 @@ class Scheduler:
         self._machine = self._machine._replace(state=self._ranked(new, slots))
         self._free = list(range(slots, 2 * slots))[::-1]
 
-    def _ranked(self, state: rules.State, first: int) -> rules.State:
+    def _ranked(self, state: State, first: int) -> State:
         """Set ranks and ties of all slots from the first on."""
         for slot in range(first, len(state.request)):
             begin = slot * self._nodes
@@ -283,8 +291,10 @@ def deadlock() -> ProblemError:
 
 def _check_plan(problem: Problem, place: NDArray[np.int32], priority: NDArray[np.float64]) -> None:
     order = sorted(problem.order.tolist(), key=lambda v: -priority[v])
-    plan = [[v for v in order if place[v] == d] for d in range(problem.devices)]
-    chains = [pair for ops in plan for pair in pairwise(ops)]
+    plans = [[v for v in order if place[v] == d] for d in range(problem.devices)]
+    for d, other in np.argwhere(np.triu(problem.conflicts)):  # these two run their ops in one order
+        plans.append([v for v in order if place[v] in (d, other)])
+    chains = [pair for ops in plans for pair in pairwise(ops)]
     together = np.concatenate([problem.edges, np.array(chains, np.int32).reshape(-1, 2)])
     if topological_order(together, len(problem)) is None:
         raise deadlock()

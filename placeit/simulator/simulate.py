@@ -2,7 +2,8 @@
 
 The rules, as :mod:`placeit.simulator.rules` has them for executors too:
 
-- A device runs one op at a time, to its end. An ordered pair of devices moves any number of tensors at a time
+- A device runs one op at a time, to its end, and none while a device runs one that it conflicts with
+  (``Problem.conflicts``). An ordered pair of devices moves any number of tensors at a time
   (``contention-free``; GiPH, Appendix B.5) or one (``channel``; DOPPLER, Algorithm 1).
 - An op takes ``compute[v, d]``, plus ``cut[e, d]`` for every distinct tensor that it reads from another device, plus the
   same for every distinct tensor that some op elsewhere reads from it.
@@ -18,6 +19,10 @@ The rules, as :mod:`placeit.simulator.rules` has them for executors too:
   number where ops are numbered in topological order); on a channel the transfer with the highest priority among the ops that
   it serves (ties: the first request).
 - ``planned``: a device runs its ops in the order of priority and waits if the next is not ready; channels as above.
+- Where devices conflict: of the ready ops whose devices could start them now the most urgent is started first, on whichever
+  device it is (``fifo``: the one that became ready first), and so on until no more can start. So no device is idle that could
+  run a ready op, and an op may wait for a wide device while less urgent ones run on parts of it. When a request begins, devices
+  that conflict with others come before the rest. Under ``planned``, devices that conflict run their ops in one common order.
 - Of several requests in flight, the one that began first goes first on every device and channel, unless under ``fifo``; under
   ``planned``, the earliest whose next op is ready. A request arrives before anything else that happens at that time. It begins
   then, or, if there is a limit on how many are in flight, after what was decided when another one ended.
@@ -38,9 +43,9 @@ from placeit.core.errors import PlacementError, ProblemError, UsageError
 from placeit.core.problem import Problem
 from placeit.core.units import about_bytes
 from placeit.simulator import kernel as _kernel
-from placeit.simulator import rules
 from placeit.simulator.events import stream_of
 from placeit.simulator.scheduler import LinkModel, Queue, check_discipline, deadlock
+from placeit.simulator.state import PLANNED
 from placeit.simulator.tables import Tables, tables
 from placeit.simulator.workspace import new_workspace
 
@@ -238,7 +243,7 @@ class SimulatedCost:
                 f"Placement {b} of the batch uses device numbers {array[b].min()}..{array[b].max()}; there are "
                 f"0..{self.problem.devices - 1}."
             )
-        if self._queue == rules.PLANNED and np.isnan(out).any():
+        if self._queue == PLANNED and np.isnan(out).any():
             raise deadlock()
         return out
 

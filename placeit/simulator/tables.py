@@ -26,6 +26,7 @@ class Tables(NamedTuple):
     entries: NDArray[np.int32]  # ops without in-edges, ascending
     cut: NDArray[np.float64]  # [E, D] by position, or [0, D] if it is zero everywhere
     memory: NDArray[np.float64]  # [D]
+    conflict: NDArray[np.bool_]  # [D * D] whether two devices never run at the same time; [0] if all may
 
 
 _TABLES: WeakKeyDictionary[Problem, Tables] = WeakKeyDictionary()
@@ -44,6 +45,11 @@ def link_records(latency: NDArray[np.float64], bandwidth: NDArray[np.float64]) -
     link = np.zeros(latency.shape, LINK)
     link["latency"], link["bandwidth"] = latency, bandwidth
     return link
+
+
+def conflict_table(conflicts: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return ``bool[D, D]`` as the rules take it: row by row, or empty if no devices conflict."""
+    return conflicts.flatten() if conflicts.any() else np.zeros(0, np.bool_)
 
 
 def _build(problem: Problem) -> Tables:
@@ -88,4 +94,5 @@ def _build(problem: Problem) -> Tables:
         entries=np.flatnonzero(np.diff(into.ptr) == 0).astype(np.int32),
         cut=problem.cut[out.edge] if problem.cut.any() else np.zeros((0, problem.devices)),
         memory=problem.memory.copy(),
+        conflict=conflict_table(problem.conflicts),
     )

@@ -11,7 +11,7 @@ from placeit.core.kernels import jit
 from placeit.simulator.events import EVENT, MEMORY
 from placeit.simulator.one_request import INPUTS, POSITION
 from placeit.simulator.queues import Records
-from placeit.simulator.rules import State, make_state, new_state
+from placeit.simulator.state import State, make_state, new_state
 from placeit.simulator.tables import Tables
 
 

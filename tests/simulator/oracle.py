@@ -15,7 +15,7 @@ from placeit.simulator.scheduler import RequestDone, Start, Transfer
 class _Request:
     """Progress of one request."""
 
-    __slots__ = ("aborted", "base", "left", "next", "number", "pending", "running", "sent")
+    __slots__ = ("aborted", "base", "finished", "left", "next", "number", "pending", "running", "sent")
 
     def __init__(self, number, base, pending, devices):
         self.number = number
@@ -24,6 +24,7 @@ class _Request:
         self.left = len(pending)  # ops that have not finished
         self.next = [0] * devices  # planned: how many ops each device has started
         self.running = set()  # ops, and transfers numbered after the ops
+        self.finished = set()  # likewise
         self.sent = set()  # transfers that have given their channel back before they arrive
         self.aborted = False
 
@@ -56,6 +57,7 @@ class ReferenceScheduler:
         self._names = problem.op_names
         self._place, self._devices = place, devices
         self._fifo, self._planned, self._contended = queue == "fifo", queue == "planned", links == "channel"
+        self._rivals = [np.flatnonzero(row).tolist() for row in problem.conflicts]
         self._pending = np.bincount(problem.edges[:, 1], minlength=ops).tolist()
         self._entries = [v for v in range(ops) if self._pending[v] == 0]
         self._local = [[] for _ in range(ops)]  # consumers on the same device, in edge order
@@ -86,7 +88,7 @@ class ReferenceScheduler:
             self._plan = [[v for v in order if place[v] == d] for d in range(devices)]
 
         self._ready = [[] for _ in range(devices)]
-        self._busy = [False] * devices
+        self._running = set()  # devices that run something
         self._waiting = [[] for _ in range(devices * devices)]
         self._moving = [False] * (devices * devices)
         self._requests = {}
@@ -103,8 +105,9 @@ class ReferenceScheduler:
         out = []
         for v in self._entries:
             self._enqueue(state, v)
+        self._start_among([device for device in range(self._devices) if self._rivals[device]], out)
         for v in self._entries:
-            self._start_next(self._place[v], out)
+            self._start_among([self._place[v]], out)
         return out
 
     def op_finished(self, request, op):
@@ -115,10 +118,11 @@ class ReferenceScheduler:
         out = []
         device = self._place[op]
         state.running.remove(op)
+        state.finished.add(op)
         state.left -= 1
-        self._busy[device] = False
+        self._running.remove(device)
         if self._fifo:
-            self._start_next(device, out)
+            self._start_among([device, *self._rivals[device]], out)
         if not state.aborted:
             self._fire(state, self._local[op])
             moves = self._moves[op]
@@ -134,7 +138,7 @@ class ReferenceScheduler:
                 for move in moves:
                     state.running.add(move.node)
                     out.append(Transfer(request, move.tensor, move.src, move.dst))
-        self._start_next(device, out)
+        self._start_among([device, *self._rivals[device]], out)
         if not state.running:
             self._end(state, out)
         return out
@@ -161,13 +165,14 @@ class ReferenceScheduler:
             raise ExecutionError(f"Tensor {tensor} of request {request} arrived on device {dst}, but was not on its way.")
         out = []
         state.running.remove(move.node)
+        state.finished.add(move.node)
         if move.node in state.sent:
             state.sent.remove(move.node)
         elif self._contended:
             self._move_next(move.channel, out)
         if not state.aborted:
             self._fire(state, move.consumers)
-        self._start_next(dst, out)
+        self._start_among([dst], out)
         if not state.running:
             self._end(state, out)
         return out
@@ -191,6 +196,30 @@ class ReferenceScheduler:
             if not state.running:
                 self._end(state, out)
         return out
+
+    def device_lost(self, device):
+        """Take note that a device is gone; return the requests that are aborted, and what to do."""
+        out, ops = [], len(self._place)
+        moves = {move.node: move for move in self._move_of.values()}
+
+        def there(node):
+            return self._place[node] == device if node < ops else device in (moves[node].src, moves[node].dst)
+
+        for state in list(self._requests.values()):
+            left = {v for v in range(ops) if v not in state.finished}
+            left |= {node for node, move in moves.items() if move.src == device and node not in state.finished}
+            if not any(self._place[node] == device if node < ops else True for node in left):
+                continue
+            gone = {node for node in state.running if there(node)}
+            if any(node < ops for node in gone):
+                self._running.remove(device)
+            state.running -= gone
+            out += self.abort(state.number) if not state.aborted else []
+            if state.number in self._requests and not state.running:
+                self._end(state, out)
+        aborted = sorted({step.request for step in out} | {state.number for state in self._requests.values() if state.aborted})
+        self._start_among([device, *self._rivals[device]], out)
+        return aborted, out
 
     def running(self):
         """What has been started and not been reported as finished, of all requests in flight."""
@@ -217,24 +246,35 @@ class ReferenceScheduler:
         if self._fifo:
             self._count += 1
             key = self._count
-        elif self._planned and self._plan[device][state.next[device]] != op:
+        elif self._planned and not self._is_next(state, op):
             return
         else:
             key = state.base + self._rank[op]
         heapq.heappush(self._ready[device], (key, state, op))
 
-    def _start_next(self, device, out):
-        if self._busy[device] or not self._ready[device]:
-            return
-        _, state, op = heapq.heappop(self._ready[device])
-        self._busy[device] = True
-        state.running.add(op)
-        out.append(Start(state.number, op, device))
-        if self._planned:
-            state.next[device] += 1
-            rest = self._plan[device][state.next[device] :][:1]
-            if rest and state.pending[rest[0]] == 0:
-                self._enqueue(state, rest[0])
+    def _is_next(self, state, op):
+        """Whether every op that comes before this one in the plan, where it runs or on devices that conflict, has started."""
+        device = self._place[op]
+        nexts = [self._plan[d][state.next[d] :][:1] for d in (device, *self._rivals[device])]
+        return min((rest[0] for rest in nexts if rest), key=lambda v: self._rank[v]) == op
+
+    def _start_among(self, devices, out):
+        """Have devices start what they may: of all that could start now the most urgent goes first."""
+        while True:
+            able = [d for d in devices if self._ready[d] and self._running.isdisjoint((d, *self._rivals[d]))]
+            if not able:
+                return
+            device = min(able, key=lambda d: self._ready[d][0][0])
+            _, state, op = heapq.heappop(self._ready[device])
+            self._running.add(device)
+            state.running.add(op)
+            out.append(Start(state.number, op, device))
+            if self._planned:
+                state.next[device] += 1
+                for d in (device, *self._rivals[device]):
+                    rest = self._plan[d][state.next[d] :][:1]
+                    if rest and state.pending[rest[0]] == 0:
+                        self._enqueue(state, rest[0])
 
     def _move_next(self, channel, out):
         waiting = self._waiting[channel]

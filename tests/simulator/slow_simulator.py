@@ -14,8 +14,11 @@ def holds_for(*, max_examples=100, **arguments):
     return lambda test: settings(deadline=None, max_examples=max_examples)(given(**arguments)(test))
 
 
-def random_problem(seed, ops, devices, *, cut=False):
-    """A problem full of ties whose costs add up without rounding: shared tensors, parallel edges, free transfers."""
+def random_problem(seed, ops, devices, *, cut=False, conflicts=False):
+    """A problem full of ties whose costs add up without rounding: shared tensors, parallel edges, free transfers.
+
+    With conflicts, each pair of devices may be one that never runs at the same time.
+    """
     rng = np.random.default_rng(seed)
     label = rng.permutation(ops)  # op numbers need not be in topological order
     edges, sizes, tensors = [], [], []
@@ -39,7 +42,15 @@ def random_problem(seed, ops, devices, *, cut=False):
         edge_tensor=np.array(tensors, int),
         cut=_same_for_a_tensor(rng, tensors, devices) if cut else None,
         param_bytes=rng.integers(0, 3, ops),
+        conflicts=random_conflicts(seed, devices) if conflicts else None,
     )
+
+
+def random_conflicts(seed, devices):
+    """Which of so many devices never run at the same time, ``bool[D, D]``; any graph, not only what core sets can have."""
+    rng = np.random.default_rng([seed, 2])
+    upper = np.triu(rng.random((devices, devices)) < rng.choice([0.2, 0.5, 1.0]), 1)
+    return upper | upper.T
 
 
 def _same_for_a_tensor(rng, tensors, devices):
@@ -91,10 +102,10 @@ def run(problem, place, links, queue, priority=None):
     edges = [(u, v, int(t)) for (u, v), t in zip(problem.edges.tolist(), problem.edge_tensor.tolist(), strict=True)]
     pending = [sum(v == w for _, w, _ in edges) for v in range(len(place))]
     order = sorted(problem.order.tolist(), key=lambda v: -rank[v])
-    plan = [[v for v in order if place[v] == d] for d in range(problem.devices)]
     ready = [[] for _ in range(problem.devices)]
-    asked = {}
+    asked, queued = {}, {}
     busy = set()
+    rivals = [np.flatnonzero(row).tolist() for row in problem.conflicts]
     events, trace, number, sequence = [], Trace(), 0, 0
 
     def served(tensor, dst):
@@ -105,18 +116,20 @@ def run(problem, place, links, queue, priority=None):
         heapq.heappush(events, (time, sequence, what))
         sequence += 1
 
-    def device_next(d, time):
-        if d in busy:
-            return
+    def startable(d):
+        """Ready ops that a device could start now."""
+        if busy & {d, *rivals[d]}:
+            return []
         if queue == "planned":
-            left = [v for v in plan[d] if v not in trace.start]
-            candidates = [v for v in left[:1] if v in ready[d]]
-        else:
-            candidates = ready[d] if queue == "fifo" else sorted(ready[d], key=order.index)
-        if candidates:
-            v = candidates[0]
-            ready[d].remove(v)
-            busy.add(d)
+            plan = [v for v in order if place[v] in (d, *rivals[d]) and v not in trace.start]
+            return [v for v in plan[:1] if v in ready[d]]
+        return ready[d]
+
+    def devices_next(devices, time):
+        while able := [v for d in devices for v in startable(d)]:
+            v = min(able, key=queued.get if queue == "fifo" else order.index)
+            ready[place[v]].remove(v)
+            busy.add(place[v])
             trace.start[v], trace.at["start", v] = time, number
             schedule(time + seconds[v], ("op", v))
 
@@ -134,12 +147,15 @@ def run(problem, place, links, queue, priority=None):
         pending[w] -= 1
         if pending[w] == 0:
             ready[place[w]].append(w)
+            queued[w] = len(queued)
 
     sources = [v for v in range(len(place)) if pending[v] == 0]
     for v in sources:
         ready[place[v]].append(v)
+        queued[v] = len(queued)
+    devices_next([d for d in range(problem.devices) if rivals[d]], 0.0)
     for v in sources:
-        device_next(place[v], 0.0)
+        devices_next([place[v]], 0.0)
     while events:
         time, _, what = heapq.heappop(events)
         number += 1
@@ -149,7 +165,7 @@ def run(problem, place, links, queue, priority=None):
             trace.finish[v], trace.at["finish", v] = time, number
             busy.discard(d)
             if queue == "fifo":
-                device_next(d, time)
+                devices_next([d, *rivals[d]], time)
             requested = []
             for u, w, tensor in edges:
                 if u != v:
@@ -161,7 +177,7 @@ def run(problem, place, links, queue, priority=None):
                     asked.setdefault((d, place[w]), []).append(tensor)
             for _, dst in requested:
                 channel_next((d, dst), time)
-            device_next(d, time)
+            devices_next([d, *rivals[d]], time)
         else:
             _, tensor, src, dst = what
             trace.arrived[tensor, dst], trace.at["arrived", tensor, dst] = time, number
@@ -170,7 +186,7 @@ def run(problem, place, links, queue, priority=None):
                 fire(w)
             if links == "channel":
                 channel_next((src, dst), time)
-            device_next(dst, time)
+            devices_next([dst], time)
     return trace if len(trace.finish) == len(place) else None
 
 

@@ -19,14 +19,23 @@ links_ = st.sampled_from(["contention-free", "channel"])
 queues = st.sampled_from(["fifo", "priority", "planned"])
 
 
-def some_case(seed, ops, devices, cut=False):
-    problem = slow.random_problem(seed, ops, devices, cut=cut)
+def some_case(seed, ops, devices, cut=False, conflicts=False):
+    problem = slow.random_problem(seed, ops, devices, cut=cut, conflicts=conflicts)
     return problem, np.random.default_rng([seed, 1]).integers(0, devices, ops).tolist()
 
 
-@holds_for(seed=seeds, ops=st.integers(1, 14), devices=st.integers(1, 4), links=links_, queue=queues, own=st.booleans())
-def test_every_call_answers_what_the_readable_rules_answer(seed, ops, devices, links, queue, own):
-    problem, place = some_case(seed, ops, devices)
+@holds_for(
+    seed=seeds,
+    ops=st.integers(1, 14),
+    devices=st.integers(1, 4),
+    links=links_,
+    queue=queues,
+    own=st.booleans(),
+    conflicts=st.booleans(),
+    max_examples=200,
+)
+def test_every_call_answers_what_the_readable_rules_answer(seed, ops, devices, links, queue, own, conflicts):
+    problem, place = some_case(seed, ops, devices, conflicts=conflicts)
     rng = np.random.default_rng([seed, 3])
     priority = None
     if own and queue != "fifo":
@@ -113,11 +122,12 @@ def pipelined(problem, place, links, queue, requests, interval, in_flight):
     requests=st.integers(1, 6),
     interval=st.sampled_from([0.0, 1.0, 2.5, 7.0]),
     in_flight=st.sampled_from([None, 1, 2, 3]),
+    conflicts=st.booleans(),
 )
 def test_requests_in_flight_are_simulated_by_the_readable_rules(
-    seed, ops, devices, cut, links, queue, requests, interval, in_flight
+    seed, ops, devices, cut, links, queue, requests, interval, in_flight, conflicts
 ):
-    problem, place = some_case(seed, ops, devices, cut)
+    problem, place = some_case(seed, ops, devices, cut, conflicts)
     options = {"links": links, "queue": queue, "requests": requests, "interval": interval, "in_flight": in_flight}
     begun, ended, started = pipelined(problem, place, links, queue, requests, interval, in_flight or math.inf)
     found = schedule(problem, place, **options)
@@ -157,10 +167,10 @@ def test_the_faster_loop_for_one_request_says_what_the_rules_say(seed, ops, devi
     assert simulate(problem, placements, **options).tolist() == by_rules.tolist()
 
 
-@holds_for(seed=seeds, links=links_, queue=queues, after=st.integers(0, 25), lost=st.integers(0, 2))
-def test_only_requests_that_need_a_lost_device_are_aborted(seed, links, queue, after, lost):
-    problem, place = some_case(seed, 8, 3)
-    scheduler = Scheduler(problem, place, links=links, queue=queue)
+@holds_for(seed=seeds, links=links_, queue=queues, after=st.integers(0, 25), lost=st.integers(0, 2), conflicts=st.booleans())
+def test_only_requests_that_need_a_lost_device_are_aborted(seed, links, queue, after, lost, conflicts):
+    problem, place = some_case(seed, 8, 3, conflicts=conflicts)
+    scheduler, readable = (of(problem, place, links=links, queue=queue) for of in (Scheduler, ReferenceScheduler))
     rng = np.random.default_rng([seed, 4])
     running, finished, arrived, done = [], set(), set(), set()
 
@@ -171,17 +181,22 @@ def test_only_requests_that_need_a_lost_device_are_aborted(seed, links, queue, a
             else:
                 running.append(step)
 
+    def ask(call):
+        answer = call(scheduler)
+        assert answer == call(readable)
+        take(answer)
+
     def report():
         step = running.pop(rng.integers(len(running)))
         if isinstance(step, Start):
             finished.add((step.request, step.op))
-            take(scheduler.op_finished(step.request, step.op))
+            ask(lambda rules: rules.op_finished(step.request, step.op))
         else:
             arrived.add((step.request, step.tensor, step.dst))
-            take(scheduler.transfer_finished(step.request, step.tensor, step.dst))
+            ask(lambda rules: rules.transfer_finished(step.request, step.tensor, step.dst))
 
     for request in range(3):
-        take(scheduler.begin(request))
+        ask(lambda rules, request=request: rules.begin(request))
     for _ in range(after):
         if running:
             report()
@@ -195,12 +210,19 @@ def test_only_requests_that_need_a_lost_device_are_aborted(seed, links, queue, a
     }
     aborted, steps = scheduler.device_lost(lost)
     assert aborted == sorted(needy)
+    aborted_too, steps_too = readable.device_lost(lost)
+    assert aborted_too == aborted
+    over = [[step for step in answer if isinstance(step, RequestDone)] for answer in (steps, steps_too)]
+    assert sorted(over[0]) == sorted(over[1])
+    started = [step for step in steps if isinstance(step, Start)]
+    assert steps == over[0] + started
+    assert started == [step for step in steps_too if isinstance(step, Start)]
 
     def there(step):
         return step.device == lost if isinstance(step, Start) else lost in (step.src, step.dst)
 
     running[:] = [step for step in running if not there(step)]
-    assert {step.request for step in steps} == {r for r in needy if all(step.request != r for step in running)}
+    assert {step.request for step in over[0]} == {r for r in needy if all(step.request != r for step in running)}
     take(steps)
     assert sorted(scheduler.running()) == sorted(running)
     before = {step for step in running if step.request in needy}
@@ -214,7 +236,7 @@ def test_only_requests_that_need_a_lost_device_are_aborted(seed, links, queue, a
         with pytest.raises(ExecutionError, match="on a device that is lost"):
             scheduler.begin(9)
     else:
-        take(scheduler.begin(9))
+        ask(lambda rules: rules.begin(9))
         while running:
             report()
         assert 9 in done

@@ -25,6 +25,7 @@ class Clock:
         self.events, self.sequence, self.now = [], 0, 0.0
         self.start, self.finish, self.sent, self.arrived, self.done = {}, {}, {}, {}, {}
         self.running = set()  # devices
+        self.conflicts = problem.conflicts
         self.log = []
 
     def carry_out(self, instructions):
@@ -32,6 +33,7 @@ class Clock:
             self.log.append(step)
             if isinstance(step, Start):
                 assert step.device not in self.running
+                assert not self.conflicts[step.device, list(self.running)].any()
                 self.running.add(step.device)
                 self.start[step.request, step.op] = self.now
                 self.push(self.seconds[step.op], step)
@@ -68,8 +70,8 @@ def two_device_problem(ops, edges, **costs):
     return Problem.from_arrays(np.ones((ops, 2)), edges, **values)
 
 
-def some_case(seed, ops, devices, cut=False):
-    problem = slow.random_problem(seed, ops, devices, cut=cut)
+def some_case(seed, ops, devices, cut=False, conflicts=False):
+    problem = slow.random_problem(seed, ops, devices, cut=cut, conflicts=conflicts)
     return problem, np.random.default_rng([seed, 1]).integers(0, devices, ops).tolist()
 
 
@@ -81,9 +83,10 @@ def some_case(seed, ops, devices, cut=False):
     links=links_,
     queue=queues,
     own=st.booleans(),
+    conflicts=st.booleans(),
 )
-def test_the_scheduler_does_what_the_simulator_says_event_for_event(seed, ops, devices, cut, links, queue, own):
-    problem, place = some_case(seed, ops, devices, cut)
+def test_the_scheduler_does_what_the_simulator_says_event_for_event(seed, ops, devices, cut, links, queue, own, conflicts):
+    problem, place = some_case(seed, ops, devices, cut, conflicts)
     priority = None
     if own and queue != "fifo":  # ties and inversions, but none that a planned device waits for for ever
         priority = np.random.default_rng([seed, 2]).integers(0, 3, ops)
@@ -103,9 +106,9 @@ def test_the_scheduler_does_what_the_simulator_says_event_for_event(seed, ops, d
     assert clock.log[-1] == RequestDone(5)
 
 
-@holds_for(seed=seeds, links=links_, queue=queues, requests=st.integers(2, 4))
-def test_every_request_in_flight_runs_each_op_once_and_ends(seed, links, queue, requests):
-    problem, place = some_case(seed, 10, 3)
+@holds_for(seed=seeds, links=links_, queue=queues, requests=st.integers(2, 4), conflicts=st.booleans())
+def test_every_request_in_flight_runs_each_op_once_and_ends(seed, links, queue, requests, conflicts):
+    problem, place = some_case(seed, 10, 3, conflicts=conflicts)
     clock = Clock(Scheduler(problem, place, links=links, queue=queue), problem, place)
     for request in range(requests):
         clock.carry_out(clock.scheduler.begin(request))
@@ -121,9 +124,11 @@ def test_every_request_in_flight_runs_each_op_once_and_ends(seed, links, queue, 
                 assert clock.finish[request, u] <= clock.start[request, v]
 
 
-@holds_for(seed=seeds, links=links_, queue=st.sampled_from(["fifo", "priority"]), requests=st.integers(1, 3))
-def test_no_device_and_no_channel_is_idle_while_something_is_ready_for_it(seed, links, queue, requests):
-    problem, place = some_case(seed, 10, 3)
+@holds_for(
+    seed=seeds, links=links_, queue=st.sampled_from(["fifo", "priority"]), requests=st.integers(1, 3), conflicts=st.booleans()
+)
+def test_no_device_and_no_channel_is_idle_while_something_is_ready_for_it(seed, links, queue, requests, conflicts):
+    problem, place = some_case(seed, 10, 4, conflicts=conflicts)
     tensors = problem.edge_tensor.tolist()
     clock = Clock(Scheduler(problem, place, links=links, queue=queue), problem, place)
     for request in range(requests):
@@ -139,7 +144,8 @@ def test_no_device_and_no_channel_is_idle_while_something_is_ready_for_it(seed, 
                     if w == v
                 ]
                 if all(inputs) and (request, v) not in clock.start:
-                    assert place[v] in clock.running
+                    rivals = np.flatnonzero(problem.conflicts[place[v]])
+                    assert not clock.running.isdisjoint({place[v], *rivals.tolist()})
             for (u, w), t in zip(problem.edges.tolist(), tensors, strict=True):
                 asked = place[u] != place[w] and (request, u) in clock.finish
                 if asked and (request, t, place[w]) not in clock.sent:
@@ -195,9 +201,9 @@ def test_a_planned_device_takes_another_request_rather_than_wait():
     assert scheduler.op_finished(0, 1) == [Start(1, 2, 1), RequestDone(0)]
 
 
-@holds_for(seed=seeds, links=links_, queue=queues, after=st.integers(0, 12))
-def test_an_aborted_request_starts_nothing_more_and_the_others_end(seed, links, queue, after):
-    problem, place = some_case(seed, 8, 3)
+@holds_for(seed=seeds, links=links_, queue=queues, after=st.integers(0, 12), conflicts=st.booleans())
+def test_an_aborted_request_starts_nothing_more_and_the_others_end(seed, links, queue, after, conflicts):
+    problem, place = some_case(seed, 8, 3, conflicts=conflicts)
     clock = Clock(Scheduler(problem, place, links=links, queue=queue), problem, place)
     for request in range(3):
         clock.carry_out(clock.scheduler.begin(request))
@@ -254,6 +260,11 @@ def test_a_planned_order_that_waits_for_itself_is_refused_at_once():
     crossed = two_device_problem(4, [(0, 3), (1, 2)])  # each device first waits for what the other does last
     with pytest.raises(ProblemError, match="waits for itself"):
         Scheduler(crossed, [0, 1, 0, 1], queue="planned", priority=[1, 1, 2, 2])
+    beside = {"links": "contention-free", "queue": "planned", "priority": [1, 2]}
+    Scheduler(problem, [0, 1], **beside)
+    shared = two_device_problem(2, [(0, 1)], conflicts=~np.eye(2, dtype=bool))  # one order for both devices
+    with pytest.raises(ProblemError, match="waits for itself"):
+        Scheduler(shared, [0, 1], **beside)
 
 
 @pytest.mark.parametrize(

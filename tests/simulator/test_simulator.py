@@ -43,9 +43,18 @@ def some_placement(problem, seed):
     return np.random.default_rng([seed, 1]).integers(0, problem.devices, len(problem))
 
 
-@holds_for(seed=seeds, ops=st.integers(1, 14), devices=st.integers(1, 4), cut=st.booleans(), links=links_, queue=queues)
-def test_a_schedule_is_that_of_a_slow_and_simple_simulator(seed, ops, devices, cut, links, queue):
-    problem = slow.random_problem(seed, ops, devices, cut=cut)
+@holds_for(
+    seed=seeds,
+    ops=st.integers(1, 14),
+    devices=st.integers(1, 4),
+    cut=st.booleans(),
+    links=links_,
+    queue=queues,
+    conflicts=st.booleans(),
+    max_examples=200,
+)
+def test_a_schedule_is_that_of_a_slow_and_simple_simulator(seed, ops, devices, cut, links, queue, conflicts):
+    problem = slow.random_problem(seed, ops, devices, cut=cut, conflicts=conflicts)
     place = some_placement(problem, seed)
     trace = slow.run(problem, place, links, queue)
     ours = schedule(problem, place, links=links, queue=queue)
@@ -59,9 +68,11 @@ def test_a_schedule_is_that_of_a_slow_and_simple_simulator(seed, ops, devices, c
     assert ours.peak_memory.tolist() == slow.peak_memory(problem, place, trace)
 
 
-@holds_for(seed=seeds, ops=st.integers(1, 12), links=links_, queue=st.sampled_from(["priority", "planned"]))
-def test_given_priorities_order_queues_as_in_the_slow_simulator(seed, ops, links, queue):
-    problem = slow.random_problem(seed, ops, 3)
+@holds_for(
+    seed=seeds, ops=st.integers(1, 12), links=links_, queue=st.sampled_from(["priority", "planned"]), conflicts=st.booleans()
+)
+def test_given_priorities_order_queues_as_in_the_slow_simulator(seed, ops, links, queue, conflicts):
+    problem = slow.random_problem(seed, ops, 3, conflicts=conflicts)
     place, priority = some_placement(problem, seed), np.random.default_rng([seed, 2]).integers(0, 4, ops)
     trace = slow.run(problem, place, links, queue, priority)
     if trace is None:
