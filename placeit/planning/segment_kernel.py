@@ -22,7 +22,9 @@ class Groups(NamedTuple):
     core: NDArray[np.float64]  # [G, D] seconds
     cut_per_byte: NDArray[np.float64]  # [G, D] seconds per byte that crosses the group's border
     dispatch: NDArray[np.float64]  # [D] seconds
-    load: NDArray[np.float64]  # [G, D] seconds more while all other devices work
+    load: NDArray[np.float64]  # [G, D] seconds more while all other devices work that can
+    beside: NDArray[np.float64]  # [D, D] which share of those that can work beside a device another one is
+    conflict: NDArray[np.bool_]  # [D * D] whether two devices never run at the same time; [0] if all may
     read: NDArray[np.float64]  # [D] seconds per byte that another device wrote
     link: Records  # LINK[D, D]
     passthrough: NDArray[np.bool_]  # [G] whether a group runs nothing
@@ -83,7 +85,7 @@ def seconds_of_segments(
     """Return ``float64[S]``, the seconds of segments as sums of their parts; zero for segments that run nothing.
 
     What a group takes more while other devices work counts by the share of the segment's time in which they do, in the
-    schedule that there would be without it; of several others, by the mean of their shares.
+    schedule that there would be without it; of several others that can work at once, by the mean of their shares.
 
     Args:
         groups: groups and costs.
@@ -108,17 +110,16 @@ def seconds_of_segments(
         if place[moves[m, 0]] != place[moves[m, 1]]:
             seconds[moves[m, 1]] += groups.read[place[moves[m, 1]]] * groups.tensor_bytes[moves[m, 2]]
     seconds = np.where(runs, seconds, 0.0)
-    others = len(groups.dispatch) - 1
-    if others > 0 and (place != place[0]).any() and load.any():
+    if (place != place[0]).any() and load.any():
         start = _simulate(groups, moves, place, seconds)[1]
         end = start + seconds
         for s in range(count):
             beside = 0.0
             for o in range(count):
                 if place[o] != place[s]:
-                    beside += max(0.0, min(end[s], end[o]) - max(start[s], start[o]))
+                    beside += groups.beside[place[s], place[o]] * max(0.0, min(end[s], end[o]) - max(start[s], start[o]))
             if runs[s] and seconds[s] > 0:
-                load[s] *= beside / (others * seconds[s])
+                load[s] *= beside / seconds[s]
         for s in range(count):
             if runs[s] and seconds[s] > 0:
                 seconds[s] = max(0.0, seconds[s] + load[s])
@@ -214,7 +215,7 @@ def _simulate(
                     edge[m].shared = shared
                     shared += 1
                 edge[m].following, edge[n].shared = n, edge[m].shared
-    return makespan_of(op, edge, groups.link, place, seconds, start), start
+    return makespan_of(op, edge, groups.link, place, groups.conflict, seconds, start), start
 
 
 @jit

@@ -11,12 +11,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from placeit.core.cluster import Cluster, Link
+from placeit.core.conflicts import shares_beside
 from placeit.core.errors import PlacementError
 from placeit.core.problem import Problem
 from placeit.planning import segment_kernel as kernel
 from placeit.planning.coarsen import Grouping
 from placeit.simulator.simulate import Schedule, schedule
-from placeit.simulator.tables import link_records
+from placeit.simulator.tables import conflict_table, link_records
 
 __all__ = ["Costs", "Plan", "Profiled", "Segment", "Segmenter"]
 
@@ -56,7 +57,8 @@ class Costs:
         cut: ``float64[G, D]``, what cutting a group off all its neighbours adds: layout conversions, lost fusion.
         dispatch: ``float64[D]``, starting a segment.
         cluster: the devices, with all links known.
-        load: ``float64[G, D]``, or what broadcasts to it: what a group takes more while all other devices work.
+        load: ``float64[G, D]``, or what broadcasts to it: what a group takes more while all other devices work that
+            can work beside its own and each other.
         read: ``float64[D]``, or what broadcasts to it: seconds per byte that another device wrote.
         profiled: when they were measured; None if they were not.
         shared: whether nothing but whole models was measured, so that ``core`` says nothing of single groups.
@@ -179,6 +181,8 @@ class Segmenter:
             np.divide(costs.cut, border[:, None], out=np.zeros_like(costs.cut), where=border[:, None] > 0),
             costs.dispatch,
             np.array(np.broadcast_to(costs.load, costs.core.shape)),
+            shares_beside(costs.conflicts),
+            conflict_table(costs.conflicts),
             np.array(np.broadcast_to(costs.read, costs.dispatch.shape)),
             link_records(costs.latency, costs.bandwidth),
             np.array([kind <= _FREE_KINDS for kind in kinds]),

@@ -23,7 +23,7 @@ from placeit.simulator.events import factor, hold, hold_outputs, pop, push, rele
 from placeit.simulator.one_request import run_one, time_transfers, transfer_seconds
 from placeit.simulator.queues import NODE, Records, int64, uncounted
 from placeit.simulator.rules import begin_rule, op_finished_rule, rank_by_b_level, transfer_finished_rule
-from placeit.simulator.state import FIFO, PLANNED
+from placeit.simulator.state import FIFO, PLANNED, PRIORITY
 from placeit.simulator.tables import Tables
 from placeit.simulator.workspace import Workspace, make_workspace
 
@@ -129,7 +129,7 @@ def makespan_kernel(
         Makespan in seconds; ``inf`` if an op cannot run where it is placed or memory is too small; NaN if a planned order
         waits for itself.
     """
-    if queue != PLANNED and memory == WEIGHTS_ONLY and len(tables.conflict) == 0:
+    if queue != PLANNED and memory == WEIGHTS_ONLY and (queue == PRIORITY or len(tables.conflict) == 0):
         if not _prepare(tables, place, priority, queue, memory, ws):
             return np.inf
         return run_one(
@@ -138,6 +138,7 @@ def makespan_kernel(
             tables.link,
             tables.entries,
             place,
+            tables.conflict,
             links,
             queue,
             noise,

@@ -1,5 +1,7 @@
 """The compiled event loop for one request, where nothing but weights counts in memory and no order is planned.
 
+No devices may conflict under ``fifo``.
+
 It does what :mod:`placeit.simulator.kernel` does by the rules, only faster, and tests hold the two to each other. The rules
 have an event for every transfer. Here, when a transfer starts, its consumers are told at once when it will end: an op has one
 event, when the last of its inputs arrives, at the place among simultaneous events that the last transfer's would have; and a
@@ -14,7 +16,7 @@ from numpy.typing import NDArray
 from placeit.core.kernels import jit
 from placeit.simulator.events import EVENT, factor, pop, push
 from placeit.simulator.queues import NODE, QUEUE, REQUEST, Records, dequeue, enqueue, inline, int64, uncounted
-from placeit.simulator.rules import rank_by_b_level, rank_of_transfer
+from placeit.simulator.rules import first_among, rank_by_b_level, rank_of_transfer, release_rivals
 from placeit.simulator.state import CHANNEL, FIFO, PRIORITY
 
 INPUTS = np.dtype(
@@ -48,12 +50,45 @@ def _arrive(inputs: Records, event: Records, events: int, w: int, arrival: float
 
 
 @uncounted
+def _start_among(
+    conflict: NDArray[np.bool_],
+    devices: int,
+    node: Records,
+    queue: Records,
+    request: Records,
+    event: Records,
+    events: int,
+    sequence: int,
+    duration: NDArray[np.float64],
+    time: float,
+    d: int,
+    over: bool,
+) -> tuple[int, int]:
+    """Have a device, of which an op may be over, and those that conflict with it start what they may (for -1, all devices)."""
+    if over:
+        release_rivals(conflict, devices, queue, d)
+    while True:
+        first = first_among(False, conflict, devices, node, queue, request, d)
+        if first < 0:
+            return events, sequence
+        v = dequeue(False, node, request, queue, first)
+        queue[first].busy = True
+        for c in range(devices):
+            queue[c].busy += conflict[first * devices + c]
+        node[v].start = time
+        node[v].finish = time + duration[v]
+        push(event, events, node[v].finish, sequence << 32 | v)
+        events, sequence = events + 1, sequence + 1
+
+
+@uncounted
 def run_one(
     op: Records,
     edge: Records,
     link: Records,
     entries: NDArray[np.int32],
     place: NDArray[np.int32],
+    conflict: NDArray[np.bool_],
     links: int,
     discipline: int,
     noise: float,
@@ -95,6 +130,10 @@ def run_one(
             push(event, events, 0.0, sequence << 32 | (nodes + place[v]))
             events, sequence = events + 1, sequence + 1
     time = 0.0
+    if len(conflict):  # all devices wake up as one
+        events = min(events, 1)
+        for d in range(devices):
+            queue[d].busy = False
     while events > 0:
         time, key = event[0].time, event[0].key
         events -= 1
@@ -161,6 +200,8 @@ def run_one(
         elif n < nodes + devices:  # a device wakes up
             d = n - nodes
             queue[d].busy = False
+            if len(conflict):
+                d = int64(-1)
         else:  # a channel that something waits for is idle
             c = n - nodes - devices
             d = c % devices
@@ -193,7 +234,11 @@ def run_one(
                 push(event, events, channel[c].time, channel[c].key)
                 events += 1
             sequence += 1
-        if not queue[d].busy and queue[d].root >= 0:
+        if len(conflict):
+            events, sequence = _start_among(
+                conflict, devices, node, queue, request, event, events, sequence, duration, time, d, n < ops
+            )
+        elif not queue[d].busy and queue[d].root >= 0:
             v = dequeue(fifo, node, request, queue, d)
             queue[d].busy = True
             node[v].start = time
@@ -220,6 +265,7 @@ def makespan_of(
     edge: Records,
     link: Records,
     place: NDArray[np.int32],
+    conflict: NDArray[np.bool_],
     duration: NDArray[np.float64],
     start: NDArray[np.float64],
 ) -> float:
@@ -230,6 +276,7 @@ def makespan_of(
         edge: ``EDGE[E]``.
         link: ``LINK[D, D]``.
         place: ``int32[V]``.
+        conflict: ``bool[D * D]``, or empty.
         duration: ``float64[V]``.
         start: ``float64[V]``, receives when each op starts.
 
@@ -253,6 +300,7 @@ def makespan_of(
         link,
         entries[:found],
         place,
+        conflict,
         CHANNEL,
         PRIORITY,
         0.0,

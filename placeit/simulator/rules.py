@@ -115,6 +115,28 @@ def start_next(
 
 
 @uncounted
+def first_among(
+    fifo: bool, conflict: NDArray[np.bool_], devices: int, node: Records, queue: Records, request: Records, d: int
+) -> int:
+    """Return which of a device and those that conflict with it (of all, for -1) starts an op first.
+
+    The one whose first op is the most urgent of those that can start now, which may keep other devices from it; -1 if none can.
+    """
+    first = int64(-1)
+    for c in range(devices):
+        if queue[c].busy or queue[c].root < 0 or not (d < 0 or c == d or conflict[c * devices + d]):
+            continue
+        if first < 0:
+            first = c
+        elif fifo:
+            if node[queue[c].root].rank > node[queue[first].root].rank:
+                first = c
+        elif before(node, request, queue[c].root, queue[first].root):
+            first = c
+    return int(first)
+
+
+@uncounted
 def _start_among(
     discipline: int,
     conflict: NDArray[np.bool_],
@@ -126,27 +148,9 @@ def _start_among(
     out: NDArray[np.int64],
     count: int,
 ) -> int:
-    """Have a device and those that conflict with it (all that conflict with any, for -1) start what they may.
-
-    Of what could start now the most urgent goes first, which may keep other devices from it.
-    """
+    """Have a device and those that conflict with it (all, for -1) start what they may."""
     while True:
-        first = int64(-1)
-        for c in range(devices):
-            if queue[c].busy or queue[c].root < 0:
-                continue
-            meant = c == d
-            for other in range(devices):
-                meant |= conflict[c * devices + other] and (d < 0 or d == other)
-            if not meant:
-                continue
-            if first < 0:
-                first = c
-            elif discipline == FIFO:
-                if node[queue[c].root].rank > node[queue[first].root].rank:
-                    first = c
-            elif before(node, request, queue[c].root, queue[first].root):
-                first = c
+        first = first_among(discipline == FIFO, conflict, devices, node, queue, request, d)
         if first < 0:
             return count
         n = dequeue(discipline == FIFO, node, request, queue, first)
@@ -285,10 +289,9 @@ def begin_rule(
                 enqueue(False, node, request, queue, plan + place[v], base + v)
         for v in entries:
             _ready(discipline, conflict, devices, node, queue, request, counter, base + v, place[v])
-        if len(conflict):
-            count = _start_among(discipline, conflict, devices, node, queue, request, int64(-1), out, count)
         for v in entries:
-            count = start_next(discipline, conflict, devices, node, queue, request, place[v], out, count)
+            d = int64(-1) if len(conflict) else int64(place[v])
+            count = start_next(discipline, conflict, devices, node, queue, request, d, out, count)
         if ops == 0:
             count = ended(request, slot, out, count)
     return count

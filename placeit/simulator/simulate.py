@@ -20,9 +20,9 @@ The rules, as :mod:`placeit.simulator.rules` has them for executors too:
   it serves (ties: the first request).
 - ``planned``: a device runs its ops in the order of priority and waits if the next is not ready; channels as above.
 - Where devices conflict: of the ready ops whose devices could start them now the most urgent is started first, on whichever
-  device it is (``fifo``: the one that became ready first), and so on until no more can start. So no device is idle that could
-  run a ready op, and an op may wait for a wide device while less urgent ones run on parts of it. When a request begins, devices
-  that conflict with others come before the rest. Under ``planned``, devices that conflict run their ops in one common order.
+  device it is (``fifo``: the one that became ready first), and so on until no more can start; when a request begins, too. So no
+  device is idle that could run a ready op, and an op may wait for a wide device while less urgent ones run on parts of it.
+  Under ``planned``, devices that conflict run their ops in one common order.
 - Of several requests in flight, the one that began first goes first on every device and channel, unless under ``fifo``; under
   ``planned``, the earliest whose next op is ready. A request arrives before anything else that happens at that time. It begins
   then, or, if there is a limit on how many are in flight, after what was decided when another one ended.

@@ -11,15 +11,28 @@ from alarms import alarm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
+from placeit.core.conflicts import beside, shares_beside
 from placeit.core.errors import PlacementError
 from placeit.core.graph import OpGraph
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Segmenter
 
 
-def random_segmenter(seed: int, ops: int, devices: int, *, ties: bool, everywhere: float = 1.0) -> Segmenter:
-    """A random graph at random costs; with ``ties``, of few different values, zero among them."""
+def random_segmenter(
+    seed: int, ops: int, devices: int, *, ties: bool, everywhere: float = 1.0, shared: bool = False
+) -> Segmenter:
+    """A random graph at random costs.
+
+    Args:
+        seed: of all that is drawn.
+        ops: how many.
+        devices: how many.
+        ties: costs of few different values, zero among them.
+        everywhere: probability that an op can run on a device.
+        shared: devices are sets of three cores, which may overlap.
+    """
     rng = np.random.default_rng(seed)
 
     def draw(*shape: int) -> np.ndarray:
@@ -55,7 +68,11 @@ def random_segmenter(seed: int, ops: int, devices: int, *, ties: bool, everywher
     core[np.isin(kinds, ["Parameter", "Result"])] = cut[np.isin(kinds, ["Parameter", "Result"])] = 0.0
     grouping = Grouping.singletons(graph)
     assert grouping.groups.names == graph.names
-    cluster = Cluster(tuple(Device(name, kind="described", memory_bytes=float(2 * ops)) for name in names), links)
+    sets = [tuple(np.flatnonzero(rng.random(3) < 0.5).tolist()) or (0,) for _ in names] if shared else []
+    where = [Address("CPU", cores) for cores in sets] or [None] * devices
+    cluster = Cluster(
+        tuple(Device(name, "described", at, memory_bytes=float(2 * ops)) for name, at in zip(names, where, strict=True)), links
+    )
     load, read = draw(ops, devices) * rng.integers(2), draw(devices) * rng.integers(2) / 8
     return Segmenter(grouping, Costs(core, cut, draw(devices), cluster, load, read))
 
@@ -73,6 +90,7 @@ cases = st.builds(
     devices=st.integers(1, 3),
     ties=st.booleans(),
     everywhere=st.sampled_from([0.6, 1.0]),
+    shared=st.booleans(),
 )
 
 
@@ -84,6 +102,9 @@ def test_every_way_of_valuing_a_placement_agrees(segmenter: Segmenter, seed: int
     assert segmenter.makespan(placement)[0] == plan.schedule.makespan
     assert segmenter.priced(plan).segments == plan.segments
     assert segmenter.priced(plan).schedule.makespan == plan.schedule.makespan
+    device, start, finish = plan.placement, plan.schedule.start, plan.schedule.finish
+    for s, o in np.argwhere(segmenter.costs.conflicts[np.ix_(device, device)]):
+        assert finish[s] <= start[o] or finish[o] <= start[s]
 
 
 @settings(max_examples=150, deadline=None)
@@ -143,6 +164,14 @@ def test_ops_take_their_load_for_the_share_of_their_time_in_which_another_device
     assert seconds_by_op(segmenter, [0, 1, 0, 0]) == pytest.approx([2.5, 4.8, 3 + 0.6 * 2 / 3, 1.0])
     # on one device nothing works beside it
     assert seconds_by_op(segmenter, [0, 0, 0, 0]) == pytest.approx([2.0, 4.0, 3.0, 1.0])
+
+
+def test_what_works_beside_an_op_counts_by_the_cores_that_it_takes() -> None:
+    core_sets = [(0,), (1,), (2,), (1, 2)]
+    cluster = Cluster(tuple(Device(f"d{d}", "described", Address("CPU", cores)) for d, cores in enumerate(core_sets)))
+    share = shares_beside(cluster.conflicts())
+    assert share.tolist() == [[0, 0.5, 0.5, 1], [0.5, 0, 0.5, 0], [0.5, 0.5, 0, 0], [1, 0, 0, 0]]
+    assert [beside(cluster.conflicts(), d) for d in range(4)] == [(1, 2), (0, 2), (0, 1), (0,)]
 
 
 def test_what_another_device_wrote_costs_its_reader_by_the_byte() -> None:

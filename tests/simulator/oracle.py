@@ -105,7 +105,8 @@ class ReferenceScheduler:
         out = []
         for v in self._entries:
             self._enqueue(state, v)
-        self._start_among([device for device in range(self._devices) if self._rivals[device]], out)
+        if any(self._rivals):
+            self._start_among(range(self._devices), out)
         for v in self._entries:
             self._start_among([self._place[v]], out)
         return out

@@ -153,7 +153,8 @@ def run(problem, place, links, queue, priority=None):
     for v in sources:
         ready[place[v]].append(v)
         queued[v] = len(queued)
-    devices_next([d for d in range(problem.devices) if rivals[d]], 0.0)
+    if any(rivals):
+        devices_next(range(problem.devices), 0.0)
     for v in sources:
         devices_next([place[v]], 0.0)
     while events:

@@ -155,10 +155,11 @@ def test_requests_in_flight_are_simulated_by_the_readable_rules(
     queue=st.sampled_from(["fifo", "priority"]),
     noise=st.sampled_from([0.0, 0.2]),
     own=st.booleans(),
+    conflicts=st.booleans(),
     max_examples=300,
 )
-def test_the_faster_loop_for_one_request_says_what_the_rules_say(seed, ops, devices, cut, links, queue, noise, own):
-    problem = slow.random_problem(seed, ops, devices, cut=cut)
+def test_the_faster_loop_for_one_request_says_what_the_rules_say(seed, ops, devices, cut, links, queue, noise, own, conflicts):
+    problem = slow.random_problem(seed, ops, devices, cut=cut, conflicts=conflicts)
     rng = np.random.default_rng([seed, 1])
     placements = rng.integers(0, devices, (20, ops))
     priority = rng.integers(0, 3, ops) if own and queue == "priority" else None
