@@ -5,7 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["beside", "cliques", "shares_beside"]
+__all__ = ["beside", "cliques", "cover", "shares_beside", "together"]
+
+
+def together(conflicts: NDArray[np.bool_]) -> tuple[int, ...]:
+    """Devices that can all run at once: as many as are found, ascending. All of them if none conflict."""
+    return _chosen(conflicts, [])
 
 
 def beside(conflicts: NDArray[np.bool_], device: int) -> tuple[int, ...]:
@@ -17,11 +22,14 @@ def beside(conflicts: NDArray[np.bool_], device: int) -> tuple[int, ...]:
         conflicts: ``bool[D, D]``.
         device: the one.
     """
-    chosen = [device]
+    return tuple(other for other in _chosen(conflicts, [device]) if other != device)
+
+
+def _chosen(conflicts: NDArray[np.bool_], chosen: list[int]) -> tuple[int, ...]:
     for other in np.argsort(conflicts.sum(axis=1), kind="stable").tolist():
-        if other != device and not conflicts[other, chosen].any():
+        if other not in chosen and not conflicts[other, chosen].any():
             chosen.append(other)
-    return tuple(sorted(chosen[1:]))
+    return tuple(sorted(chosen))
 
 
 def shares_beside(conflicts: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -54,3 +62,13 @@ def cliques(conflicts: NDArray[np.bool_]) -> NDArray[np.bool_]:
                 members[other] = True
         found.setdefault(members.tobytes(), members)
     return np.array(list(found.values()))
+
+
+def cover(conflicts: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Few of the :func:`cliques` that all devices are in: no more devices than these can run at once, ``bool[C, D]``."""
+    left, known = np.ones(len(conflicts), bool), cliques(conflicts)
+    chosen = []
+    while left.any():
+        chosen.append(int((known & left).sum(axis=1).argmax()))
+        left &= ~known[chosen[-1]]
+    return known[chosen]

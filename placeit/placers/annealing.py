@@ -97,9 +97,10 @@ def _uniform(state: NDArray[np.uint64]) -> float:
 def _critical_chain(tables: Tables, node: Records, place: NDArray[np.int32], chain: NDArray[np.int32]) -> int:
     """Write the ops that the makespan is made of, last first, and return how many they are.
 
-    An op follows the one that kept its device busy until it started, or else the input that arrived last. Contention on links
-    is left out: the chain is a guide, not a bound.
+    An op follows the one that kept its device busy until it started, or one that conflicts with it, or else the input that
+    arrived last. Contention on links is left out: the chain is a guide, not a bound.
     """
+    devices, conflict = len(tables.memory), tables.conflict
     v = 0
     for u in range(len(place)):
         if node[u].finish > node[v].finish:
@@ -111,7 +112,8 @@ def _critical_chain(tables: Tables, node: Records, place: NDArray[np.int32], cha
         start = node[v].start
         before, latest = -1, -1.0
         for u in range(len(place)):
-            if place[u] == place[v] and node[u].finish == start and node[u].start < start:
+            same = place[u] == place[v] or (len(conflict) > 0 and conflict[place[u] * devices + place[v]])
+            if same and node[u].finish == start and node[u].start < start:
                 before = u
                 break
         if before < 0 and start > 0:

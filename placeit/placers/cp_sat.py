@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.core.conflicts import cliques
 from placeit.core.errors import UsageError
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import option
@@ -115,8 +116,8 @@ def _model(model: CpModel, problem: Problem, known: ListSchedule) -> tuple[list[
         start.append(begin)
         end.append(begin + sum(ticks(problem.compute[v, d]) * chosen for d, chosen in row.items()))
         model.add(span >= end[v])
-    for intervals in busy:
-        model.add_no_overlap(intervals)
+    for together in cliques(problem.conflicts):
+        model.add_no_overlap([interval for d in np.flatnonzero(together).tolist() for interval in busy[d]])
     for e, (u, v) in enumerate(problem.edges.tolist()):
         comm = problem.comm(e)
         model.add(start[v] >= end[u])

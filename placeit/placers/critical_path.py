@@ -22,7 +22,8 @@ class CriticalPath:
     """Place the ready op with the longest path to an exit first, where it starts earliest; best of several runs.
 
     The baseline of DOPPLER (its sections 7 and 6, stage I), which runs it 50 times and keeps the best: runs differ in how
-    ties between ops and between devices are broken. An op is queued behind all that its device was given before; path
+    ties between ops and between devices are broken. An op is queued behind all that its device, and those
+    that conflict with it, were given before; path
     lengths use HEFT's mean costs.
     """
 
@@ -51,7 +52,7 @@ class CriticalPath:
         costs = (problem.compute, problem.bandwidth, problem.latency, problem.cut)
         lots = rng.random((len(problem), problem.devices))
         placement = np.full(len(problem), -1, np.int32)
-        _earliest_start(placement, order, lots, *inputs, *costs)
+        _earliest_start(placement, order, lots, *inputs, *costs, problem.conflicts)
         return placement if fits(problem, placement) else repair(problem, placement)
 
 
@@ -68,6 +69,7 @@ def _earliest_start(
     bandwidth: NDArray[np.float64],
     latency: NDArray[np.float64],
     cut: NDArray[np.float64],
+    conflicts: NDArray[np.bool_],
 ) -> None:
     ops, devices = compute.shape
     finish = np.zeros(ops)
@@ -90,3 +92,6 @@ def _earliest_start(
         placement[v] = best
         finish[v] = best_start + compute[v, best]
         free[best] = finish[v]
+        for d in range(devices):
+            if conflicts[best, d]:
+                free[d] = max(free[d], finish[v])

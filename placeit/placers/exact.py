@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.core.conflicts import cliques, cover
 from placeit.core.errors import UsageError
 from placeit.core.kernels import jit
 from placeit.core.problem import CostFunction, Problem
@@ -26,7 +27,8 @@ class Exact:
     """Branch and bound over all placements: the answer is optimal by the given cost function.
 
     Ops are placed in topological order. If the cost function is a simulator without noise, partial placements that cannot
-    beat the best so far are cut off (by their critical path, by the work of each device, by the mean work of all), and so are
+    beat the best so far are cut off (by their critical path, by the work of each device and of those that conflict with it, by
+    the mean work of all), and so are
     placements that differ from another by a swap of devices that are alike in everything. Any other cost function is asked
     about every feasible placement.
 
@@ -91,6 +93,9 @@ class _Search:
         self._bounded = bounded
         self._alike = _alike(problem) if bounded else np.arange(problem.devices)
         self._least = _least_tail(problem)
+        self._cliques = cliques(problem.conflicts)
+        covering = cover(problem.conflicts)
+        self._share = covering.sum(axis=0) / len(covering)
         self._place = np.full(len(problem), -1, np.int32)
         self._finish = np.zeros(len(problem))
         self._limit, self._left, self._deadline = nodes, nodes, deadline
@@ -117,6 +122,8 @@ class _Search:
                 bound if self._bounded else np.inf,
                 self._least,
                 self._alike,
+                self._cliques,
+                self._share,
                 problem.order,
                 problem.predecessors.ptr,
                 problem.predecessors.edge,
@@ -160,6 +167,7 @@ def _alike(problem: Problem) -> NDArray[np.int64]:
                 and np.array_equal(problem.memory[swap], problem.memory)
                 and np.array_equal(problem.bandwidth[np.ix_(swap, swap)], problem.bandwidth)
                 and np.array_equal(problem.latency[np.ix_(swap, swap)], problem.latency)
+                and np.array_equal(problem.conflicts[np.ix_(swap, swap)], problem.conflicts)
             ):
                 alike[b] = alike[a]
                 break
@@ -175,6 +183,8 @@ def _descend(
     bound: float,
     tail: NDArray[np.float64],
     alike: NDArray[np.int64],
+    cliques: NDArray[np.bool_],
+    share: NDArray[np.float64],
     order: NDArray[np.int32],
     ptr: NDArray[np.int32],
     in_edges: NDArray[np.int32],
@@ -193,11 +203,12 @@ def _descend(
     load = np.zeros(devices)
     used = np.zeros(devices)
     members = np.zeros(devices, np.int64)
-    rest = np.zeros(ops + 1)  # least work of the ops from a depth on
+    # no placement takes less than the mean of the loads of all cliques; share is that of one second on each device
+    rest = np.zeros(ops + 1)  # least part in that of the ops from a depth on
     for i in range(ops - 1, -1, -1):
         least = np.inf
         for d in range(devices):
-            least = min(least, compute[order[i], d])
+            least = min(least, compute[order[i], d] * share[d])
         rest[i] = rest[i + 1] + least
     depth = depth_and_nodes[0]
     for i in range(max(0, depth)):
@@ -237,11 +248,19 @@ def _descend(
                     arrival += latency[s, d] + edge_bytes[e] / bandwidth[s, d] + cut[e, s] + cut[e, d]
                 ready = max(ready, arrival)
             finish[v] = ready + compute[v, d]
-            work = compute[v, d] + rest[depth + 1]
+            work = compute[v, d] * share[d] + rest[depth + 1]
             for other in range(devices):
-                work += load[other]
+                work += load[other] * share[other]
+            longest = max(finish[v] + tail[v], work)
+            for k in range(len(cliques)):
+                if cliques[k, d]:
+                    together = compute[v, d]
+                    for other in range(devices):
+                        if cliques[k, other]:
+                            together += load[other]
+                    longest = max(longest, together)
             depth_and_nodes[1] -= 1
-            if max(finish[v] + tail[v], load[d] + compute[v, d], work / devices) * (1.0 - 1e-9) >= bound:
+            if longest * (1.0 - 1e-9) >= bound:
                 continue  # rounding must not cut off the optimum
             place[v] = d
             load[d] += compute[v, d]

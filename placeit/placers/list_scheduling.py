@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from placeit.core.kernels import jit
 from placeit.core.problem import Problem
 from placeit.placers.feasibility import repair
+from placeit.simulator.tables import conflict_table
 
 __all__ = [
     "ListSchedule",
@@ -112,8 +113,9 @@ def priority_order(
 def list_schedule(problem: Problem, order: NDArray[np.int32], compute: NDArray[np.float64] | None = None) -> ListSchedule:
     """Place ops one by one where each finishes first, inserting into idle gaps, within memory.
 
-    Links are without contention. Where weights run out of room the devices are chosen as if memory were unbounded, the
-    placement is repaired, and the schedule is planned again for it.
+    A device is idle while neither it nor one that conflicts with it runs anything. Links are without contention. Where weights
+    run out of room the devices are chosen as if memory were unbounded, the placement is repaired, and the schedule is planned
+    again for it.
 
     Args:
         problem: the problem.
@@ -165,6 +167,7 @@ def _schedule(
         problem.cut,
         problem.param_bytes,
         memory.copy(),
+        conflict_table(problem.conflicts),
     )
     return placement, start, finish, fits
 
@@ -289,9 +292,11 @@ def _insertion_schedule(
     cut: NDArray[np.float64],
     param_bytes: NDArray[np.float64],
     memory: NDArray[np.float64],
+    conflict: NDArray[np.bool_],
 ) -> bool:
     devices = compute.shape[1]
-    # busy slots of each device, sorted; rows grow as needed, so that memory stays near the number of ops
+    # busy slots of each device, sorted, those of devices that conflict with it included; rows grow as needed, so that memory
+    # stays near the number of ops
     begin = np.empty((devices, 16))
     end = np.empty((devices, 16))
     count = np.zeros(devices, np.int64)
@@ -318,7 +323,7 @@ def _insertion_schedule(
             return False
         placement[v], start[v], finish[v] = best, best_start, best_finish
         used[best] += param_bytes[v]
-        if count[best] == begin.shape[1]:
+        if count.max() == begin.shape[1]:
             wider = np.empty((devices, 2 * begin.shape[1]))
             wider[:, : begin.shape[1]] = begin
             begin = wider
@@ -329,4 +334,29 @@ def _insertion_schedule(
             begin[best, slot], end[best, slot] = begin[best, slot - 1], end[best, slot - 1]
         begin[best, best_slot], end[best, best_slot] = best_start, best_finish
         count[best] += 1
+        if len(conflict):
+            for d in range(devices):
+                if conflict[best * devices + d]:
+                    count[d] = _take(begin[d], end[d], count[d], best_start, best_finish)
     return True
+
+
+@jit
+def _take(begin: NDArray[np.float64], end: NDArray[np.float64], count: int, first: float, last: float) -> int:
+    """Add a time to busy slots, united with those that it overlaps; return how many slots there are then."""
+    slot = 0
+    while slot < count and (end[slot] < first or (end[slot] == first and begin[slot] <= first)):
+        slot += 1
+    # slots from here to behind overlap it
+    behind = slot
+    while behind < count and begin[behind] < last and end[behind] > first:
+        first, last = min(first, begin[behind]), max(last, end[behind])
+        behind += 1
+    if behind == slot:
+        for i in range(count, slot, -1):
+            begin[i], end[i] = begin[i - 1], end[i - 1]
+    else:
+        for i in range(behind, count):
+            begin[slot + 1 + i - behind], end[slot + 1 + i - behind] = begin[i], end[i]
+    begin[slot], end[slot] = first, last
+    return count + 1 - (behind - slot)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.core.conflicts import together
 from placeit.core.graph import unique_rows
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import best, option
@@ -22,7 +24,7 @@ _UNITS = 1_000_000  # METIS weights are 32-bit integers; all weights of one kind
 
 @dataclass(frozen=True)
 class Metis:
-    """K-way partition of the undirected graph (Karypis and Kumar 1998), one part per device.
+    """K-way partition of the undirected graph (Karypis and Kumar 1998), one part per device that can run at the same time.
 
     A vertex weighs its mean compute, an edge its bytes; a part's share of the work is its device's share of the speed. METIS
     knows neither how devices differ op by op nor how links differ, so which part goes where is decided afterwards: by cost
@@ -41,8 +43,9 @@ class Metis:
         """
         part = _partition(problem, seed)
         allowed = self.ways if evaluations is None else min(self.ways, evaluations)
-        if math.factorial(problem.devices) <= allowed:
-            ways = [list(way) for way in itertools.permutations(range(problem.devices))]
+        parts = together(problem.conflicts)
+        if math.perm(problem.devices, len(parts)) <= allowed:
+            ways = [_way(problem, parts, way) for way in itertools.permutations(range(problem.devices), len(parts))]
         else:
             ways = [_greedy(problem, part)]
         candidates = [repair(problem, np.array(way, np.int32)[part]) for way in ways]
@@ -50,13 +53,15 @@ class Metis:
 
 
 def _partition(problem: Problem, seed: int) -> NDArray[np.int64]:
-    """Part of each op, ``int64[V]``, below the number of devices."""
+    """Part of each op, ``int64[V]``: one of the devices that can all run at once."""
     import pymetis
 
-    feasible = problem.feasible
+    devices = list(together(problem.conflicts))
+    feasible = np.zeros_like(problem.feasible)
+    feasible[:, devices] = problem.feasible[:, devices]
     parts = min(int(feasible.any(axis=0).sum()), len(problem))
-    if parts == 1:
-        return np.zeros(len(problem), np.int64)
+    if parts <= 1:
+        return np.full(len(problem), devices[0])
     work = mean_compute(problem)
     # speed of a device: how much faster than the mean its ops run there
     relative = np.where(feasible, problem.compute, 0.0).sum(axis=0) / np.maximum(feasible.T @ work, np.finfo(float).tiny)
@@ -81,6 +86,14 @@ def _partition(problem: Problem, seed: int) -> NDArray[np.int64]:
     part = np.array(result.vertex_part, np.int64)
     # part i has the i-th largest share: give it the number of the i-th fastest device
     return np.argsort(-speed, kind="stable")[part]
+
+
+def _way(problem: Problem, parts: Sequence[int], devices: Sequence[int]) -> list[int]:
+    """Device of each part, where parts are named by some of the devices."""
+    way = list(range(problem.devices))
+    for part, device in zip(parts, devices, strict=True):
+        way[part] = device
+    return way
 
 
 def _integers(weights: NDArray[np.float64]) -> NDArray[np.int64]:

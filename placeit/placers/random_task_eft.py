@@ -12,6 +12,7 @@ from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import Incumbent, is_over, option
 from placeit.placers.feasibility import random_placements
 from placeit.simulator.kernel import WEIGHTS_ONLY, makespan_kernel
+from placeit.simulator.queues import int64
 from placeit.simulator.state import CONTENTION_FREE, FIFO
 from placeit.simulator.tables import Tables
 from placeit.simulator.workspace import make_workspace
@@ -109,13 +110,18 @@ def _earliest_finish(answer: NDArray[np.int32], tables: Tables, place: NDArray[n
                     if len(tables.cut):
                         seconds += tables.cut[p, place[u]] + tables.cut[p, d]
                 at[d] = max(at[d], seconds)
-        for u in by_start:  # each device's ops in turn: does this one fit before?
-            d = place[u]
-            if u != v and not done[d]:
-                if at[d] + tables.compute[v, d] <= node[u].start:
-                    done[d] = True
-                else:
-                    at[d] = max(at[d], node[u].finish)
+        for u in by_start:  # each device's ops in turn, and those that conflict: does this one fit before?
+            first = int64(place[u])
+            last = first + 1
+            if len(tables.conflict):
+                first, last = 0, devices
+            for d in range(first, last):
+                taken = d == place[u] or tables.conflict[place[u] * devices + d]
+                if u != v and taken and not done[d]:
+                    if at[d] + tables.compute[v, d] <= node[u].start:
+                        done[d] = True
+                    else:
+                        at[d] = max(at[d], node[u].finish)
         answer[k] = here
         least = at[here] + tables.compute[v, here]
         for d in range(devices):

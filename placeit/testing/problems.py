@@ -9,7 +9,9 @@ from placeit.core.problem import Problem
 __all__ = ["random_problem"]
 
 
-def random_problem(ops: int, devices: int, seed: int = 0, *, everywhere: float = 0.7, tight: bool = False) -> Problem:
+def random_problem(
+    ops: int, devices: int, seed: int = 0, *, everywhere: float = 0.7, tight: bool = False, conflicts: float = 0.0
+) -> Problem:
     """Make a random placement problem.
 
     Args:
@@ -18,6 +20,7 @@ def random_problem(ops: int, devices: int, seed: int = 0, *, everywhere: float =
         seed: of the generator.
         everywhere: probability that an op can run on a device (each op can run on one at least).
         tight: give weights to the ops, and the devices just enough memory that most placements do not fit.
+        conflicts: probability that two devices never run at the same time.
     """
     rng = np.random.default_rng(seed)
     compute = rng.uniform(1e-3, 1e-2, (ops, 1)) * rng.uniform(0.5, 2.0, (ops, devices))
@@ -36,4 +39,5 @@ def random_problem(ops: int, devices: int, seed: int = 0, *, everywhere: float =
         rng.uniform(1e-5, 1e-3, (devices, devices)),
         param_bytes=weights,
         memory=room if tight else None,
+        conflicts=(pairs := np.triu(rng.random((devices, devices)) < conflicts, 1)) | pairs.T,
     )

@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from placeit.core.errors import UsageError
 from placeit.core.problem import Problem
+from placeit.placers.bound import lower_bound
 from placeit.placers.cp_sat import CpSat
 from placeit.placers.exact import Exact
 from placeit.placers.heft import Heft
-from placeit.simulator.simulate import SimulatedCost
+from placeit.placers.registry import get_placer
+from placeit.simulator.simulate import SimulatedCost, schedule
 from placeit.testing.problems import random_problem
 
 
@@ -41,7 +43,13 @@ def alike_problems(draw):
         np.zeros((devices, devices)),
         edge_tensor=[src for src, _ in edges],
         cut=np.full((len(edges), devices), draw(st.integers(0, 1))),
+        conflicts=_conflicts(draw(st.integers(0, 2**20)), devices) if draw(st.booleans()) else None,
     )
+
+
+def _conflicts(seed, devices):
+    upper = np.triu(np.random.default_rng(seed).random((devices, devices)) < 0.5, 1)
+    return upper | upper.T
 
 
 @settings(max_examples=60, deadline=None)
@@ -54,16 +62,18 @@ def alike_problems(draw):
             st.integers(0, 2**20),
             everywhere=st.sampled_from([0.5, 1.0]),
             tight=st.booleans(),
+            conflicts=st.sampled_from([0.0, 0.4, 0.8]),
         ),
         alike_problems(),
     ),
     links=st.sampled_from(["contention-free", "channel"]),
     queue=st.sampled_from(["fifo", "priority"]),
 )
-def test_no_placement_at_all_is_better(problem, links, queue):
+def test_no_placement_at_all_is_better_and_none_beats_the_bound(problem, links, queue):
     cost = SimulatedCost(problem, links=links, queue=queue)
     answer = Exact().place(problem, cost, seed=0, evaluations=None)
     assert cost(answer[None])[0] == best_of_all(problem, cost)
+    assert lower_bound(problem) <= cost(answer[None])[0] * (1 + 1e-9)
 
 
 def test_it_is_exact_for_a_cost_function_that_is_not_a_simulator():
@@ -104,11 +114,62 @@ def test_a_measured_cost_is_not_asked_in_vain():
 
 
 @settings(max_examples=8, deadline=None)
-@given(seed=st.integers(0, 2**20))
-def test_the_best_planned_order_is_at_least_as_short_as_the_best_first_in_first_out_run(seed):
-    problem = random_problem(7, 2, seed, everywhere=0.9)
+@given(seed=st.integers(0, 2**20), conflicts=st.sampled_from([0.0, 0.6]))
+def test_the_best_planned_order_is_at_least_as_short_as_the_best_first_in_first_out_run(seed, conflicts):
+    problem = random_problem(6, 3, seed, everywhere=0.9, conflicts=conflicts)
     cost = SimulatedCost(problem)
     plan, bound = CpSat().plan(problem)
     best = cost(Exact().place(problem, cost, seed=0, evaluations=None)[None])[0]
     assert plan.makespan <= best * (1 + 1e-4)
     assert bound <= plan.makespan * (1 + 1e-9)
+    executed = schedule(problem, plan.placement, queue="planned", priority=plan.priority)
+    assert executed.makespan == pytest.approx(plan.makespan, rel=1e-9)
+
+
+def on_two_cores(chains, seed=0):
+    """A wide op, chains of ops that gain nothing from a second core, and a wide op; on both cores, or on either."""
+    rng = np.random.default_rng(seed)
+    wide, narrow = (6.0, 10.0, 10.0), (9.0, 10.0, 10.0)
+    ops = [wide, *(narrow for _ in range(2 * chains)), wide]
+    edges = []
+    for chain in range(chains):
+        edges += [(0, 1 + 2 * chain), (1 + 2 * chain, 2 + 2 * chain), (2 + 2 * chain, 1 + 2 * chains)]
+    conflicts = np.array([[False, True, True], [True, False, False], [True, False, False]])
+    return Problem.from_arrays(
+        np.array(ops) * rng.uniform(0.99, 1.01, (len(ops), 1)),
+        edges,
+        np.ones(len(edges)),
+        np.full((3, 3), 1e3),
+        np.full((3, 3), 0.01),
+        device_names=("CPU@0-1", "CPU@0", "CPU@1"),
+        conflicts=conflicts,
+    )
+
+
+def test_wide_ops_run_on_all_cores_and_branches_on_one_each():
+    problem = on_two_cores(chains=2)
+    cost = SimulatedCost(problem)
+    best = Exact().place(problem, cost, seed=0, evaluations=None)
+    assert best[[0, 5]].tolist() == [0, 0]
+    assert sorted((best[1:3].tolist(), best[3:5].tolist())) == [[1, 1], [2, 2]]
+    alone = min(cost(np.full((1, 6), d, np.int32))[0] for d in range(3))
+    apart = Problem.from_arrays(  # what the cores could do without the two together
+        problem.compute[:, 1:], problem.edges, problem.edge_bytes, np.full((2, 2), 1e3), np.full((2, 2), 0.01)
+    )
+    cores = Exact().place(apart, SimulatedCost(apart), seed=0, evaluations=None)
+    assert cost(best[None])[0] < 0.85 * min(alone, SimulatedCost(apart)(cores[None])[0])
+
+
+CLASSIC = ("annealing", "cpop", "critical-path", "heft", "local-search", "metis", "random", "random-task-eft", "giph")
+
+
+@pytest.mark.parametrize("name", CLASSIC)
+def test_no_placer_beats_the_best_placement_where_devices_conflict(name):
+    for seed in range(4):
+        problem = random_problem(6, 3, seed, everywhere=0.8, conflicts=0.6) if seed else on_two_cores(chains=2)
+        cost = SimulatedCost(problem, queue="priority" if seed % 2 else "fifo")
+        best = cost(Exact().place(problem, cost, seed=0, evaluations=None)[None])[0]
+        found = get_placer(name).place(problem, cost, seed=0, evaluations=1000)
+        assert cost(problem.check(found)[None])[0] >= best >= lower_bound(problem) * (1 - 1e-9)
+        if name in ("annealing", "local-search"):
+            assert cost(found[None])[0] == pytest.approx(best)

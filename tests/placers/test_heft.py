@@ -20,6 +20,7 @@ problems = st.builds(
     st.integers(0, 2**20),
     everywhere=st.sampled_from([0.4, 0.8, 1.0]),
     tight=st.booleans(),
+    conflicts=st.sampled_from([0.0, 0.5]),
 )
 
 
@@ -39,6 +40,7 @@ def lumpy_problems(draw):
         np.ones((devices, devices)),
         np.full((devices, devices), draw(st.integers(0, 1))),
         cut=np.full((len(edges), devices), draw(st.integers(0, 1))),
+        conflicts=np.full((devices, devices), draw(st.booleans())) & ~np.eye(devices, dtype=bool),
     )
 
 
@@ -65,7 +67,7 @@ def test_the_textbook_example_gives_the_makespans_of_the_paper():
 
 
 def assert_valid(problem, plan):
-    """No two ops overlap on a device, and every op waits for its inputs to arrive."""
+    """No two ops overlap on a device or on two that conflict, and every op waits for its inputs to arrive."""
     problem.check(plan.placement)
     rows = np.arange(len(problem))
     np.testing.assert_allclose(plan.finish - plan.start, problem.compute[rows, plan.placement], rtol=1e-9, atol=1e-12)
@@ -75,6 +77,8 @@ def assert_valid(problem, plan):
         here = np.flatnonzero(plan.placement == d)
         here = here[np.argsort(-plan.priority[here])]
         assert (plan.start[here][1:] >= plan.finish[here][:-1]).all()
+    for u, v in np.argwhere(problem.conflicts[np.ix_(plan.placement, plan.placement)]):
+        assert plan.finish[u] <= plan.start[v] or plan.finish[v] <= plan.start[u]
     assert plan.makespan == plan.finish.max()
 
 
