@@ -15,6 +15,7 @@ from placeit.backends.torch.model import TorchModel, load
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError
+from placeit.devices import parse_device
 from placeit.devices.host import allowed_cores
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Segmenter
@@ -52,6 +53,15 @@ def runtime() -> Iterator[Runtime]:
     model = model_of("transformer")[1]
     with Runtime(model, Grouping.singletons(model.graph), drive(TWO, model)) as opened:
         yield opened
+
+
+def test_one_core_under_two_names_that_mean_pytorch_is_refused() -> None:
+    named = tuple(Device(name, name.partition(":")[0], parse_device(name)) for name in (f"torch:{CORES[0]}", f"ort:{CORES[0]}"))
+    plain = Device(CORES[0], address=Address("CPU", CORE))
+    model = model_of("conv net")[1]
+    assert [device.kind for device in drive(Cluster((plain, named[1])), model).devices] == ["torch", "ort"]
+    with pytest.raises(DeviceError, match=f"'{CORES[0]}' and 'torch:{CORES[0]}' are one: the same cores, the same runtime"):
+        drive(Cluster((plain, named[0])), model)
 
 
 def test_a_placement_computes_what_the_module_does(both: tuple[nn.Module, TorchModel], cache: Cache) -> None:

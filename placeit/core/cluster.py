@@ -155,6 +155,14 @@ class Cluster:
                     matrix[i, j] = one.address.shares(other.address)
         return matrix
 
+    def apart(self) -> list[int]:
+        """Numbers of devices that share nothing, ascending: all of them but, of core sets that share cores, the larger ones."""
+        conflicts, chosen = self.conflicts(), list[int]()
+        for d in sorted(range(len(self)), key=lambda d: -len(self.devices[d].cores)):
+            if not conflicts[d, chosen].any():
+                chosen.append(d)
+        return sorted(chosen)
+
     def bandwidth(self) -> NDArray[np.float64]:
         """``float64[D, D]`` in bytes per second; ``inf`` on the diagonal. Raises ClusterError if a link is unknown."""
         return self._matrix("bandwidth", float("inf"))

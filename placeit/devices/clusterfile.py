@@ -16,7 +16,7 @@ from placeit.core.strictyaml import Node, StrictYaml, nearest
 from placeit.core.units import format_quantity
 from placeit.devices.described import FIGURES, catalog
 from placeit.devices.discovery import discover, resolve
-from placeit.devices.names import check_disjoint, found_kind, parse_device
+from placeit.devices.names import check_distinct, found_kind, parse_device
 
 __all__ = ["find_cluster", "names_file", "read_cluster", "write_cluster"]
 
@@ -59,7 +59,7 @@ def read_cluster(path: str | Path, *, check: bool = True) -> Cluster:
     Raises:
         FileError: the file cannot be read.
         ClusterError: names the file, the line and the key that is wrong.
-        DeviceError: a real device is not there, or two share cores.
+        DeviceError: a real device is not there, or is there twice.
     """
     return _Reader(Path(path)).cluster(check)
 
@@ -125,7 +125,7 @@ class _Reader(StrictYaml):
             top.get("links"), top.get("default_link"), {name: draft[0].described for name, draft in drafts.items()}
         )
         try:
-            check_disjoint(list(self.real.items()))
+            check_distinct(list(self.real.items()))
             found = dict(zip(self.real, resolve(list(self.real.values())), strict=True)) if check and self.real else {}
         except DeviceError as error:
             raise DeviceError(f"{self.path}: {error}") from error

@@ -39,7 +39,7 @@ def discover(spec: str | Sequence[str] | None = None) -> Cluster:
 
     Raises:
         UsageError: a name is malformed.
-        DeviceError: a device is not there, its cores are not allowed, or two devices use the same cores.
+        DeviceError: a device is not there, its cores are not allowed, or two devices are one under two names.
     """
     if spec is None or (spec if isinstance(spec, str) else ",".join(spec)).strip() == "auto":
         return Cluster(tuple(resolve(_auto())))

@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from placeit.core.address import Address, format_cores
+from placeit.core.address import Address
 from placeit.core.errors import DeviceError, UsageError
 from placeit.devices.plugins import plugin_kinds
 
-__all__ = ["check_disjoint", "found_kind", "parse_device", "parse_devices", "refuse_node"]
+__all__ = ["check_distinct", "found_kind", "parse_device", "parse_devices", "refuse_node"]
 
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*", re.ASCII)
 _OPENVINO = re.compile(r"[A-Z][A-Z_]*(\.\d+){0,2}", re.ASCII)
@@ -88,7 +88,7 @@ def parse_devices(spec: str | Sequence[str]) -> list[Address]:
 
     Raises:
         UsageError: a malformed name, the same device twice, or ``auto``, which names no device.
-        DeviceError: two of the devices use the same cores.
+        DeviceError: two of the devices are one under two names (``GPU,GPU.0``).
     """
     text = spec if isinstance(spec, str) else ",".join(spec)
     if not text.strip():
@@ -100,33 +100,30 @@ def parse_devices(spec: str | Sequence[str]) -> list[Address]:
     for i, address in enumerate(addresses):
         if address in addresses[:i]:
             raise UsageError(f"The device '{address}' is listed twice in '{text}'.")
-    check_disjoint([(str(address), address) for address in addresses])
+    check_distinct([(str(address), address) for address in addresses])
     return addresses
 
 
-def check_disjoint(devices: Sequence[tuple[str, Address]]) -> None:
-    """Check that no two devices share hardware, since they would slow each other down and costs would not hold.
+def check_distinct(devices: Sequence[tuple[str, Address]]) -> None:
+    """Check that no two devices are the same hardware under two names, since no cost would hold of either.
+
+    Core sets may share cores: devices that do never work at the same time (:attr:`placeit.core.cluster.Cluster.conflicts`).
 
     Args:
         devices: what each is called, and where it is. Devices of different nodes share nothing.
 
     Raises:
-        DeviceError: names the two devices and what they share.
+        DeviceError: names the two devices and what they both are.
     """
     for i, (one, a) in enumerate(devices):
         for other, b in devices[:i]:
-            if a.node != b.node or a.unit != b.unit:
-                continue
-            common = sorted(set(a.cores) & set(b.cores))
-            if a.core_set and a.cores and b.cores and not common:
-                continue
-            shared = f"core{'s' if len(common) > 1 else ''} {format_cores(common)}" if common else f"the device {a.hardware}"
-            if a.core_set and not common:
-                shared = "cores: plain CPU is all of them"
-            raise DeviceError(
-                f"The devices '{other}' and '{one}' share {shared}. Work on one would slow the other down, so that no measured "
-                f"cost would hold; choose devices that share nothing."
-            )
+            if a == b or (a.node == b.node and a.unit == b.unit and not a.core_set):
+                what = str(a) if a.core_set else f"the device {a.hardware}"
+                hint = ", or core sets that share cores, which take turns" if a.core_set else ""
+                raise DeviceError(
+                    f"The devices '{other}' and '{one}' are both {what}. Work on one would slow the other down, so that no "
+                    f"measured cost would hold; choose different devices{hint}."
+                )
 
 
 def _cores(whole: str, text: str) -> tuple[int, ...]:

@@ -17,8 +17,8 @@ def plain_devices(cluster: Cluster) -> list[Device]:
     """Find the plain devices of a cluster: all its core sets as one device, for each runtime that drives some of them.
 
     It is ``CPU`` (or ``ort:CPU``), and ``CPU@0-3`` where the core sets leave out cores that this process may use. There is none
-    where the cluster has fewer than two core sets; nor where a device is on another node, or a device or a link is emulated or
-    described: that stands for hardware that is not here.
+    where the cluster has that device itself, or fewer than two core sets; nor where a device is on another node, or a device or
+    a link is emulated or described: that stands for hardware that is not here.
 
     Args:
         cluster: as a model's runtimes drive it (:mod:`placeit.runtime.drivers`).
@@ -34,6 +34,8 @@ def plain_devices(cluster: Cluster) -> list[Device]:
         # a model comes back to its runtime by itself, unless it was asked for by name for all of them
         asked = {device.where.runtime for device in sets if device.kind == like.kind}
         address = Address("CPU", () if everything else tuple(sorted(cores)), runtime=asked.pop() if len(asked) == 1 else "")
+        if any(device.kind == like.kind and device.where.cores == address.cores for device in sets):
+            continue
         found[like.kind] = replace(
             like,
             name=str(address),

@@ -126,7 +126,8 @@ class Raced:
 def plain_candidates(session: Session, problem: Problem) -> list[tuple[Candidate, Alone]]:
     """Plain devices of a session's cluster that can run the model whole; none if an op is pinned to another one."""
     devices = session.cluster.devices
-    busy = np.array([float(device.core_set) for device in devices])
+    apart = session.cluster.apart()  # no core counts twice
+    busy = np.array([float(device.core_set and d in apart) for d, device in enumerate(devices)])
     found: list[tuple[Candidate, Alone]] = []
     for plain in () if session.pins else plain_devices(session.cluster):
         like = [d for d, device in enumerate(devices) if device.core_set and device.kind == plain.kind]

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from placeit.backends.base import Model
 from placeit.core.cluster import Cluster, Link
+from placeit.core.conflicts import beside
 from placeit.core.errors import InfeasibleError
 from placeit.core.memory import freed_memory_is_kept
 from placeit.core.units import about_seconds
@@ -103,7 +104,7 @@ def profile(
 
     - the whole model on each device. Its time is divided among the groups by the runtime's own per-op counters: ``core``;
     - the model cut into its groups, on each device: what a group takes beyond its share is its ``cut``;
-    - the same while all other devices run theirs: what that adds is ``load``;
+    - the same while other devices run theirs, as many as can at the same time: what that adds is ``load``;
     - the model cut into its groups, each on another device than those that it reads from: what that adds is what it costs to
       hand over to another device (the link's latency), and to read what another one wrote (``read``).
 
@@ -248,6 +249,7 @@ class _Profile:
 
     def _repeat(self, cut: Sequence[Passes], others: Sequence[Passes], deadline: float, progress: Progress | None) -> None:
         done, last, names = 0, 0.0, ", ".join(self.runtime.cluster.names)
+        at_once = [[cut[other] for other in beside(self.runtime.cluster.conflicts(), d)] for d in range(len(cut))]
         fewest, most = (1, _FEWEST) if self.short else (_FEWEST, _MOST)
         for timed in () if self.short else (*cut, *others):
             timed.run()
@@ -259,8 +261,8 @@ class _Profile:
             for timed in (*cut, *others):
                 timed.run()
             if len(cut) > 1 and not self.short:
-                for d, timed in enumerate(cut):
-                    timed.run_beside([*cut[:d], *cut[d + 1 :]], phase=(0.5 + done * _GOLDEN) % 1)
+                for timed, neighbours in zip(cut, at_once, strict=True):
+                    timed.run_beside(neighbours, phase=(0.5 + done * _GOLDEN) % 1)
             last = time.perf_counter() - begin
             done += 1
             self.complete = not self.short and done >= fewest
@@ -327,9 +329,8 @@ class _Profile:
         for turn, timed in enumerate(apart):
             place = self.apart(turn)
             writers, readers = groups.edges.T
-            remote = (place[writers] != place[readers]) & (
-                timed.seconds[writers] > 0
-            )  # inputs of the model are written by nobody
+            # inputs of the model are written by nobody
+            remote = (place[writers] != place[readers]) & (timed.seconds[writers] > 0)
             entering = np.bincount(readers[remote], groups.tensor_bytes[groups.edge_tensor[remote]], minlength=self.groups)
             for g in np.flatnonzero((entering > 0) & (timed.seconds > 0)).tolist():
                 points[place[g]].append((entering[g], timed.seconds[g] - alone[g, place[g]]))

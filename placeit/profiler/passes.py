@@ -46,10 +46,12 @@ class Passes:
         """Run once while other plans run repeatedly on other devices.
 
         Args:
-            others: what runs beside it.
+            others: what runs beside it; if nothing does, neither does this.
             phase: how far into a pass of theirs it begins, in [0, 1): so that not everybody is at the same op, with the same
                 weights, at the same time.
         """
+        if not others:
+            return
         over = threading.Event()
         with ThreadPoolExecutor(len(others), "placeit load") as threads:
             try:
@@ -87,8 +89,8 @@ class Passes:
 
     @property
     def loaded(self) -> NDArray[np.float64]:
-        """``float64[G]``, the same for runs beside others."""
-        return np.median(self._loaded, axis=0)[self._segment]
+        """``float64[G]``, the same for runs beside others; where there were none, nothing slows a run down."""
+        return np.median(self._loaded, axis=0)[self._segment] if self._loaded else self.seconds
 
     @property
     def handovers(self) -> Mapping[tuple[int, int], float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -48,9 +49,20 @@ def choose_driver(device: Device, formats: Collection[Format], path: Path) -> De
 
 
 def drive(cluster: Cluster, model: Model) -> Cluster:
-    """Return a cluster with the driver of each device chosen for a model; see :func:`choose_driver`. Raises DeviceError."""
-    devices = (choose_driver(device, model.formats, model.path) for device in cluster.devices)
-    return replace(cluster, devices=tuple(devices))
+    """Return a cluster with the driver of each device chosen for a model; see :func:`choose_driver`.
+
+    Raises:
+        DeviceError: as there; or two core sets are the same one, with one runtime.
+    """
+    devices = tuple(choose_driver(device, model.formats, model.path) for device in cluster.devices)
+    for device, other in itertools.combinations((device for device in devices if device.core_set), 2):
+        one, two = device.where, other.where
+        if device.kind == other.kind and one != two and replace(one, runtime="") == replace(two, runtime=""):
+            raise DeviceError(
+                f"For {model.path} the devices '{device.name}' and '{other.name}' are one: the same cores, the same runtime. "
+                "Leave one of them out."
+            )
+    return replace(cluster, devices=devices)
 
 
 def _pytorch() -> str:

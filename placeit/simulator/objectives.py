@@ -156,7 +156,8 @@ class Energy(Objective):
 
     Attributes:
         busy_w: watts of each device that computes.
-        idle_w: watts of each device that does not.
+        idle_w: watts of each device that does not. Of core sets that share cores only one has any, so that no core is idle
+            twice; for the others ``busy_w`` is what they take beyond their own idle power.
     """
 
     busy_w: tuple[float, ...]
@@ -177,8 +178,10 @@ class Energy(Objective):
                 f"The objective 'energy' needs the power of every device, and that of {', '.join(unknown)} is not known: give "
                 "'busy_power' and 'idle_power' (watts) for it in a cluster file."
             )
+        apart = cluster.apart()
         power = [device.power for device in cluster.devices if device.power is not None]
-        return cls(tuple(p.busy_w for p in power), tuple(p.idle_w for p in power))
+        idle = [p.idle_w if d in apart else 0.0 for d, p in enumerate(power)]
+        return cls(tuple(p.busy_w - p.idle_w + i for p, i in zip(power, idle, strict=True)), tuple(idle))
 
     def of_run(self, makespan: float, work: BusyTimes) -> float:
         """Return joules."""

@@ -105,7 +105,6 @@ def test_its_names_are_parsed_and_go_through_cluster_files(plugin: list[str], tm
     [
         ("sleep:7", DeviceError, "no device 'sleep:7' on this machine. Devices that 'sleep' finds: sleep:0, sleep:1."),
         ("sleep:0,sleep:0", UsageError, "listed twice"),
-        (f"sleep:{CORE},{CORE}", DeviceError, "share core"),
         ("sleep:CPU@4000", DeviceError, "may not use"),
         ("sleep:", UsageError, "'sleep:'"),
         ("sleep:HETERO", UsageError, "virtual"),

@@ -71,3 +71,14 @@ def test_devices_that_share_cores_or_hardware_conflict() -> None:
     with_all = {("a", "all"), ("all", "b"), ("all", "beside"), ("all", "wide")}
     assert found == {("a", "wide"), ("b", "wide"), ("gpu", "the same gpu")} | with_all
     assert (conflicts == conflicts.T).all()
+
+
+def core_sets(*cores: tuple[int, ...]) -> Cluster:
+    return Cluster(tuple(Device(str(i), address=Address("CPU", some)) for i, some in enumerate(cores)))
+
+
+def test_devices_that_are_apart_have_each_core_once() -> None:
+    assert core_sets((0,), (0, 1), (1,)).apart() == [1]
+    assert core_sets((0,), (1,)).apart() == [0, 1]
+    assert core_sets((0, 1), (1, 2), (3,), (3,)).apart() == [0, 2]
+    assert Cluster((Device("edge", "described"), Device("a", address=Address("CPU", (0,))))).apart() == [0, 1]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
@@ -101,10 +102,19 @@ def test_a_real_device_that_is_not_there_is_an_error_that_names_the_file(file: P
     assert "no device 'GPU.9'" in str(caught.value)
 
 
-@pytest.mark.parametrize("second", ["CPU@1", "CPU@0-1", "CPU"])
-def test_two_devices_on_the_same_cores_are_refused(file: Path, second: str) -> None:
-    with pytest.raises(DeviceError, match=r"'a' and 'b' share"):
-        read(file, f"devices: {{a: {{runs_on: CPU@1}}, b: {{runs_on: {second}}}}}")
+@pytest.mark.parametrize("name", ["CPU@0-1", "CPU", "ort:CPU@1", "cuda:0"])
+def test_one_device_under_two_names_is_refused(file: Path, name: str) -> None:
+    with pytest.raises(DeviceError, match=r"cluster.yaml: The devices 'a' and 'b' are both .*" + name):
+        read(file, f"devices: {{a: {{runs_on: '{name}'}}, b: {{runs_on: '{name}', slowdown: 2}}}}")
+
+
+def test_devices_that_share_cores_are_written_and_read_back_and_take_turns(file: Path) -> None:
+    text = "devices: {a: {runs_on: CPU@0-1}, b: {runs_on: CPU@1}, c: {runs_on: CPU@0, slowdown: 2}, d: {catalog: t4}}"
+    cluster = read(file, text + "\ndefault_link: {bandwidth: 1 GB/s, latency: 0}")
+    write_cluster(cluster, file)
+    again = read_cluster(file, check=False)
+    assert again.devices == cluster.devices
+    assert {(a, b) for a, b in np.argwhere(again.conflicts()).tolist() if a < b} == {(0, 1), (0, 2)}
 
 
 def test_a_catalogue_entry_can_be_changed_in_part(file: Path) -> None:

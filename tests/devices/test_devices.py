@@ -181,19 +181,24 @@ def test_any_text_is_a_list_of_devices_or_a_clear_error(text: str) -> None:
         ("auto", UsageError, "'auto' stands for several devices"),
         (" ", UsageError, "list of devices is empty"),
         ("CPU@0,", UsageError, "''"),
-        ("CPU,CPU@1", DeviceError, "plain CPU is all of them"),
-        ("CPU@0-2,CPU@3,CPU@2-3", DeviceError, "share core 2"),
-        ("torch:CPU@1,ort:CPU@1", DeviceError, "share core 1"),
-        ("GPU,GPU.0", DeviceError, "share the device"),
-        ("edge/CPU@0-1,CPU@1,edge/ort:CPU@1", DeviceError, "'edge/CPU@0-1' and 'edge/ort:CPU@1' share core 1"),
-        ("edge/CPU,edge/CPU@1", DeviceError, "plain CPU is all of them"),
-        ("edge/cuda:0,edge/torch:cuda:0", DeviceError, "share the device cuda:0"),
+        ("CPU@0-1,CPU@0+1", UsageError, "'CPU@0-1' is listed twice"),
+        ("GPU,GPU.0", DeviceError, "'GPU' and 'GPU.0' are both the device GPU.0"),
+        ("edge/cuda:0,edge/torch:cuda:0", DeviceError, "are both the device cuda:0"),
+        ("cuda:0,ort:cuda:0,torch:cuda:0", DeviceError, "'cuda:0' and 'ort:cuda:0' are both the device cuda:0"),
     ],
 )
 def test_devices_that_are_the_same_hardware_are_refused(text: str, error: type[PlaceitError], said: str) -> None:
     with pytest.raises(error) as caught:
         parse_devices(text)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["CPU@0-1,CPU@0,CPU@1", "CPU,CPU@0-1,CPU@1", "CPU@0,ort:CPU@0,torch:CPU@0-1", "edge/CPU,edge/CPU@1,CPU@1", "CPU,ort:CPU"],
+)
+def test_core_sets_may_share_cores(text: str) -> None:
+    assert [str(address) for address in parse_devices(text)] == text.split(",")
 
 
 def test_a_list_of_names_may_be_a_sequence_and_cores_of_other_nodes_do_not_clash() -> None:

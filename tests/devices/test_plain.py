@@ -86,6 +86,11 @@ def found_on_pair(cache: Cache, **options: Any) -> Optimized:
         ([core_set(0, 1, kind="ort"), core_set(2, 3)], {"ort:CPU": (0, 1, 2, 3), "CPU": (0, 1, 2, 3)}),
         ([core_set(0, kind="torch"), core_set(2, kind="torch")], {"CPU@0+2": (0, 2)}),
         ([core_set(0), core_set(1), Device("GPU.0", address=Address("GPU.0"))], {"CPU@0-1": (0, 1)}),
+        ([core_set(0, 1), core_set(0), core_set(1), core_set(2)], {"CPU@0-2": (0, 1, 2)}),
+        ([core_set(0, 1, 2, 3), core_set(0, 1), core_set(2)], {"CPU": (0, 1, 2, 3)}),
+        ([core_set(0, 1), core_set(0), core_set(1)], {}),  # the first is all of them
+        ([Device("CPU", address=Address("CPU"), all_cores=(0, 1, 2, 3)), core_set(0), core_set(1)], {}),
+        ([core_set(0), core_set(0, kind="ort")], {}),
         ([core_set(0, 1, 2, 3)], {}),
         ([Device("CPU", address=Address("CPU"), all_cores=(0, 1, 2, 3)), Device("GPU.0", address=Address("GPU.0"))], {}),
         ([core_set(0, 1), core_set(2, 3, slowdown=1.5)], {}),

@@ -116,6 +116,18 @@ def test_a_group_that_a_device_lacks_costs_infinitely_much_there_and_the_others_
     np.testing.assert_array_equal(first.dispatch, again.dispatch)
 
 
+def test_devices_that_share_cores_are_not_measured_beside_each_other() -> None:
+    cores = {"wide": CORES, "one": CORES, "other": (allowed_cores()[-1],)}
+    cluster = Cluster(tuple(Device(name, address=Address("CPU", some), driver=name) for name, some in cores.items()))
+    with Runtime(MODEL, COARSE, cluster) as runtime:
+        found = profile(MODEL, COARSE, cluster, runtime, budget=1.0)
+    assert found.load.any(axis=0).tolist() == [True] * 3 if len(allowed_cores()) > 1 else [False] * 3
+    with Runtime(MODEL, COARSE, Cluster(cluster.devices[:2])) as runtime:
+        found = profile(MODEL, COARSE, runtime.cluster, runtime, budget=1.0)
+    assert not found.load.any()
+    assert (found.core > 0).any(axis=0).all()
+
+
 def changed(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Change what the cache holds for groups."""
     for path in folder.iterdir():

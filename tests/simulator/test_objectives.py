@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Power
 from placeit.core.errors import PlacementError, UsageError
 from placeit.core.problem import Problem
@@ -290,3 +291,13 @@ def test_an_unknown_objective_and_unknown_power_are_errors_that_say_what_is_miss
 def test_importing_objectives_imports_nothing_that_takes_long() -> None:
     code = "import sys, placeit.simulator.objectives; sys.exit(bool({'numba', 'openvino', 'torch', 'rich'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_no_core_is_idle_twice_where_devices_share_cores() -> None:
+    def device(*cores: int, idle: float, busy: float) -> Device:
+        return Device(f"{cores}", address=Address("CPU", cores), power=Power(idle, busy))
+
+    energy = get_objective("energy", Cluster((device(0, idle=3, busy=20), device(0, 1, idle=5, busy=30))))
+    assert energy.of_run(10.0, lambda: (np.array([0.0, 0.0]), 0.0)) == 50
+    assert energy.of_run(10.0, lambda: (np.array([0.0, 10.0]), 0.0)) == 300
+    assert energy.of_run(10.0, lambda: (np.array([10.0, 0.0]), 0.0)) == 50 + 170
