@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from benchmarks import _models, executor, heterogeneous, optimize, runtimes
+from benchmarks import _models, executor, heterogeneous, optimize, runtimes, shared_cores
 from placeit.devices.host import allowed_cores
 
 
@@ -48,5 +48,5 @@ def small_model(small_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let benchmarks of real models take the small one for each of them."""
     if len(allowed_cores()) < 2:
         pytest.skip("needs two CPU cores, and this process may use one")
-    for benchmark in (_models, executor, heterogeneous, optimize, runtimes):
+    for benchmark in (_models, executor, heterogeneous, optimize, runtimes, shared_cores):
         monkeypatch.setattr(benchmark, "model_file", lambda _: small_file)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from benchmarks import _models, executor, fidelity, heterogeneous, optimize, runtimes
+from benchmarks import _models, executor, fidelity, heterogeneous, optimize, runtimes, shared_cores
 from benchmarks._harness import Args, Report, main
 from benchmarks._models import model_file
 from placeit.core.errors import UsageError
@@ -87,6 +87,23 @@ def test_the_heterogeneous_cases_say_what_was_chosen_and_why():
     assert all(reasons.values())
     # a model this small is never worth a network
     assert next(claim["value"] for claim in report.claims if claim["name"].startswith("B")) == 1
+
+
+@pytest.mark.slow
+def test_shared_cores_are_raced_against_the_whole_cpu_and_the_best_split():
+    report = report_of(shared_cores.run)
+    rows = {row["what"]: row for row in report.rows if "what" in row}
+    first, second = _models.two_cores()
+    assert rows.keys() >= {shared_cores.SHARED, f"CPU@{first} alone", f"CPU@{second} alone"}
+    assert all(row["low_ms"] <= row["median_ms"] <= row["high_ms"] for row in rows.values())
+    won = report.claims[-1]["value"]
+    beside = [row for who, row in rows.items() if who not in (shared_cores.SHARED, shared_cores.EXACT)]
+    assert won == all(row["ratio_high"] < 1 for row in beside)
+    if not won:
+        (exact,) = (row for row in report.rows if "cp_sat_ms" in row)
+        assert exact["better_ms"] == min(row["median_ms"] for row in beside)
+        assert exact["cp_sat_bound_ms"] <= exact["cp_sat_ms"]
+        assert report.claims[-2]["value"] == pytest.approx(exact["cp_sat_ms"] / exact["better_ms"])
 
 
 @pytest.mark.slow
