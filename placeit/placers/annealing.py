@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,20 +20,27 @@ from placeit.simulator.workspace import make_workspace
 
 __all__ = ["Annealing"]
 
-# Shares of moves; the temperature at the start as a share of an op's mean share of the makespan, and at the end as a share of
-# the makespan. Found on problems of the GiPH generator and on random layered graphs of 8 to 100 ops.
+# Shares of moves, and of edges along which a move spreads; the temperature at the start as a share of an op's mean share of the
+# makespan, and at the end as a share of the makespan. Found on problems of the GiPH generator, on random layered graphs of 8 to
+# 200 ops, and on DOPPLER's published cost graphs, where chains of dear tensors have to move as one.
 _CRITICAL = 0.5
 _FOLLOW = 0.4
-_HOT, _COLD = 0.5, 0.0005
+_TOGETHER = 0.5
+_SPREAD = 0.9
+_HOT, _COLD = 1.0, 0.0002
 _SLICE, _SIZE = 5000, 256  # steps between two looks at the clock, in graphs of so many ops and edges; fewer in larger ones
 
 
 @dataclass(frozen=True)
 class Annealing:
-    """Simulated annealing (Kirkpatrick et al. 1983) by moves of one op, from HEFT's or the best single-device placement.
+    """Simulated annealing (Kirkpatrick et al. 1983) in the compiled simulator, from HEFT's or the best single-device placement.
 
     Half of the moves are of an op on the critical chain of the current schedule, the ops and waits that the makespan consists
-    of, as no move of another op alone can shorten it much. A part of the moves takes an op to where one of its neighbours is.
+    of, as no move of another op alone can shorten it much. A part of the moves takes an op to where one of its neighbours is,
+    and half take along most of the neighbours that it has on its device, and theirs: where transfers cost much, an op that
+    leaves them alone makes any placement worse.
+
+    The temperature falls with the evaluations; if there is a deadline before which not all of them can be made, with the time.
 
     If the cost function is a simulator without noise the whole search is compiled, about ten microseconds an evaluation for
     50 ops. With any other cost function it is that of ``local-search``, which asks in batches.
@@ -74,11 +82,17 @@ class Annealing:
                 break
             place, best, seconds = found.placement.copy(), found.placement.copy(), np.full(2, np.inf)
             state = seeds[i : i + 1]
-            for first in range(0, steps, several):  # between slices Ctrl-C is heard
-                if first > 0 and is_over(deadline):
-                    break
-                part = (scale, first, min(first + several, steps), steps)
+            began = now = time.perf_counter()
+            until = None if deadline is None else now + (deadline - now) / (len(seeds) - i)
+            first, last = 0, steps
+            while first < last:  # between slices Ctrl-C is heard
+                part = (scale, first, 1 if first == 0 else min(first + several, last), last)
                 _anneal(*simulated, options, choices, movable, place, best, seconds, state, *part)
+                now, first = time.perf_counter(), part[2]
+                if first == 1:
+                    began = now  # it may have been compiling, and says nothing of the speed
+                elif until is not None:  # as many steps as there is time for
+                    last = min(steps, first + int(first * max(0.0, until - now) / (now - began)))
             ends.append((float(seconds[1]), best))
         return min(ends, key=lambda end: end[0])[1]
 
@@ -158,6 +172,28 @@ def _target(
 
 
 @jit
+def _take_along(
+    tables: Tables, place: NDArray[np.int32], before: int, moved: NDArray[np.int32], state: NDArray[np.uint64]
+) -> int:
+    """Move most neighbours that the op ``moved[0]`` had on device ``before`` after it, and theirs; the number of ops moved."""
+    to, size, at = place[moved[0]], 1, 0
+    while at < size:
+        first, in_first = tables.op[moved[at]].first, tables.op[moved[at]].in_first
+        outputs, inputs = tables.op[moved[at] + 1].first - first, tables.op[moved[at] + 1].in_first - in_first
+        at += 1
+        for k in range(outputs + inputs):
+            if k < outputs:
+                w = tables.edge[first + k].head
+            else:
+                w = tables.edge[tables.edge[in_first + k - outputs].into].tail
+            if place[w] == before and tables.compute[w, to] < np.inf and _uniform(state) < _SPREAD:
+                place[w] = to
+                moved[size] = w
+                size += 1
+    return size
+
+
+@jit
 def _anneal(
     tables: Tables,
     priority: NDArray[np.float64],
@@ -179,6 +215,7 @@ def _anneal(
     """Do steps ``first`` to ``last`` of ``steps``; updates placements, their costs (current, best) and the random state."""
     workspace = make_workspace(tables, 1)
     chain = np.empty(len(place), np.int32)
+    moved = np.empty(len(place), np.int32)
     length, renewed = 0, 0
     hot, cold = _HOT * scale / len(place), _COLD * scale
     cooling = min(1.0, cold / hot) ** (1.0 / steps)
@@ -190,8 +227,11 @@ def _anneal(
             if choices[w] > 1:
                 v = w
         before = place[v]
+        moved[0], size = v, 1
         if step > 0:  # the first step values the start itself; one call of the kernel keeps compilation short
             place[v] = _target(tables, place, v, options, choices, state)
+            if _uniform(state) < _TOGETHER:
+                size = _take_along(tables, place, before, moved, state)
         makespan = makespan_kernel(tables, place, priority, links, queue, 0.0, np.uint64(0), memory, workspace)
         # infinite (no room for the weights) is never accepted; log(0) accepts anything finite
         if makespan < np.inf and makespan <= seconds[0] - temperature * np.log(_uniform(state)):
@@ -203,5 +243,5 @@ def _anneal(
                 seconds[1] = makespan
                 best[:] = place
         else:
-            place[v] = before
+            place[moved[:size]] = before
         temperature *= cooling

@@ -1,10 +1,18 @@
 from __future__ import annotations
 
+import itertools
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from placeit.core.problem import Problem
+from placeit.placers import annealing
 from placeit.placers.annealing import Annealing
 from placeit.placers.exact import Exact
 from placeit.placers.heft import Heft
@@ -15,7 +23,7 @@ from placeit.placers.single import Single
 from placeit.simulator.simulate import SimulatedCost, simulate
 from placeit.testing.problems import random_problem
 
-SEARCHES = [Annealing(evaluations=3000), LocalSearch(evaluations=3000)]
+SEARCHES = [Annealing(evaluations=10_000), LocalSearch(evaluations=3000)]
 
 
 def seconds(problem, placer, seed=0):
@@ -76,6 +84,53 @@ def test_more_evaluations_of_any_cost_function_do_not_make_it_worse(search):
 def test_local_search_ends_when_no_op_can_be_moved():
     problem = random_problem(5, 1)
     assert LocalSearch().place(problem, SimulatedCost(problem), seed=0, evaluations=None).tolist() == [0] * 5
+
+
+def chains_of_dear_tensors() -> Problem:
+    """Four chains of twelve ops each, whose tensors take four times as long to move as to make, numbered across the chains."""
+    compute = np.random.default_rng(0).uniform(1, 3, (12, 4)).reshape(-1)
+    edges = [(op, op + 4) for op in range(44)]
+    sizes = [4 * compute[tail] for tail, _ in edges]
+    return Problem.from_arrays(np.repeat(compute[:, None], 4, axis=1), edges, sizes, np.ones((4, 4)), np.zeros((4, 4)))
+
+
+def test_annealing_moves_ops_together_that_no_move_of_one_could_part() -> None:
+    problem = chains_of_dear_tensors()
+    cost = SimulatedCost(problem)
+    longest = problem.critical_path  # a chain on each device
+    for seed in range(3):
+        found = Annealing(evaluations=20_000).place(problem, cost, seed=seed, evaluations=None)
+        assert cost(found)[0] == pytest.approx(longest)
+
+
+def test_annealing_cools_down_by_its_deadline_if_there_is_no_time_for_all_evaluations(monkeypatch) -> None:
+    ticks = itertools.count()
+    monkeypatch.setattr(annealing, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))  # a second for each look
+    problem = random_problem(60, 4, 1, everywhere=1.0)
+    cost = SimulatedCost(problem)
+    hurried = Annealing(evaluations=10**12).place(problem, cost, seed=0, evaluations=None, deadline=10.0)
+    assert next(ticks) <= 12
+    few = Annealing(evaluations=10_000).place(problem, cost, seed=0, evaluations=None)
+    assert cost(hurried)[0] <= cost(few)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "best"), [("chain_mm", 1200.07), ("ffnn", 56.6958), ("llama_block", 166.727), ("llama_layer", 122.646)]
+)
+def test_annealing_comes_within_a_thousandth_of_the_best_that_is_known_of_dopplers_graphs(name: str, best: float) -> None:
+    folder = os.environ.get("PLACEIT_DATA")
+    if not folder:
+        pytest.skip("PLACEIT_DATA does not name the folder that holds doppler_*.json")
+    case = json.loads((Path(folder) / f"doppler_{name}.json").read_text(encoding="utf-8"))
+    compute, comm, edges = (np.array(case[key]) for key in ("compute", "comm", "edges"))
+    links = (np.ones((4, 4)), np.zeros((4, 4)))
+    problem = Problem.from_arrays(
+        np.repeat(compute[:, None], 4, axis=1), edges, comm[edges[:, 0]], *links, edge_tensor=edges[:, 0]
+    )
+    cost = SimulatedCost(problem)
+    found = Annealing(evaluations=1_000_000).place(problem, cost, seed=0, evaluations=None)
+    assert cost(found)[0] <= best * 1.001
 
 
 def test_random_task_eft_is_much_better_than_the_random_placement_it_starts_from():
