@@ -23,6 +23,10 @@ class TestCriticalPath(PlacerConformance):
     placer = "critical-path"
 
 
+class TestEnumerative(PlacerConformance):
+    placer = "enumerative"
+
+
 class TestExact(PlacerConformance):
     placer = "exact"
     sizes = ((5, 2), (8, 3))
