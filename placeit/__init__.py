@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from placeit.devices.clusterfile import find_cluster, read_cluster, write_cluster
     from placeit.optimizer.candidates import Candidate
     from placeit.optimizer.compare import Comparison, compare
+    from placeit.optimizer.measured_cost import MeasuredCost
     from placeit.optimizer.optimize import optimize
     from placeit.optimizer.result import Optimized, Unplanned
     from placeit.placers.api import place
@@ -38,6 +39,7 @@ __all__ = [
     "Device",
     "Grouping",
     "Link",
+    "MeasuredCost",
     "Model",
     "OpGraph",
     "Optimized",
@@ -71,6 +73,7 @@ _HOME = {
     "Device": "placeit.core.cluster",
     "Grouping": "placeit.planning.coarsen",
     "Link": "placeit.core.cluster",
+    "MeasuredCost": "placeit.optimizer.measured_cost",
     "Model": "placeit.backends.base",
     "OpGraph": "placeit.core.graph",
     "Optimized": "placeit.optimizer.result",

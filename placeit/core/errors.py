@@ -27,6 +27,10 @@ class DeviceError(PlaceitError):
     """A device does not exist, or cannot do what was requested."""
 
 
+class NoRoomError(DeviceError):
+    """A device has no memory for what is to be put there."""
+
+
 class ClusterError(PlaceitError):
     """A cluster file or a device network is wrong."""
 

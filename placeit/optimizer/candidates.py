@@ -51,12 +51,15 @@ class Candidate:
         measured: latency, in the last race that it took part in; None if it was not measured.
         value: the objective by the times of the runs that ``measured`` is of; for latency the same. Joules come from a power
             model and measured busy times: they are not measured themselves. None if the candidate was not measured.
+        cost: the objective, so that those of different races compare: by the ratio to what ran beside it in the same rounds,
+            times the cost of that. None if it was raced beside nothing of known cost, or their ratio was not steady.
         segment_s: median seconds of each segment in these runs, ``float64[S]``; None if they are not known.
         race: number of that race in ``Optimized.races``; times of different races do not compare. None if it took part in none.
         final: whether that race was the one that decided.
         earlier: whether ``measured`` is from an earlier search (``resume``).
         output_error: against the whole model on one device; None if it was not run.
         failed: why it is out, whatever it was that failed; None if nothing did. What was measured of it before counts no more.
+        no_room: whether it failed because its devices have no memory for it.
         not_run: why it was not worth a run, if that was so.
     """
 
@@ -71,12 +74,14 @@ class Candidate:
     given: bool = False
     measured: Measurement | None = None
     value: Measurement | None = None
+    cost: float | None = None
     segment_s: NDArray[np.float64] | None = None
     race: int | None = None
     final: bool = False
     earlier: bool = False
     output_error: OutputError | None = None
     failed: str | None = None
+    no_room: bool = False
     not_run: str | None = None
 
     @cached_property
@@ -181,8 +186,10 @@ def measured_median(candidate: Candidate) -> float:
 
 
 def value_of(candidate: Candidate) -> float:
-    """Median objective of a candidate; ``inf`` if it was not measured."""
-    return math.inf if candidate.value is None else candidate.value.median
+    """Objective of a candidate, comparable over races where that can be; ``inf`` if it was not measured."""
+    if candidate.value is None:
+        return math.inf
+    return candidate.value.median if candidate.cost is None else candidate.cost
 
 
 def known_value(candidate: Candidate) -> float:

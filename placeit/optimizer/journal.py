@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from placeit.core.errors import FileError, UsageError
 from placeit.core.version import __version__
-from placeit.planning.segments import Plan
+from placeit.optimizer.candidates import Candidate
 from placeit.profiler.cache import are_times
 from placeit.profiler.costs import cost_key
 from placeit.runtime.check import OutputError
-from placeit.runtime.measure import FEWEST, Measurement
+from placeit.runtime.measure import Measurement
 from placeit.session import Session
 from placeit.simulator.objectives import Objective
 
@@ -40,6 +40,7 @@ class Known:
         segment_of: ``int32[G]``, the segment of each group, in topological order.
         samples: seconds of each run.
         values: the objective of each run.
+        cost: the objective, so that it compares with that of others (``Candidate.cost``); None if it does not.
         segment_s: seconds of each segment, ``float64[S]``; None if not known.
         output_error: against the whole model.
     """
@@ -50,25 +51,17 @@ class Known:
     segment_of: NDArray[np.int32]
     samples: Sequence[float]
     values: Sequence[float]
+    cost: float | None
     segment_s: NDArray[np.float64] | None
     output_error: OutputError
 
     @classmethod
-    def of_plan(
-        cls,
-        name: str,
-        placer: str,
-        devices: NDArray[np.int32],
-        plan: Plan,
-        measured: Measurement,
-        value: Measurement,
-        segment_s: NDArray[np.float64] | None,
-        output_error: OutputError,
-    ) -> Known:
-        """Take from a plan which segments it has, and from measurements their samples."""
-        of = plan.segment_of
+    def of_candidate(cls, candidate: Candidate, measured: Measurement, value: Measurement, output_error: OutputError) -> Known:
+        """Take what was measured of a candidate."""
         samples, values = measured.samples.tolist(), value.samples.tolist()
-        return cls(name, placer, devices, of, samples, values, segment_s, output_error)
+        who, plan = (candidate.name, candidate.placer), candidate.plan
+        segment_s, cost = candidate.segment_s, candidate.cost
+        return cls(*who, candidate.groups, plan.segment_of, samples, values, cost, segment_s, output_error)
 
 
 class Journal:
@@ -112,6 +105,7 @@ class Journal:
             "segments": known.segment_of.tolist(),
             "samples": list(known.samples),
             "values": list(known.values),
+            "cost": known.cost,
             "segment_s": None if known.segment_s is None else known.segment_s.tolist(),
             "output_error": known.output_error.to_dict(),
         }
@@ -186,7 +180,7 @@ def _known(found: dict[str, Any], path: Path, number: int, edges: NDArray[np.int
     """Check a record, every part of it."""
     groups, devices = shape
     name, placer, samples, values = (found.get(key) for key in ("name", "placer", "samples", "values"))
-    places, segments, spent = (found.get(key) for key in ("devices", "segments", "segment_s"))
+    places, segments, spent, cost = (found.get(key) for key in ("devices", "segments", "segment_s", "cost"))
     if not (
         isinstance(name, str)
         and isinstance(placer, str)
@@ -194,11 +188,12 @@ def _known(found: dict[str, Any], path: Path, number: int, edges: NDArray[np.int
         and _are_numbers_below(places, groups, devices)
         and _are_numbers_below(segments, groups, groups)
         and isinstance(samples, list)
-        and len(samples) >= FEWEST
+        and len(samples) > 0
         and are_times(samples, len(samples))
         and min(samples) > 0
         and isinstance(values, list)
         and are_times(values, len(samples))
+        and (cost is None or are_times([cost], 1))
     ):
         raise _damaged(path, number)
     of, place = np.array(segments, np.int32), np.array(places, np.int32)
@@ -221,6 +216,7 @@ def _known(found: dict[str, Any], path: Path, number: int, edges: NDArray[np.int
         of,
         samples,
         values,
+        None if cost is None else float(cost),
         None if spent is None else np.array(spent),
         OutputError(float(error["max_abs"]), float(error["max_rel"]), None, error["not_checked"]),
     )

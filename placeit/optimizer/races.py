@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from placeit.core.errors import DeviceError, ExecutionError, PlaceitError
+import numpy as np
+
+from placeit.core.errors import DeviceError, ExecutionError, NoRoomError, PlaceitError
 from placeit.devices.host import free_bytes
 from placeit.optimizer.candidates import Alone, Candidate, Raced
 from placeit.optimizer.journal import Journal, Known
 from placeit.optimizer.runner import Runner
+from placeit.planning.segments import Costs, Plan
+from placeit.profiler.calibration import calibrated
 from placeit.profiler.costs import Progress
-from placeit.runtime.measure import FAILURES, FEWEST, WARMUP, Measurement, Race
+from placeit.runtime.measure import FAILURES, FEWEST, WARMUP, Measurement, Race, faster, summed_up
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.session import Session
 from placeit.simulator.objectives import Objective
 
 __all__ = ["Races", "reason_of"]
 
+_LASTING, _LASTING_SHARE, _SHIFT = 2, 4, 1.5  # a ratio is not steady if it changes so much for 2 rounds and a 4th of them
 _COPIES = 2  # of the weights that there has to be room for before another placement is opened
 
 
@@ -43,6 +49,8 @@ class Races:
         journal: where what is measured is kept; None for nowhere.
         warmup: runs of each candidate before a race that do not count.
         duration: seconds of a race, at most.
+        opening_s: seconds in which executors were opened, which is mostly compiling.
+        running_s: seconds of the rest of all races: runs, and what is done between them.
     """
 
     def __init__(self, session: Session, objective: Objective, deadline: float, seed: int, progress: Progress | None) -> None:
@@ -53,6 +61,8 @@ class Races:
         self.races: list[Raced] = []
         self.journal: Journal | None = None
         self.warmup, self.duration = WARMUP, math.inf
+        self.opening_s = self.running_s = 0.0
+        self._priced: dict[str, tuple[Plan, Plan]] = {}  # plans of candidates, and the same by the session's costs
 
     @property
     def candidates(self) -> list[Candidate]:
@@ -97,9 +107,35 @@ class Races:
             measured, value, error = candidate.measured, candidate.value, candidate.output_error
             if candidate.failed is not None or measured is None or value is None or error is None:
                 continue
-            if len(measured.samples) >= FEWEST:
-                who, groups = (candidate.name, candidate.placer), candidate.groups
-                self.journal.add(Known.of_plan(*who, groups, candidate.plan, measured, value, candidate.segment_s, error))
+            self.journal.add(Known.of_candidate(candidate, measured, value, error))
+
+    def recall(self, name: str, known: Known, plan: Plan) -> None:
+        """Learn of a candidate what an earlier search has measured of the same placement, in segments of its own."""
+        rounds = range(len(known.samples))
+        self.learn_of(
+            name,
+            plan=plan,
+            earlier=True,
+            output_error=known.output_error,
+            measured=summed_up(name, known.samples, rounds),
+            value=summed_up(name, known.values, rounds),
+            cost=known.cost,
+            segment_s=known.segment_s,
+        )
+
+    def calibrated(self) -> Costs:
+        """The session's costs, corrected by what segments really took beside each other."""
+        segmenter = self.session.segmenter  # a candidate's plan may say what corrected costs have already put right
+        runs = []
+        for name, one in self.known.items():
+            if one.segment_s is None or one.value is None or len(one.plan.segments) < 2 or name in self.homes:
+                continue
+            if self._priced.get(name, (None, None))[0] is not one.plan:
+                self._priced[name] = one.plan, segmenter.priced(one.plan)
+            # the machine may have been faster or slower than when the others ran
+            drift = one.cost / one.value.median if self.objective.is_makespan and one.cost is not None else 1.0
+            runs.append((self._priced[name][1], one.segment_s * drift))
+        return calibrated(self.session.costs, runs)
 
     def with_others(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Candidates, and those that race whenever they do."""
@@ -116,12 +152,14 @@ class Races:
         min_rounds: int = 0,
         together: bool = False,
         drop_losers: bool = True,
+        anchor: Candidate | None = None,
+        most: int = sys.maxsize,
     ) -> dict[str, Measurement]:
         """Race candidates against each other in fresh instances, with their outputs checked.
 
         What is found is in :attr:`known`. A candidate that fails, wherever it does, is out, and the others go on. Only what
         races is held open. What finds no room beside the others races afterwards, unless all have to race together: then it is
-        out.
+        out. Beside an anchor that takes part in each of these races, the times of all of them compare (``Candidate.cost``).
 
         Args:
             candidates: who takes part.
@@ -131,43 +169,63 @@ class Races:
             min_rounds: rounds that are run whatever time they take.
             together: whether they are to be compared with each other, by round.
             drop_losers: whether those that are far behind leave early.
+            anchor: who else takes part, or is one of them; left out where nothing finds room beside it.
+            most: how many are open at the same time, the anchor included.
 
         Returns:
-            The objective in the counted runs, by name.
+            The objective in the counted runs of the candidates, by name.
         """
         found: dict[str, Measurement] = {}
         waiting = self.with_others(candidates)
         drop_losers = drop_losers and len(waiting) == len(candidates)  # nobody loses to what is no candidate
-        while waiting:
+        first = [] if anchor is None else [anchor]
+        waiting = [candidate for candidate in waiting if anchor is None or candidate.name != anchor.name]
+        while waiting or first:
             with contextlib.ExitStack() as stack:
+                stack.callback(self._spent, time.perf_counter() - self.opening_s)
                 runners: dict[str, Runner] = {}
                 later: list[Candidate] = []
-                for i, candidate in enumerate(waiting):
-                    name = candidate.name
-                    self.say("compiling segments", i / len(waiting))
+                for i, candidate in enumerate([*first, *waiting]):
+                    self.say("compiling segments", i / (len(first) + len(waiting)))
                     may_wait = bool(runners) and not together
-                    if may_wait and not self.has_room():
+                    if may_wait and (len(runners) >= most or not self.has_room()):
                         later.append(candidate)
                         continue
+                    opening = time.perf_counter()
                     try:
-                        executor = stack.enter_context(self.home(name).executor(candidate.plan))
+                        executor = stack.enter_context(self.home(candidate.name).executor(candidate.plan))
                     except FAILURES as error:
                         if may_wait and isinstance(error, DeviceError | MemoryError):  # there may be room without the others
                             later.append(candidate)
                         else:
-                            self.fail(name, error)
+                            self.fail(candidate.name, error)
                         continue
-                    if self.checked(name, executor):
-                        runners[name] = Runner(executor, self.objective, self.homes.get(name))
+                    finally:
+                        self.opening_s += time.perf_counter() - opening
+                    if self.checked(candidate.name, executor):
+                        runners[candidate.name] = Runner(executor, self.objective, self.homes.get(candidate.name))
                     else:
                         executor.close()
-                waiting = later
+                stuck = len(later) == len(waiting)  # nothing finds room beside the anchor
                 if runners:
-                    found |= self.raced(runners, what, rounds, share, min_rounds, drop_losers)
+                    found |= self.raced(runners, what, rounds, share, min_rounds, drop_losers, anchor)
+            waiting = later
+            if not waiting or stuck or (anchor is not None and self.known[anchor.name].failed is not None):
+                first = []
         return {candidate.name: found[candidate.name] for candidate in candidates if candidate.name in found}
 
+    def _spent(self, begin: float) -> None:
+        self.running_s += time.perf_counter() - self.opening_s - begin
+
     def raced(
-        self, runners: Mapping[str, Runner], what: str, rounds: int, share: float, min_rounds: int, drop_losers: bool
+        self,
+        runners: Mapping[str, Runner],
+        what: str,
+        rounds: int,
+        share: float,
+        min_rounds: int,
+        drop_losers: bool,
+        anchor: Candidate | None = None,
     ) -> dict[str, Measurement]:
         """Race what is open, by the candidates' names; close who leaves."""
 
@@ -182,6 +240,7 @@ class Races:
 
         race = Race(runners, seed=self.seed + len(self.races) + 1, warmup=self.warmup, leave=leave)
         found: dict[str, Measurement] = {}
+        learned: list[str] = []
         try:
             if self.duration < math.inf:
                 race.warm_up()
@@ -199,13 +258,34 @@ class Races:
                 if before is not None and len(measurement.samples) < min(FEWEST, len(before.samples)):
                     continue  # a race that was cut short says less than the one before
                 self.learn_of(name, measured=measurement, value=found[name], race=len(self.races), earlier=False)
+                learned.append(name)
                 if name in race.running:
                     self.learn_of(name, segment_s=runners[name].executor.segment_seconds())
             self.races.append(Raced(what, max((len(result.samples) for result in results.values()), default=0), results))
         for name in race.running:
             self.checked(name, runners[name].executor, after=True)
-        self.keep(list(runners))
-        return {name: value for name, value in found.items() if self.known[name].failed is None}
+        found = {name: value for name, value in found.items() if self.known[name].failed is None}
+        if anchor is not None:
+            self.pair(found, learned, anchor.name)
+        self.keep([name for name in runners if name in learned])
+        return found
+
+    def pair(self, found: Mapping[str, Measurement], learned: Sequence[str], anchor: str) -> None:
+        """Value what was raced by its ratio to the anchor in the same rounds, so that no drift of the machine enters it."""
+        if anchor not in found and not any(one.cost is not None for one in self.known.values()):
+            anchor = min(found, key=lambda name: found[name].median, default=anchor)
+        beside = found.get(anchor)
+        base = math.nan
+        if beside is not None:
+            known = self.known[anchor].cost
+            base = beside.median if known is None else known
+            self.learn_of(anchor, cost=base)
+        for name in (name for name in learned if name in found and name != anchor):
+            value, cost = found[name], None
+            if beside is not None and steady(value, beside):  # or nothing says how fast the machine was meanwhile
+                cost = faster(value, beside).ratio * base
+                cost = cost if math.isfinite(cost) else value.median  # objectives other than time can be zero
+            self.learn_of(name, cost=cost)
 
     def checked(self, name: str, executor: PlanExecutor, *, after: bool = False) -> bool:
         """Whether a candidate runs and its outputs are right; the worst of all checks of its outputs counts."""
@@ -223,8 +303,25 @@ class Races:
 
     def fail(self, name: str, why: BaseException | str) -> None:
         """Put a candidate out: what was measured of it counts no more."""
-        failed = why if isinstance(why, str) else reason_of(why)
-        self.learn_of(name, failed=failed, measured=None, value=None, segment_s=None, race=None, final=False)
+        failed, no_room = why if isinstance(why, str) else reason_of(why), isinstance(why, NoRoomError | MemoryError)
+        nothing = dict.fromkeys(("measured", "value", "cost", "segment_s", "race"))
+        self.learn_of(name, failed=failed, no_room=no_room, final=False, **nothing)
+
+
+def steady(value: Measurement, beside: Measurement) -> bool:
+    """Whether the ratio of two candidates of one race did not change for good from some round on.
+
+    It does if a device that only one of them needs becomes slower or recovers. A single run that is disturbed changes nothing
+    for good.
+    """
+    _, of_value, of_beside = np.intersect1d(value.rounds, beside.rounds, return_indices=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = value.samples[of_value] / beside.samples[of_beside]
+    if not len(ratios):
+        return False
+    least = max(_LASTING, len(ratios) // _LASTING_SHARE)
+    parts = ((ratios[:at], ratios[at:]) for at in range(least, len(ratios) - least + 1))
+    return not any(a.max() * _SHIFT < b.min() or b.max() * _SHIFT < a.min() for a, b in parts)
 
 
 def reason_of(error: BaseException) -> str:

@@ -28,7 +28,6 @@ from placeit.placers.base import is_over
 from placeit.placers.feasibility import fits
 from placeit.placers.registry import parse_placer
 from placeit.planning.segments import Plan, Segmenter
-from placeit.profiler.calibration import calibrated
 from placeit.profiler.costs import Progress
 from placeit.runtime.budget import CHECKS, TRIFLE_S, hopeless, needed
 from placeit.runtime.measure import FAILURES, FEWEST, WARMUP, Measurement, Ratio, faster, summed_up
@@ -128,16 +127,8 @@ class Search(Races):
                 continue
             plan = self.segmenter.merged(known.segment_of, known.devices)
             name = (self.find(known.devices) or self.enter_plan(known.name, known.placer, plan)).name
-            rounds = range(len(known.samples))
-            self.learn_of(
-                name,
-                plan=plan,
-                earlier=True,
-                output_error=known.output_error,
-                measured=summed_up(name, known.samples, rounds),
-                value=summed_up(name, known.values, rounds),
-                segment_s=known.segment_s,
-            )
+            if len(known.samples) >= FEWEST:
+                self.recall(name, known, plan)
 
     def singles(self, *, plain: bool = True) -> None:
         """Enter each single-device placement, and what one would do without placeit."""
@@ -331,13 +322,7 @@ class Search(Races):
 
     def learn(self) -> None:
         """Correct the costs by what segments really took beside each other."""
-        profiled = self.session.segmenter  # a candidate's plan may say what corrected costs have already put right
-        runs = [
-            (profiled.priced(one.plan), one.segment_s)
-            for one in self.candidates
-            if one.segment_s is not None and len(one.plan.segments) > 1 and one.name not in self.homes
-        ]
-        self.segmenter = Segmenter(self.session.grouping, calibrated(self.session.costs, runs))
+        self.segmenter = Segmenter(self.session.grouping, self.calibrated())
 
     def confirm(self) -> Decision:
         """Select the best single device and the best placement over several, then decide between the two.

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.backends.base import checked_inputs
-from placeit.core.errors import DeviceError, ExecutionError, UsageError
+from placeit.core.errors import DeviceError, ExecutionError, NoRoomError, UsageError
 from placeit.core.units import format_quantity
 from placeit.planning.segments import Plan
 from placeit.runtime.accelerators.accelerator import HOST, Accelerator, View
@@ -312,7 +312,7 @@ class StreamExecutor:
             free = self._accelerator.free_bytes(device)
             workspace = max((program.workspace_bytes(free - weights - buffers) for program in programs), default=0)
             if weights + buffers + workspace > free:
-                raise DeviceError(
+                raise NoRoomError(
                     f"The plan does not fit on {name}: it needs {_bytes(weights)} for weights, {_bytes(buffers)} for "
                     f"the tensors of {requests} request(s) in flight and {_bytes(workspace)} to work in, and "
                     f"{_bytes(free)} are free. Place fewer ops there, keep fewer requests in flight, or free memory that "

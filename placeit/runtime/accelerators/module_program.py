@@ -15,7 +15,7 @@ from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
 from placeit.backends.torch.memory import peak_bytes
-from placeit.core.errors import DeviceError
+from placeit.core.errors import NoRoomError
 from placeit.core.units import about_bytes
 
 __all__ = ["ModuleProgram"]
@@ -69,7 +69,7 @@ class ModuleProgram:
         return sum(tensor.nbytes for tensor in self._tensors.values() if _weight(tensor, place) not in _copies)
 
     def load(self, place: object) -> LoadedModule:
-        """Copy the weights to a device. Raises DeviceError if they do not fit."""
+        """Copy the weights to a device. Raises NoRoomError if they do not fit."""
         assert isinstance(place, torch.device)  # noqa: S101 (what TorchAccelerator.place returns)
         if place.type == "cpu":
             return LoadedModule(self._module, self._module)
@@ -81,7 +81,7 @@ class ModuleProgram:
                     there = _copies[_weight(tensor, place)] = tensor.detach().to(place, copy=True)
                 moved[key] = there
         except torch.OutOfMemoryError as error:
-            raise DeviceError(f"{place} is out of memory for {about_bytes(self.weight_bytes(place))} of weights.") from error
+            raise NoRoomError(f"{place} is out of memory for {about_bytes(self.weight_bytes(place))} of weights.") from error
         if place.type != "meta":
             torch.get_device_module(place).synchronize(place)  # weights come by the default stream, which no other waits for
         # every reference to a weight in the copy becomes one to its copy on the device

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from placeit.core.cluster import Device
-from placeit.core.errors import DeviceError, ExecutionError, PlaceitError, first_line
+from placeit.core.errors import DeviceError, ExecutionError, NoRoomError, PlaceitError, first_line
 from placeit.runtime.accelerators.accelerator import HOST, Inbox, LoadedProgram, Replay, Streams, Token
 from placeit.runtime.accelerators.host_stream import HostEvent, HostStream
 from placeit.runtime.accelerators.module_program import ModuleProgram
@@ -376,7 +376,7 @@ class _Errors:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
         if isinstance(error, torch.OutOfMemoryError):
             first = ". ".join(str(error).split(". ")[:2])  # what was asked for; the rest is advice on PyTorch's allocator
-            raise DeviceError(
+            raise NoRoomError(
                 f"{self._device} is out of memory ({first}). Place fewer ops there, keep fewer requests in flight, or free "
                 "memory that other processes use."
             ) from error

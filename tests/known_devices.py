@@ -1,9 +1,9 @@
-"""Devices on which every group has a time of its own, so that one can see whose time a profile gives to whom."""
+"""Devices on which every group has a time of its own, so that one can see whose time is given to whom."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.cluster import Device
+from placeit.core.errors import ExecutionError
 from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, Program, SegmentSource
 from placeit.runtime.devices.kinds import DeviceKind
 from placeit.runtime.devices.worker import Worker
@@ -32,6 +33,8 @@ class Truth:
         lacking: ops that a device cannot run.
         read: for each byte that another device wrote.
         gap: from the end of a segment to the start of the next, by the devices of both.
+        speed: how many times as long all of it takes on a device at a moment.
+        broken: whether an op fails on a device at a moment.
     """
 
     core: Mapping[str, tuple[float, ...]]
@@ -40,6 +43,8 @@ class Truth:
     lacking: Mapping[int, set[str]] = field(default_factory=dict)
     read: tuple[float, ...] = (0.0, 0.0, 0.0)
     gap: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    speed: Callable[[int, float], float] = lambda device, now: 1.0
+    broken: Callable[[str, int, float], bool] = lambda op, device, now: False
     now: float = 0.0
     last: int = -1
     begun: NDArray[np.int64] = field(default_factory=lambda: np.zeros(3, np.int64))
@@ -121,9 +126,11 @@ class _Device:
                 seconds += sum(known.load[op][d] for op in instance.ops)
             far = [buffer for buffer in instance.read.values() if getattr(buffer, "writer", -1) not in (-1, d)]
             seconds += known.read[d] * sum(buffer.nbytes for buffer in far)
+            seconds *= known.speed(d, known.now)
+            failing = [op for op in instance.ops if known.broken(op, d, known.now)]
             begin = known.now + known.gap.get((known.last, d), 0.0)
             known.now, known.last = begin + seconds, d
-        done(begin, begin + seconds, None)
+        done(begin, begin + seconds, ExecutionError(f"{failing[0]} failed on {self.name}.") if failing else None)
 
     def close(self) -> None:
         self._worker.close()

@@ -1,0 +1,401 @@
+"""A cost function whose values are measured: the same call as a simulated one, for any placer and any training."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from placeit.core.errors import ExecutionError, PlacementError, UsageError
+from placeit.core.placement import Placement
+from placeit.optimizer.candidates import Candidate
+from placeit.optimizer.journal import open_journal
+from placeit.optimizer.races import Races
+from placeit.planning.segments import Costs, Plan, Segmenter
+from placeit.profiler.costs import Progress
+from placeit.runtime.budget import HOPELESS
+from placeit.runtime.measure import Measurement, Ratio, faster
+from placeit.session import Session
+from placeit.simulator.objectives import get_objective
+
+__all__ = ["MeasuredCost", "Outcome", "Winner"]
+
+_LOG = logging.getLogger(__name__)
+
+_AT_ONCE = 8  # plans that are open at the same time, the anchor included
+_RIVALS = 3  # most plans that are raced once more at a time, since they look better than the incumbent
+_BETTER = 0.99  # of the incumbent's, from which on something looks better
+_MORE = 2  # times as many rounds for those
+_GROWN = 1.1  # times as many races as before, from which on costs are calibrated once more
+
+Source: TypeAlias = Literal["measured", "estimated", "failed", "dropped", "infeasible"]
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What a placement came to.
+
+    Attributes:
+        devices: ``int32[G]``, the device of each group.
+        value: the objective: seconds, or joules. NaN if the placement failed or its measurement was dropped, ``inf`` if it does
+            not fit.
+        source: where the value is from: ``measured``; ``estimated``, by the calibrated simulator, and never run; ``failed``, at
+            any point, or with wrong outputs; ``dropped``, as something other than the placement was at fault or there was no
+            time: it is measured when it is asked about again; ``infeasible``: it breaks a limit of the devices.
+        reason: why it is not measured; of what is measured, why its value is its plain median. None where there is nothing to
+            say.
+        measured: seconds of the runs as they were, with what the machine did meanwhile; None if there are none.
+    """
+
+    devices: NDArray[np.int32]
+    value: float
+    source: Source
+    reason: str | None = None
+    measured: Measurement | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Winner:
+    """The best placement of a last race.
+
+    Attributes:
+        outcome: what was known of it before.
+        placement: of the model's ops, with its segments.
+        measured: seconds in the last race, with their interval.
+        value: the objective in the same runs.
+        ratio: its objective over that of the second best in the same rounds, with its interval; None if there was no other.
+    """
+
+    outcome: Outcome
+    placement: Placement
+    measured: Measurement
+    value: Measurement
+    ratio: Ratio | None
+
+
+class MeasuredCost:
+    """Values placements of a session's groups by running them: ``cost(int32[B, G]) -> float64[B]``, seconds.
+
+    A value is NaN if the placement failed and ``inf`` if it does not fit; :meth:`outcomes` has the reason. Each plan is
+    measured once, in a race with others and with the incumbent, the best so far: its value is its time over the incumbent's in
+    the same rounds, times the incumbent's value. So values compare however fast the machine was meanwhile. The first incumbent
+    is the single device of least simulated time. What looks better than the incumbent is raced once more before it takes its
+    place.
+
+    Segments are compiled before the clock starts, with nothing else running; a few plans are open at a time. Outputs are
+    checked before and after the runs.
+
+    Args:
+        session: a model on real devices, profiled (:meth:`placeit.Session.profile`). It stays open while this is used.
+        objective: what is measured: ``latency``, ``total-cost`` or ``energy``.
+        journal: a file with what has been measured, if it is there: it is taken over, and all that is measured is added before
+            anything else is done, so that a process that is killed loses one batch at most. ``optimize`` can resume from it.
+        rounds: runs of each plan, after one for warming up.
+        hopeless: what the calibrated simulator expects to be more than so many times as bad as the incumbent is not run; its
+            value is the expected one, and its ``source`` says so. None to run everything.
+        deadline: from when on nothing is measured any more, by ``time.perf_counter()``. It is exceeded by one plan at most.
+        seed: decides the order within rounds.
+        progress: told what is being done.
+
+    Raises:
+        UsageError: a device exists in simulation only, nothing is profiled, the objective is not known, or the journal is of
+            something else.
+        FileError: the journal cannot be read or written.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        objective: str = "latency",
+        *,
+        journal: str | Path | None = None,
+        rounds: int = 5,
+        hopeless: float | None = HOPELESS,
+        deadline: float = math.inf,
+        seed: int = 0,
+        progress: Progress | None = None,
+    ) -> None:
+        wanted = get_objective(objective, session.cluster)
+        if not session.executable:
+            raise UsageError("Devices that are only described run nothing, so there is nothing to measure.")
+        if rounds < 1 or (hopeless is not None and not hopeless > 1):
+            raise UsageError(f"'rounds' is at least 1 and 'hopeless' more than 1; got {rounds} and {hopeless}.")
+        self._segmenter = session.segmenter
+        self._problem = self._segmenter.problem()
+        self._races = Races(session, wanted, deadline, seed, progress)
+        self._races.warmup = 1
+        self._rounds, self._hopeless = rounds, hopeless
+        self._measured = 0  # plans, by this process
+        self._names: dict[bytes, str] = {}  # of candidates, by placement and by plan
+        self._outcomes: dict[str, Outcome] = {}
+        self._sound: set[str] = set()  # candidates that may be the incumbent: they were raced twice, or were the first
+        self._estimator = 0, self._segmenter  # with calibrated costs, and of how many races they know
+        if journal is not None:
+            self._resume(Path(journal))
+
+    def __call__(self, placements: ArrayLike) -> NDArray[np.float64]:
+        """Return the values of placements, ``int32[B, G] -> float64[B]``. Raises as :meth:`outcomes`."""
+        return np.array([outcome.value for outcome in self.outcomes(placements)])
+
+    def outcomes(self, placements: ArrayLike) -> list[Outcome]:
+        """Measure what has not been measured, and return what each placement, a row of ``int32[B, G]``, came to.
+
+        Raises:
+            PlacementError: a placement has the wrong length, or an unknown device.
+            KeyboardInterrupt: Ctrl-C; what was measured in earlier batches is kept.
+        """
+        rows = self._in_range(placements)
+        names = [self._name_of(row) for row in rows]
+        waiting = list(dict.fromkeys(name for name in names if name is not None and not self._is_known(name)))
+        if self._hopeless is not None:
+            waiting.sort(key=self._expected)
+        while waiting:
+            batch: list[str] = []
+            most = self._affordable()
+            while waiting and len(batch) < most:
+                if not self._is_hopeless(name := waiting.pop(0)):
+                    batch.append(name)
+            if batch:
+                self._measure(batch)
+                self._challenge()
+            for name in waiting if most < 1 else ():
+                self._drop(name, "There was no time left.")
+            waiting = waiting if most else []
+        return [self._infeasible(row) if name is None else self._outcomes[name] for row, name in zip(rows, names, strict=True)]
+
+    @property
+    def tried(self) -> list[Outcome]:
+        """Outcomes of all plans so far, in the order in which they were first asked about; those that do not fit left out."""
+        return [self._outcomes[name] for name in self._races.known if name in self._outcomes]
+
+    @property
+    def failures(self) -> list[Outcome]:
+        """Those that failed or found no room, with their reasons."""
+        return [outcome for outcome in self.tried if outcome.source in ("failed", "infeasible")]
+
+    @property
+    def incumbent(self) -> Outcome | None:
+        """The best that has been measured; None before anything was."""
+        best = self._best()
+        return None if best is None else self._outcomes[best.name]
+
+    @property
+    def samples(self) -> int:
+        """Timed runs of this process, those of incumbents included, in which they were what others were compared with."""
+        return sum(len(measured.samples) for race in self._races.races for measured in race.measured.values())
+
+    @property
+    def compile_s(self) -> float:
+        """Seconds that were spent compiling and opening plans."""
+        return self._races.opening_s
+
+    @property
+    def run_s(self) -> float:
+        """Seconds that were spent running them: checks, warm-up, rounds."""
+        return self._races.running_s
+
+    def calibrated(self) -> Costs:
+        """The session's costs, corrected by all that has been measured; :class:`Segmenter` makes a problem of them."""
+        return self._races.calibrated()
+
+    def winner(self, few: int = 3, rounds: int = 25) -> Winner:
+        """Race the best few against each other once more, whatever the deadline, and return the best of that race.
+
+        What made them look good does not count: the answer's interval is that of new runs.
+
+        Args:
+            few: how many take part.
+            rounds: runs of each.
+
+        Raises:
+            UsageError: nobody is to take part, or no rounds.
+            ExecutionError: nothing was measured, or all of them failed.
+        """
+        if few < 1 or rounds < 1:
+            raise UsageError(f"A last race takes at least one placement and one round; got {few} and {rounds}.")
+        races = self._races
+        names = [name for name, one in self._outcomes.items() if one.source == "measured"]
+        names = sorted(names, key=lambda name: self._outcomes[name].value)[:few]
+        if not names:
+            raise ExecutionError("Nothing has been measured, so nothing can be the best.")
+        best = [races.known[name] for name in names]
+        found = self._race(best, best[0], rounds, "measuring the best once more", min_rounds=rounds)
+        names = sorted((name for name in found if self._outcomes[name].source == "measured"), key=self._value)
+        if not names:
+            reasons = (f"{name}: {self._outcomes[name].reason}" for name in names)
+            raise ExecutionError(" ".join(["Nothing of what was measured could be run once more.", *reasons]))
+        first, won = names[0], races.known[names[0]]
+        rivals = [name for name in names[1:] if len(np.intersect1d(found[name].rounds, found[first].rounds))]
+        ratio = faster(found[first], found[rivals[0]]) if rivals else None
+        measured = next(race.measured[first] for race in reversed(races.races) if first in race.measured)
+        return Winner(self._outcomes[first], won.placement, measured, found[first], ratio)
+
+    def _in_range(self, placements: ArrayLike) -> list[NDArray[np.int32]]:
+        rows = np.asarray(placements)
+        groups, devices = self._problem.compute.shape
+        if rows.ndim != 2 or rows.shape[1] != groups or rows.dtype.kind not in "iu":
+            raise PlacementError(
+                f"Placements of these groups are rows of {groups} device numbers; got shape {rows.shape}, {rows.dtype}."
+            )
+        if rows.size and not 0 <= rows.min() <= rows.max() < devices:
+            raise PlacementError(f"A placement uses device numbers 0..{devices - 1}; got {rows.min()}..{rows.max()}.")
+        return [np.array(row, np.int32) for row in rows]
+
+    def _resume(self, path: Path) -> None:
+        """Take over what a journal knows."""
+        journal = open_journal(path, self._races.session, self._races.objective)
+        for known in journal.known:  # the last that is known of a plan counts
+            if known.cost is not None and self._refused(known.devices) is None:
+                plan = self._segmenter.merged(known.segment_of, known.devices)
+                name = self._enter(plan, known.placer)
+                self._races.recall(name, known, plan)
+                self._sound.add(name)
+                self._conclude(name)
+        self._races.journal = journal
+
+    def _refused(self, row: NDArray[np.int32]) -> str | None:
+        """Why a placement does not fit; None if it does."""
+        try:
+            self._problem.check(row)
+        except PlacementError as error:
+            return str(error)
+        return None
+
+    def _infeasible(self, row: NDArray[np.int32]) -> Outcome:
+        return Outcome(row, math.inf, "infeasible", self._refused(row))
+
+    def _name_of(self, row: NDArray[np.int32]) -> str | None:
+        """The candidate of a placement; None if the placement does not fit."""
+        key = b"placement" + row.tobytes()
+        if key not in self._names:
+            if self._refused(row) is not None:
+                return None
+            self._names[key] = self._enter(self._segmenter.plan(row), "given")
+        return self._names[key]
+
+    def _enter(self, plan: Plan, placer: str) -> str:
+        devices = plan.placement[plan.segment_of]
+        key = b"plan" + plan.segment_of.tobytes() + devices.tobytes()
+        if key not in self._names:
+            name, schedule = f"placement {len(self._races.known) + 1}", plan.schedule
+            simulated = schedule.makespan, self._races.objective.of_schedule(schedule)
+            self._races.enter(Candidate(name, placer, plan, self._races.session.placing, *simulated))
+            self._names[key] = name
+        return self._names[key]
+
+    def _is_known(self, name: str) -> bool:
+        return name in self._outcomes and self._outcomes[name].source in ("measured", "failed", "infeasible")
+
+    def _expected(self, name: str) -> float:
+        """The objective of a candidate by calibrated costs: by those of the last time that much more had become known."""
+        known, segmenter = self._estimator
+        if (races := len(self._races.races)) > known * _GROWN:
+            segmenter = Segmenter(self._races.session.grouping, self.calibrated())
+            self._estimator = races, segmenter
+        return self._races.objective.of_schedule(segmenter.priced(self._races.known[name].plan).schedule)
+
+    def _is_hopeless(self, name: str) -> bool:
+        """Whether a candidate is not worth a run; if so, remember what is expected of it."""
+        best = self._best()
+        if self._hopeless is None or best is None or best.cost is None:
+            return False
+        expected = self._expected(name)
+        if hopeless := expected > self._hopeless * best.cost > 0:
+            why = f"It was not run: {expected / best.cost:.1f} times the incumbent's is expected."
+            self._outcomes[name] = Outcome(self._races.known[name].groups, expected, "estimated", why)
+        return hopeless
+
+    def _affordable(self) -> int:
+        """How many plans there is time for, of one batch."""
+        left, each = self._races.left(), (self.compile_s + self.run_s) / max(1, self._measured)
+        return 0 if left <= 0 else max(1, int(min(_AT_ONCE - 1, left / max(each, 1e-9))))
+
+    def _value(self, name: str) -> float:
+        return self._outcomes[name].value
+
+    def _best(self) -> Candidate | None:
+        """The incumbent: among those that were raced twice, if one of them still runs."""
+        able = [one for one in self._races.known.values() if one.cost is not None]
+        sound = [one for one in able if one.name in self._sound]
+        return min(sound or able, key=lambda one: one.cost or 0.0, default=None)
+
+    def _anchor(self) -> Candidate | None:
+        """What a race is measured by: the incumbent, or at first the single device of least simulated time."""
+        if (best := self._best()) is not None:
+            return best
+        groups = len(self._problem)
+        names = [self._name_of(np.full(groups, d, np.int32)) for d in self._problem.single_devices]
+        singles = [self._races.known[name] for name in names if name is not None and not self._is_known(name)]
+        return min(singles, key=lambda one: one.plan.schedule.makespan, default=None)
+
+    def _measure(self, names: Sequence[str]) -> None:
+        """Race candidates beside the incumbent, and conclude what they came to."""
+        races, anchor = self._races, self._anchor()
+        anchor = races.known[names[0]] if anchor is None else anchor
+        self._race([races.known[name] for name in names], anchor, self._rounds, f"measuring {len(names)} placements")
+        self._measured += len(names)
+        if not self._sound and (best := self._best()) is not None:
+            self._sound.add(best.name)
+
+    def _challenge(self) -> None:
+        """Race what looks better than the incumbent once more: looking good among many is a matter of luck as well."""
+        while (best := self._best()) is not None and best.cost is not None and self._races.left() > 0:
+            bound = _BETTER * best.cost
+            fresh = (one for name, one in self._races.known.items() if name in self._outcomes and name not in self._sound)
+            rivals = [one for one in fresh if one.cost is not None and one.cost < bound]
+            if not rivals:
+                return
+            rivals = sorted(rivals, key=lambda one: one.cost or 0.0)[:_RIVALS]
+            self._race(rivals, best, _MORE * self._rounds, "measuring what looks better once more")
+            self._sound |= {one.name for one in rivals}
+
+    def _race(
+        self, candidates: Sequence[Candidate], anchor: Candidate, rounds: int, what: str, *, min_rounds: int = 1
+    ) -> dict[str, Measurement]:
+        """Race candidates beside an anchor, and remember what they came to; what happened to the anchor is not their fault."""
+        races = self._races
+        found = races.race(
+            candidates, what, rounds=rounds, share=1.0, min_rounds=min_rounds, drop_losers=False, anchor=anchor, most=_AT_ONCE
+        )
+        failed = races.known[anchor.name].failed
+        if failed is not None:
+            why = f"What it was compared with failed in the same race: {failed}"
+            for one in candidates:
+                if one.name != anchor.name and races.known[one.name].cost is None:
+                    races.enter(one)  # as it was before
+                    self._drop(one.name, why)
+            if not found and anchor.cost is not None:  # nothing runs any more
+                races.enter(anchor)
+        for one in (anchor, *candidates):
+            if failed is None or races.known[one.name] is not one:
+                self._conclude(one.name, anchor.name)
+        return found
+
+    def _drop(self, name: str, why: str) -> None:
+        _LOG.warning("The measurement of a placement is dropped. %s", why)
+        self._outcomes[name] = Outcome(self._races.known[name].groups, math.nan, "dropped", why)
+
+    def _conclude(self, name: str, anchor: str | None = None) -> None:
+        """Remember what a candidate came to, as far as it is known now."""
+        one = self._races.known[name]
+        if one.failed is not None:
+            self._outcomes[name] = (
+                Outcome(one.groups, math.inf, "infeasible", one.failed)
+                if one.no_room
+                else Outcome(one.groups, math.nan, "failed", one.failed)
+            )
+        elif one.cost is not None:
+            self._outcomes[name] = Outcome(one.groups, one.cost, "measured", None, one.measured)
+        elif one.value is not None and one.race is not None and anchor not in self._races.races[one.race].measured:
+            why = "It finds no room beside the incumbent, so its value is that of its own runs."
+            self._outcomes[name] = Outcome(one.groups, one.value.median, "measured", why, one.measured)
+        else:
+            self._drop(
+                name, "Its time over that of the incumbent changed for good while it ran: a device became slower, or faster."
+            )

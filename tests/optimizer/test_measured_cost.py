@@ -1,0 +1,415 @@
+"""Costs that are measured: each placement gets its own time, whatever the machine does, and nothing that failed gets one."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from broken_executors import NO_ROOM, Wrapped
+from known_devices import EMPTY_S, Truth, truth
+from numpy.typing import NDArray
+from small_models import random_model
+
+from placeit import MeasuredCost
+from placeit.core.address import Address
+from placeit.core.cluster import Cluster, Device
+from placeit.core.errors import ExecutionError, FileError, NoRoomError, PlacementError, UsageError
+from placeit.optimizer.races import Races
+from placeit.profiler.cache import Cache
+from placeit.runtime.check import OutputError
+from placeit.runtime.devices import kinds
+from placeit.session import Session
+
+MODEL = random_model(3, 9)
+OPS = [name for name, kind in zip(MODEL.graph.names, MODEL.graph.kinds, strict=True) if kind not in ("Parameter", "Result")]
+DEVICES = 3
+
+
+class Virtual(Wrapped):
+    """An executor whose runs take the time that its devices say, and that counts how many are open."""
+
+    open = most = 0
+
+    def __init__(self, executor: Any) -> None:
+        super().__init__(executor)
+        self.closed = False
+        Virtual.open += 1
+        Virtual.most = max(Virtual.most, Virtual.open)
+
+    def close(self) -> None:
+        Virtual.open -= not self.closed
+        self.closed = True
+        self.executor.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def time(self) -> float:
+        self.executor.time()
+        spans = self.executor.spans()
+        return float(max(span.finish for span in spans) - min(span.start for span in spans)) or EMPTY_S
+
+
+def times(rng: np.random.Generator, scale: float) -> dict[str, tuple[float, ...]]:
+    """Different for every op and device."""
+    table = scale * rng.uniform(1, 8, (len(OPS), DEVICES))
+    return dict(zip(OPS, map(tuple, table.tolist()), strict=True))
+
+
+def virtual(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let sessions run on devices of known times, whose outputs nobody looks at."""
+    original = Session.executor
+    monkeypatch.setitem(kinds._KINDS, "known", "known_devices:KIND")
+    monkeypatch.setattr(Session, "executor", lambda *args, **options: Virtual(original(*args, **options)))
+    monkeypatch.setattr(Session, "check_outputs", lambda *_, **__: OutputError(0.0, 0.0))
+
+
+def opened(cache: Cache | None, **fields: Any) -> Session:
+    devices = (Device(f"d{d}", "known", Address(f"d{d}"), **fields) for d in range(DEVICES))
+    return Session(MODEL, Cluster(tuple(devices)), cache=cache)
+
+
+def known_truth() -> Truth:
+    rng = np.random.default_rng(7)
+    return Truth(times(rng, 1e-3), times(rng, 1e-4), lacking={2: {OPS[4]}})
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    virtual(monkeypatch)
+    truth.append(known_truth())
+    with opened(_costs(tmp_path_factory)) as session:
+        session.profile(budget_s=60)
+        Virtual.open = Virtual.most = 0
+        yield session
+    truth.clear()
+
+
+def _costs(factory: pytest.TempPathFactory) -> Cache:
+    """A cache of these tests' own: in others the same devices take other times."""
+    return Cache(factory.getbasetemp() / "known-costs")
+
+
+def placements(session: Session, count: int, seed: int = 0, devices: int = 2) -> NDArray[np.int32]:
+    """Different ones, on the devices that can run everything, unless the third is asked for as well."""
+    rng, groups = np.random.default_rng(seed), len(session.grouping.groups)
+    rows: dict[bytes, NDArray[np.int32]] = {}
+    while len(rows) < count:
+        row = rng.integers(devices, size=groups).astype(np.int32)
+        rows[row.tobytes()] = row
+    return np.stack(list(rows.values()))
+
+
+def true_seconds(session: Session, row: NDArray[np.int32]) -> float:
+    """What a placement takes: devices of known times work one after the other."""
+    total, names, plan = 0.0, session.grouping.graph.names, session.segmenter.plan(row)
+    for segment in plan.programs:
+        ops = [
+            names[v] for v in np.flatnonzero(np.isin(session.grouping.group_of, segment.groups)) if names[v] in truth[0].core
+        ]
+        total += EMPTY_S + sum(truth[0].core[op][segment.device] for op in ops)
+        total += truth[0].cut[ops[0]][segment.device] if len(ops) == 1 else 0.0
+    return total
+
+
+def test_each_placement_gets_its_own_time_however_fast_the_machine_is_meanwhile(session: Session) -> None:
+    factors = (1.0, 2.0, 0.6, 1.6, 0.8)
+    truth[0] = dataclasses.replace(truth[0], now=0.0, speed=lambda _, now: factors[int(now / 12) % 5])
+    rows = placements(session, 40)
+    cost = MeasuredCost(session, hopeless=None)
+    values = np.concatenate([cost(rows[:13]), cost(rows[13:15]), cost(rows[15:])])
+    true = np.array([true_seconds(session, row) for row in rows])
+    assert len(np.unique(true)) == len(true)
+    np.testing.assert_allclose(values / values[0], true / true[0], rtol=1e-3)
+    raw = np.array([outcome.measured.median for outcome in cost.outcomes(rows) if outcome.measured is not None])
+    assert max(raw / true) > 2 * min(raw / true)  # as the clock saw them
+    assert cost.incumbent is not None
+    assert cost.incumbent.value == min(outcome.value for outcome in cost.tried)
+    assert Virtual.most == 8
+    assert Virtual.open == 0
+
+
+def test_a_plan_is_measured_once_wherever_it_is_asked_about(session: Session) -> None:
+    cost, rows = MeasuredCost(session, hopeless=None), placements(session, 6)
+    first = cost(rows)
+    runs, now = cost.samples, truth[0].now
+    order = np.array([5, 0, 0, 3, 5, 1])
+    np.testing.assert_array_equal(cost(rows[order]), first[order])
+    assert cost(np.empty((0, rows.shape[1]), np.int32)).shape == (0,)
+    assert (cost.samples, truth[0].now) == (runs, now)
+    assert {outcome.source for outcome in cost.outcomes(rows)} == {"measured"}
+    assert cost.compile_s > 0
+    assert cost.run_s > 0
+
+
+def test_what_fails_is_nan_with_its_reason_and_what_does_not_fit_is_infinite(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    op = session.grouping.groups.names[3]
+    (name,) = [v for v in OPS if v == op] or [OPS[3]]
+    group = int(session.grouping.group_of[session.grouping.graph.index[name]])
+    lacking = int(session.grouping.group_of[session.grouping.graph.index[OPS[4]]])
+    truth[0] = dataclasses.replace(truth[0], broken=lambda op, d, _: (op, d) == (name, 1))
+    rows = placements(session, 6)
+    rows[:, group] = [1, 0, 0, 1, 0, 0]
+    rows[4, lacking] = 2
+    cost = MeasuredCost(session, hopeless=None)
+    values = cost(rows)
+    assert np.isnan(values).tolist() == [True, False, False, True, False, False]
+    assert np.isinf(values).tolist() == [False, False, False, False, True, False]
+    found = cost.outcomes(rows)
+    assert [one.source for one in found] == ["failed", "measured", "measured", "failed", "infeasible", "measured"]
+    assert f"{name} failed on d1" in str(found[0].reason)
+    assert "cannot run on d2" in str(found[4].reason)
+    assert {one.reason for one in cost.failures} == {found[0].reason, found[3].reason}
+    runs = cost.samples
+    cost(rows)
+    assert cost.samples == runs  # what failed is not tried again
+
+    original = Session.executor
+
+    def full(self: Session, plan: Any, **options: Any) -> Any:
+        if plan.placement[plan.segment_of][group] == 1:
+            raise NoRoomError(NO_ROOM)
+        return original(self, plan, **options)
+
+    monkeypatch.setattr(Session, "executor", full)
+    fresh = MeasuredCost(session, hopeless=None)
+    assert np.isinf(fresh(rows)).tolist() == [True, False, False, True, True, False]
+    assert fresh.outcomes(rows)[0].reason == NO_ROOM
+
+
+def test_wrong_outputs_have_no_time(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = placements(session, 3)
+
+    def check(self: Session, executor: Any, *, after: bool = False) -> OutputError:
+        plan = executor.plan
+        return OutputError(1.0, 1.0) if np.array_equal(plan.placement[plan.segment_of], rows[1]) else OutputError(0.0, 0.0)
+
+    monkeypatch.setattr(Session, "check_outputs", check)
+    found = MeasuredCost(session, hopeless=None).outcomes(rows)
+    assert [one.source for one in found] == ["measured", "failed", "measured"]
+    assert math.isnan(found[1].value)
+    assert "outputs are wrong" in str(found[1].reason)
+
+
+def test_a_device_that_dies_drops_measurements_and_they_are_made_when_it_is_back(session: Session) -> None:
+    rows = placements(session, 12)
+    cost = MeasuredCost(session, hopeless=None)
+    assert np.isfinite(cost(rows[:4])).all()
+    truth[0] = dead = dataclasses.replace(truth[0], broken=lambda *_: True)
+    found = cost.outcomes(rows)
+    assert [one.source for one in found] == ["measured"] * 4 + ["dropped"] * 8
+    assert np.isnan([one.value for one in found[4:]]).all()
+    assert "failed in the same race" in str(found[5].reason)
+    assert cost.failures == []
+    truth[0] = dataclasses.replace(dead, broken=lambda *_: False)
+    true = np.array([true_seconds(session, row) for row in rows])
+    values = cost(rows)
+    np.testing.assert_allclose(values / values[0], true / true[0], rtol=1e-6)
+
+
+def test_a_device_that_becomes_slow_while_it_is_measured_drops_what_ran_there(session: Session) -> None:
+    rows = placements(session, 3)
+    slow: list[float] = [math.inf]
+    truth[0] = dataclasses.replace(truth[0], speed=lambda d, now: 4.0 if d == 1 and now >= slow[0] else 1.0)
+
+    def progress(what: str, share: float) -> None:
+        if what.startswith("measuring") and 0.5 < share < 0.7:  # after the third of five rounds
+            slow[0] = min(slow[0], truth[0].now)
+
+    cost = MeasuredCost(session, hopeless=None, progress=progress)
+    groups = rows.shape[1]
+    rows[0] = 0
+    rows[1] = 1
+    first = [one.source for one in cost.outcomes(rows[:2])]
+    anchor = cost.tried[0] if first[0] == "measured" else cost.tried[1]
+    assert sorted(first) == ["dropped", "measured"]
+    assert anchor.devices.tolist() in ([0] * groups, [1] * groups)
+    (lost,) = [one for one in cost.outcomes(rows[:2]) if one.value != anchor.value]
+    assert lost.source == "measured"  # it is asked about again, and is slow from the first round on
+
+
+def test_what_is_hopeless_is_not_run_and_says_so(session: Session) -> None:
+    slower = np.array([1.0, 30.0, 1.0])
+    core = {op: tuple(slower * seconds) for op, seconds in truth[0].core.items()}
+    truth[0] = dataclasses.replace(truth[0], core=core)
+    session._costs = dataclasses.replace(session.costs, core=session.costs.core * slower)
+    rows = placements(session, 8)
+    rows[0] = 0
+    rows[1] = 1
+    cost = MeasuredCost(session)
+    found = cost.outcomes(rows)
+    assert found[0].source == "measured"
+    assert found[1].source == "estimated"
+    assert found[1].measured is None
+    assert found[1].value > 5 * found[0].value
+    assert "was not run" in str(found[1].reason)
+    assert MeasuredCost(session, hopeless=None).outcomes(rows[:2])[1].source == "measured"
+
+
+def test_measured_segments_calibrate_the_costs_whatever_the_speed_of_the_machine(session: Session) -> None:
+    before = session.costs.core.copy()
+
+    def speed(device: int, now: float) -> float:
+        return (2.0 if device == 1 else 1.0) * (1.0 if now < 6 else 3.0)
+
+    truth[0] = dataclasses.replace(truth[0], now=0.0, speed=speed)
+    cost = MeasuredCost(session, hopeless=None)
+    cost(placements(session, 20))
+    computing = before[:, 0] > 0
+    factor = cost.calibrated().core[computing, :2] / before[computing, :2]
+    assert np.median(factor[:, 1] / factor[:, 0]) == pytest.approx(2.0, rel=0.05)
+    assert np.median(factor[:, 0]) == pytest.approx(1.0, rel=0.15)  # as fast as the machine was at first
+
+
+def test_the_best_are_raced_once_more_and_the_best_placement_is_the_answer(session: Session) -> None:
+    rows = placements(session, 12)
+    cost = MeasuredCost(session, hopeless=None)
+    with pytest.raises(ExecutionError, match="Nothing has been measured"):
+        cost.winner()
+    cost(rows)
+    true = {outcome.value: true_seconds(session, outcome.devices) for outcome in cost.tried}
+    runs = cost.samples
+    best = cost.winner(few=3, rounds=8)
+    assert cost.samples == runs + 24
+    assert true_seconds(session, best.outcome.devices) == min(true.values())
+    assert best.ratio is not None
+    assert best.ratio.ci_low <= best.ratio.ratio <= best.ratio.ci_high
+    assert best.ratio.ratio == pytest.approx(min(true.values()) / sorted(true.values())[1], rel=1e-6)
+    assert len(best.measured.samples) == 8
+    assert best.measured.ci_low <= best.measured.median <= best.measured.ci_high < math.inf
+    devices = np.array([session.cluster.names.index(name) for name in best.placement.as_dict().values()])
+    assert devices.tolist() == best.outcome.devices[session.grouping.group_of].tolist()
+
+
+def test_the_deadline_is_kept_and_what_was_not_measured_says_so(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = placements(session, 30)
+    assert [one.source for one in MeasuredCost(session, deadline=time.perf_counter()).outcomes(rows[:2])] == ["dropped"] * 2
+    end = truth[0].now + 3.0
+    monkeypatch.setattr(Races, "left", lambda _: end - truth[0].now)
+    cost = MeasuredCost(session, hopeless=None)
+    found = cost.outcomes(rows)
+    sources = {one.source for one in found}
+    assert sources == {"measured", "dropped"}
+    assert all(math.isnan(one.value) and "no time left" in str(one.reason) for one in found if one.source == "dropped")
+    assert np.isfinite([one.value for one in found if one.source == "measured"]).all()
+
+
+def test_an_interrupt_loses_nothing_that_was_written(session: Session, tmp_path: Path) -> None:
+    batches = 0
+
+    def interrupt(what: str, share: float) -> None:
+        nonlocal batches
+        batches += what.startswith("measuring") and share == 1.0
+        if batches == 3:
+            raise KeyboardInterrupt
+
+    rows = placements(session, 30)
+    cost = MeasuredCost(session, hopeless=None, journal=tmp_path / "j.jsonl", progress=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        cost(rows)
+    written = {one.devices.tobytes(): one.value for one in cost.tried if one.source == "measured"}
+    assert written
+    assert Virtual.open == 0
+    again = MeasuredCost(session, hopeless=None, journal=tmp_path / "j.jsonl")
+    assert {one.devices.tobytes(): one.value for one in again.tried} == written
+    true = np.array([true_seconds(session, row) for row in rows])
+    for one in (again, cost):  # both go on
+        batches = 4
+        values = one(rows)
+        np.testing.assert_allclose(values / values[0], true / true[0], rtol=1e-6)
+
+
+def test_a_journal_is_taken_over_and_nothing_in_it_is_run_again(session: Session, tmp_path: Path) -> None:
+    rows = placements(session, 9)
+    first = MeasuredCost(session, hopeless=None, journal=tmp_path / "j.jsonl")
+    values = first(rows)
+    second = MeasuredCost(session, hopeless=None, journal=tmp_path / "j.jsonl")
+    now = truth[0].now
+    np.testing.assert_array_equal(second(rows), values)
+    assert (second.samples, truth[0].now) == (0, now)
+    np.testing.assert_allclose(second.calibrated().core, first.calibrated().core)
+    truth[0] = dataclasses.replace(truth[0], speed=lambda *_: 3.0)  # on another day
+    more = placements(session, 6, seed=5)
+    true = [true_seconds(session, row) for row in (rows[0], *more)]
+    np.testing.assert_allclose(second(more) / values[0], np.array(true[1:]) / true[0], rtol=1e-6)
+    with pytest.raises(UsageError, match="objective is 'latency'"):
+        MeasuredCost(session, "total-cost", journal=tmp_path / "j.jsonl")
+    with pytest.raises(FileError):
+        MeasuredCost(session, journal=tmp_path)
+
+
+def test_a_process_that_is_killed_loses_at_most_the_batch_that_it_was_at(
+    session: Session, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    code = "import test_measured_cost as t, sys; t.measure_for_ever(*sys.argv[1:])"
+    folders = [str(Path(__file__).parent), str(Path(__file__).parent.parent), *sys.path]
+    command = [sys.executable, "-c", code, str(tmp_path / "j.jsonl"), str(_costs(tmp_path_factory).folder)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}
+    said: dict[bytes, float] = {}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            row, value = line.split()
+            said[bytes.fromhex(row)] = float(value)
+            if len(said) == 12:
+                time.sleep(float(np.random.default_rng().uniform(0, 0.2)))
+                break
+        os.kill(child.pid, signal.SIGKILL)
+        for line in child.stdout:  # what it had said before it ended, but for a line that is not whole
+            if line.endswith("\n"):
+                row, value = line.split()
+                said[bytes.fromhex(row)] = float(value)
+    cost = MeasuredCost(session, hopeless=None, journal=tmp_path / "j.jsonl")
+    rows = np.stack([np.frombuffer(row, np.int32) for row in said])
+    np.testing.assert_allclose(cost(rows), list(said.values()), rtol=1e-12)
+    assert cost.samples == 0
+
+
+def measure_for_ever(journal: str, costs: str) -> None:
+    """Say what each of many placements takes, after it was measured; for a process that is to be killed."""
+    with pytest.MonkeyPatch.context() as patch:
+        virtual(patch)
+        truth.append(known_truth())
+        with opened(Cache(Path(costs))) as session:
+            session.profile(budget_s=60)
+            cost = MeasuredCost(session, hopeless=None, journal=journal)
+            for seed in range(10_000):
+                rows = placements(session, 3, seed)
+                for row, value in zip(rows, cost(rows), strict=True):
+                    sys.stdout.write(f"{row.tobytes().hex()} {float(value)!r}\n")
+                    sys.stdout.flush()
+
+
+@pytest.mark.parametrize("what", ["described", "not profiled", "length", "device", "rounds", "objective"])
+def test_what_makes_no_sense_is_refused(session: Session, what: str, cache: Cache) -> None:
+    if what == "described":
+        cluster = Cluster((Device("x", "described", flops_per_s=1e9, bytes_per_s=1e12),))
+        with Session(MODEL, cluster, cache=cache) as other, pytest.raises(UsageError, match="only described"):
+            MeasuredCost(other)
+    elif what == "not profiled":
+        with opened(None) as other, pytest.raises(UsageError, match="call the session's profile"):
+            MeasuredCost(other)
+    elif what == "length":
+        with pytest.raises(PlacementError, match="device numbers; got shape"):
+            MeasuredCost(session)(np.zeros((1, 2), np.int32))
+    elif what == "device":
+        with pytest.raises(PlacementError, match=r"0..2; got 0..3"):
+            MeasuredCost(session)(np.arange(len(session.grouping.groups))[None] % 4)
+    elif what == "rounds":
+        with pytest.raises(UsageError, match="'rounds' is at least 1"):
+            MeasuredCost(session, rounds=0)
+    else:
+        with pytest.raises(UsageError, match="'speed' is not known"):
+            MeasuredCost(session, "speed")
