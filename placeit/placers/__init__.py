@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from placeit.core.problem import CostFunction
 from placeit.placers.api import place
-from placeit.placers.base import Placer, option
+from placeit.placers.base import Measured, Placer, Refiner, option
 from placeit.placers.registry import PlacerOption, get_placer, parse_placer, placer_names, placer_options
 
 __all__ = [
     "CostFunction",
+    "Measured",
     "Placer",
     "PlacerOption",
+    "Refiner",
     "get_placer",
     "option",
     "parse_placer",

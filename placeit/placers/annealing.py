@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from placeit.core.kernels import jit
 from placeit.core.problem import CostFunction, Problem
-from placeit.placers.base import Incumbent, is_over, option
+from placeit.placers.base import Incumbent, Measured, is_over, option
 from placeit.placers.local_search import LocalSearch, starts
 from placeit.simulator.kernel import makespan_kernel
 from placeit.simulator.queues import Records
@@ -60,11 +60,30 @@ class Annealing:
             InfeasibleError: the weights fit in no way that was found.
         """
         budget = self.evaluations if evaluations is None else evaluations
+        return self._from(starts(problem), problem, cost, seed, budget, deadline)
+
+    def refine(
+        self, problem: Problem, cost: CostFunction, measured: Measured, *, seed: int, deadline: float | None = None
+    ) -> NDArray[np.int32]:
+        """Anneal from the best measured placement."""
+        return self._from(measured.placements[:1], problem, cost, seed, self.evaluations, deadline)
+
+    def _from(
+        self,
+        begin: NDArray[np.int32],
+        problem: Problem,
+        cost: CostFunction,
+        seed: int,
+        budget: int,
+        deadline: float | None,
+    ) -> NDArray[np.int32]:
+        """Anneal from the best of some placements."""
         simulated = cost.kernel_arguments if isinstance(cost, SimulatedCost) else None
         if simulated is None:
-            return LocalSearch(evaluations=budget).place(problem, cost, seed=seed, evaluations=budget, deadline=deadline)
+            search = LocalSearch(evaluations=budget)
+            return search.improve(begin, problem, cost, seed=seed, evaluations=budget, deadline=deadline)
         found = Incumbent(cost, budget, deadline)
-        found.offer(starts(problem))
+        found.offer(begin)
         choices = problem.feasible.sum(axis=1).astype(np.int32)
         movable = np.flatnonzero(choices > 1).astype(np.int32)
         steps = int(found.left) // max(1, self.restarts)

@@ -7,7 +7,7 @@ import numpy as np
 from placeit.core.errors import UsageError
 from placeit.core.placement import Placement
 from placeit.core.problem import CostFunction, Problem
-from placeit.placers.base import Placer
+from placeit.placers.base import Placer, best
 from placeit.placers.registry import parse_placer
 
 __all__ = ["place"]
@@ -55,5 +55,5 @@ def place(
     answer = problem.check(placer.place(problem, cost, seed=seed, evaluations=left))
     if singles:
         candidates = np.vstack([np.full(len(problem), device, np.int32) for device in singles] + [answer])
-        answer = candidates[np.argmin(cost(candidates))]
+        answer = best(cost, candidates, None)
     return problem.placement(answer)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import inspect
 import math
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.errors import PlaceitError, PlacementError
 from placeit.core.problem import CostFunction, Problem
-from placeit.placers.base import Placer
+from placeit.placers.base import Measured, Placer, Refiner
 from placeit.runtime.devices.worker import Gate, Worker
 
 __all__ = ["ask"]
@@ -27,25 +29,38 @@ class _Ended(BaseException):
     """Ends a placer that goes on for too long; no Exception, which placers may catch."""
 
 
-def ask(placer: Placer, problem: Problem, cost: CostFunction, *, seed: int, deadline: float = math.inf) -> NDArray[np.int32]:
+def ask(
+    placer: Placer,
+    problem: Problem,
+    cost: CostFunction,
+    *,
+    seed: int,
+    deadline: float = math.inf,
+    measured: Measured | None = None,
+) -> NDArray[np.int32]:
     """Return a placer's checked answer, ``int32[V]``.
 
     The placer runs on a thread of its own, so that Ctrl-C is heard whatever it computes. One that goes on for a second after
     its deadline gets an exception between two of its instructions in Python. If it computes somewhere else, it is left behind.
 
     Args:
-        placer: who is asked. One whose ``place`` has no ``deadline`` is not told of it.
+        placer: who is asked. One whose method has no ``deadline`` is not told of it.
         problem: the problem.
         cost: values placements.
         seed: of everything random.
         deadline: by ``time.perf_counter()``.
+        measured: what to go on from, for placers that can (:class:`placeit.placers.base.Refiner`); the others are asked to
+            place. None to ask all of them to place.
 
     Raises:
         PlacementError: the answer is not valid, the placer gave none in time, or it failed with an error that is not placeit's.
         PlaceitError: whatever else the placer raised.
         KeyboardInterrupt: the placer was interrupted, or the wait for it.
     """
-    parameters = inspect.signature(placer.place).parameters
+    answer: Callable[..., NDArray[np.int32]] = functools.partial(placer.place, problem, cost, evaluations=None)
+    if measured is not None and isinstance(placer, Refiner):
+        answer = functools.partial(placer.refine, problem, cost, measured)
+    parameters = inspect.signature(answer).parameters
     told = {"deadline": deadline} if "deadline" in parameters and deadline < math.inf else {}
     made: list[NDArray[np.int32]] = []
     failures: list[BaseException] = []
@@ -54,7 +69,7 @@ def ask(placer: Placer, problem: Problem, cost: CostFunction, *, seed: int, dead
     def run() -> None:
         ident[0] = threading.get_ident()
         try:
-            made.append(placer.place(problem, cost, seed=seed, evaluations=None, **told))
+            made.append(answer(seed=seed, **told))
         except BaseException as error:  # noqa: BLE001 (whatever it is, it belongs to who asked)
             failures.append(error)
         over.open()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from placeit.core.problem import CostFunction, Problem
 
-__all__ = ["Incumbent", "Placer", "best", "is_over", "option"]
+__all__ = ["Incumbent", "Measured", "Placer", "Refiner", "best", "is_over", "option"]
 
 _AT_ONCE = 1024  # placements that are valued between two looks at the clock
 
@@ -33,6 +33,45 @@ class Placer(Protocol):
             evaluations: most placements that ``cost`` may be asked about, zero included; None for the placer's own default.
             deadline: when to answer with the best placement so far, by ``time.perf_counter()``; None for no limit. One that has
                 passed leaves time for a first placement.
+
+        Raises:
+            InfeasibleError: no placement that fits the devices and their memory was found.
+        """
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """Placements that were run, at least one.
+
+    Attributes:
+        placements: ``int32[N, V]``, the best first; each is feasible.
+        values: ``float64[N]``, seconds, or whatever the cost is in.
+    """
+
+    placements: NDArray[np.int32]
+    values: NDArray[np.float64]
+
+
+@runtime_checkable
+class Refiner(Placer, Protocol):
+    """A placer that can go on from what was measured.
+
+    Placers without ``refine`` are asked by ``place`` once more, since the costs have changed.
+    """
+
+    def refine(
+        self, problem: Problem, cost: CostFunction, measured: Measured, *, seed: int, deadline: float | None = None
+    ) -> NDArray[np.int32]:
+        """Return ``int32[V]``, a feasible placement that is worth being measured.
+
+        Args:
+            problem: the problem, with costs that were corrected by what was measured.
+            cost: values placements by these costs.
+            measured: placements with what they really took, from which to go on. To return one of them is to have found
+                nothing better.
+            seed: the same seed gives the same placement, in any process.
+            deadline: when to answer with the best placement so far, by ``time.perf_counter()``; None for no limit.
 
         Raises:
             InfeasibleError: no placement that fits the devices and their memory was found.
@@ -80,13 +119,16 @@ class Incumbent:
         return self.left <= 0 or is_over(self._deadline)
 
     def offer(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
-        """Evaluate ``int32[B, V]`` placements from the first on, as many as are left, and return their costs."""
+        """Evaluate ``int32[B, V]`` placements from the first on, as many as are left, and return their costs.
+
+        One that could not be measured (NaN) costs ``inf``: nothing may take it for the best.
+        """
         if self._empty:
             self.placement, self._empty = placements[0], False
         count = int(min(len(placements), self.left))
         if count < 1:
             return np.empty(0)
-        costs = self._cost(placements[:count])
+        costs = np.nan_to_num(self._cost(placements[:count]), nan=np.inf, posinf=np.inf)
         self.left -= count
         at = int(np.argmin(costs))
         if costs[at] < self.cost:

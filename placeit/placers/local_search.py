@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.problem import CostFunction, Problem
-from placeit.placers.base import Incumbent, option
+from placeit.placers.base import Incumbent, Measured, option
 from placeit.placers.feasibility import fits
 from placeit.placers.heft import Heft
 
@@ -36,8 +36,29 @@ class LocalSearch:
         Raises:
             InfeasibleError: the weights fit in no way that was found.
         """
-        found = Incumbent(cost, self.evaluations if evaluations is None else evaluations, deadline)
-        found.offer(starts(problem))
+        limit = self.evaluations if evaluations is None else evaluations
+        return self.improve(starts(problem), problem, cost, seed=seed, evaluations=limit, deadline=deadline)
+
+    def refine(
+        self, problem: Problem, cost: CostFunction, measured: Measured, *, seed: int, deadline: float | None = None
+    ) -> NDArray[np.int32]:
+        """Search from the best measured placement."""
+        first = measured.placements[:1]
+        return self.improve(first, problem, cost, seed=seed, evaluations=self.evaluations, deadline=deadline)
+
+    def improve(
+        self,
+        first: NDArray[np.int32],
+        problem: Problem,
+        cost: CostFunction,
+        *,
+        seed: int,
+        evaluations: int,
+        deadline: float | None,
+    ) -> NDArray[np.int32]:
+        """Return the best placement that is found from the best of some on, ``int32[B, V]``."""
+        found = Incumbent(cost, evaluations, deadline)
+        found.offer(first)
         current, now = found.placement, found.cost
         rng = np.random.default_rng(seed)
         while not found.over:

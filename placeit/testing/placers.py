@@ -27,7 +27,9 @@ from numpy.typing import NDArray
 
 from placeit.core.errors import InfeasibleError, UsageError
 from placeit.core.problem import Problem
-from placeit.placers import CostFunction, get_placer, parse_placer, place, placer_options
+from placeit.placers import CostFunction, Measured, Refiner, get_placer, parse_placer, place, placer_options
+from placeit.placers.asking import ask
+from placeit.placers.feasibility import random_placements
 from placeit.simulator.simulate import SimulatedCost
 from placeit.testing.problems import random_problem
 
@@ -131,6 +133,21 @@ class PlacerConformance:
                 problem.check(
                     made.place(problem, SimulatedCost(problem), seed=0, evaluations=None, deadline=time.perf_counter())
                 )
+
+    def test_it_goes_on_from_what_was_measured(self) -> None:
+        """Asked again, with other costs: the answer is valid, by the seed, and no worse than the best, if it can ``refine``."""
+        made, problem = parse_placer(self.placer), random_problem(*self.sizes[0], everywhere=1.0)
+        cost, placements = SimulatedCost(problem), random_placements(problem, 3, np.random.default_rng(1))
+        values = cost(placements)
+        order = np.argsort(values)
+        measured = Measured(placements[order], 1.5 * values[order])
+        first, second = (ask(made, problem, cost, seed=3, measured=measured) for _ in range(2))
+        assert first.tolist() == second.tolist()
+        assert measured.placements.tolist() == placements[order].tolist()
+        if isinstance(made, Refiner):
+            assert cost(first[None])[0] <= values.min()
+            late = made.refine(problem, cost, measured, seed=3, deadline=time.perf_counter())
+            assert problem.check(late).shape == (len(problem),)
 
     def test_the_same_seed_gives_the_same_placement_in_another_process(self, tmp_path: Path) -> None:
         """The answer depends on the problem, the options and the seed, and on nothing else."""

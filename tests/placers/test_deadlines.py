@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
@@ -16,7 +17,7 @@ from alarms import alarm
 from numpy.typing import NDArray
 
 from placeit.core.errors import InfeasibleError, PlacementError, UsageError
-from placeit.placers import parse_placer
+from placeit.placers import Measured, parse_placer, place
 from placeit.placers.asking import ask
 from placeit.placers.base import Incumbent
 from placeit.simulator.simulate import SimulatedCost
@@ -81,6 +82,59 @@ class Deaf:
 def test_a_placer_that_ignores_its_deadline_is_ended(forgiving: bool) -> None:
     with pytest.raises(PlacementError, match=r"gave no answer by its deadline. It was ended"):
         ask(Deaf(forgiving), PROBLEM, SimulatedCost(PROBLEM), seed=0, deadline=time.perf_counter() + 0.1)
+
+
+@dataclass(frozen=True)
+class Goes:
+    """A placer that can go on from what was measured."""
+
+    deaf: bool = False
+
+    def place(self, problem: Any, cost: Any, *, seed: int, evaluations: int | None) -> NDArray[np.int32]:
+        return np.zeros(len(problem), np.int32)
+
+    def refine(
+        self, problem: Any, cost: Any, measured: Measured, *, seed: int, deadline: float | None = None
+    ) -> NDArray[np.int32]:
+        while self.deaf:
+            cost(measured.placements)
+        assert deadline is None or deadline > 0
+        return measured.placements[0]
+
+
+def test_who_can_go_on_from_what_was_measured_is_asked_to_and_the_others_place_again() -> None:
+    cost, rows = SimulatedCost(PROBLEM), np.ones((1, len(PROBLEM)), np.int32)
+    measured = Measured(rows, np.ones(1))
+    deadline = time.perf_counter() + 60
+    for end in (math.inf, deadline):
+        assert ask(Goes(), PROBLEM, cost, seed=0, deadline=end).tolist() == [0] * len(PROBLEM)
+        assert ask(Goes(), PROBLEM, cost, seed=0, deadline=end, measured=measured).tolist() == rows[0].tolist()
+    heft = parse_placer("heft")
+    assert ask(heft, PROBLEM, cost, seed=0, measured=measured).tolist() == ask(heft, PROBLEM, cost, seed=0).tolist()
+
+
+def test_who_goes_on_for_too_long_is_ended() -> None:
+    measured = Measured(np.zeros((1, len(PROBLEM)), np.int32), np.ones(1))
+    with pytest.raises(PlacementError, match=r"gave no answer by its deadline. It was ended"):
+        ask(Goes(deaf=True), PROBLEM, SimulatedCost(PROBLEM), seed=0, deadline=time.perf_counter() + 0.1, measured=measured)
+
+
+def test_a_placement_that_could_not_be_measured_is_never_the_best() -> None:
+    cost, rows = SimulatedCost(PROBLEM), np.eye(3, len(PROBLEM), dtype=np.int32)
+    true = cost(rows)
+
+    def failing(placements: NDArray[np.int32]) -> NDArray[np.float64]:
+        values = cost(placements)
+        values[(placements == rows[1]).all(axis=1)] = np.nan
+        return values
+
+    found = Incumbent(failing, None)
+    assert found.offer(rows).tolist() == [true[0], np.inf, true[2]]
+    assert found.cost == min(true[0], true[2])
+    for name in ("annealing:evaluations=300", "local-search:evaluations=300", "random:samples=30"):
+        answer = parse_placer(name).place(PROBLEM, failing, seed=0, evaluations=None)
+        assert np.isfinite(failing(answer[None])[0])
+        assert np.isfinite(failing(place(PROBLEM, name, cost=failing).devices[None])[0])
 
 
 def test_a_placer_in_code_that_cannot_be_ended_is_left_behind() -> None:

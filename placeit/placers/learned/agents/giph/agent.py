@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from placeit.core.errors import UsageError
 from placeit.core.problem import CostFunction, Problem
 from placeit.core.registry import check_size
-from placeit.placers.base import Incumbent, option
+from placeit.placers.base import Incumbent, Measured, option
 from placeit.placers.feasibility import random_placements
 from placeit.placers.learned.agent import ProblemInstance, Trajectory
 from placeit.placers.learned.agents.giph.gpnet import NODE_FEATURES, PAPER_FEATURES
@@ -266,6 +266,24 @@ class Giph:
             FileError: the file of the policy is missing or damaged, or of another version.
             UsageError: the file holds another kind of policy.
         """
+        return self._from(None, problem, cost, seed, evaluations, deadline)
+
+    def refine(
+        self, problem: Problem, cost: CostFunction, measured: Measured, *, seed: int, deadline: float | None = None
+    ) -> NDArray[np.int32]:
+        """Search from the best measured placement; further episodes begin as ever."""
+        return self._from(measured.placements[0], problem, cost, seed, None, deadline)
+
+    def _from(
+        self,
+        first: NDArray[np.int32] | None,
+        problem: Problem,
+        cost: CostFunction,
+        seed: int,
+        evaluations: int | None,
+        deadline: float | None,
+    ) -> NDArray[np.int32]:
+        """Play the episodes, the first of them from a given placement."""
         agent = self._policy
         found = Incumbent(cost, evaluations, deadline)
         rng = np.random.default_rng(seed)
@@ -273,7 +291,7 @@ class Giph:
         for episode in range(max(1, self.episodes)):
             if episode and found.over:
                 break
-            start = random_placements(problem, 1, rng)[0]
+            start = random_placements(problem, 1, rng)[0] if episode or first is None else first
             search, path = agent.search([problem], [start]), [start]
             for _ in range(steps):
                 with torch.no_grad():

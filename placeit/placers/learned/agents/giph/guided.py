@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from placeit.core.errors import UsageError
 from placeit.core.problem import CostFunction, Problem
-from placeit.placers.base import Incumbent, option
+from placeit.placers.base import Incumbent, Measured, option
 from placeit.placers.learned.agents.giph.agent import GiphAgent, policy
 from placeit.placers.local_search import starts
 
@@ -51,11 +51,30 @@ class Guided:
             FileError: the file of the policy is missing or damaged, or of another version.
             UsageError: the file holds another kind of policy, or one that chooses ops without devices; no batch.
         """
+        limit = self.evaluations if evaluations is None else evaluations
+        return self._from(starts(problem), problem, cost, seed, limit, deadline)
+
+    def refine(
+        self, problem: Problem, cost: CostFunction, measured: Measured, *, seed: int, deadline: float | None = None
+    ) -> NDArray[np.int32]:
+        """Go on from the best measured placement."""
+        return self._from(measured.placements[:1], problem, cost, seed, self.evaluations, deadline)
+
+    def _from(
+        self,
+        first: NDArray[np.int32],
+        problem: Problem,
+        cost: CostFunction,
+        seed: int,
+        evaluations: int,
+        deadline: float | None,
+    ) -> NDArray[np.int32]:
+        """Anneal from the best of some placements."""
         if self.batch < 1:
             raise UsageError(f"The option 'batch' of the placer 'guided' is {self.batch}; it must be at least 1.")
-        found = Incumbent(cost, self.evaluations if evaluations is None else evaluations, deadline)
+        found = Incumbent(cost, evaluations, deadline)
         known = _Known(found)
-        known.value(starts(problem))
+        known.value(first)
         agent = policy(self.weights)
         if agent.pivots:
             raise UsageError(
