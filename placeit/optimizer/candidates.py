@@ -52,7 +52,8 @@ class Candidate:
         value: the objective by the times of the runs that ``measured`` is of; for latency the same. Joules come from a power
             model and measured busy times: they are not measured themselves. None if the candidate was not measured.
         cost: the objective, so that those of different races compare: by the ratio to what ran beside it in the same rounds,
-            times the cost of that. None if it was raced beside nothing of known cost, or their ratio was not steady.
+            times the cost of that. None if it was raced beside nothing of known cost.
+        steady: whether that ratio did not change for good while they ran.
         segment_s: median seconds of each segment in these runs, ``float64[S]``; None if they are not known.
         race: number of that race in ``Optimized.races``; times of different races do not compare. None if it took part in none.
         final: whether that race was the one that decided.
@@ -75,6 +76,7 @@ class Candidate:
     measured: Measurement | None = None
     value: Measurement | None = None
     cost: float | None = None
+    steady: bool = True
     segment_s: NDArray[np.float64] | None = None
     race: int | None = None
     final: bool = False

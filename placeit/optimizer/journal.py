@@ -60,7 +60,7 @@ class Known:
         """Take what was measured of a candidate."""
         samples, values = measured.samples.tolist(), value.samples.tolist()
         who, plan = (candidate.name, candidate.placer), candidate.plan
-        segment_s, cost = candidate.segment_s, candidate.cost
+        segment_s, cost = candidate.segment_s, candidate.cost if candidate.steady else None
         return cls(*who, candidate.groups, plan.segment_of, samples, values, cost, segment_s, output_error)
 
 

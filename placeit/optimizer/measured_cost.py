@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -115,7 +115,7 @@ class MeasuredCost:
         objective: str = "latency",
         *,
         journal: str | Path | None = None,
-        rounds: int = 5,
+        rounds: int = 6,
         hopeless: float | None = HOPELESS,
         deadline: float = math.inf,
         seed: int = 0,
@@ -132,7 +132,9 @@ class MeasuredCost:
         self._races.warmup = 1
         self._rounds, self._hopeless = rounds, hopeless
         self._measured = 0  # plans, by this process
-        self._names: dict[bytes, str] = {}  # of candidates, by placement and by plan
+        runtime = session.runtime
+        self._shared = not runtime.transports and len({device.space for device in runtime.devices}) == 1
+        self._names: dict[bytes | frozenset[tuple[int, tuple[int, ...]]], str] = {}  # of candidates, by placement and by plan
         self._outcomes: dict[str, Outcome] = {}
         self._sound: set[str] = set()  # candidates that may be the incumbent: they were raced twice, or were the first
         self._estimator = 0, self._segmenter  # with calibrated costs, and of how many races they know
@@ -167,7 +169,10 @@ class MeasuredCost:
             for name in waiting if most < 1 else ():
                 self._drop(name, "There was no time left.")
             waiting = waiting if most else []
-        return [self._infeasible(row) if name is None else self._outcomes[name] for row, name in zip(rows, names, strict=True)]
+        return [
+            self._infeasible(row) if name is None else replace(self._outcomes[name], devices=row)
+            for row, name in zip(rows, names, strict=True)
+        ]
 
     @property
     def tried(self) -> list[Outcome]:
@@ -272,7 +277,7 @@ class MeasuredCost:
 
     def _name_of(self, row: NDArray[np.int32]) -> str | None:
         """The candidate of a placement; None if the placement does not fit."""
-        key = b"placement" + row.tobytes()
+        key = row.tobytes()
         if key not in self._names:
             if self._refused(row) is not None:
                 return None
@@ -280,8 +285,9 @@ class MeasuredCost:
         return self._names[key]
 
     def _enter(self, plan: Plan, placer: str) -> str:
-        devices = plan.placement[plan.segment_of]
-        key = b"plan" + plan.segment_of.tobytes() + devices.tobytes()
+        # what computes nothing hands its tensor on: in memory that all devices share it does not matter where
+        of = plan.programs if self._shared else plan.segments
+        key = frozenset((segment.device, segment.groups) for segment in of)
         if key not in self._names:
             name, schedule = f"placement {len(self._races.known) + 1}", plan.schedule
             simulated = schedule.makespan, self._races.objective.of_schedule(schedule)
@@ -321,7 +327,7 @@ class MeasuredCost:
 
     def _best(self) -> Candidate | None:
         """The incumbent: among those that were raced twice, if one of them still runs."""
-        able = [one for one in self._races.known.values() if one.cost is not None]
+        able = [one for one in self._races.known.values() if one.cost is not None and one.steady]
         sound = [one for one in able if one.name in self._sound]
         return min(sound or able, key=lambda one: one.cost or 0.0, default=None)
 
@@ -348,7 +354,7 @@ class MeasuredCost:
         while (best := self._best()) is not None and best.cost is not None and self._races.left() > 0:
             bound = _BETTER * best.cost
             fresh = (one for name, one in self._races.known.items() if name in self._outcomes and name not in self._sound)
-            rivals = [one for one in fresh if one.cost is not None and one.cost < bound]
+            rivals = [one for one in fresh if one.cost is not None and one.steady and one.cost < bound]
             if not rivals:
                 return
             rivals = sorted(rivals, key=lambda one: one.cost or 0.0)[:_RIVALS]
@@ -374,14 +380,14 @@ class MeasuredCost:
                 races.enter(anchor)
         for one in (anchor, *candidates):
             if failed is None or races.known[one.name] is not one:
-                self._conclude(one.name, anchor.name)
+                self._conclude(one.name)
         return found
 
     def _drop(self, name: str, why: str) -> None:
         _LOG.warning("The measurement of a placement is dropped. %s", why)
         self._outcomes[name] = Outcome(self._races.known[name].groups, math.nan, "dropped", why)
 
-    def _conclude(self, name: str, anchor: str | None = None) -> None:
+    def _conclude(self, name: str) -> None:
         """Remember what a candidate came to, as far as it is known now."""
         one = self._races.known[name]
         if one.failed is not None:
@@ -390,12 +396,12 @@ class MeasuredCost:
                 if one.no_room
                 else Outcome(one.groups, math.nan, "failed", one.failed)
             )
-        elif one.cost is not None:
+        elif one.cost is not None and one.steady:
             self._outcomes[name] = Outcome(one.groups, one.cost, "measured", None, one.measured)
-        elif one.value is not None and one.race is not None and anchor not in self._races.races[one.race].measured:
+        elif one.cost is None and one.value is not None:
             why = "It finds no room beside the incumbent, so its value is that of its own runs."
             self._outcomes[name] = Outcome(one.groups, one.value.median, "measured", why, one.measured)
         else:
             self._drop(
-                name, "Its time over that of the incumbent changed for good while it ran: a device became slower, or faster."
+                name, "Its time over that of the incumbent changed for good while it ran: a device became slower or faster."
             )

@@ -281,11 +281,13 @@ class Races:
             base = beside.median if known is None else known
             self.learn_of(anchor, cost=base)
         for name in (name for name in learned if name in found and name != anchor):
-            value, cost = found[name], None
-            if beside is not None and steady(value, beside):  # or nothing says how fast the machine was meanwhile
-                cost = faster(value, beside).ratio * base
-                cost = cost if math.isfinite(cost) else value.median  # objectives other than time can be zero
-            self.learn_of(name, cost=cost)
+            value = found[name]
+            if beside is None:  # nothing says how fast the machine was meanwhile
+                self.learn_of(name, cost=None, steady=True)
+                continue
+            cost = faster(value, beside).ratio * base
+            # objectives other than time can be zero
+            self.learn_of(name, cost=cost if math.isfinite(cost) else value.median, steady=steady(value, beside))
 
     def checked(self, name: str, executor: PlanExecutor, *, after: bool = False) -> bool:
         """Whether a candidate runs and its outputs are right; the worst of all checks of its outputs counts."""

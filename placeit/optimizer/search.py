@@ -24,13 +24,13 @@ from placeit.optimizer.candidates import (
 from placeit.optimizer.journal import Journal
 from placeit.optimizer.races import Races, reason_of
 from placeit.placers.asking import ask
-from placeit.placers.base import is_over
+from placeit.placers.base import Measured, is_over
 from placeit.placers.feasibility import fits
 from placeit.placers.registry import parse_placer
 from placeit.planning.segments import Plan, Segmenter
 from placeit.profiler.costs import Progress
 from placeit.runtime.budget import CHECKS, TRIFLE_S, hopeless, needed
-from placeit.runtime.measure import FAILURES, FEWEST, WARMUP, Measurement, Ratio, faster, summed_up
+from placeit.runtime.measure import FAILURES, FEWEST, WARMUP, Ratio, faster, summed_up
 from placeit.session import Session
 from placeit.simulator.objectives import Objective
 from placeit.simulator.simulate import SimulatedCost
@@ -48,6 +48,7 @@ _FINAL_SINGLES, _FINAL_SPLITS = 2, 3  # single devices, and placements over seve
 WORTH_MEASURING, _FAR_BEHIND = 0.99, 1.05  # of the best measured, and of the best single device
 _TURN_SHARE, _SELECTION_SHARE = 0.35, 0.5  # of what is left of the budget
 _ASKED_SHARE = 0.25  # of it, for what is left of the placers; and for a search among plans
+_AGAIN_SHARE = 0.1  # of it, for placers that are asked again
 _STARTS, _STEPS = 2, 600  # of a search among plans by their makespan
 _PLANS = 200  # moves that are tried in a search among plans by another objective
 
@@ -78,6 +79,7 @@ class Search(Races):
         self.problem = self.segmenter.problem()
         self.unplanned: dict[str, tuple[str, str]] = {}  # candidate -> who was to propose it, and why it came to nothing
         self.once: dict[str, float] = {}  # seconds of one run of single devices, as far as they are known
+        self.placers: list[str] = []  # those that gave a placement
         self._named: dict[bytes, str] = {}  # names of the placements on the session's own devices
 
     def find(self, groups: NDArray[np.int32]) -> Candidate | None:
@@ -154,31 +156,39 @@ class Search(Races):
 
     def propose(self, placers: Sequence[str]) -> None:
         """Ask every placer, then search among plans from the best answers."""
-        cost = self.objective.cost(self.problem, SimulatedCost(self.problem, links="channel", queue="priority"))
-        for i, name in enumerate(placers):
-            self.say(f"asking {name.partition(':')[0]}", i / len(placers))
-            deadline = time.perf_counter() + max(0.0, self.left()) * _ASKED_SHARE / (len(placers) - i)
-            self.add(
-                name,
-                name.partition(":")[0],
-                functools.partial(ask, parse_placer(name), self.problem, cost, seed=self.seed, deadline=deadline),
-            )
-        if self.known:  # or an error will say it all
-            for name in (placer for placer in placers if placer in self.unplanned):
-                _LOG.warning("The placer '%s' gave no placement; the others continue: %s", name, self.unplanned[name][1])
+        self.ask_all(placers)
+        self.placers = [name for name in placers if name not in self.unplanned]
         self.refine("segment-search")
 
-    def refine(self, name: str) -> bool:
-        """Search among plans from the best candidates; return whether that led to a placement not entered before."""
+    def ask_all(self, placers: Sequence[str], share: float = _ASKED_SHARE, *, turn: int = 1) -> None:
+        """Ask placers for a placement by the costs as they are known now, in a share of what is left of the budget.
+
+        After the first turn, they are asked to go on from what has been measured by then.
+        """
+        problem, measured = self.segmenter.problem(), None
+        ranked = [one for one in self.ranked if one.name not in self.homes]
+        if turn > 1 and ranked:
+            measured = Measured(np.stack([one.groups for one in ranked]), np.array([value_of(one) for one in ranked]))
+        cost = self.objective.cost(problem, SimulatedCost(problem, links="channel", queue="priority"))
+        for i, placer in enumerate(placers):
+            kind, name = placer.partition(":")[0], placer if turn == 1 else f"{placer}, turn {turn}"
+            self.say(f"asking {kind}", i / len(placers))
+            deadline = time.perf_counter() + max(0.0, self.left()) * share / (len(placers) - i)
+            asked = functools.partial(ask, parse_placer(placer), problem, cost, seed=self.seed, deadline=deadline)
+            self.add(name, kind, functools.partial(asked, measured=measured))
+            if name in self.unplanned and self.known:  # or an error will say it all
+                why = self.unplanned[name][1]
+                _LOG.warning("The placer '%s' gave no placement; the others continue: %s", placer, why)
+
+    def refine(self, name: str) -> None:
+        """Search among plans from the best candidates."""
         self.say("searching among plans", 0.0)
-        known = len(self.known)
         placed = [one for one in self.standing if one.name not in self.homes]
         ranked = sorted(placed, key=lambda one: float(self.expected(one.groups[None])[0]))
         given = [one for one in placed if one.given and one.measured is None]
         for i, one in enumerate(dict.fromkeys([*ranked[:_STARTS], *given])):
             improve = functools.partial(self.improved, one.groups, self.seed + i)
             self.add(name if i == 0 else f"{name}, start {i + 1}", "segment-search", improve)
-        return len(self.known) > known
 
     def improved(self, groups: NDArray[np.int32], seed: int) -> NDArray[np.int32]:
         """Search among plans from a placement on."""
@@ -210,7 +220,10 @@ class Search(Races):
             if not one_more or turn == _TURNS - 1 or len(self.problem.device_names) == 1:
                 return
             self.learn()
-            if not self.refine(f"calibrated-search {turn + 1}") or not self.worth_another_turn():
+            known = len(self.known)
+            self.ask_all(self.placers, _AGAIN_SHARE, turn=turn + 2)
+            self.refine(f"calibrated-search {turn + 1}")
+            if len(self.known) == known or not self.worth_another_turn():
                 return
 
     def worth_another_turn(self) -> bool:
@@ -316,7 +329,8 @@ class Search(Races):
             what = f"measuring {len(promising)} placement{'s' if len(promising) > 1 else ''}"
             each = sum(map(self.run_s, self.with_others(promising)))
             rounds = int(np.clip(max(self.left(), TRIFLE_S) / each - WARMUP - CHECKS, 1, _ROUNDS)) if each > 0 else _ROUNDS
-            self.race(promising, what, rounds=rounds, share=_TURN_SHARE, min_rounds=rounds)
+            best = next((one for one in self.ranked if one in promising and one.cost is not None), promising[0])
+            self.race(promising, what, rounds=rounds, share=_TURN_SHARE, min_rounds=rounds, anchor=best)
             if self.ranked:
                 return
 
@@ -341,16 +355,10 @@ class Search(Races):
         singles, splits = self.finalists()
         finalists = [*singles, *splits]
         rounds = self.affordable(_SELECTION_ROUNDS, finalists, _SELECTION_SHARE) if finalists else 0
-        found: dict[str, Measurement] = {}
         if (len(singles) > 1 or len(splits) > 1) and rounds >= FEWEST:
-            found = self.race(finalists, "measuring the finalists", rounds=rounds, share=_SELECTION_SHARE)
-
-        def order(candidate: Candidate) -> float:
-            together = len(found) == len(finalists)
-            return faster(found[candidate.name], found[finalists[0].name]).ratio if together else value_of(candidate)
-
+            self.race(finalists, "measuring the finalists", rounds=rounds, share=_SELECTION_SHARE, anchor=finalists[0])
         now = [[self.known[one.name] for one in some] for some in (singles, splits)]
-        single, split = (min((one for one in some if one.failed is None), key=order, default=None) for some in now)
+        single, split = (min((one for one in some if one.failed is None), key=value_of, default=None) for some in now)
         return single, split
 
     def settled(self, single: Candidate | None, split: Candidate | None) -> Decision | None:
@@ -381,12 +389,13 @@ class Search(Races):
 
 def decision_rounds(single: Candidate, split: Candidate) -> int:
     """Rounds of the race that decides: more where a gain is likely and runs vary much, by earlier races of the two."""
-    if value_of(split) >= value_of(single):
+    assert single.value is not None  # noqa: S101
+    assert split.value is not None  # noqa: S101
+    if split.value.median >= single.value.median:
         return _DECISION_ROUNDS
     variance = 0.0
-    for candidate in (single, split):
-        assert candidate.value is not None  # noqa: S101
-        logs = np.log(np.maximum(candidate.value.samples, np.finfo(float).tiny))
+    for value in (single.value, split.value):
+        logs = np.log(np.maximum(value.samples, np.finfo(float).tiny))
         variance += float(1.48 * np.median(abs(logs - np.median(logs)))) ** 2
     return int(np.clip(_DECISION_ROUNDS * variance / _STEADY**2, _DECISION_ROUNDS, _MOST_DECISION_ROUNDS))
 

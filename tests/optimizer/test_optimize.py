@@ -24,6 +24,8 @@ from placeit.core.placement import Placement
 from placeit.core.problem import Problem
 from placeit.devices.host import allowed_cores
 from placeit.optimizer.optimize import optimize
+from placeit.placers import Measured
+from placeit.placers.annealing import Annealing
 from placeit.placers.bound import lower_bound
 from placeit.planning.segments import Costs
 from placeit.profiler.cache import Cache
@@ -224,6 +226,40 @@ def test_weights_that_fit_only_together_are_split(cache: Cache) -> None:
 def test_options_that_make_no_sense_are_refused_before_any_work(options: dict[str, object], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         optimize("there is no such model.onnx", "CPU", **options)  # type: ignore[arg-type]
+
+
+def test_placers_go_on_from_what_was_measured(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Problem, Measured, float | None]] = []
+    answers: list[np.ndarray] = []
+
+    def refine(
+        self: Annealing, problem: Problem, cost: Any, measured: Measured, *, seed: int, deadline: float | None = None
+    ) -> np.ndarray:
+        asked.append((problem, measured, deadline))
+        known = {row.tobytes() for row in measured.placements}
+        for v in range(len(problem)):  # the best of all, but for one group
+            answer = measured.placements[0].copy()
+            answer[v] = 1 - answer[v]
+            if answer.tobytes() not in known:
+                answers.append(answer)
+        return answers[-1]
+
+    monkeypatch.setattr(Annealing, "refine", refine)
+    placers = ("annealing:evaluations=100", "metis")
+    found = optimize(inception_like(), emulated(1.5, 1e9, 1e-5), placers=placers, budget=30, cache=cache)
+    assert asked
+    problem, measured, deadline = asked[0]
+    assert measured.values.tolist() == sorted(measured.values)
+    assert deadline is not None
+    with Session(inception_like(), emulated(1.5, 1e9, 1e-5), cache=cache) as session:
+        profiled = session.profile()
+        rows = {candidate.groups.tobytes() for candidate in found.candidates}
+    assert problem.compute.shape == profiled.core.shape
+    assert not np.allclose(problem.compute, profiled.core)  # corrected by what was measured
+    assert {row.tobytes() for row in measured.placements} <= rows
+    (again,) = [candidate for candidate in found.candidates if candidate.name == "annealing:evaluations=100, turn 2"]
+    assert again.placer == "annealing"
+    assert again.groups.tobytes() in {answer.tobytes() for answer in answers}
 
 
 def test_ctrl_c_keeps_the_best_placement_so_far(cache: Cache) -> None:
