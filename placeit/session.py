@@ -438,6 +438,7 @@ class Session:
             simulated_s=None if self._costs is None or self._costs.shared else plan.schedule.makespan,
             segment_s=segment_s,
             native=executor.native,
+            host_paced=executor.host_paced,
             gpus=gpu_use(sampler.samples),
             interrupted=interrupted,
         )

@@ -35,6 +35,32 @@ except placeit.PlaceitError as error:
 """
 
 
+CABLES = """
+import threading
+import numpy as np
+import placeit
+from placeit_round_robin.sleep import Cable
+
+model = placeit.load("five.tanhs")
+names = "sleep:0", "sleep:1", "CPU@{core}"
+pins = {op: names[v % 3] for v, op in enumerate(model.graph.names)}
+with placeit.Session(model, ",".join(names), cache=None, pins=pins) as session:
+    session.profile(budget_s=1)
+    assert Cable.plugged == 2
+    before = Cable.moved
+    thirds = np.arange(len(model.graph), dtype=np.int32) % 3
+    report = session.run(placeit.Placement(model.graph.names, thirds, names, model.graph.hash), runs=2)
+    assert report.failed is None, report.failed
+    assert report.host_paced == ()
+    moved = {span.where for span in report.spans if span.kind == "copy"}
+    assert ("sleep:0", "sleep:1") in moved, moved  # by a cable
+    assert ("sleep:1", "CPU@{core}") in moved, moved  # through the memory of the host
+    assert Cable.moved > before
+assert Cable.plugged == 0
+assert not [thread for thread in threading.enumerate() if thread.name.startswith("cable")]
+"""
+
+
 @pytest.fixture
 def run(tmp_path: Path):
     """Run Python in a folder of its own, where the package is installed; returns what it prints."""
@@ -59,6 +85,12 @@ def test_one_package_adds_a_placer_a_backend_a_kind_of_device_and_an_agent(tmp_p
     (tmp_path / "five.tanhs").write_text("5", encoding="utf-8")
     printed = run("-c", USE.replace("{core}", str(allowed_cores()[0])))
     assert "device of kind 'unknown', which this version cannot run; it runs openvino, ort, torch, sleep." in printed
+
+
+def test_a_kind_of_device_brings_links_of_its_own_which_are_closed_with_the_session(tmp_path: Path, run) -> None:
+    """Two of its devices, with memory of their own, beside a core."""
+    (tmp_path / "five.tanhs").write_text("5", encoding="utf-8")
+    run("-c", CABLES.replace("{core}", str(allowed_cores()[0])))
 
 
 def test_a_data_set_of_a_package_is_generated_and_learned_from_by_name(tmp_path: Path, run) -> None:

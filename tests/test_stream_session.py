@@ -4,6 +4,7 @@ The accelerator is the CPU with streams that run everything at once; the core se
 """
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -199,15 +200,55 @@ def test_a_gpu_runs_pytorch_models_by_pytorch_and_says_what_is_missing_without_o
             Runtime(model, Grouping.singletons(model.graph), drive(cluster, model))
 
 
-def test_nothing_is_slowed_down_on_purpose_beside_an_accelerator(eager):
-    model = conv_net()
-    grouping = Grouping.singletons(model.graph)
-    slow = Device("slow", kind="torch", address=Address("CPU", CORES[:1]), slowdown=2.0)
-    with pytest.raises(DeviceError, match=r"slow is emulated, and nothing .* beside cpu"):
-        Runtime(model, grouping, Cluster((*devices("cpu"), slow)))
-    links = {("cpu", f"CPU@{CORES[0]}"): Link(1e9, 1e-3, "emulated")}
-    with pytest.raises(DeviceError, match=rf"the link cpu -> CPU@{CORES[0]} is emulated"):
-        Runtime(model, grouping, Cluster(MIXED.devices, links))
+SLOW = Device("slow", kind="torch", address=Address("CPU", CORES[:1]), slowdown=2.0)
+BOTH_WAYS = [("cpu", f"CPU@{CORES[0]}"), (f"CPU@{CORES[0]}", "cpu")]
+PACED = {
+    "a slowed core set": Cluster((*devices("cpu"), SLOW)),
+    "a slowed accelerator": Cluster((replace(*devices("cpu"), slowdown=1.5), core_set(CORES[0]))),
+    "emulated links": Cluster(MIXED.devices, {ends: Link(1e9, 1e-4, "emulated") for ends in BOTH_WAYS}),
+    "two accelerators": Cluster((*devices("cpu"), replace(*devices("cpu:0"), slowdown=1.5))),
+    "all of it": Cluster((*devices("cpu", "cpu:0"), SLOW), {("cpu", "slow"): Link(1e9, 1e-4, "emulated")}),
+}
+
+
+@pytest.mark.parametrize("what", PACED)
+def test_beside_what_is_slowed_down_on_purpose_the_host_paces_an_accelerator(eager, what):
+    """And says so; outputs are right however the model is cut, also where what comes in or goes out is on an accelerator."""
+    cluster = PACED[what]
+    own = [device.name for device in cluster.devices if not device.core_set]
+    for model in (conv_net(), load(Transformer(), (torch.randint(20, (2, 8)),))):
+        run = model.reference(None, "f32")
+        for seed in range(4):
+            grouping, plan = plan_of(model, cluster, seed)
+            with Runtime(model, grouping, cluster) as runtime, runtime.executor(plan, requests=2) as executor:
+                assert list(executor.host_paced) == [name for name in own if cluster.names.index(name) in used_by(plan)]
+                for number in range(3):
+                    inputs = model.random_inputs(number)
+                    assert OutputError.between(executor.run(inputs), run(inputs)).max_rel < 1e-5
+                assert executor.times(5) > 0
+                moved = {span.where for span in executor.spans() if span.kind == "copy"}
+                planned = zip(plan.schedule.transfers.src.tolist(), plan.schedule.transfers.dst.tolist(), strict=True)
+                assert moved <= {(cluster.names[src], cluster.names[dst]) for src, dst in planned}
+                assert moved
+
+
+def used_by(plan):
+    return {segment.device for segment in plan.programs}
+
+
+def test_a_run_says_which_devices_the_host_has_paced(eager, cache):
+    with Session(conv_net(), PACED["emulated links"], cache=cache, max_groups=6) as session:
+        session.profile()
+        report = session.run(session.placement(np.arange(len(session.grouping.groups)) % 2), runs=2)
+        assert report.host_paced == ("cpu",)
+        assert report.output_error.max_rel < 1e-4
+        assert set(report.utilization) >= {"cpu", f"CPU@{CORES[0]}"}
+        alone = session.run(session.placement(np.ones(len(session.grouping.groups), int)), runs=1)
+        assert alone.host_paced == ()
+    with Session(conv_net(), MIXED, cache=cache, max_groups=6) as session:
+        session.profile()
+        report = session.run(session.placement(np.arange(len(session.grouping.groups)) % 2), runs=2)
+        assert report.host_paced == ()
 
 
 def test_precision_is_that_of_the_module(eager):

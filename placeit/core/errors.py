@@ -6,6 +6,8 @@ prints the message and exits with ``exit_code``; a traceback is shown with ``--d
 
 from __future__ import annotations
 
+import traceback
+
 
 class PlaceitError(Exception):
     """Base class of every error that placeit raises on purpose."""
@@ -67,3 +69,11 @@ def first_line(error: BaseException) -> str:
     """Return the first line of another library's error, or its class if it has no message."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def forget_frames(error: BaseException) -> None:
+    """Drop what the frames of an error, and of those that led to it, hold: intermediate results, for example."""
+    cause: BaseException | None = error
+    while cause is not None:
+        traceback.clear_frames(cause.__traceback__)
+        cause = cause.__cause__ or cause.__context__

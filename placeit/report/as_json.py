@@ -78,6 +78,7 @@ def run(report: RunReport, placement_file: str | Path, files: Mapping[str, Path 
         "devices": report.placement.counts(),
         "segments": len(report.plan.programs),
         "native": report.native,
+        "host_paced": list(report.host_paced),
         "runs": len(latency.samples),
         "warmup": report.warmup,
         "duration_s": report.duration_s,

@@ -36,6 +36,7 @@ def run(console: Console, report: RunReport, files: Mapping[str, Path | None]) -
         "simulated": text.seconds(report.simulated_s),
         "segments": str(len(report.plan.programs)),
         "lanes": "native" if report.native else "Python",
+        **({"host-paced": ", ".join(report.host_paced)} if report.host_paced else {}),
         "output error": f"{text.error(error)} (relative to the largest output of the uncut model)",
         **({} if report.failed is None else {"failed": report.failed}),
     }

@@ -85,6 +85,13 @@ class Executor:
         """Whether runs need no Python from their begin to their end, unless another executor has the threads."""
         return self._native is not None
 
+    @property
+    def host_paced(self) -> tuple[str, ...]:
+        """Names of the devices of this plan with streams that the host waits for."""
+        used = sorted({segment.device for segment in self.plan.programs})
+        devices = [self.runtime.devices[d] for d in used]
+        return tuple(device.name for device in devices if getattr(device, "host_paced", False))
+
     def __enter__(self) -> Self:
         return self
 

@@ -39,6 +39,8 @@ class RunReport:
         simulated_s: what the simulator says that a request takes; None if nobody has profiled the model.
         segment_s: median seconds of each segment of the plan in the timed runs, ``float64[S]``; 0 of one that runs nothing.
         native: whether the plan's lanes needed no Python from the start of a request to its end.
+        host_paced: devices with streams on which nothing was launched ahead, as others beside them have none, or something was
+            slowed down on purpose: the host waited for the end of each of their segments.
         gpus: how busy each NVIDIA GPU of the machine was during the timed runs, by name; none without NVML.
         interrupted: whether Ctrl-C ended the timed runs early. There is no traced run then, and no outputs, and
             ``output_error`` is of the check before the timed runs.
@@ -59,5 +61,6 @@ class RunReport:
     simulated_s: float | None
     segment_s: NDArray[np.float64]
     native: bool
+    host_paced: tuple[str, ...]
     gpus: Mapping[str, GpuUse]
     interrupted: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import threading
 import time
@@ -22,8 +23,9 @@ from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Plan, Segment
 from placeit.runtime.accelerators.accelerator import StreamProgram, Streams
 from placeit.runtime.devices.base import Buffer, BufferSpec, Program, RuntimeDevice, SegmentSource, Transport
-from placeit.runtime.devices.emulated import EmulatedLink, SlowedDevice
-from placeit.runtime.devices.kinds import device_kind
+from placeit.runtime.devices.emulated import EmulatedLink, SlowedDevice, SlowedLink
+from placeit.runtime.devices.hand_over import HandOver
+from placeit.runtime.devices.kinds import DeviceKind, device_kind
 from placeit.runtime.devices.worker import Gate, apart
 from placeit.runtime.executor import Executor
 from placeit.runtime.plan_executor import DispatchOrder, PlanExecutor
@@ -45,10 +47,12 @@ class Runtime:
     Args:
         model: the model.
         grouping: its ops in groups.
-        cluster: real or emulated devices; links of origin ``measured`` are the hardware's own and are not throttled.
+        cluster: real or emulated devices; links of origin ``measured`` are the hardware's own and are not throttled. Links are
+            opened by the kinds of their ends (:class:`placeit.runtime.devices.kinds.DeviceKind`).
         precision: inference precision of every device.
         devices: what to run on in place of the cluster's real devices, one for each of them, such as null devices.
-        transports: links to go with them, by (source, destination).
+        transports: links to go with them, by (source, destination); None for the cluster's emulated ones, and for hand-overs
+            through the host's memory where two devices have different memories.
         streams: what drives all of them through streams instead.
         wait: what else to do to have a run end, such as letting time pass on a virtual clock.
 
@@ -94,10 +98,13 @@ class Runtime:
         if devices is None and streams is None:
             _check_real(cluster)
             self.streams = _open_streams(cluster, precision)
-        if devices is None:
-            devices = () if self.streams is not None else _open_devices(cluster, precision)
-        self.devices = tuple(devices)
-        self.transports = _open_links(cluster) if transports is None else dict(transports)
+        if self.streams is not None:
+            self.devices, self.transports = tuple(devices or ()), dict(transports or {})
+        elif devices is None:
+            self.devices, self.transports = _open(cluster, precision)
+        else:
+            self.devices = tuple(devices)
+            self.transports = _open_links(cluster, self.devices, ()) if transports is None else dict(transports)
 
     def __enter__(self) -> Self:
         return self
@@ -248,41 +255,59 @@ def _check_real(cluster: Cluster) -> None:
 
 
 def _open_streams(cluster: Cluster, precision: str) -> Streams | None:
+    """Drive the whole cluster through streams, launched ahead, if a kind of device can.
+
+    What is slowed down on purpose has to be paced by the host, as do clusters of several kinds.
+    """
+    if any(device.emulated for device in cluster.devices) or any(link.origin == "emulated" for link in cluster.links.values()):
+        return None
     for device in cluster.devices:
         streams = device_kind(device).streams(cluster.devices, precision)
         if streams is not None:
-            throttled = [f"the link {src} -> {dst}" for (src, dst), link in cluster.links.items() if link.origin == "emulated"]
-            throttled += [device.name for device in cluster.devices if device.emulated]
-            if throttled:
-                streams.accelerator.close()
-                raise DeviceError(
-                    f"{throttled[0]} is emulated, and nothing can be slowed down on purpose beside {device.name}, which runs "
-                    "ahead of this process: leave 'slowdown', and links without 'measured: true', out of the cluster file."
-                )
             return streams
     return None
 
 
-def _open_devices(cluster: Cluster, precision: str) -> tuple[RuntimeDevice, ...]:
-    devices: list[RuntimeDevice] = []
+def _open(cluster: Cluster, precision: str) -> tuple[tuple[RuntimeDevice, ...], dict[tuple[int, int], Transport]]:
+    """Open each device, and the links between them, by their kinds."""
+    kinds = [device_kind(device) for device in cluster.devices]
+    real: list[RuntimeDevice] = []
     try:
-        for device in cluster.devices:
-            real = device_kind(device).open(device, precision)
-            devices.append(SlowedDevice(real, device.slowdown) if device.emulated else real)
+        for kind, device in zip(kinds, cluster.devices, strict=True):
+            real.append(kind.open(device, precision))
+        links = _open_links(cluster, real, kinds)
     except BaseException:
-        for opened in devices:
+        for opened in real:
             opened.close()
         raise
-    return tuple(devices)
+    pairs = zip(real, cluster.devices, strict=True)
+    return tuple(SlowedDevice(opened, device.slowdown) if device.emulated else opened for opened, device in pairs), links
 
 
-def _open_links(cluster: Cluster) -> dict[tuple[int, int], Transport]:
-    number = {name: d for d, name in enumerate(cluster.names)}
-    return {
-        (number[src], number[dst]): EmulatedLink(f"placeit {src} -> {dst}", link.bandwidth, link.latency)
-        for (src, dst), link in cluster.links.items()
-        if link.origin == "emulated"
-    }
+def _open_links(
+    cluster: Cluster, devices: Sequence[RuntimeDevice], kinds: Sequence[DeviceKind]
+) -> dict[tuple[int, int], Transport]:
+    """Open a link wherever a kind has one, memories differ, or the cluster has an emulated one."""
+    links: dict[tuple[int, int], Transport] = {}
+    try:
+        for src, dst in itertools.permutations(range(len(cluster)), 2):
+            ends = cluster.names[src], cluster.names[dst]
+            name = f"placeit {' -> '.join(ends)}"
+            asked = (kinds[d].link(devices[src], devices[dst]) for d in (src, dst) if kinds)
+            made = next((link for link in asked if link is not None), None)
+            if made is None and devices[src].space != devices[dst].space:
+                made = HandOver(name)
+            if made is not None:
+                links[src, dst] = made
+            link = cluster.links.get(ends)
+            if link is not None and link.origin == "emulated":
+                emulated = EmulatedLink(name, link.bandwidth, link.latency)
+                links[src, dst] = emulated if made is None else SlowedLink(made, emulated)
+    except BaseException:
+        for opened in links.values():
+            opened.close()
+        raise
+    return links
 
 
 _FRAMEWORKS: Mapping[Format, str] = {"openvino": "OpenVINO", "onnx": "ONNX", "torch": "PyTorch"}

@@ -89,6 +89,11 @@ class Slot:
                         done = functools.partial(transfer_done, number, compact[t], d, far)
                         self.copies[compact[t], far] = (d, buffer, held[t, far], done)
 
+        for buffer in self.outputs.values():
+            deliver: Callable[[], None] | None = getattr(buffer, "deliver", None)
+            if deliver is not None:
+                deliver()
+
     def reported(self, what: tuple[int, ...]) -> None:
         """Record what a segment or a transfer has written, in a checked run."""
         if self.written is not None and what in self.writes:

@@ -37,7 +37,7 @@ from placeit.runtime.devices.base import BufferSpec, RuntimeDevice
 from placeit.runtime.devices.emulated import SlowedDevice
 from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.devices.openvino import HostBuffer
-from placeit.runtime.devices.ort import OrtDevice
+from placeit.runtime.devices.ort import KIND, OrtDevice
 from placeit.runtime.drivers import drive
 from placeit.runtime.executor import Executor
 from placeit.runtime.runtime import Runtime
@@ -393,7 +393,7 @@ def test_a_build_without_cuda_is_an_error_that_names_the_package(monkeypatch: py
     build = SimpleNamespace(get_available_providers=lambda: ["CPUExecutionProvider"], __version__="1.0")
     monkeypatch.setitem(sys.modules, "onnxruntime", build)
     with pytest.raises(DeviceError, match=r"cuda:0: .*no CUDAExecutionProvider.*onnxruntime-gpu"):
-        OrtDevice(Device("cuda:0", "ort", Address("cuda:0")))
+        KIND.open(Device("cuda:0", "ort", Address("cuda:0")), "f32")
 
 
 def test_a_gpu_that_pytorch_does_not_find_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,7 +401,7 @@ def test_a_gpu_that_pytorch_does_not_find_is_an_error(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "onnxruntime", build)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(DeviceError, match=r"finds 1 NVIDIA GPUs"):
-        OrtDevice(Device("gpu", "ort", Address("cuda:1", runtime="ort")))
+        KIND.open(Device("gpu", "ort", Address("cuda:1", runtime="ort")), "f32")
 
 
 def test_another_precision_is_refused() -> None:

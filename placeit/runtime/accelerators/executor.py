@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import traceback
 from collections.abc import Mapping
 from time import perf_counter
 from types import TracebackType
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.backends.base import checked_inputs
-from placeit.core.errors import DeviceError, ExecutionError, NoRoomError, UsageError
+from placeit.core.errors import DeviceError, ExecutionError, NoRoomError, UsageError, forget_frames
 from placeit.core.units import format_quantity
 from placeit.planning.segments import Plan
 from placeit.runtime.accelerators.accelerator import HOST, Accelerator, View
@@ -117,6 +116,11 @@ class StreamExecutor:
     def native(self) -> bool:
         """False: Python launches what streams run."""
         return False
+
+    @property
+    def host_paced(self) -> tuple[str, ...]:
+        """None: everything is launched ahead."""
+        return ()
 
     def __enter__(self) -> Self:
         return self
@@ -332,10 +336,7 @@ class StreamExecutor:
 
     def _abandon(self, error: BaseException) -> None:
         """Wait for what was launched, and release everything that it or the error holds."""
-        cause: BaseException | None = error
-        while cause is not None:  # frames hold intermediate results of the segment that ran out of memory, for example
-            traceback.clear_frames(cause.__traceback__)
-            cause = cause.__cause__ or cause.__context__
+        forget_frames(error)  # which hold intermediate results of the segment that ran out of memory, for example
         self._release()
 
     def _release(self) -> None:

@@ -10,8 +10,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-import numpy as np
-
 from placeit.runtime.accelerators.accelerator import HOST, Accelerator, StreamProgram
 from placeit.runtime.accelerators.work import PlanTasks
 from placeit.runtime.devices.base import BufferSpec
@@ -212,7 +210,7 @@ class RequestLayout:
         slots: list[tuple[int, int]] = []
         last: list[int] = []  # for each slot the buffer that was put there last
         for b in (*kept, *(b for launch in self.launches for b in launch.writes if b not in kept)):
-            place, need = self.places[b], max(1, _nbytes(self.specs[b]))
+            place, need = self.places[b], max(1, self.specs[b].nbytes)
             free: list[int] = []
             if b not in kept:
                 known = ancestors[self._writer[b]]
@@ -231,7 +229,3 @@ class RequestLayout:
                 last.append(b)
             slot_of[b] = slot
         return slot_of, slots
-
-
-def _nbytes(spec: BufferSpec) -> int:
-    return int(np.prod(spec.shape, dtype=np.int64)) * np.dtype(spec.dtype).itemsize

@@ -11,9 +11,10 @@ import torch
 
 from placeit.core.errors import ExecutionError
 from placeit.runtime.accelerators.accelerator import Inbox, Token
+from placeit.runtime.accelerators.host_stream import HostStream
 from placeit.runtime.devices.worker import Worker
 
-__all__ = ["Reports", "ThreadReports", "native_handle"]
+__all__ = ["Reports", "ThreadReports", "native_handle", "wait_for"]
 
 
 class Reports(Protocol):
@@ -43,7 +44,8 @@ class ThreadReports:
     def report(self, stream: torch.Stream, event: torch.Event, inbox: Inbox, token: Token) -> None:
         """Hand the event to the stream's thread. Raises ExecutionError after :meth:`close`."""
         found = self._waiters.get(id(stream)) or self._start(stream)
-        found[0].submit(functools.partial(_report, _wait_for(stream, event), inbox, token))
+        wait = event.synchronize if stream.device.type != "cuda" else _mark_asleep(stream)
+        found[0].submit(functools.partial(_report, wait, inbox, token))
 
     def _start(self, stream: torch.Stream) -> tuple[Worker, torch.Stream]:
         with self._lock:
@@ -61,10 +63,16 @@ class ThreadReports:
             waiter.close()
 
 
-def _wait_for(stream: torch.Stream, event: torch.Event) -> Callable[[], object]:
-    """A call that waits for an event that was just recorded, asleep."""
-    if stream.device.type != "cuda":
-        return event.synchronize
+def wait_for(stream: torch.Stream | HostStream) -> None:
+    """Wait for everything launched on a stream, asleep."""
+    if isinstance(stream, HostStream) or stream.device.type != "cuda":
+        stream.synchronize()
+    else:
+        _mark_asleep(stream)()
+
+
+def _mark_asleep(stream: torch.Stream) -> Callable[[], object]:
+    """Mark a stream of CUDA, and return a call that waits for the mark."""
     # CUDA spins in waits for events, but for those that were made for sleeping, which torch.Event cannot be
     make: Any = torch.cuda.Event
     behind = make(blocking=True)

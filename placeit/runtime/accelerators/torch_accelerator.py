@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from time import perf_counter
 from types import TracebackType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import numpy as np
@@ -25,27 +25,25 @@ from placeit.core.errors import DeviceError, ExecutionError, NoRoomError, Placei
 from placeit.runtime.accelerators.accelerator import HOST, Inbox, LoadedProgram, Replay, Streams, Token
 from placeit.runtime.accelerators.host_stream import HostEvent, HostStream
 from placeit.runtime.accelerators.module_program import ModuleProgram
-from placeit.runtime.accelerators.reports import Reports, ThreadReports, native_handle
+from placeit.runtime.accelerators.reports import Reports, ThreadReports, native_handle, wait_for
 from placeit.runtime.devices.base import BufferSpec
-from placeit.runtime.devices.pytorch import check_precision, failing_op
+from placeit.runtime.devices.pytorch import check_precision, failing_op, module_of
 
-__all__ = ["TorchAccelerator", "open_streams", "torch_streams"]
+__all__ = ["TorchAccelerator", "open_accelerator", "torch_streams"]
 
 _LOOK_S = 1.0  # how often a host that waits looks whether the devices are alive
 
 
-def open_streams(devices: Sequence[Device], precision: str) -> Streams | None:
-    """Open PyTorch's devices if one of them is an accelerator. Raises DeviceError."""
-    accelerators = [device for device in devices if not device.core_set]
-    if not accelerators:
-        return None
-    check_precision(accelerators[0], precision)
+def open_accelerator(devices: Sequence[Device], precision: str) -> Streams:
+    """Open PyTorch's devices, one of which at least is no core set. Raises DeviceError."""
+    check_precision(next(device for device in devices if not device.core_set), precision)
     return torch_streams(TorchAccelerator(devices))
 
 
 def torch_streams(accelerator: TorchAccelerator) -> Streams:
     """Drive an accelerator with segments as PyTorch modules."""
-    return Streams(accelerator, lambda segment: ModuleProgram(cast("torch.nn.Module", segment.in_format("torch"))))
+    names = ", ".join(accelerator.names)
+    return Streams(accelerator, lambda segment: ModuleProgram(module_of(segment, names)))
 
 
 class TorchAccelerator:
@@ -176,7 +174,8 @@ class TorchAccelerator:
 
     def read(self, view: torch.Tensor) -> NDArray[np.generic]:
         """Read as the host."""
-        array: NDArray[np.generic] = view.clone(memory_format=torch.contiguous_format).numpy()
+        value = view.clone(memory_format=torch.contiguous_format)
+        array: NDArray[np.generic] = (value.float() if value.dtype is torch.bfloat16 else value).numpy()
         return array
 
     def blank(self, view: torch.Tensor, sentinel: int) -> None:
@@ -279,9 +278,9 @@ class TorchAccelerator:
                 stream.query()
 
     def finish(self, stream: _Queue) -> None:
-        """Synchronize the stream."""
+        """Synchronize the stream, asleep."""
         with stream.errors:
-            stream.stream.synchronize()
+            wait_for(stream.stream)
 
     def capture(self, streams: Sequence[_Queue], launches: Callable[[], None]) -> Replay:
         """Capture a graph of one device; copies between devices wait for streams that are not captured."""

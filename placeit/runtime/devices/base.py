@@ -7,6 +7,7 @@ what a device is, so a new kind of device is one file in this folder.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -41,9 +42,19 @@ class BufferSpec:
         """Shape in memory order."""
         return tuple(self.shape[i] for i in (0, 2, 3, 1)) if self.channels_last else self.shape
 
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        itemsize = 2 if self.dtype == "bfloat16" else np.dtype(self.dtype).itemsize  # NumPy lacks it
+        return math.prod(self.shape) * itemsize
+
 
 class Buffer(Protocol):
-    """Memory that holds one tensor."""
+    """Memory that holds one tensor.
+
+    One outside the host's memory may have a method ``deliver``: from then on, what writes the buffer also brings the value to
+    the host before it reports its end, so that ``array`` has nothing left to wait for. It is called of outputs of the model.
+    """
 
     @property
     def space(self) -> str:
@@ -57,6 +68,10 @@ class Buffer(Protocol):
 
     def array(self) -> NDArray[np.generic]:
         """The value in its logical shape, a view where possible, else a copy."""
+        ...
+
+    def fill(self, value: NDArray[np.generic]) -> None:
+        """Copy a value of its logical shape there, and wait until it is. Nothing that uses it is running."""
         ...
 
     def blank(self, sentinel: int) -> None:
@@ -114,6 +129,9 @@ class RuntimeDevice(Protocol):
     One that runs them on a thread of placeit's (:class:`placeit.runtime.devices.worker.Worker`) has it as ``worker``, as a
     :class:`Transport` may: runs then begin on that thread, where no signal handler can interrupt them, and whoever waits for a
     run notices if the thread is gone. After an interrupt at the wrong moment an executor of other devices has to be made anew.
+
+    One whose work is queued on a stream of its own, while the host waits for each end before it decides what follows, has
+    ``host_paced``, which is true.
 
     If its instances have native entries, a method ``explain`` returns the error message of the entry that failed last, on the
     thread where it failed. ``slowdown``, 1 if there is none, is the factor by which runs of native entries are prolonged.
@@ -187,7 +205,7 @@ class Transport(Protocol):
     """Moves tensors along one directed link. Transfers run one at a time, in the order in which they were started."""
 
     def start(self, source: Buffer, destination: Buffer, done: DoneCallback) -> None:
-        """Copy and return at once."""
+        """Copy and return at once. Both are the same where a tensor lies in memory that the two ends share."""
         ...
 
     def close(self) -> None:

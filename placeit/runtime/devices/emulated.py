@@ -8,10 +8,19 @@ import threading
 from collections.abc import Callable
 from time import perf_counter
 
-from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, Program, RuntimeDevice, SegmentSource
+from placeit.runtime.devices.base import (
+    Buffer,
+    BufferSpec,
+    DoneCallback,
+    Instance,
+    Program,
+    RuntimeDevice,
+    SegmentSource,
+    Transport,
+)
 from placeit.runtime.devices.worker import Gate, Worker
 
-__all__ = ["EmulatedLink", "SlowedDevice", "wake_on_time"]
+__all__ = ["EmulatedLink", "SlowedDevice", "SlowedLink", "wake_on_time"]
 
 _PR_SET_TIMERSLACK = 29
 _precise = threading.local()
@@ -49,6 +58,11 @@ class SlowedDevice:
         return getattr(self._inner, "worker", None)
 
     @property
+    def host_paced(self) -> bool:
+        """Whether the real device has a stream that the host waits for."""
+        return bool(getattr(self._inner, "host_paced", False))
+
+    @property
     def explain(self) -> Callable[[], str]:
         """Says what the real device reports of a native entry that failed."""
         return getattr(self._inner, "explain", str)
@@ -77,6 +91,49 @@ class SlowedDevice:
         """Wake its thread and close the real device."""
         self._closing.open()
         self._inner.close()
+
+
+class SlowedLink:
+    """A link that takes latency + bytes / bandwidth for a transfer, or as long as the real link, if that is longer.
+
+    Args:
+        inner: the real link.
+        emulated: the time that a transfer is to take.
+    """
+
+    def __init__(self, inner: Transport, emulated: EmulatedLink) -> None:
+        self._inner, self._emulated = inner, emulated
+
+    @property
+    def worker(self) -> Worker:
+        """The thread that waits for the time to be over."""
+        return self._emulated.worker
+
+    def start(self, source: Buffer, destination: Buffer, done: DoneCallback) -> None:
+        """Start a transfer after those already started."""
+        both = _Both(done)
+        self._inner.start(source, destination, both.done)
+        self._emulated.start(source, destination, both.done)
+
+    def close(self) -> None:
+        """Close the real link and stop the thread."""
+        self._inner.close()
+        self._emulated.close()
+
+
+class _Both:
+    """Reports once when two reports have come: the first start, the last finish, the first error."""
+
+    def __init__(self, done: DoneCallback) -> None:
+        self._done, self._lock = done, threading.Lock()
+        self._first: tuple[float, float, BaseException | None] | None = None
+
+    def done(self, start: float, finish: float, error: BaseException | None) -> None:
+        with self._lock:
+            first = self._first
+            self._first = start, finish, error
+        if first is not None:
+            self._done(min(first[0], start), max(first[1], finish), first[2] or error)
 
 
 class EmulatedLink:

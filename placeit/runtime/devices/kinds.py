@@ -15,7 +15,7 @@ from placeit.core.errors import DeviceError
 from placeit.core.registry import entry_table, load_entry
 from placeit.devices.names import refuse_node
 from placeit.devices.plugins import GROUP
-from placeit.runtime.devices.base import RuntimeDevice
+from placeit.runtime.devices.base import RuntimeDevice, Transport
 
 if TYPE_CHECKING:
     from placeit.backends.base import Model
@@ -42,8 +42,12 @@ class DeviceKind:
             such models at all.
         group_shares: ``group_shares(model, grouping, device, precision, passes)`` measures each group's share of the time of a
             pass over the whole model: ``float64[G]``, which sums to one. Raises DeviceError.
-        streams: ``streams(devices, precision)`` drives all devices of a cluster through streams, if it has one of this kind for
-            which that is the way; None if it has not. Raises DeviceError.
+        streams: ``streams(devices, precision)`` drives all devices of a cluster through streams, launched ahead; None if it
+            cannot, or none of them has streams. Raises DeviceError.
+        link: ``link(source, destination)`` opens what moves tensors from one device to another, one of which, or both, are of
+            this kind. The kind of the source is asked first. None if it has nothing for them: then tensors stay where they
+            are if both devices read the same memory, and else go through the host's
+            (:class:`placeit.runtime.devices.hand_over.HandOver`). Raises DeviceError.
         version: ``version()`` names the version of the runtime that drives the device, on which measured costs depend.
         devices: ``devices()`` lists the devices of this machine that only this kind knows. Those of a kind ``sleep`` are
             called ``sleep:0`` or ``sleep:west``, and these are their addresses, too. Raises DeviceError if it cannot tell.
@@ -53,6 +57,7 @@ class DeviceKind:
     supported: Callable[[Model, Device], Collection[str]]
     group_shares: Callable[[Model, Grouping, Device, str, int], NDArray[np.float64]]
     streams: Callable[[Sequence[Device], str], Streams | None] = lambda _devices, _precision: None
+    link: Callable[[RuntimeDevice, RuntimeDevice], Transport | None] = lambda _source, _destination: None
     version: Callable[[], str] = lambda: ""
     devices: Callable[[], Sequence[Device]] = lambda: ()
 

@@ -68,6 +68,9 @@ class _NullBuffer:
         """Zeros."""
         return np.zeros(self.spec.shape, self.spec.dtype)
 
+    def fill(self, value: NDArray[np.generic]) -> None:
+        """Do nothing: nothing is held."""
+
     def blank(self, sentinel: int) -> None:
         """Do nothing: nothing is held."""
 

@@ -55,6 +55,10 @@ class HostBuffer:
         data = cast("NDArray[np.generic]", self.tensor.data)
         return data.transpose(0, 3, 1, 2) if self.spec.channels_last else data
 
+    def fill(self, value: NDArray[np.generic]) -> None:
+        """Copy there."""
+        self.array()[...] = value
+
     def blank(self, sentinel: int) -> None:
         """Fill the memory."""
         self.tensor.data[...] = blank_value(self.tensor.data.dtype, sentinel)

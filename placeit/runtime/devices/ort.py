@@ -1,4 +1,4 @@
-"""Devices that ONNX Runtime drives: CPU core sets and NVIDIA GPUs, for ONNX models."""
+"""Devices that ONNX Runtime drives: CPU core sets and, through streams, NVIDIA GPUs, for ONNX models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, first_line
 from placeit.devices.host import one_per_physical_core
 from placeit.devices.onnxruntime import onnxruntime
-from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, Program, SegmentSource
+from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, Program, RuntimeDevice, SegmentSource
 from placeit.runtime.devices.kinds import DeviceKind
 from placeit.runtime.devices.openvino import HostBuffer
 from placeit.runtime.devices.worker import Worker, perform
@@ -74,17 +74,12 @@ class OrtProgram:
 
 
 class OrtInstance:
-    """An IO binding of a session: ONNX Runtime reads and writes the buffers' own memory.
+    """An IO binding of a session, which instances on one thread share: it reads and writes the buffers' own memory."""
 
-    Args:
-        program: the session; instances on one thread can share it.
-        rebind: bind the inputs again before each run. To bind a value in host memory to a session on a GPU is to copy it there.
-    """
-
-    def __init__(self, program: OrtProgram, *, rebind: bool = False) -> None:
+    def __init__(self, program: OrtProgram) -> None:
         self._specs = program.inputs
         self._names = [value.name for value in program.session.get_inputs()]
-        self._session, self._rebind = program.session, rebind
+        self._session = program.session
         self._binding = program.session.io_binding()
         self._bound: dict[int, tuple[Buffer, Any]] = {}
         self._outputs = [HostBuffer(spec) for spec in program.outputs]
@@ -100,8 +95,7 @@ class OrtInstance:
                 f"{list(array.shape)}."
             )
         self._bound[index] = buffer, _ort_value(array, spec)
-        if not self._rebind:
-            self._binding.bind_ortvalue_input(self._names[index], self._bound[index][1])
+        self._binding.bind_ortvalue_input(self._names[index], self._bound[index][1])
 
     def output(self, index: int) -> HostBuffer:
         """Where output ``index`` is written."""
@@ -109,13 +103,7 @@ class OrtInstance:
 
     def run(self) -> None:
         """Compute the outputs."""
-        if self._rebind:
-            for index, (_, value) in self._bound.items():
-                self._binding.bind_ortvalue_input(self._names[index], value)
-            self._binding.synchronize_inputs()
         self._session.run_with_iobinding(self._binding)
-        if self._rebind:
-            self._binding.synchronize_outputs()
 
 
 def _ort_value(array: NDArray[np.generic], spec: BufferSpec) -> Any:
@@ -129,21 +117,17 @@ def _ort_value(array: NDArray[np.generic], spec: BufferSpec) -> Any:
 
 
 class OrtDevice:
-    """A CPU core set or an NVIDIA GPU that runs one ONNX Runtime session at a time, on its own thread.
+    """A CPU core set that runs one ONNX Runtime session at a time, on its own thread.
 
     A core set of one core computes in the worker thread alone, which is bound to that core. A larger set gets as many threads
     as it has cores: each session starts its own, bound to the set.
 
-    A GPU is driven in this way where devices of other kinds are in the same cluster; GPUs alone are driven through streams
-    (:mod:`placeit.runtime.accelerators.ort_program`). All sessions of the GPU compute on one stream. What a segment reads and
-    makes lies in host memory here, too, so every segment copies its inputs to the GPU and its outputs back.
-
     Args:
-        device: the device; its address is a core set (``ort:CPU@0``) or a GPU (``cuda:0``, ``ort:cuda:0``).
+        device: the device (``ort:CPU@0``).
         precision: only ``f32`` is known: an ONNX model says itself in which types it computes.
 
     Raises:
-        DeviceError: ONNX Runtime is not installed, or not for such devices; another precision; cores that may not be used.
+        DeviceError: ONNX Runtime is not installed; another precision; cores that may not be used.
     """
 
     space = "host"
@@ -154,13 +138,6 @@ class OrtDevice:
         # all of the machine is used as ONNX Runtime does by itself: one thread for each physical core
         address = device.where
         self._cores = tuple(sorted(one_per_physical_core(device.cores))) if address.whole_cpu else device.cores
-        self._on_gpu = on_gpu(device)
-        self._provider = provider(_gpu(device))
-        if self._on_gpu:
-            import torch
-
-            self._stream = torch.cuda.Stream(_gpu(device))  # type: ignore[no-untyped-call]
-            self._provider[1]["user_compute_stream"] = str(self._stream.cuda_stream)
         # larger sets have threads of their own in each session, bound to their cores
         of = self._cores if len(self._cores) > 1 else ""
         self.program_key = f"onnxruntime {address.hardware} {of}"
@@ -173,12 +150,12 @@ class OrtDevice:
 
     def compile(self, segment: SegmentSource) -> OrtProgram:
         """Make a session of a segment. Raises DeviceError."""
-        return OrtProgram(segment, open_session(segment, self.name, self._provider, self._cores))
+        return OrtProgram(segment, open_session(segment, self.name, provider(None), self._cores))
 
     def instance(self, program: Program) -> OrtInstance:
         """Make buffers for a program, and bind them. Raises DeviceError."""
         with explaining(f"ONNX Runtime cannot make buffers for {self.name}"):
-            return OrtInstance(cast("OrtProgram", program), rebind=self._on_gpu)
+            return OrtInstance(cast("OrtProgram", program))
 
     def allocate(self, spec: BufferSpec) -> HostBuffer:
         """Allocate host memory."""
@@ -318,6 +295,15 @@ def _group_shares(model: Model, grouping: Grouping, device: Device, precision: s
     return group_shares(model, grouping, device, precision, passes=passes)
 
 
+def _open(device: Device, precision: str) -> RuntimeDevice:
+    if not on_gpu(device):
+        return OrtDevice(device, precision=precision)
+    from placeit.runtime.accelerators.ort_program import open_streams
+    from placeit.runtime.accelerators.stream_device import StreamDevice
+
+    return StreamDevice(open_streams([device], precision))
+
+
 def _streams(devices: Sequence[Device], precision: str) -> Streams | None:
     if not all(device.kind == "ort" and on_gpu(device) for device in devices):
         return None
@@ -330,6 +316,4 @@ def _version() -> str:
     return f"ONNX Runtime {onnxruntime().__version__}"
 
 
-KIND = DeviceKind(
-    lambda device, precision: OrtDevice(device, precision=precision), _supported, _group_shares, _streams, _version
-)
+KIND = DeviceKind(_open, _supported, _group_shares, _streams, version=_version)

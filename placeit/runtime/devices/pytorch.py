@@ -19,7 +19,7 @@ from placeit.backends.base import TorchKernels, numpy_can_hold
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, first_line
 from placeit.devices.host import one_per_physical_core
-from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, Program, SegmentSource
+from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, Program, RuntimeDevice, SegmentSource
 from placeit.runtime.devices.kinds import DeviceKind
 from placeit.runtime.devices.worker import Worker, perform
 
@@ -36,6 +36,7 @@ __all__ = [
     "check_precision",
     "explaining",
     "failing_op",
+    "module_of",
     "use_threads",
 ]
 
@@ -95,6 +96,10 @@ class TorchBuffer:
         """View the value, or copy it as float32 if NumPy lacks its type."""
         tensor = self.tensor if numpy_can_hold(self.spec.dtype) or self.tensor.is_complex() else self.tensor.float()
         return cast("NDArray[np.generic]", tensor.numpy(force=True))
+
+    def fill(self, value: NDArray[np.generic]) -> None:
+        """Copy there, converted from what :meth:`array` gives."""
+        self.tensor.copy_(torch.from_numpy(value))
 
     def blank(self, sentinel: int) -> None:
         """Replace the tensor, since its memory may belong to an input or a weight."""
@@ -181,16 +186,7 @@ class TorchDevice:
 
     def compile(self, segment: SegmentSource) -> TorchProgram:
         """Take a segment as a module. Raises DeviceError."""
-        module = cast("torch.nn.Module", segment.in_format("torch"))
-        if isinstance(module, torch.fx.GraphModule):
-            (end,) = module.graph.find_nodes(op="output")
-            takes, gives = len(module.graph.find_nodes(op="placeholder")), len(end.args[0])
-            if (takes, gives) != (len(segment.inputs), len(segment.outputs)):
-                raise DeviceError(
-                    f"{self.name} cannot run a segment of {len(segment.inputs)} inputs and {len(segment.outputs)} outputs "
-                    f"whose module takes {takes} and gives {gives}."
-                )
-        return TorchProgram(segment, module)
+        return TorchProgram(segment, module_of(segment, self.name))
 
     def instance(self, program: Program) -> TorchInstance:
         """Make buffers for a program. Raises DeviceError if there is no memory for them."""
@@ -212,6 +208,20 @@ class TorchDevice:
     def close(self) -> None:
         """Stop the worker thread."""
         self._worker.close()
+
+
+def module_of(segment: SegmentSource, device: str) -> torch.nn.Module:
+    """A segment as a module, for a device. Raises DeviceError if it takes or gives other tensors than the segment."""
+    module = cast("torch.nn.Module", segment.in_format("torch"))
+    if isinstance(module, torch.fx.GraphModule):
+        (end,) = module.graph.find_nodes(op="output")
+        takes, gives = len(module.graph.find_nodes(op="placeholder")), len(end.args[0])
+        if (takes, gives) != (len(segment.inputs), len(segment.outputs)):
+            raise DeviceError(
+                f"{device} cannot run a segment of {len(segment.inputs)} inputs and {len(segment.outputs)} outputs whose "
+                f"module takes {takes} and gives {gives}."
+            )
+    return module
 
 
 def failing_op(error: BaseException) -> str | None:
@@ -253,16 +263,26 @@ def _group_shares(model: Model, grouping: Grouping, device: Device, precision: s
     return group_shares(model, grouping, device, precision, passes=passes)
 
 
-def _streams(devices: Sequence[Device], precision: str) -> Streams | None:
-    from placeit.runtime.accelerators.torch_accelerator import open_streams
+def _open(device: Device, precision: str) -> RuntimeDevice:
+    if device.core_set:
+        return TorchDevice(device, precision=precision)
+    from placeit.runtime.accelerators.stream_device import StreamDevice
+    from placeit.runtime.accelerators.torch_accelerator import open_accelerator
 
-    return open_streams(devices, precision)
+    return StreamDevice(open_accelerator([device], precision))
+
+
+def _streams(devices: Sequence[Device], precision: str) -> Streams | None:
+    own = {device.where.family for device in devices if device.kind == "torch" and not device.core_set}
+    if len(own) != 1 or any(device.kind != "torch" for device in devices):
+        return None
+    from placeit.runtime.accelerators.torch_accelerator import open_accelerator
+
+    return open_accelerator(devices, precision)
 
 
 def _version() -> str:
     return f"PyTorch {torch.__version__}"
 
 
-KIND = DeviceKind(
-    lambda device, precision: TorchDevice(device, precision=precision), _supported, _group_shares, _streams, _version
-)
+KIND = DeviceKind(_open, _supported, _group_shares, _streams, version=_version)

@@ -1,0 +1,226 @@
+"""A device with streams among devices without: the host waits for each end before it decides what follows."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.core.errors import DeviceError, PlaceitError, first_line, forget_frames
+from placeit.runtime.accelerators.accelerator import HOST, Accelerator, Inbox, Memory, StreamProgram, Streams, View
+from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, Program, SegmentSource
+from placeit.runtime.devices.worker import Worker, perform
+
+__all__ = ["StreamBuffer", "StreamDevice"]
+
+_COMPUTE, _READ, _WRITE = range(3)  # streams
+
+
+class StreamDevice:
+    """One device of an accelerator, for clusters whose other devices cannot wait for its events, nor it for theirs.
+
+    Its thread launches a segment, waits for the stream, and reports the end; nothing is launched ahead. What segments make
+    stays in the device's memory. Inputs of the model are copied there, and outputs of the model to the host, as parts of the
+    segments that read and make them. Everything else that leaves the device or comes from others goes through pinned memory
+    of the host, on a stream for each direction.
+
+    Args:
+        streams: the accelerator, which is closed with the device, and what makes its programs.
+        number: of the device, which has memory of its own.
+    """
+
+    host_paced = True
+
+    def __init__(self, streams: Streams, number: int = 0) -> None:
+        self.accelerator, self.number, self._compile = streams.accelerator, number, streams.compile
+        self.name = self.space = self.accelerator.names[number]
+        self.program_key = f"streams of {self.name}"
+        self._worker = Worker(f"placeit {self.name}")
+        self._reading, self._writing = (_CopyLane(self.accelerator, number, stream) for stream in (_READ, _WRITE))
+
+    @property
+    def worker(self) -> Worker:
+        """The thread that launches and waits."""
+        return self._worker
+
+    def compile(self, segment: SegmentSource) -> StreamedProgram:
+        """Compile a segment. Raises DeviceError."""
+        return StreamedProgram(segment, self._compile(segment))
+
+    def instance(self, program: Program) -> StreamedInstance:
+        """Load a program, and make buffers for it. Raises DeviceError if there is no memory for them."""
+        return StreamedInstance(self, cast("StreamedProgram", program))
+
+    def allocate(self, spec: BufferSpec) -> StreamBuffer:
+        """Allocate memory of the device. Raises DeviceError."""
+        return StreamBuffer(self, spec)
+
+    def start(self, instance: Instance, done: DoneCallback) -> None:
+        """Queue an instance."""
+        self._worker.submit(functools.partial(perform, cast("StreamedInstance", instance).run, self._explain, done))
+
+    def _explain(self, error: BaseException) -> str:
+        return str(error) if isinstance(error, PlaceitError) else f"{self.name} failed: {first_line(error)}"
+
+    def fetch(self, view: View, spec: BufferSpec) -> NDArray[np.generic]:
+        """Copy a tensor to the host."""
+        return self._reading.fetch(view, spec)
+
+    def store(self, value: NDArray[np.generic], view: View, spec: BufferSpec) -> None:
+        """Copy a value from the host into a tensor."""
+        self._writing.store(value, view, spec)
+
+    def close(self) -> None:
+        """Stop the thread and close the accelerator."""
+        self._worker.close()
+        self._reading.close()
+        self._writing.close()
+        self.accelerator.close()
+
+
+class _CopyLane:
+    """A stream that copies one tensor at a time between a device and pinned memory, for any thread."""
+
+    def __init__(self, accelerator: Accelerator, device: int, stream: int) -> None:
+        self._accelerator, self._stream = accelerator, accelerator.stream(device, stream)
+        self._lock = threading.Lock()
+        self._pinned: tuple[int, Memory] | None = None
+
+    def fetch(self, view: View, spec: BufferSpec) -> NDArray[np.generic]:
+        with self._lock:
+            pinned = self._room(spec)
+            self._accelerator.copy(self._stream, view, pinned)
+            self._accelerator.finish(self._stream)
+            return self._accelerator.read(pinned)
+
+    def store(self, value: NDArray[np.generic], view: View, spec: BufferSpec) -> None:
+        with self._lock:
+            pinned = self._room(spec)
+            self._accelerator.write(pinned, value)
+            self._accelerator.copy(self._stream, pinned, view)
+            self._accelerator.finish(self._stream)
+
+    def _room(self, spec: BufferSpec) -> View:
+        need = max(1, spec.nbytes)
+        if self._pinned is None or self._pinned[0] < need:
+            self._free()
+            self._pinned = need, self._accelerator.allocate(HOST, need)
+        return self._accelerator.view(self._pinned[1], spec)
+
+    def _free(self) -> None:
+        pinned, self._pinned = self._pinned, None
+        if pinned is not None:
+            self._accelerator.free(pinned[1])
+
+    def close(self) -> None:
+        with self._lock:
+            self._free()
+
+
+class StreamBuffer:
+    """A tensor in the memory of a device with streams. The memory is freed with the last reference to it.
+
+    Args:
+        device: where.
+        spec: of the tensor.
+    """
+
+    def __init__(self, device: StreamDevice, spec: BufferSpec) -> None:
+        self.spec, self.space, self._device = spec, device.space, device
+        self.view = self._allocate(device.number)
+        self.delivered: View | None = None  # where the value is brought in pinned memory, if it is
+
+    def _allocate(self, place: int) -> View:
+        accelerator = self._device.accelerator
+        memory = accelerator.allocate(place, max(1, self.spec.nbytes))
+        weakref.finalize(self, accelerator.free, memory).atexit = False
+        return accelerator.view(memory, self.spec)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.spec.nbytes
+
+    def deliver(self) -> None:
+        """Have the value brought to the host by whatever writes it."""
+        if self.delivered is None:
+            self.delivered = self._allocate(HOST)
+
+    def array(self) -> NDArray[np.generic]:
+        """Copy the value, which is brought to the host now if it is not delivered."""
+        if self.delivered is not None:
+            return self._device.accelerator.read(self.delivered)
+        return self._device.fetch(self.view, self.spec)
+
+    def fill(self, value: NDArray[np.generic]) -> None:
+        """Copy a value to the device."""
+        self._device.store(value, self.view, self.spec)
+        if self.delivered is not None:
+            self._device.accelerator.write(self.delivered, value)
+
+    def blank(self, sentinel: int) -> None:
+        """Fill the memory, and what was delivered."""
+        for view in (self.view, self.delivered):
+            if view is not None:
+                self._device.accelerator.blank(view, sentinel)
+
+
+class StreamedProgram:
+    """A segment that can be launched on streams."""
+
+    def __init__(self, segment: SegmentSource, program: StreamProgram) -> None:
+        self.inputs, self.outputs, self.program = segment.inputs, segment.outputs, program
+
+
+class StreamedInstance:
+    """A program with its weights and buffers on a device."""
+
+    def __init__(self, device: StreamDevice, program: StreamedProgram) -> None:
+        accelerator = device.accelerator
+        self._device, self._specs = device, program.inputs
+        self._loaded = program.program.load(accelerator.place(device.number))
+        self._stream = accelerator.stream(device.number, _COMPUTE)
+        self._inputs: dict[int, Buffer] = {}
+        self._staged: dict[int, tuple[View, StreamBuffer]] = {}  # of inputs in host memory: pinned, and on the device
+        self._outputs = [StreamBuffer(device, spec) for spec in program.outputs]
+
+    def bind(self, index: int, buffer: Buffer) -> None:
+        """Read input ``index`` from a buffer of the device, or of the host. Raises DeviceError if a copy has no room."""
+        self._inputs[index] = buffer
+        self._staged.pop(index, None)
+        if not isinstance(buffer, StreamBuffer):
+            there = StreamBuffer(self._device, self._specs[index])
+            there.deliver()
+            self._staged[index] = there.delivered, there
+
+    def output(self, index: int) -> StreamBuffer:
+        """Where output ``index`` is written."""
+        return self._outputs[index]
+
+    def run(self) -> None:
+        """Launch, and wait for the end. Raises DeviceError."""
+        accelerator, stream, inbox = self._device.accelerator, self._stream, Inbox()
+        try:
+            for index, (pinned, there) in self._staged.items():
+                accelerator.write(pinned, self._inputs[index].array())
+                accelerator.copy(stream, pinned, there.view)
+            accelerator.launch(stream, self._loaded, self._reads(), [made.view for made in self._outputs], inbox, (0, 0))
+            for made in self._outputs:
+                if made.delivered is not None:
+                    accelerator.copy(stream, made.view, made.delivered)
+        except BaseException as error:
+            forget_frames(error)  # which hold intermediate results of the segment that ran out of memory, for example
+            with contextlib.suppress(DeviceError):  # the first error tells the story
+                accelerator.finish(stream)
+            raise
+        accelerator.finish(stream)
+
+    def _reads(self) -> Sequence[View]:
+        places = range(len(self._specs))
+        return [self._staged[i][1].view if i in self._staged else cast("StreamBuffer", self._inputs[i]).view for i in places]

@@ -1,0 +1,43 @@
+"""Links between memories that nothing leads from one to the other: through the memory of the host."""
+
+from __future__ import annotations
+
+import functools
+
+from placeit.core.errors import first_line
+from placeit.runtime.devices.base import Buffer, DoneCallback
+from placeit.runtime.devices.worker import Worker, perform
+
+__all__ = ["HandOver"]
+
+
+class HandOver:
+    """A link that reads a tensor from one memory and fills the other with it, on a thread of its own.
+
+    Args:
+        name: thread name, such as ``placeit cuda:0 -> CPU@0``.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name, self._worker = name, Worker(name)
+
+    @property
+    def worker(self) -> Worker:
+        """The thread that transfers run on."""
+        return self._worker
+
+    def start(self, source: Buffer, destination: Buffer, done: DoneCallback) -> None:
+        """Start a transfer after those already started."""
+        self._worker.submit(functools.partial(perform, functools.partial(_move, source, destination), self._explain, done))
+
+    def _explain(self, error: BaseException) -> str:
+        return f"{self._name.removeprefix('placeit ')}: {first_line(error)}"
+
+    def close(self) -> None:
+        """Stop the link's thread."""
+        self._worker.close()
+
+
+def _move(source: Buffer, destination: Buffer) -> None:
+    if source is not destination:
+        destination.fill(source.array())
