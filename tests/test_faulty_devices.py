@@ -12,6 +12,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,6 @@ from placeit.optimizer.optimize import optimize
 from placeit.planning.coarsen import coarsen
 from placeit.planning.segments import Costs, Segmenter
 from placeit.profiler.cache import Cache
-from placeit.runtime.accelerators.executor import StreamExecutor
 from placeit.runtime.accelerators.module_program import ModuleProgram
 from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator
 from placeit.runtime.check import OutputCheck, OutputError, other_inputs
@@ -47,6 +47,7 @@ from placeit.runtime.devices.ort import OrtDevice
 from placeit.runtime.devices.pytorch import TorchDevice
 from placeit.runtime.devices.worker import Worker
 from placeit.runtime.drivers import drive
+from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
 from placeit.session import Session
 
@@ -139,12 +140,14 @@ def pair(prefix: str = "", links: float = np.inf, **slow: float) -> Cluster:
     return Cluster((Device("a", **on), Device("b", **on, **slow)), both)
 
 
+ON_CORE = Device("b", kind="torch", address=Address("CPU", (CORE,)))
 KINDS: dict[str, Callable[[], Cluster]] = {
     "openvino": pair,
     "emulated": lambda: pair(links=1e9, slowdown=2.0),
     "ort": lambda: pair("ort:"),
     "torch": pair,
-    "streams": lambda: Cluster((*streamed("cpu"), Device("b", kind="torch", address=Address("CPU", (CORE,))))),
+    "streams": lambda: Cluster((*streamed("cpu"), ON_CORE)),
+    "paced by the host": lambda: Cluster((*streamed("cpu"), replace(ON_CORE, slowdown=1.5))),
 }
 
 
@@ -153,10 +156,11 @@ def open_session(cache: Cache, tmp_path_factory: pytest.TempPathFactory, monkeyp
     """Open a session of a random model on devices of a kind."""
 
     def opened(kind: str, seed: int) -> Session:
-        if kind == "streams":
+        on_streams = kind in ("streams", "paced by the host")
+        if on_streams:
             run_at_once(monkeypatch)
         cluster = KINDS[kind]()
-        model = torch_model(seed) if kind in ("torch", "streams") else onnx_model(seed, tmp_path_factory.getbasetemp())
+        model = torch_model(seed) if on_streams or kind == "torch" else onnx_model(seed, tmp_path_factory.getbasetemp())
         session = Session(model, drive(cluster, model) if kind == "torch" else cluster, cache=cache)
         session.profile()
         return session
@@ -285,7 +289,7 @@ def inject(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Fault | None],
     for kind in (OpenVinoDevice, OrtDevice, TorchDevice):
         on_devices(kind)
 
-    load_program, copy, times, close = ModuleProgram.load, TorchAccelerator.copy, StreamExecutor.times, StreamExecutor.close
+    load_program, copy, times, close = ModuleProgram.load, TorchAccelerator.copy, PlanExecutor._times, PlanExecutor.close
 
     def loaded(self: Any, place: object) -> Any:
         program, fault = load_program(self, place), now[0]
@@ -309,8 +313,8 @@ def inject(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Fault | None],
 
         return Wrong()
 
-    def timed(self: Any, count: int, **options: Any) -> float:
-        seconds = times(self, count, **options)
+    def timed(self: Any, count: int, deadline: float) -> float:
+        seconds = times(self, count, deadline)
         if now[0] is not None:
             now[0].after(soonest=1e-3)
         return seconds
@@ -331,8 +335,8 @@ def inject(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Fault | None],
         copy(self, stream, source, destination)
 
     monkeypatch.setattr(ModuleProgram, "load", loaded)
-    monkeypatch.setattr(StreamExecutor, "times", timed)
-    monkeypatch.setattr(StreamExecutor, "close", closed)
+    monkeypatch.setattr(PlanExecutor, "_times", timed)
+    monkeypatch.setattr(PlanExecutor, "close", closed)
     monkeypatch.setattr(TorchAccelerator, "copy", copied)
 
     def put_in(fault: Fault | None) -> None:

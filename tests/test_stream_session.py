@@ -110,8 +110,10 @@ def test_after_its_session_is_closed_an_executor_is_an_error_and_not_a_wait_for_
     executor = Runtime(model, grouping, cluster, streams=torch_streams(accelerator)).executor(plan)
     executor.time()
     accelerator.close()
-    with pytest.raises(ExecutionError, match="is closed, and nothing more can run there"):
-        executor.time()
+    for _ in range(2):
+        with pytest.raises(ExecutionError, match="is closed, and nothing more can run there"):
+            executor.time()
+    executor.close()
     with pytest.raises(ExecutionError, match="make a new one"):
         executor.time()
 
@@ -174,8 +176,7 @@ def test_an_op_that_fails_on_a_core_set_is_named_and_leaves_the_device_as_good_a
         with session.executor(plan) as executor:
             with pytest.raises(ExecutionError, match=rf"CPU@{CORES[0]} refused op 'index.*: index 9 is out of bounds"):
                 executor.run(good | {"at": np.array([0, 9])})
-            with pytest.raises(ExecutionError, match="closed"):
-                executor.time()
+            np.testing.assert_array_equal(executor.run(good)["output"], np.full((2, 3), 2.0))
         with session.executor(plan) as executor:
             np.testing.assert_array_equal(executor.run(good)["output"], np.full((2, 3), 2.0))
 

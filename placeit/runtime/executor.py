@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import functools
-import math
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from time import perf_counter
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.backends.base import checked_inputs
-from placeit.core.errors import ExecutionError, PlaceitError, UsageError
+from placeit.core.errors import ExecutionError, PlaceitError
 from placeit.planning.segments import Plan
 from placeit.runtime.active_run import ActiveRun
 from placeit.runtime.devices.base import Program
 from placeit.runtime.devices.worker import Worker
 from placeit.runtime.native.plan import NativePlan, Ran, native_plan
-from placeit.runtime.plan_executor import check_timeout, empty_samples, seconds_of
+from placeit.runtime.plan_executor import PlanExecutor, empty_samples, failure_of, seconds_of
 from placeit.runtime.slots import Slot
 from placeit.runtime.spans import Span
 from placeit.simulator.scheduler import Instruction, Scheduler, Start, Transfer
@@ -31,20 +28,38 @@ if TYPE_CHECKING:
 
 __all__ = ["Executor"]
 
-_LOOK_S = 0.5  # between two looks at whether the threads that a run needs are still there
+
+class LaneRun(ActiveRun):
+    """A run on lanes that the host decides for.
+
+    Attributes:
+        slots: its requests in flight.
+        waiting: how many requests have not begun.
+        left: how many of the slots have not ended.
+        native: the plan that lanes run without Python; None while, or if, they do not.
+        dropped: whether the scheduler knows that nothing more may start, as something failed or nobody waits any more.
+        caller: the thread that waits, if runs begin there, as no device has a worker; None if no decision is made there.
+    """
+
+    def __init__(self, slots: list[Slot], waiting: int, caller: int | None) -> None:
+        super().__init__()
+        self.slots, self.waiting, self.caller = slots, waiting, caller
+        self.left = len(slots)
+        self.native: NativePlan | None = None
+        self.dropped = False
+
+    def go_native(self, native: NativePlan) -> None:
+        """Have a plan ready to run it without Python."""
+        native.prepare(len(self.slots), self.waiting)
+        self.native = native
+        self.go(native.stop)
 
 
-class Executor:
-    """One plan, compiled and ready to run.
+class Executor(PlanExecutor):
+    """Runs a plan on lanes that the host decides for: threads of devices and links, or a compiled loop on the same threads.
 
     No device is idle while one of its segments is ready, and no link while it has something to move: each completion is told
     to the scheduler, and what it answers is started at once, on the thread that reported the completion.
-
-    Every request starts from the model's initial state, if it has any. Threads that share an executor take turns.
-
-    Whatever is raised in the thread that waits, by a device or by a signal handler, nothing more of the run is started, and the
-    executor stays usable: what still runs ends by itself, and the next run, and new inputs, wait for that. All decisions are
-    made on the threads of devices, where no signal handler can interrupt them.
 
     Args:
         runtime: devices, links and compiled segments.
@@ -58,18 +73,12 @@ class Executor:
     """
 
     def __init__(self, runtime: Runtime, plan: Plan, *, requests: int = 1, native: bool = True) -> None:
-        if requests < 1:
-            raise UsageError(f"An executor is made for at least one request in flight; got {requests}.")
-        self.runtime, self.plan = runtime, plan
+        super().__init__(plan, requests, runtime.inputs)
+        self.runtime = runtime
         compiled = iter(cast("list[Program]", runtime.compile(plan.programs)))
         self.programs = [None if segment.passthrough else next(compiled) for segment in plan.segments]
         self._scheduler = Scheduler(plan.problem, plan.placement, links="channel", queue="priority", requests=requests)
         self._samples = empty_samples(len(plan.segments))
-        self._turn = threading.RLock()  # of the threads that call
-        self._lock = threading.Lock()  # of what the scheduler knows
-        self._run: ActiveRun | None = None  # the last one
-        self._closed = False
-        self._lost = False  # whether nobody knows what still runs
         self._slots = [
             Slot(runtime, plan, self.programs, number, self.op_done, self.transfer_done) for number in range(requests)
         ]
@@ -92,173 +101,61 @@ class Executor:
         devices = [self.runtime.devices[d] for d in used]
         return tuple(device.name for device in devices if getattr(device, "host_paced", False))
 
-    def __enter__(self) -> Self:
-        return self
+    def _release(self) -> None:
+        self._slots.clear()
+        self.programs.clear()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
-        self.close()
+    def _write(self, inputs: Mapping[str, NDArray[np.generic]], request: int) -> None:
+        for name, value in inputs.items():
+            self._slots[request].inputs[name].fill(value)
 
-    def close(self) -> None:
-        """Release buffers and programs. A second call has no effect."""
-        if self.runtime.elsewhere:
-            return
-        with self._turn:
-            self._closed = True
-            if self._run is not None:
-                self._run.stop()
-            with self._lock:
-                if self._run is None or self._run.quiet:
-                    self._let_go()
+    def _read(self, request: int) -> dict[str, NDArray[np.generic]]:
+        return {name: np.array(buffer.array(), order="C") for name, buffer in self._slots[request].outputs.items()}
 
-    def _let_go(self) -> None:
-        if not self._lost:  # what still runs uses the buffers, and they go when it has ended
-            self._slots.clear()
-            self.programs.clear()
-            self._run = None  # it knows the slots, which know this executor
-
-    def set_inputs(self, inputs: Mapping[str, NDArray[np.generic]], *, request: int = 0) -> None:
-        """Copy the model's inputs into place.
-
-        Raises:
-            UsageError: an input is missing, unknown, or has another shape or type than the model wants.
-        """
-        slot = self._slot(request)
-        self._settle()
-        for name, value in checked_inputs(inputs, self.runtime.inputs).items():
-            np.copyto(slot.inputs[name].array(), value)
-
-    def outputs(self, *, request: int = 0) -> dict[str, NDArray[np.generic]]:
-        """Return copies of the outputs of the last run, by name."""
-        return {name: np.array(buffer.array(), order="C") for name, buffer in self._slot(request).outputs.items()}
-
-    def run(self, inputs: Mapping[str, NDArray[np.generic]], *, timeout: float | None = None) -> dict[str, NDArray[np.generic]]:
-        """Run once and return the outputs by name; see :meth:`times`. Raises UsageError or ExecutionError."""
-        deadline = self._deadline(timeout)
-        with self._turn:
-            self._settle(deadline)
-            self.set_inputs(inputs)
-            self._times(1, deadline)
-            return self.outputs()
-
-    def time(self, *, timeout: float | None = None) -> float:
-        """Run once on the inputs in place and return the seconds it took; see :meth:`times`. Raises ExecutionError."""
-        return self.times(1, timeout=timeout)
-
-    def times(self, count: int, *, timeout: float | None = None) -> float:
-        """Run ``count`` requests, as many in flight as the executor was made for, and return their seconds.
-
-        Args:
-            count: how many requests.
-            timeout: seconds until an ExecutionError says what still runs, also if that is of an earlier run or of another
-                thread's; None to wait for as long as it takes.
-
-        Raises:
-            ExecutionError: a device failed, has been closed, or takes longer than ``timeout``. What had not started does not
-                start any more, and the next run waits for what had.
-            UsageError: no request at all, or no time.
-        """
-        if count < 1:
-            raise UsageError(f"There must be at least one request to run; got {count}.")
-        deadline = self._deadline(timeout)
-        with self._turn:
-            return self._times(count, deadline)
-
-    def _times(self, count: int, deadline: float) -> float:
-        """Run requests; for the thread whose turn it is."""
-        if self._lost:
-            raise ExecutionError("After an earlier error this executor does not know what still runs: make a new one.")
-        self._slot(0)
-        if self._run is not None and not self._run.quiet and not self._run.stopped:
-            raise ExecutionError("A run was started inside another run of the same executor, perhaps by a signal handler.")
-        self._settle(deadline)
+    def _prepare(self, count: int) -> LaneRun:
         for slot in self._slots:
             slot.clear()
         slots = self._slots[:count]
         for slot in slots:
             slot.written = None if slot.blanked is None else {}  # the run after it was blanked is the one that is checked
             slot.blanked = None
-        run = ActiveRun(slots, count - len(slots), threading.get_ident() if self._first is None else None)
-        self._run = run
-        try:
-            if self._first is None:
-                self._advance(self._begin, run)
-            elif self._native is not None:
-                self._first.submit(functools.partial(self._begin_natively, self._native, run))
-            else:
-                self._first.submit(functools.partial(self._advance, self._begin, run))
-            self._wait(run, deadline)
-        except BaseException:
-            run.stop()
-            raise
-        if run.error is not None:
-            raise run.error
-        return run.end - run.begin
+        return LaneRun(slots, count - len(slots), threading.get_ident() if self._first is None else None)
 
-    def _deadline(self, timeout: float | None) -> float:
-        """When to stop waiting. Until then, wait for the run of another thread, which may never end."""
-        self.runtime.check_process()
-        check_timeout(timeout)
-        if timeout is None:
-            return math.inf
-        deadline = perf_counter() + timeout
-        if self._run is not None:
-            self._wait(self._run, deadline)
-        return deadline
+    def _start(self, run: ActiveRun) -> None:
+        lanes = cast("LaneRun", run)
+        if self._first is None:
+            self._advance(self._begin, lanes)
+        elif self._native is not None:
+            self._first.submit(functools.partial(self._begin_natively, self._native, lanes))
+        else:
+            self._first.submit(functools.partial(self._advance, self._begin, lanes))
 
-    def _slot(self, request: int) -> Slot:
-        self.runtime.check_process()
-        if self._closed:
-            raise ExecutionError("This executor is closed: make a new one.")
-        return self._slots[request]
-
-    def _settle(self, deadline: float = math.inf) -> None:
-        """Wait for what still runs of a run that nobody waits for any more."""
-        run = self._run
-        if run is not None and run.stopped:
-            with self._lock:
-                quiet = run.quiet
-            if not quiet:
-                self._wait(run, deadline)
-
-    def _wait(self, run: ActiveRun, deadline: float) -> None:
-        """Wait for a run to end. Raises ExecutionError if it does not in time, or if it never will."""
-        if self.runtime.wait is not None and not run.quiet:
+    def _pass_time(self, run: ActiveRun) -> None:
+        if self.runtime.wait is not None:
             self.runtime.wait(run.over)
             if not run.quiet:
-                raise ExecutionError(f"No events are left, and the run has not ended: {self._running(run)}.")
-        while not run.quiet:
-            if run.over.wait(max(0.0, min(_LOOK_S, deadline - perf_counter()))):
-                return
-            if perf_counter() >= deadline:
-                raise ExecutionError(
-                    f"The time-out is over, and the run is not: {self._running(run)}. The executor can be used again when "
-                    "that has ended; if a device hangs, open a new session."
-                )
-            for worker in self._workers:
-                if not run.quiet:
-                    worker.check()
+                raise ExecutionError(f"No events are left, and the run has not ended: {self._said(run)}.")
 
-    def _running(self, run: ActiveRun) -> str:
-        """Say what of a run is on devices and links."""
-        names, what = self.runtime.cluster.names, []
-        with self._lock:
-            if run.native is not None:
-                steps = [self._scheduler.instruction(*where) for where in run.native.running()]
-            else:
-                steps = self._scheduler.running() if run.begun else []
+    def _check_lanes(self) -> None:
+        for worker in self._workers:
+            worker.check()
+
+    def _running(self, run: ActiveRun) -> list[str]:
+        names, what, lanes = self.runtime.cluster.names, [], cast("LaneRun", run)
+        if lanes.native is not None:
+            steps = [self._scheduler.instruction(*where) for where in lanes.native.running()]
+        else:
+            steps = self._scheduler.running() if run.begun else []
         for step in steps:
             if isinstance(step, Start):
                 what.append(self._segment(step.op))
             else:
                 name = self.runtime.tensor_name(self.plan.tensors[step.tensor])
                 what.append(f"'{name}' from {names[step.src]} to {names[step.dst]}")
-        return f"still running: {', '.join(what)}" if what else "none of it has started, as its device is busy"
+        return what
 
     def spans(self) -> list[Span]:
-        """Spans of the last call: one per segment and transfer, on a track per device and per link.
-
-        Of a call of more requests than can be in flight at once, the last ones.
-        """
+        """Spans of the last call: one per segment and transfer, on a track per device and per link."""
         plan, runtime = self.plan, self.runtime
         names = runtime.cluster.names
         spans = []
@@ -276,12 +173,8 @@ class Executor:
         """``float64[S]``, median seconds of each segment over many runs, or of the last one; zero if it runs nothing."""
         return seconds_of(self._samples, last=last)
 
-    def blank(self, sentinel: int) -> str | None:
-        """Fill everything that a run writes with NaN, or with the sentinel; see :class:`PlanExecutor`."""
-        with self._turn:
-            self._slot(0)
-            self._settle()
-            found = [what for slot in self._slots if (what := slot.blank(sentinel)) is not None]
+    def _blank(self, sentinel: int) -> str | None:
+        found = [what for slot in self._slots if (what := slot.blank(sentinel)) is not None]
         if not found:
             return None
         runtime, what = self.runtime, found[0]
@@ -321,19 +214,19 @@ class Executor:
     def _segment_failed(self, how: str, op: int, error: BaseException) -> PlaceitError:
         segment = self.plan.segments[op]
         first, device = self.runtime.op_names(segment)[0], self.runtime.devices[segment.device]
-        return _failure(f"The segment that starts with '{first}' {how} {device.name}", error)
+        return failure_of(f"The segment that starts with '{first}' {how} {device.name}", error)
 
     def _transfer_failed(self, tensor: int, src: int, dst: int, error: BaseException) -> PlaceitError:
         name, names = self.runtime.tensor_name(self.plan.tensors[tensor]), self.runtime.cluster.names
-        return _failure(f"Moving '{name}' from {names[src]} to {names[dst]} failed", error)
+        return failure_of(f"Moving '{name}' from {names[src]} to {names[dst]} failed", error)
 
-    def _begin(self, run: ActiveRun) -> list[Instruction]:
+    def _begin(self, run: LaneRun) -> list[Instruction]:
         if run.stopped:  # an interrupt came first, and nobody waits for it
             return []
         run.begun = True
         return [step for slot in run.slots for step in self._scheduler.begin(slot.number)]
 
-    def _begin_natively(self, native: NativePlan, run: ActiveRun) -> None:
+    def _begin_natively(self, native: NativePlan, run: LaneRun) -> None:
         """Have lanes run it without Python, unless those of another executor do so now. On the thread of the first lane."""
         if not self.runtime.native_turn.acquire(blocking=False):
             self._advance(self._begin, run)
@@ -365,13 +258,12 @@ class Executor:
             finally:
                 self.runtime.native_turn.release()
                 run.over.open()
-            if self._closed:
-                self._let_go()
+            self._let_go()
 
     def _advance(self, event: Callable[..., list[Instruction]], *args: Any, error: PlaceitError | None = None) -> None:
         """Tell the scheduler of an event and start what it asks for."""
         with self._lock:
-            run = self._run
+            run = cast("LaneRun | None", self._run)
             if run is None:
                 return
             try:
@@ -379,15 +271,15 @@ class Executor:
             except BaseException as failure:
                 self._lost = True
                 run.stop()
-                run.error = run.error or _failure("The run cannot go on", failure)
+                run.error = run.error or failure_of("The run cannot go on", failure)
                 run.over.open()
                 if run.caller == threading.get_ident():
                     raise
-            if run.over.is_open and self._closed:
+            if run.over.is_open:
                 self._let_go()
 
     def _follow(
-        self, run: ActiveRun, event: Callable[..., list[Instruction]], args: tuple[Any, ...], error: PlaceitError | None
+        self, run: LaneRun, event: Callable[..., list[Instruction]], args: tuple[Any, ...], error: PlaceitError | None
     ) -> None:
         scheduler = self._scheduler
         todo: deque[Instruction] = deque()
@@ -426,7 +318,7 @@ class Executor:
                     run.end = perf_counter()
                     run.over.open()
 
-    def _stop(self, run: ActiveRun, error: PlaceitError | None) -> list[Instruction]:
+    def _stop(self, run: LaneRun, error: PlaceitError | None) -> list[Instruction]:
         """Drop what has not started."""
         if error is not None and run.caller == threading.get_ident() and not isinstance(error.__cause__, Exception | None):
             raise error.__cause__  # an interrupt, and not what a device says
@@ -436,14 +328,6 @@ class Executor:
             return []
         run.dropped, run.waiting = True, 0
         return [step for slot in run.slots for step in self._scheduler.abort(slot.number)]
-
-
-def _failure(what: str, error: BaseException) -> PlaceitError:
-    if isinstance(error, PlaceitError):
-        return error
-    failure = ExecutionError(f"{what}: {type(error).__name__}: {error}")
-    failure.__cause__ = error
-    return failure
 
 
 def _worker_of(driver: object) -> Worker | None:

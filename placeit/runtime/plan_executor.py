@@ -1,25 +1,35 @@
-"""The interface of all executors."""
+"""What all executors have in common: how they are called, and what errors, interrupts, time-outs and closing mean."""
 
 from __future__ import annotations
 
+import math
+import os
+import sys
+import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Literal, Protocol, Self, TypeAlias
+from time import perf_counter
+from types import FrameType, TracebackType
+from typing import Literal, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.core.errors import UsageError
+from placeit.backends.base import checked_inputs
+from placeit.core.errors import ExecutionError, PlaceitError, UsageError
 from placeit.planning.segments import Plan
+from placeit.runtime.active_run import ActiveRun
+from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.spans import Span
 
-__all__ = ["DispatchOrder", "PlanExecutor", "check_timeout", "empty_samples", "seconds_of"]
+__all__ = ["DispatchOrder", "PlanExecutor", "check_process", "empty_samples", "failure_of", "seconds_of"]
 
 DispatchOrder: TypeAlias = Literal["dynamic", "static", "graph"]
 """Who decides what runs when: the scheduler as things end, or the simulated schedule ahead of time, launched or replayed."""
 
 _KEPT_SAMPLES = 1000  # times of a segment
+_LOOK_S = 0.5  # between two looks at whether the threads that a run needs are still there
 
 
 def empty_samples(segments: int) -> list[deque[float]]:
@@ -36,72 +46,206 @@ def seconds_of(samples: Sequence[deque[float]], *, last: bool) -> NDArray[np.flo
     return seconds
 
 
-class PlanExecutor(Protocol):
-    """A plan, ready to run. Use it as a context manager, or call :meth:`close`."""
+def failure_of(what: str, error: BaseException) -> PlaceitError:
+    """The error for who waits for a run: what a device says, or an ExecutionError that says ``what`` failed."""
+    if isinstance(error, PlaceitError):
+        return error
+    failure = ExecutionError(f"{what}: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
+
+
+def check_process(process: int) -> None:
+    """Raise ExecutionError if this process is another one, forked from it, without the threads of the devices."""
+    if os.getpid() != process:
+        raise ExecutionError(
+            "This process was forked from the one that opened the session, and the threads that run it stayed there: open a "
+            "session in this process."
+        )
+
+
+class PlanExecutor(ABC):
+    """A plan, ready to run. Use it as a context manager, or call :meth:`close`.
+
+    Whatever its lanes are (threads of core sets, a compiled loop, streams), an executor keeps these rules:
+
+    - Every request starts from the model's initial state, if it has any. Threads that share an executor take turns.
+    - All decisions are made on threads of lanes, where no signal handler can interrupt them.
+    - After a failure nothing more of the run starts, what has started ends, and then the first error is raised, as an
+      ExecutionError. The executor stays usable, and so does every other one on the same devices.
+    - After a time-out, and after whatever a signal handler raises in the thread that waits, nothing more starts, and nobody
+      waits. What has started ends by itself. The next call waits for that, within its own time-out.
+    - :meth:`close` waits for a run of another thread. Of a run that was given up, it does not wait for what still runs; memory
+      is released when that has ended.
+    - When the runtime is closed, runs end as after a failure, with an error that says so, and no other begins.
+    - A run inside a run, as a signal handler might ask for it, and any use in a forked process are an ExecutionError.
+
+    Args:
+        plan: what to run.
+        requests: how many requests may be in flight at once.
+        inputs: of the model, by name.
+
+    Raises:
+        UsageError: no request at all.
+    """
+
+    def __init__(self, plan: Plan, requests: int, inputs: Mapping[str, BufferSpec]) -> None:
+        if requests < 1:
+            raise UsageError(f"An executor is made for at least one request in flight; got {requests}.")
+        self.plan, self._inputs = plan, inputs
+        self._process = os.getpid()
+        self._turn = threading.RLock()  # of the threads that call
+        self._lock = threading.Lock()  # of what lanes know
+        self._run: ActiveRun | None = None  # the last one
+        self._closed = False
+        self._lost = False  # whether nobody knows what still runs
+
+    # -- what lanes differ in; called in turn, and but for _start while nothing runs ------------------------------------
 
     @property
-    def plan(self) -> Plan:
-        """The plan that this executor runs."""
-        ...
-
-    @property
+    @abstractmethod
     def native(self) -> bool:
-        """Whether runs need no Python from their begin to their end."""
-        ...
+        """Whether runs need no Python from their begin to their end, unless another executor has the threads."""
 
     @property
+    @abstractmethod
     def host_paced(self) -> tuple[str, ...]:
         """Names of the devices with streams that nothing is launched ahead on: the host waits for each end and hands over."""
-        ...
 
-    def __enter__(self) -> Self: ...
+    @abstractmethod
+    def spans(self) -> list[Span]:
+        """Spans of the last call: one per segment and transfer, on a track per device and per link.
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None: ...
+        Of a call of more requests than can be in flight at once, the last ones.
+        """
+
+    @abstractmethod
+    def segment_seconds(self, *, last: bool = False) -> NDArray[np.float64]:
+        """``float64[S]``, median seconds of each segment over many runs, or of the last one; zero if it runs nothing."""
+
+    @abstractmethod
+    def _prepare(self, count: int) -> ActiveRun:
+        """Make ready for so many requests."""
+
+    @abstractmethod
+    def _start(self, run: ActiveRun) -> None:
+        """Have lanes begin a run; they open ``run.over`` when it has ended."""
+
+    @abstractmethod
+    def _running(self, run: ActiveRun) -> list[str]:
+        """Say what of a run is on devices and links."""
+
+    @abstractmethod
+    def _check_lanes(self) -> None:
+        """Raise ExecutionError if the thread of a lane has ended."""
+
+    @abstractmethod
+    def _write(self, inputs: Mapping[str, NDArray[np.generic]], request: int) -> None:
+        """Copy inputs that were checked into place."""
+
+    @abstractmethod
+    def _read(self, request: int) -> dict[str, NDArray[np.generic]]:
+        """Copies of the outputs."""
+
+    @abstractmethod
+    def _blank(self, sentinel: int) -> str | None:
+        """Do what :meth:`blank` says."""
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Release buffers and programs; once more, if that was interrupted."""
+
+    def _pass_time(self, run: ActiveRun) -> None:  # noqa: B027 (for lanes of a virtual clock)
+        """Have a run end, if nothing does so by itself."""
+
+    def _end_lanes(self) -> None:  # noqa: B027 (lanes may be the runtime's)
+        """Stop the executor's own threads, which have nothing to do any more; without the lock."""
+
+    # -- what they have in common ----------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        self.close()
 
     def close(self) -> None:
         """Release buffers and programs. A second call has no effect."""
-        ...
+        if os.getpid() != self._process:
+            return
+        with self._turn:
+            self._closed = True
+            if self._run is not None:
+                self._run.stop()
+            with self._lock:
+                ended = self._let_go()
+            if ended:
+                self._end_lanes()
+
+    def _let_go(self) -> bool:
+        """Release everything, if the executor is closed and nothing runs any more, and return whether; with the lock."""
+        if not self._closed or self._lost or not (self._run is None or self._run.quiet):
+            return False
+        self._release()
+        self._run = None  # it knows what has been released, and that knows this executor
+        return True
+
+    def give_up(self, why: str) -> None:
+        """End a run of any thread, if there is one: nothing more of it starts, and an ExecutionError tells its caller why."""
+        run = self._run
+        if run is not None and not run.over.is_open:
+            run.error = run.error or ExecutionError(why)
+            run.stop()
 
     def set_inputs(self, inputs: Mapping[str, NDArray[np.generic]], *, request: int = 0) -> None:
         """Copy the model's inputs into place, from which each run reads them.
 
         Raises:
             UsageError: an input is missing, unknown, or has another shape or type than the model wants.
+            ExecutionError: the executor is closed.
         """
-        ...
+        self._check_open()
+        with self._turn:
+            self._settle()
+            self._write(checked_inputs(inputs, self._inputs), request)
 
     def outputs(self, *, request: int = 0) -> dict[str, NDArray[np.generic]]:
-        """Return copies of the outputs of the last run, by name."""
-        ...
+        """Return copies of the outputs of the last run, by name. Raises ExecutionError if the executor is closed."""
+        self._check_open()
+        with self._turn:
+            self._settle()
+            return self._read(request)
 
     def run(self, inputs: Mapping[str, NDArray[np.generic]], *, timeout: float | None = None) -> dict[str, NDArray[np.generic]]:
         """Run once and return the outputs by name; see :meth:`times`. Raises UsageError or ExecutionError."""
-        ...
+        deadline = self._deadline(timeout)
+        with self._turn:
+            self._settle(deadline)
+            self._write(checked_inputs(inputs, self._inputs), 0)
+            self._times(1, deadline)
+            return self._read(0)
 
     def time(self, *, timeout: float | None = None) -> float:
         """Run once on the inputs in place and return the seconds it took; see :meth:`times`. Raises ExecutionError."""
-        ...
+        return self.times(1, timeout=timeout)
 
     def times(self, count: int, *, timeout: float | None = None) -> float:
         """Run ``count`` requests, as many in flight as the executor was made for, and return their seconds.
 
         Args:
             count: how many requests.
-            timeout: seconds until an ExecutionError says what still runs; None to wait for as long as it takes.
+            timeout: seconds until an ExecutionError says what still runs, also if that is of an earlier run or of another
+                thread's; None to wait for as long as it takes.
 
         Raises:
-            ExecutionError: a device failed, has been closed, or takes longer than ``timeout``.
-            UsageError: no request at all.
+            ExecutionError: a segment or a transfer failed, something has been closed, or it takes longer than ``timeout``.
+            UsageError: no request at all, or no time.
         """
-        ...
-
-    def spans(self) -> list[Span]:
-        """Spans of the last call: one per segment and transfer, on a track per device and per link."""
-        ...
-
-    def segment_seconds(self, *, last: bool = False) -> NDArray[np.float64]:
-        """``float64[S]``, median seconds of each segment over many runs, or of the last one; zero if it runs nothing."""
-        ...
+        if count < 1:
+            raise UsageError(f"There must be at least one request to run; got {count}.")
+        deadline = self._deadline(timeout)
+        with self._turn:
+            return self._times(count, deadline)
 
     def blank(self, sentinel: int) -> str | None:
         """Fill everything that a run writes (outputs, tensors between segments) with NaN, or a sentinel for other types.
@@ -115,10 +259,87 @@ class PlanExecutor(Protocol):
             Who has written where nothing should have been written, as far as that can be told; None if nobody has. After a
             first call that is anybody at all, if nothing has run since, and else whoever had reported the end before.
         """
-        ...
+        self._check_open()
+        with self._turn:
+            self._settle()
+            return self._blank(sentinel)
 
+    def _times(self, count: int, deadline: float) -> float:
+        """Run requests; for the thread whose turn it is."""
+        if self._lost:
+            raise ExecutionError("After an earlier error this executor does not know what still runs: make a new one.")
+        self._settle(deadline)
+        if self._run is not None and not self._run.quiet:
+            raise ExecutionError("A run was started inside another run of the same executor, perhaps by a signal handler.")
+        run = self._run = self._prepare(count)
+        try:
+            self._start(run)
+            self._wait(run, deadline)
+        except BaseException:
+            run.stop()
+            raise
+        if run.error is not None:
+            raise run.error
+        if run.stopped:
+            raise ExecutionError("This executor was closed in the middle of a run: make a new one.")
+        return run.end - run.begin
 
-def check_timeout(timeout: float | None) -> None:
-    """Raise UsageError unless the time-out is a positive number of seconds, or None for no limit."""
-    if timeout is not None and not timeout > 0:
-        raise UsageError(f"'timeout' must be a positive number of seconds; got {timeout}.")
+    def _deadline(self, timeout: float | None) -> float:
+        """When to stop waiting. Until then, wait for the run of another thread, which may never end."""
+        self._check_open()
+        if timeout is None:
+            return math.inf
+        if not timeout > 0:
+            raise UsageError(f"'timeout' must be a positive number of seconds; got {timeout}.")
+        deadline = perf_counter() + timeout
+        if self._run is not None:
+            self._wait(self._run, deadline)
+        return deadline
+
+    def _check_open(self) -> None:
+        check_process(self._process)
+        if self._closed:
+            raise ExecutionError("This executor is closed: make a new one.")
+
+    def _settle(self, deadline: float = math.inf) -> None:
+        """Wait for what still runs of a run that nobody waits for any more. Raises ExecutionError if closed meanwhile."""
+        self._check_open()
+        run = self._run
+        if run is None:
+            return
+        if not run.quiet and not run.stopped and not self._waiting_here(run):
+            run.stop()  # an interrupt came before that could be done
+        if run.stopped:
+            with self._lock:
+                quiet = run.quiet
+            if not quiet:
+                self._wait(run, deadline)
+
+    def _waiting_here(self, run: ActiveRun) -> bool:
+        """Whether this thread waits for the run, and a signal handler calls in the middle of that; in turn."""
+        frame: FrameType | None = sys._getframe()
+        while frame is not None:
+            if frame.f_code is PlanExecutor._times.__code__ and frame.f_locals.get("run") is run:
+                return True
+            frame = frame.f_back
+        return False
+
+    def _wait(self, run: ActiveRun, deadline: float) -> None:
+        """Wait for a run to end. Raises ExecutionError if it does not in time, or if it never will."""
+        if not run.quiet:
+            self._pass_time(run)
+        while not run.quiet:
+            if run.over.wait(max(0.0, min(_LOOK_S, deadline - perf_counter()))):
+                return
+            if perf_counter() >= deadline:
+                raise ExecutionError(
+                    f"The time-out is over, and the run is not: {self._said(run)}. The executor can be used again when "
+                    "that has ended; if a device hangs, open a new session."
+                )
+            if not run.quiet:
+                self._check_lanes()
+
+    def _said(self, run: ActiveRun) -> str:
+        with self._lock:
+            what = self._running(run)
+        return f"still running: {', '.join(what)}" if what else "none of it has started, as its device is busy"

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
+from weakref import WeakSet
 
 from placeit.backends.base import Format, Model
 from placeit.core.cluster import Cluster
@@ -28,7 +29,7 @@ from placeit.runtime.devices.hand_over import HandOver
 from placeit.runtime.devices.kinds import DeviceKind, device_kind
 from placeit.runtime.devices.worker import Gate, apart
 from placeit.runtime.executor import Executor
-from placeit.runtime.plan_executor import DispatchOrder, PlanExecutor
+from placeit.runtime.plan_executor import DispatchOrder, PlanExecutor, check_process
 from placeit.runtime.programs import Programs
 
 __all__ = ["Runtime"]
@@ -94,6 +95,8 @@ class Runtime:
             threading.Lock()
         )  # of the executors whose plans run without Python: they hold their threads meanwhile
         self._process = os.getpid()
+        self._executors: WeakSet[PlanExecutor] = WeakSet()
+        self._opening = threading.Lock()
         self.streams = streams
         if devices is None and streams is None:
             _check_real(cluster)
@@ -113,7 +116,10 @@ class Runtime:
         self.close()
 
     def close(self) -> None:
-        """Stop every thread, even if one raises, and release the memory of programs that no executor uses."""
+        """End runs, stop every thread, even if one raises, and release the memory of programs that no executor uses."""
+        with self._opening:
+            executors = list(self._executors)
+        why = f"{', '.join(self.cluster.names)} is closed, and nothing more can run there: open a new session or runtime."
         with contextlib.ExitStack() as stack:
             stack.callback(self._programs.clear)
             if self.streams is not None:
@@ -122,19 +128,8 @@ class Runtime:
                 stack.callback(transport.close)
             for device in self.devices:
                 stack.callback(device.close)
-
-    @property
-    def elsewhere(self) -> bool:
-        """Whether this process is not the one that opened the devices."""
-        return os.getpid() != self._process
-
-    def check_process(self) -> None:
-        """Raise ExecutionError in a forked process, which has none of the threads of the devices."""
-        if self.elsewhere:
-            raise ExecutionError(
-                "This process was forked from the one that opened the session, and the threads that run it stayed there: open "
-                "a session in this process."
-            )
+            for executor in executors:
+                stack.callback(executor.give_up, why)
 
     def executor(self, plan: Plan, *, requests: int = 1, order: DispatchOrder = "dynamic") -> PlanExecutor:
         """Make a plan ready to run, with the kind of executor for these devices.
@@ -151,7 +146,13 @@ class Runtime:
             ExecutionError: this process was forked from the one that opened the devices.
             UsageError: no request at all, or no such order.
         """
-        self.check_process()
+        check_process(self._process)
+        executor = self._executor(plan, requests, order)
+        with self._opening:
+            self._executors.add(executor)
+        return executor
+
+    def _executor(self, plan: Plan, requests: int, order: DispatchOrder) -> PlanExecutor:
         if self.streams is None:
             if order != "dynamic":
                 raise DeviceError(

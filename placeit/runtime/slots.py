@@ -89,10 +89,13 @@ class Slot:
                         done = functools.partial(transfer_done, number, compact[t], d, far)
                         self.copies[compact[t], far] = (d, buffer, held[t, far], done)
 
-        for buffer in self.outputs.values():
-            deliver: Callable[[], None] | None = getattr(buffer, "deliver", None)
+        for name, buffer in self.outputs.items():
+            deliver: Callable[[], Buffer] | None = getattr(buffer, "deliver", None)
             if deliver is not None:
-                deliver()
+                self.outputs[name] = deliver()
+                for written in self.writes.values():
+                    if buffer in written:
+                        written.append(self.outputs[name])
 
     def reported(self, what: tuple[int, ...]) -> None:
         """Record what a segment or a transfer has written, in a checked run."""

@@ -288,20 +288,20 @@ class FakeAccelerator:
         else:
             mark.then.append(functools.partial(self._after, deliver))
 
-    def take(self, inbox: Inbox, timeout: float | None = None) -> Token | None:
-        """Advance time until something is reported; a time-out ends when no events are left."""
+    def take(self, inbox: Inbox) -> Token | None:
+        """Advance time until something is reported."""
         while True:
             with self._lock:
                 token = inbox.get(0.0)
                 if token is not None:
                     self.order.after(_host(), self._delivered.pop((id(inbox), token)))
                     return token
+                if inbox.over:
+                    return None
                 if self._broken is not None and self._rng.random() < 0.5:
                     raise DeviceError(f"{self._broken} has failed.")
-                going_on = self._let_one_thing_happen("a report", patient=timeout is not None)
+                going_on = self._let_one_thing_happen("a report")
             if not going_on:
-                if timeout is not None:
-                    return None
                 time.sleep(1e-4)
 
     def finish(self, stream: FakeStream) -> None:
@@ -426,13 +426,13 @@ class FakeAccelerator:
         for _ in range(0 if self._seconds else int(self._rng.poisson(self._patience))):
             self._clock.step()
 
-    def _let_one_thing_happen(self, awaited: str, *, patient: bool = False) -> bool:
+    def _let_one_thing_happen(self, awaited: str) -> bool:
         """Say whether something has happened, or may if another thread goes on."""
         if self._clock.step():
             return True
         if self._broken is not None:
             raise DeviceError(f"{self._broken} has failed.")
-        if not (patient or self._hanging or self._held.keys() - {_host()}):
+        if not (self._hanging or self._held.keys() - {_host()}):
             raise AssertionError(f"nothing is left to happen, and {awaited} has not come: the streams wait for each other")
         return False
 

@@ -79,6 +79,11 @@ class Inbox:
         self.over = True
         self._tokens.put(None)
 
+    def cancel(self) -> None:
+        """Want nothing more."""
+        self.over = True
+        self._tokens.put(None)
+
     def get(self, timeout: float | None) -> Token | None:
         """Wait for the next token for at most some seconds; None if there is none. Raises the error of a failed launch."""
         try:
@@ -242,8 +247,8 @@ class Accelerator(Protocol):
         """
         ...
 
-    def take(self, inbox: Inbox, timeout: float | None = None) -> Token | None:
-        """Wait for the next token for at most some seconds; None if there is none by then.
+    def take(self, inbox: Inbox) -> Token | None:
+        """Wait for the next token; None if the inbox is over.
 
         Raises:
             DeviceError: a launch failed, or a device, and the token may never come.

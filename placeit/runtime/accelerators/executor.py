@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import threading
+import functools
 from collections.abc import Mapping
 from time import perf_counter
-from types import TracebackType
-from typing import Self, get_args
+from typing import cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.backends.base import checked_inputs
 from placeit.core.errors import DeviceError, ExecutionError, NoRoomError, UsageError, forget_frames
 from placeit.core.units import format_quantity
-from placeit.planning.segments import Plan
 from placeit.runtime.accelerators.accelerator import HOST, Accelerator, View
 from placeit.runtime.accelerators.launcher import Launcher
 from placeit.runtime.accelerators.layout import RequestLayout
 from placeit.runtime.accelerators.orders import Dynamic, Graph, LaunchOrder, Static
 from placeit.runtime.accelerators.times import Times
 from placeit.runtime.accelerators.work import PlanTasks
-from placeit.runtime.plan_executor import DispatchOrder, check_timeout
+from placeit.runtime.active_run import ActiveRun
+from placeit.runtime.devices.worker import Worker
+from placeit.runtime.plan_executor import DispatchOrder, PlanExecutor, failure_of
 from placeit.runtime.spans import Span
 
 __all__ = ["StreamExecutor"]
@@ -30,8 +29,8 @@ __all__ = ["StreamExecutor"]
 _AHEAD = 2
 
 
-class StreamExecutor:
-    """One plan, ready to run on an accelerator. Use it as a context manager, or call :meth:`close`.
+class StreamExecutor(PlanExecutor):
+    """Runs a plan on an accelerator, whose streams are its lanes. One thread of its own launches the work.
 
     ``dynamic``: the scheduler decides what comes next whenever something has ended, by the same rule as everywhere: the
     longest path first. So that no stream runs dry while the host thinks, the scheduler is told that a segment has ended as
@@ -42,11 +41,7 @@ class StreamExecutor:
     ``static``: everything is launched at once in the order of the plan's simulated schedule, which costs the host least.
     ``graph``: that order is captured once and replayed with one call, where the accelerator can.
 
-    After any error, and an interrupt, what was launched is waited for and everything is released; the executor is closed. If
-    that is interrupted as well, :meth:`close`, or any other call, goes on with it. After a time-out nobody waits: a thread does
-    the same once what still runs has ended.
-
-    Threads that share an executor take turns; executors of one accelerator may run at the same time.
+    Executors of one accelerator may run at the same time.
 
     Args:
         work: what to run.
@@ -78,34 +73,31 @@ class StreamExecutor:
             raise UsageError(f"'order' is '{order}'; it must be one of {', '.join(get_args(DispatchOrder))}.")
         if order == "graph" and timed:
             raise UsageError("A captured graph has no times of its parts: run it without 'timed', or with order='static'.")
+        super().__init__(work.plan, requests, {name: work.values[v] for name, v in work.inputs.items()})
         self.work, self._accelerator = work, accelerator
         if order != "dynamic":
             self._check_alike(order)
         self.layout = RequestLayout(work, accelerator, fixed=order != "dynamic")
-        self._turn = accelerator.turn()
+        self._there = accelerator.turn()  # held by whoever uses it
         self._launcher = Launcher(self.layout, accelerator, timed=timed)
-        self._times = Times(self._launcher) if timed else None
-        self._order: LaunchOrder | None = None  # None if closed
+        self._times_of = Times(self._launcher) if timed else None
+        self._order: LaunchOrder | None = None  # made anew after a run that did not end well
+        self._order_of: tuple[DispatchOrder, int] = order, ahead
         self._blanked: int | None = None
-        self._running = False  # whether something may run
-        self._given_up = False  # whether a thread waits for that, and releases everything
-        with self._turn:
+        with self._there:
             self._check_memory(requests)
             try:
                 self._launcher.make(requests)
-                self._running = True  # captures run something
-                self._order = self._make_order(order, ahead)
-                self._running = False
+                self._order = self._make_order()
             except BaseException as error:
-                self._abandon(error)
+                self._settle_streams(error)
+                self._launcher.release()
+                self._accelerator.trim()
                 raise
+        self._worker = Worker("placeit launches")
 
-    @property
-    def plan(self) -> Plan:
-        """The plan that this executor runs."""
-        return self.work.plan
-
-    def _make_order(self, order: DispatchOrder, ahead: int) -> LaunchOrder:
+    def _make_order(self) -> LaunchOrder:
+        order, ahead = self._order_of
         if order == "dynamic":
             return Dynamic(self._launcher, ahead)
         if order == "static" or not self.layout.launches:  # nothing can be captured where nothing runs
@@ -122,131 +114,117 @@ class StreamExecutor:
         """None: everything is launched ahead."""
         return ()
 
-    def __enter__(self) -> Self:
-        return self
+    def _prepare(self, count: int) -> ActiveRun:
+        self._blanked = None
+        return _Requests(count)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
-        self.close()
+    def _start(self, run: ActiveRun) -> None:
+        self._worker.submit(functools.partial(self._launch, run))
 
-    def close(self) -> None:
-        """Wait for a run in another thread to end, and release memory and weights. A second call has no effect."""
-        self._order = None  # no further run begins; a captured graph refers to the memory
-        if not self._given_up:
-            with self._turn:
-                self._release()
+    def _launch(self, run: ActiveRun) -> None:
+        """Run requests, from their begin to their end; on the thread that launches."""
+        with self._lock:
+            if run.stopped:
+                return
+            run.go(self._launcher.cancel)
+        try:
+            with self._there:
+                try:
+                    self._run_all(run)
+                except BaseException as error:
+                    self._settle_streams(error)
+                    raise
+        except BaseException as error:  # noqa: BLE001 (whatever it is, it belongs to the thread that waits)
+            if run.error is None and not isinstance(error, _StoppedError):
+                known = ExecutionError(str(error)) if isinstance(error, DeviceError) else failure_of("The run failed", error)
+                known.__cause__ = known.__cause__ or error
+                run.error = known
+        with self._lock:
+            run.over.open()
+            ended = self._let_go()
+        if ended:
+            self._end_lanes()
 
-    def set_inputs(self, inputs: Mapping[str, NDArray[np.generic]], *, request: int = 0) -> None:
-        """Copy the model's inputs into pinned memory, from which each run reads them.
-
-        Raises:
-            UsageError: an input is missing, unknown, or has another shape or type than the model wants.
-        """
-        wanted = self.work.inputs
-        values = checked_inputs(inputs, {name: self.work.values[v] for name, v in wanted.items()})
-        with self._turn:
-            self._check_open()
-            for name, value in values.items():
-                self._accelerator.write(self._host(wanted[name], request), value)
-
-    def outputs(self, *, request: int = 0) -> dict[str, NDArray[np.generic]]:
-        """Return copies of the outputs of the last run, by name."""
-        with self._turn:
-            self._check_open()
-            return self._outputs(request)
-
-    def run(self, inputs: Mapping[str, NDArray[np.generic]], *, timeout: float | None = None) -> dict[str, NDArray[np.generic]]:
-        """Run once and return the outputs by name. Raises UsageError or ExecutionError.
-
-        Args:
-            inputs: the model's inputs.
-            timeout: seconds after which the run is given up.
-        """
-        with self._turn:
-            self.set_inputs(inputs)
-            self.times(1, timeout=timeout)
-            return self._outputs(0)
-
-    def time(self, *, timeout: float | None = None) -> float:
-        """Run once on the inputs in place and return the seconds it took. Raises ExecutionError.
-
-        Args:
-            timeout: seconds after which the run is given up.
-        """
-        return self.times(1, timeout=timeout)
-
-    def times(self, count: int, *, timeout: float | None = None) -> float:
-        """Run ``count`` requests, as many in flight as the executor was made for, and return their seconds.
-
-        Args:
-            count: how many requests.
-            timeout: seconds after which the run is given up.
-
-        Raises:
-            ExecutionError: a segment or a copy failed, the executor or its accelerator is closed, or time is up; then says what
-                still runs.
-            UsageError: no request at all, or no time.
-        """
-        if count < 1:
-            raise UsageError(f"There must be at least one request to run; got {count}.")
-        check_timeout(timeout)
-        with self._turn:
-            order = self._check_open()
-            self._blanked = None
-            try:
-                self._running = True
-                seconds = self._run(order, count, timeout)
-                self._running = False
-            except BaseException as error:
-                if not isinstance(error, _TimeUpError):
-                    self._abandon(error)
-                if isinstance(error, DeviceError):
-                    raise ExecutionError(f"{error} The run has ended, and all of its memory is released.") from error
-                raise
-            return seconds
-
-    def _run(self, order: LaunchOrder, count: int, timeout: float | None) -> float:
-        launcher = self._launcher
-        if self._times is not None:
-            self._times.begin()
-        begin = perf_counter()
-        at_once = min(count, len(launcher.slots))
-        for request in range(at_once):
+    def _run_all(self, run: ActiveRun) -> None:
+        self._check_accelerator()
+        launcher, order = self._launcher, self._order
+        if order is None:
+            order = self._make_order()
+        self._order = None  # until all has ended well
+        if self._times_of is not None:
+            self._times_of.begin()
+        run.begin = perf_counter()
+        waiting = cast("_Requests", run).count
+        for request in range(min(waiting, len(launcher.slots))):
+            waiting -= 1
             order.begin(request)
-        waiting, end = count - at_once, perf_counter()
+        run.end = perf_counter()
         while launcher.flying:
-            token = launcher.next_report(None if timeout is None else begin + timeout - perf_counter())
-            if token is None:
-                raise self._time_is_up(timeout)
+            token = launcher.next_report()
+            if token is None or run.stopped:
+                raise _StoppedError
             request, n = token
             order.ended(request, n)
             slot = launcher.slots[request]
             if slot.decided and not slot.flying:
-                end = perf_counter()
-                if self._times is not None:
-                    self._times.ended(request, slot)
+                run.end = perf_counter()
+                if self._times_of is not None:
+                    self._times_of.ended(request, slot)
+                self._check_accelerator()
                 if waiting:
                     waiting -= 1
                     order.begin(request)
-        return end - begin
+        self._order = order
 
-    def _time_is_up(self, timeout: float | None) -> ExecutionError:
-        """Have what still runs waited for, and everything released, by a thread."""
-        awaited = self._launcher.awaited()
-        self._order, self._given_up = None, True
-        threading.Thread(target=self._release, name="placeit release", daemon=True).start()
-        return _TimeUpError(
-            f"The run has taken more than {timeout:g} s and is given up. What has not ended: {', '.join(awaited)}. This "
-            "executor is closed: make a new one."
-        )
+    def _check_accelerator(self) -> None:
+        if self._accelerator.closed:
+            raise ExecutionError(
+                f"{', '.join(self._accelerator.names)} is closed, and nothing more can run there: open a new session."
+            )
 
-    def blank(self, sentinel: int) -> str | None:
-        """Fill all that a run writes with NaN or the sentinel; see :class:`placeit.runtime.plan_executor.PlanExecutor`.
+    def _settle_streams(self, error: BaseException) -> None:
+        """After an error, wait for what was launched, and forget what was to be reported."""
+        forget_frames(error)  # which hold intermediate results of the segment that ran out of memory, for example
+        self._launcher.cancel()
+        with contextlib.suppress(DeviceError, ExecutionError):  # the first error tells the story
+            self._launcher.finish()
+        self._launcher.renew()
+        self._accelerator.trim()
+
+    def _running(self, run: ActiveRun) -> list[str]:
+        return self._launcher.awaited() if run.begun else []
+
+    def _check_lanes(self) -> None:
+        self._worker.check()
+
+    def _release(self) -> None:
+        with self._there:
+            self._order = None  # a captured graph refers to the memory
+            self._launcher.release()
+            self._accelerator.trim()
+
+    def _end_lanes(self) -> None:
+        self._worker.close()
+
+    def _write(self, inputs: Mapping[str, NDArray[np.generic]], request: int) -> None:
+        with self._there:
+            for name, value in inputs.items():
+                self._accelerator.write(self._host(self.work.inputs[name], request), value)
+
+    def _read(self, request: int) -> dict[str, NDArray[np.generic]]:
+        with self._there:
+            return {name: self._accelerator.read(self._host(value, request)) for name, value in self.work.outputs.items()}
+
+    def _host(self, value: int, request: int) -> View:
+        return self._launcher.slots[request].views[self.layout.buffer_of[value, HOST]]
+
+    def _blank(self, sentinel: int) -> str | None:
+        """Fill all that a run writes.
 
         Buffers that share memory are blank as the first of them in a run; those after it find what that one has left. What the
         run itself has written too late is not known here; its readers have missed it.
         """
-        with self._turn:
-            self._check_open()
+        with self._there:
             found = None
             written = [b for launch in self.layout.launches for b in launch.writes]
             first = {self.layout.slot_of[b]: b for b in reversed(written)}
@@ -281,29 +259,9 @@ class StreamExecutor:
         return self._timed().segment_seconds(last=last)
 
     def _timed(self) -> Times:
-        if self._times is None:
+        if self._times_of is None:
             raise UsageError("This executor has recorded no times: make it with timed=True.")
-        return self._times
-
-    def _check_open(self) -> LaunchOrder:
-        """Return the order, for a new run. Raises ExecutionError if the executor is closed, or its accelerator."""
-        order = self._order
-        if order is None or self._running:
-            if not self._given_up:
-                self._release()
-            raise ExecutionError("This executor is closed, by hand or by an earlier error: make a new one.")
-        if self._accelerator.closed:
-            self._release()
-            raise ExecutionError(
-                f"{', '.join(self._accelerator.names)} is closed, and nothing more can run there: open a new session."
-            )
-        return order
-
-    def _outputs(self, request: int) -> dict[str, NDArray[np.generic]]:
-        return {name: self._accelerator.read(self._host(value, request)) for name, value in self.work.outputs.items()}
-
-    def _host(self, value: int, request: int) -> View:
-        return self._launcher.slots[request].views[self.layout.buffer_of[value, HOST]]
+        return self._times_of
 
     def _check_memory(self, requests: int) -> None:
         for device, name in enumerate(self._accelerator.names):
@@ -334,25 +292,17 @@ class StreamExecutor:
                 f"{names[host]}, which computes on threads of the host: run the plan with order='dynamic'."
             )
 
-    def _abandon(self, error: BaseException) -> None:
-        """Wait for what was launched, and release everything that it or the error holds."""
-        forget_frames(error)  # which hold intermediate results of the segment that ran out of memory, for example
-        self._release()
 
-    def _release(self) -> None:
-        """Wait for what may still run, and release everything. An interrupt leaves the rest to the next call."""
-        self._order = None
-        if self._running:
-            self._launcher.cancel()
-            with contextlib.suppress(DeviceError, ExecutionError):  # the first error tells the story
-                self._launcher.finish()
-            self._running = False
-        self._launcher.release()
-        self._accelerator.trim()
+class _Requests(ActiveRun):
+    """A run of so many requests."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
 
 
-class _TimeUpError(ExecutionError):
-    """A run that is given up while something still runs."""
+class _StoppedError(Exception):
+    """Nobody waits for the run any more."""
 
 
 def _bytes(count: float) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from placeit.core.errors import DeviceError, ExecutionError
+from placeit.core.errors import DeviceError, ExecutionError, PlaceitError
 from placeit.runtime.accelerators.accelerator import HOST, Accelerator, Event, Inbox, LoadedProgram, Memory, Stream, Token, View
 from placeit.runtime.accelerators.layout import Launch, RequestLayout
 
@@ -125,13 +125,16 @@ class Launcher:
                 accelerator.launch(stream, program, inputs, outputs, self._inbox, (request, n))
             if record or slot.begins is not None:
                 accelerator.record(slot.events[n], stream)
-        except DeviceError as error:
+        except Exception as error:
+            if isinstance(error, PlaceitError) and not isinstance(error, DeviceError):
+                raise
             raise self._failed(n, error) from error
 
     def _failed(self, n: int, error: Exception) -> DeviceError:
         launch = self.layout.launches[n]
         what = "Copying what is made by" if launch.program is None else "The segment that starts with"
-        return DeviceError(f"{what} {self._named(n)[0]} failed on {self._named(n)[1]}: {error}")
+        why = str(error) if isinstance(error, PlaceitError) else f"{type(error).__name__}: {error}"
+        return DeviceError(f"{what} {self._named(n)[0]} failed on {self._named(n)[1]}: {why}")
 
     def _named(self, n: int) -> tuple[str, str]:
         launch = self.layout.launches[n]
@@ -144,14 +147,14 @@ class Launcher:
         slot.flying[n] = None
         self.flying += 1
 
-    def next_report(self, timeout: float | None) -> Token | None:
-        """Wait at most some seconds for a report: a request and its launch that has ended; None if there is none by then.
+    def next_report(self) -> Token | None:
+        """Wait for a report: a request and its launch that has ended; None if it was cancelled.
 
         Raises:
             DeviceError: a launch failed, and which, or a device did.
         """
         try:
-            token = self.accelerator.take(self._inbox, timeout)
+            token = self.accelerator.take(self._inbox)
         except (DeviceError, ExecutionError):
             self._check()
             raise
@@ -167,12 +170,26 @@ class Launcher:
             raise self._failed(n, error) from error
 
     def awaited(self) -> list[str]:
-        """Launches that have not been reported as ended."""
-        return [" on ".join(self._named(n)) for slot in self.slots for n in slot.flying]
+        """Say which launches have not been reported as ended; from any thread."""
+        return [self._described(n) for slot in list(self.slots) for n in list(slot.flying)]
+
+    def _described(self, n: int) -> str:
+        launch, (name, device) = self.layout.launches[n], self._named(n)
+        if launch.program is not None:
+            return f"the segment that starts with {name} on {device}"
+        src, dst = ("the host" if end == HOST else self.accelerator.names[end] for end in self.layout.routes[launch.stream])
+        return f"{name} from {src} to {dst}"
 
     def cancel(self) -> None:
-        """Skip work that has not started, if possible."""
-        self._inbox.over = True
+        """Skip work that has not started, if possible, and have nobody wait for reports; from any thread, at any time."""
+        self._inbox.cancel()
+
+    def renew(self) -> None:
+        """Forget what was launched and cancelled. Nothing may be running."""
+        self._inbox, self.flying = Inbox(), 0
+        for slot in self.slots:
+            slot.flying.clear()
+            slot.decided = True
 
     def finish(self) -> None:
         """Wait for all streams, whatever fails. Raises DeviceError if a launch or a device failed."""

@@ -17,7 +17,7 @@ from placeit.runtime.accelerators.accelerator import HOST, Accelerator, Inbox, M
 from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, Program, SegmentSource
 from placeit.runtime.devices.worker import Worker, perform
 
-__all__ = ["StreamBuffer", "StreamDevice"]
+__all__ = ["StreamDevice"]
 
 _COMPUTE, _READ, _WRITE = range(3)  # streams
 
@@ -123,6 +123,38 @@ class _CopyLane:
             self._free()
 
 
+class PinnedBuffer:
+    """A tensor in pinned memory of the host. The memory is freed with the last reference to it.
+
+    Args:
+        accelerator: whose.
+        spec: of the tensor.
+    """
+
+    space = "host"
+
+    def __init__(self, accelerator: Accelerator, spec: BufferSpec) -> None:
+        self.spec, self._accelerator = spec, accelerator
+        self.view = _allocate(self, accelerator, HOST, spec)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.spec.nbytes
+
+    def array(self) -> NDArray[np.generic]:
+        """Copy the value."""
+        return self._accelerator.read(self.view)
+
+    def fill(self, value: NDArray[np.generic]) -> None:
+        """Copy there."""
+        self._accelerator.write(self.view, value)
+
+    def blank(self, sentinel: int) -> None:
+        """Fill the memory."""
+        self._accelerator.blank(self.view, sentinel)
+
+
 class StreamBuffer:
     """A tensor in the memory of a device with streams. The memory is freed with the last reference to it.
 
@@ -133,42 +165,39 @@ class StreamBuffer:
 
     def __init__(self, device: StreamDevice, spec: BufferSpec) -> None:
         self.spec, self.space, self._device = spec, device.space, device
-        self.view = self._allocate(device.number)
-        self.delivered: View | None = None  # where the value is brought in pinned memory, if it is
-
-    def _allocate(self, place: int) -> View:
-        accelerator = self._device.accelerator
-        memory = accelerator.allocate(place, max(1, self.spec.nbytes))
-        weakref.finalize(self, accelerator.free, memory).atexit = False
-        return accelerator.view(memory, self.spec)
+        self.view = _allocate(self, device.accelerator, device.number, spec)
+        self.delivered: PinnedBuffer | None = None
 
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
         return self.spec.nbytes
 
-    def deliver(self) -> None:
-        """Have the value brought to the host by whatever writes it."""
+    def deliver(self) -> PinnedBuffer:
+        """Have the value brought to the host by whatever writes it, and return where."""
         if self.delivered is None:
-            self.delivered = self._allocate(HOST)
+            self.delivered = PinnedBuffer(self._device.accelerator, self.spec)
+        return self.delivered
 
     def array(self) -> NDArray[np.generic]:
-        """Copy the value, which is brought to the host now if it is not delivered."""
-        if self.delivered is not None:
-            return self._device.accelerator.read(self.delivered)
+        """Copy the value to the host, now."""
         return self._device.fetch(self.view, self.spec)
 
     def fill(self, value: NDArray[np.generic]) -> None:
         """Copy a value to the device."""
         self._device.store(value, self.view, self.spec)
         if self.delivered is not None:
-            self._device.accelerator.write(self.delivered, value)
+            self.delivered.fill(value)
 
     def blank(self, sentinel: int) -> None:
-        """Fill the memory, and what was delivered."""
-        for view in (self.view, self.delivered):
-            if view is not None:
-                self._device.accelerator.blank(view, sentinel)
+        """Fill the memory on the device."""
+        self._device.accelerator.blank(self.view, sentinel)
+
+
+def _allocate(owner: object, accelerator: Accelerator, place: int, spec: BufferSpec) -> View:
+    memory = accelerator.allocate(place, max(1, spec.nbytes))
+    weakref.finalize(owner, accelerator.free, memory).atexit = False
+    return accelerator.view(memory, spec)
 
 
 class StreamedProgram:
@@ -187,7 +216,7 @@ class StreamedInstance:
         self._loaded = program.program.load(accelerator.place(device.number))
         self._stream = accelerator.stream(device.number, _COMPUTE)
         self._inputs: dict[int, Buffer] = {}
-        self._staged: dict[int, tuple[View, StreamBuffer]] = {}  # of inputs in host memory: pinned, and on the device
+        self._staged: dict[int, StreamBuffer] = {}  # of inputs in host memory
         self._outputs = [StreamBuffer(device, spec) for spec in program.outputs]
 
     def bind(self, index: int, buffer: Buffer) -> None:
@@ -195,9 +224,8 @@ class StreamedInstance:
         self._inputs[index] = buffer
         self._staged.pop(index, None)
         if not isinstance(buffer, StreamBuffer):
-            there = StreamBuffer(self._device, self._specs[index])
-            there.deliver()
-            self._staged[index] = there.delivered, there
+            self._staged[index] = StreamBuffer(self._device, self._specs[index])
+            self._staged[index].deliver()
 
     def output(self, index: int) -> StreamBuffer:
         """Where output ``index`` is written."""
@@ -207,13 +235,14 @@ class StreamedInstance:
         """Launch, and wait for the end. Raises DeviceError."""
         accelerator, stream, inbox = self._device.accelerator, self._stream, Inbox()
         try:
-            for index, (pinned, there) in self._staged.items():
-                accelerator.write(pinned, self._inputs[index].array())
-                accelerator.copy(stream, pinned, there.view)
+            for index, there in self._staged.items():
+                pinned = there.deliver()
+                pinned.fill(self._inputs[index].array())
+                accelerator.copy(stream, pinned.view, there.view)
             accelerator.launch(stream, self._loaded, self._reads(), [made.view for made in self._outputs], inbox, (0, 0))
             for made in self._outputs:
                 if made.delivered is not None:
-                    accelerator.copy(stream, made.view, made.delivered)
+                    accelerator.copy(stream, made.view, made.delivered.view)
         except BaseException as error:
             forget_frames(error)  # which hold intermediate results of the segment that ran out of memory, for example
             with contextlib.suppress(DeviceError):  # the first error tells the story
@@ -223,4 +252,4 @@ class StreamedInstance:
 
     def _reads(self) -> Sequence[View]:
         places = range(len(self._specs))
-        return [self._staged[i][1].view if i in self._staged else cast("StreamBuffer", self._inputs[i]).view for i in places]
+        return [self._staged[i].view if i in self._staged else cast("StreamBuffer", self._inputs[i]).view for i in places]

@@ -11,7 +11,6 @@ import functools
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from time import perf_counter
 from types import TracebackType
 from typing import Any, NamedTuple
 from weakref import WeakSet
@@ -262,13 +261,11 @@ class TorchAccelerator:
         with stream.errors:
             self._reports.report(stream.stream, event, inbox, token)
 
-    def take(self, inbox: Inbox, timeout: float | None = None) -> Token | None:
+    def take(self, inbox: Inbox) -> Token | None:
         """Wait, and check regularly that the devices are alive, since a broken device reports nothing."""
-        until = None if timeout is None else perf_counter() + timeout
         while True:
-            left = None if until is None else until - perf_counter()
-            token = inbox.get(_LOOK_S if left is None else min(left, _LOOK_S))
-            if token is not None or (left is not None and left <= _LOOK_S):
+            token = inbox.get(_LOOK_S)
+            if token is not None or inbox.over:
                 return token
             self._look()
 

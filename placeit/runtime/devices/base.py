@@ -52,8 +52,8 @@ class BufferSpec:
 class Buffer(Protocol):
     """Memory that holds one tensor.
 
-    One outside the host's memory may have a method ``deliver``: from then on, what writes the buffer also brings the value to
-    the host before it reports its end, so that ``array`` has nothing left to wait for. It is called of outputs of the model.
+    One outside the host's memory may have a method ``deliver``, which is called of outputs of the model: from then on, what
+    writes the buffer also brings the value to the host before it reports its end, into the buffer that ``deliver`` returns.
     """
 
     @property
