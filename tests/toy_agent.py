@@ -40,25 +40,27 @@ class ToyAgent:
         return torch.log_softmax(scores.masked_fill(~torch.tensor(problem.feasible), -torch.inf), dim=1)
 
     def rollout(self, instances: Sequence[ProblemInstance], rng: np.random.Generator) -> Trajectory:
-        steps = max(len(instance.problem) for instance in instances)
-        rewards, valid = np.zeros((steps, len(instances))), np.zeros((steps, len(instances)), bool)
-        placements, costs = [], np.empty(len(instances))
+        valid = np.zeros((max(len(instance.problem) for instance in instances), len(instances)), bool)
+        visited = []
         for b, instance in enumerate(instances):
             with torch.no_grad():
                 chances = self.logits(instance).exp().double().numpy()
             chances /= chances.sum(axis=1, keepdims=True)
-            placements.append(np.array([rng.choice(len(row), p=row) for row in chances], np.int32))
-            costs[b] = instance.cost(placements[b][None])[0] / instance.unit
-            valid[: len(placements[b]), b] = True
-            rewards[len(placements[b]) - 1, b] = -costs[b]
-        return Trajectory(rewards, valid, costs, placements, list(instances))
+            visited.append(np.array([[rng.choice(len(row), p=row) for row in chances]], np.int32))
+            valid[: len(instance.problem), b] = True
+        return Trajectory(valid, visited, list(instances))
+
+    def rewards(self, trajectory: Trajectory, costs: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+        rewards = np.zeros(trajectory.valid.shape)
+        rewards[trajectory.valid.sum(axis=0) - 1, np.arange(len(costs))] = [-path[0] for path in costs]
+        return rewards
 
     def score(self, trajectory: Trajectory) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp], Tensor, Tensor]]:
         for b, instance in enumerate(trajectory.decisions):
             logits = self.logits(instance)
             steps = np.arange(len(logits))
             entropy = -(logits.exp() * logits.clamp_min(-1e9)).sum(dim=1)
-            yield steps, np.full(len(steps), b), logits[steps, trajectory.placements[b]], entropy
+            yield steps, np.full(len(steps), b), logits[steps, trajectory.visited[b][0]], entropy
 
     def loss(self, kind: str, instances: Sequence[ProblemInstance], rng: np.random.Generator) -> Tensor:
         """``imitation``: every op on its fastest device."""
@@ -86,12 +88,16 @@ class ExploringAgent(ToyAgent):
         trajectory = super().rollout(instances, rng)
         if self.network.training:
             self.explored.append(self.explore)
-            for b, instance in enumerate(instances):
+            for instance, visited in zip(instances, trajectory.visited, strict=True):
                 if rng.random() < self.explore:
-                    trajectory.placements[b] = instance.problem.compute.argmin(axis=1).astype(np.int32)
-            self.costs.extend(trajectory.costs.tolist())
-            trajectory.rewards[-1] += np.mean(self.costs)  # what is remembered matters
+                    visited[0] = instance.problem.compute.argmin(axis=1)
         return trajectory
+
+    def rewards(self, trajectory: Trajectory, costs: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+        rewards = super().rewards(trajectory, costs)
+        self.costs.extend(float(path[0]) for path in costs if not np.isnan(path[0]))
+        rewards[-1] += np.mean(self.costs)  # what is remembered matters
+        return rewards
 
     def memory(self) -> Mapping[str, Tensor]:
         return {"costs": torch.tensor(self.costs, dtype=torch.float64)}

@@ -21,7 +21,8 @@ class ProblemInstance:
 
     Attributes:
         problem: the problem.
-        cost: values placements: a simulator, measured runs, or another objective.
+        cost: values placements: a simulator, measured runs, or another objective. NaN for a placement that could not be
+            measured this time, ``inf`` for one that cannot be.
         unit: what costs are divided by, so that rewards of different problems can be compared; positive, finite. For
             makespans the lower bound of the schedule length ratio is usual
             (:attr:`placeit.core.problem.Problem.critical_path`).
@@ -34,22 +35,20 @@ class ProblemInstance:
 
 @dataclass(eq=False)
 class Trajectory:
-    """Decisions of an agent for ``B`` problems in up to ``T`` steps, with rewards and costs.
+    """Decisions of an agent for ``B`` problems in up to ``T`` steps, and the placements that they led to.
 
-    A step is whatever the agent makes of it: a relocation, the device of one op, a whole placement (``T`` = 1).
+    A step is whatever the agent makes of it: a relocation, the device of one op, a whole placement.
 
     Attributes:
-        rewards: ``float64[T, B]``, in multiples of the instance's unit; a reward that comes at the end has zeros before it.
         valid: ``bool[T, B]``, where a decision was made; problems may end at different steps.
-        costs: ``float64[B]``, the least cost met, in multiples of the instance's unit.
-        placements: for each problem ``int32[V]``, the placement of that cost.
+        visited: for each problem ``int32[S, V]``, the placements to be valued, in the order in which they were met, at least
+            one: those of a search from its start on (``S`` may be ``T`` + 1), or one for an episode that makes one. Whoever
+            values them values equal ones once, so an agent need not leave any out.
         decisions: what the agent needs to score the decisions again.
     """
 
-    rewards: NDArray[np.float64]
     valid: NDArray[np.bool_]
-    costs: NDArray[np.float64]
-    placements: list[NDArray[np.int32]]
+    visited: Sequence[NDArray[np.int32]]
     decisions: Any
 
 
@@ -75,7 +74,25 @@ class Agent(Protocol):
         ...
 
     def rollout(self, instances: Sequence[ProblemInstance], rng: np.random.Generator) -> Trajectory:
-        """Play one episode for each problem, sampling decisions; gradients are not needed."""
+        """Play one episode for each problem, sampling decisions; gradients are not needed.
+
+        It decides without costs and calls no cost function: whoever asks for an episode values what it visited, all problems
+        at once, simulated or measured.
+        """
+        ...
+
+    def rewards(self, trajectory: Trajectory, costs: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+        """Turn the costs of what an episode visited into rewards. Called once for each trajectory that is learned from.
+
+        Args:
+            trajectory: what :meth:`rollout` returned.
+            costs: for each problem ``float64[S]``, of ``trajectory.visited``, in multiples of the instance's unit. One that
+                could not be measured is NaN.
+
+        Returns:
+            ``float64[T, B]``, zero where no decision was made; a reward that comes at the end has zeros before it. NaN where it
+            would depend on a cost that is NaN: such a decision is not learned from.
+        """
         ...
 
     def score(self, trajectory: Trajectory) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp], Tensor, Tensor]]:
@@ -85,12 +102,14 @@ class Agent(Protocol):
             Parts of the trajectory, of any size, so that one part's graph is in memory at a time: steps ``[N]`` and problems
             ``[N]``, the log-probability of each decision ``[N]``, and the entropy of what it was drawn from ``[N]``. Together
             the parts hold every valid decision once. A part is differentiated before the next is asked for, so no two of them
-            share what needs gradients.
+            share what needs gradients. A trajectory may be scored several times, while the network changes.
         """
         ...
 
     def loss(self, kind: str, instances: Sequence[ProblemInstance], rng: np.random.Generator) -> Tensor:
         """Return a scalar to minimise, for training methods other than REINFORCE, such as ``imitation``.
+
+        It may call the instances' cost functions. A cost that is NaN could not be measured, and teaches nothing.
 
         Raises:
             UsageError: the agent has no such way; names those that it has.

@@ -13,7 +13,7 @@ PROBLEM = np.array([0, 7, 7])
 
 
 def episodes(gamma=0.5):
-    return Episodes(REWARDS, returns(REWARDS, gamma), VALID, PROBLEM)
+    return Episodes(REWARDS, returns(REWARDS, gamma), VALID, PROBLEM, np.ones(3, bool))
 
 
 def test_returns_are_discounted_sums_of_what_is_still_to_come():
@@ -46,7 +46,7 @@ def test_the_moving_baseline_is_the_mean_over_all_earlier_episodes():
     memory = {}
     BASELINES["moving"](episodes(), memory)  # returns from the first step: 2.75, 7, 9
     one = np.array([[5.25]])
-    second = BASELINES["moving"](Episodes(one, one, one > 0, np.zeros(1, int)), memory)
+    second = BASELINES["moving"](Episodes(one, one, one > 0, np.zeros(1, int), np.ones(1, bool)), memory)
     third = BASELINES["moving"](episodes(), memory)
     assert np.allclose(second, (2.75 + 7 + 9) / 3)
     assert np.allclose(third, (2.75 + 7 + 9 + 5.25) / 4)
@@ -55,7 +55,7 @@ def test_the_moving_baseline_is_the_mean_over_all_earlier_episodes():
 @pytest.mark.parametrize("name", BASELINES)
 def test_no_baseline_minds_episodes_without_decisions(name):
     empty = np.zeros((0, 2))
-    assert BASELINES[name](Episodes(empty, empty, empty > 0, np.array([0, 1])), {}).shape == (0, 2)
+    assert BASELINES[name](Episodes(empty, empty, empty > 0, np.array([0, 1]), np.ones(2, bool)), {}).shape == (0, 2)
 
 
 def test_an_unknown_baseline_is_an_error_that_lists_the_known_ones():

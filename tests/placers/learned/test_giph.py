@@ -8,14 +8,15 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
-from placeit.core.errors import FileError, InfeasibleError, ProblemError, TrainingError, UsageError
+from placeit.core.errors import FileError, InfeasibleError, ProblemError, UsageError
 from placeit.core.problem import Problem
 from placeit.placers import get_placer, place
 from placeit.placers.feasibility import fits, random_placements
 from placeit.placers.learned.agent import ProblemInstance
 from placeit.placers.learned.agents.giph.agent import GiphAgent, Variant, shipped
-from placeit.placers.learned.checkpoint import save_agent
+from placeit.placers.learned.checkpoint import save_agent, weights_of
 from placeit.placers.learned.registry import make_agent
 from placeit.placers.learned.training.loop import Stage, evaluate, train
 from placeit.placers.learned.training.sources import draw_from, simulated
@@ -137,12 +138,26 @@ def test_unknown_variants_and_features_are_refused(options: dict[str, str], says
         GiphAgent(**options)
 
 
-def test_a_cost_that_is_not_a_number_is_an_error_and_no_lesson() -> None:
+@pytest.mark.parametrize("kind", ["imitation", "all-actions", "reinforce"])
+def test_a_cost_that_could_not_be_measured_is_no_lesson(kind: str) -> None:
     problem = random_problem(5, 2)
     broken = ProblemInstance(problem, lambda placements: np.full(len(placements), np.nan), 1.0)
-    for kind in ("imitation", "reinforce"):
-        with pytest.raises(TrainingError):
-            train(agent_of(), [Stage(lambda rng, count, progress: [broken], 1, kind=kind)], evaluate_on=[], seed=0)
+    agent = agent_of()
+    before = weights_of(agent)
+    train(agent, [Stage(lambda rng, count, progress: [broken], 2, kind=kind)], evaluate_on=[], seed=0)
+    assert all(torch.equal(before[name], tensor) for name, tensor in weights_of(agent).items())
+
+
+@pytest.mark.parametrize("kind", ["imitation", "all-actions"])
+def test_actions_that_could_not_be_measured_are_left_out(kind: str) -> None:
+    one = simulated(random_problem(8, 3))
+
+    def sometimes(placements: NDArray[np.int32]) -> NDArray[np.float64]:
+        return np.where(placements.sum(axis=1) % 3 == 0, np.nan, one.cost(placements))
+
+    loss = agent_of().loss(kind, [ProblemInstance(one.problem, sometimes, one.unit)], np.random.default_rng(0))
+    assert torch.isfinite(loss)
+    assert loss.item() != agent_of().loss(kind, [one], np.random.default_rng(0)).item()
 
 
 def test_the_shipped_policy_improves_on_random_placements_of_problems_it_has_never_seen() -> None:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -85,24 +83,12 @@ def test_every_placement_fits_the_devices_and_their_memory():
 
 def test_an_episode_is_one_decision_that_costs_what_its_placement_costs():
     batch = [instance(problem) for problem in problems()]
-    trajectory = agent_for_all().rollout(batch, np.random.default_rng(0))
-    assert trajectory.rewards.shape == trajectory.valid.shape == (1, 5)
-    assert trajectory.valid.all()
-    for b, one in enumerate(batch):
-        cost = one.cost(trajectory.placements[b][None])[0] / one.unit
-        assert trajectory.costs[b] == -trajectory.rewards[0, b] == pytest.approx(cost)
-
-
-def test_samples_of_one_instance_are_valued_together():
-    one, asked = instance(random_problem(5, 3)), []
-
-    def cost(placements):
-        asked.append(len(placements))
-        return one.cost(placements)
-
-    agent_for_all().rollout([dataclasses.replace(one, cost=cost)] * 4, np.random.default_rng(0))
-    # equal instances that are not the same object are different instances
-    assert asked == [4]
+    agent = agent_for_all()
+    trajectory = agent.rollout(batch, np.random.default_rng(0))
+    costs = [one.cost(visited) for one, visited in zip(batch, trajectory.visited, strict=True)]
+    assert [len(visited) for visited in trajectory.visited] == [1] * 5
+    assert trajectory.valid.tolist() == [[True] * 5]
+    assert agent.rewards(trajectory, costs).tolist() == [[-path[0] for path in costs]]
 
 
 def test_scores_are_of_the_distribution_that_placements_were_drawn_from():
@@ -113,11 +99,12 @@ def test_scores_are_of_the_distribution_that_placements_were_drawn_from():
         agent.network.logits.weight *= 8
     trajectory = agent.rollout([one] * 4000, np.random.default_rng(0))
     log, entropy = scored(agent, trajectory)
-    found = {tuple(placement): np.exp(p) for placement, p in zip(map(tuple, trajectory.placements), log, strict=True)}
+    placements = [tuple(visited[0]) for visited in trajectory.visited]
+    found = {placement: np.exp(p) for placement, p in zip(placements, log, strict=True)}
     assert sum(found.values()) == pytest.approx(1.0, abs=1e-4)
     assert max(found.values()) > 0.2
     for placement, p in found.items():
-        share = np.mean([tuple(other) == placement for other in trajectory.placements])
+        share = np.mean([other == placement for other in placements])
         assert share == pytest.approx(p, abs=0.03)
     assert entropy.mean() == pytest.approx(-log.mean(), abs=0.05)
 

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -78,18 +76,13 @@ def test_every_placement_of_a_search_fits_the_devices_and_their_memory():
 def test_rewards_are_what_each_step_saves():
     problem = random_problem(10, 3)
     agent, one = PlacetoAgent(3), instance(problem)
-    asked = []
-
-    def cost(placements):
-        asked.append(placements)
-        return one.cost(placements)
-
-    trajectory = agent.rollout([dataclasses.replace(one, cost=cost)], np.random.default_rng(0))
-    costs = np.concatenate([one.cost(placements) for placements in asked]) / one.unit
-    assert trajectory.rewards.sum() == pytest.approx(costs[0] - costs[-1])
-    assert trajectory.costs[0] == costs.min()
-    assert one.cost(trajectory.placements[0][None])[0] / one.unit == costs.min()
-    assert len(np.concatenate(asked)) <= 11  # ops that stay where they are are not valued again
+    trajectory = agent.rollout([one], np.random.default_rng(0))
+    costs = one.cost(trajectory.visited[0]) / one.unit
+    rewards = agent.rewards(trajectory, [costs])
+    assert len(trajectory.visited[0]) == 11
+    assert rewards.sum() == pytest.approx(costs[0] - costs[-1])
+    same = (trajectory.visited[0][1:] == trajectory.visited[0][:-1]).all(axis=1)
+    assert not rewards[same].any()
 
 
 def test_scoring_sees_what_the_decisions_were_drawn_from():
@@ -141,7 +134,7 @@ def test_the_order_of_problems_in_a_batch_and_their_company_change_no_answer():
 def test_the_same_generator_gives_the_same_episode():
     agent = PlacetoAgent(5)
     one, two = rollout(agent, problems(), 7), rollout(agent, problems(), 7)
-    assert np.array_equal(one.rewards, two.rewards)
+    assert all(map(np.array_equal, one.visited, two.visited))
 
 
 def test_ancestors_descendants_and_others_are_summed_up_apart():

@@ -1,8 +1,19 @@
+import json
+
+import numpy as np
 import pytest
 from toy_agent import ToyAgent, draw_toys, toy
 
 from placeit.core.errors import UsageError
 from placeit.placers.learned.training.stages import Stage, default_stages, parse_stage, scale_updates
+
+
+def toy_cost(instance):
+    return instance.cost
+
+
+def toy_baseline(episodes, memory):
+    return np.zeros_like(episodes.returns)
 
 
 def test_a_stage_is_read_from_text():
@@ -18,12 +29,21 @@ def test_a_stage_is_read_from_text():
         patience=3,
     )
     assert parse_stage("reinforce", draw_toys) == Stage(draw_toys)
+    text = "reinforce:cost=measured,seconds=600,epochs=4,reward_to_go=false"
+    assert parse_stage(text, draw_toys) == Stage(draw_toys, cost="measured", seconds=600.0, epochs=4, reward_to_go=False)
+
+
+def test_a_stage_says_what_it_is_as_json_can_hold_it():
+    one = Stage(draw_toys, cost=toy_cost, baseline=toy_baseline, seconds=1.5)
+    said = json.loads(json.dumps(one.to_dict()))
+    assert (said["cost"], said["baseline"], said["seconds"]) == ("test_stages:toy_cost", "test_stages:toy_baseline", 1.5)
+    assert Stage(draw_toys).to_dict()["cost"] == "simulated"
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("reinforce:epochs=3", "The stage 'reinforce:epochs=3' has no option 'epochs'; its options are updates, problems"),
+        ("reinforce:rounds=3", "The stage 'reinforce:rounds=3' has no option 'rounds'; its options are updates, problems"),
         ("reinforce:draw=x", "has no option 'draw'"),
         ("reinforce:updates=1.5", "'updates' in the stage 'reinforce:updates=1.5' must be a whole number"),
         ("reinforce:patience=no", "must be a whole number"),
@@ -58,6 +78,11 @@ def test_an_agent_says_how_it_is_best_trained():
         ({"gamma": 1.5}, "'gamma' of a training stage is 1.5"),
         ({"explore": -0.5}, "'explore' of a training stage is -0.5"),
         ({"schedule": "step"}, "no schedule 'step'; the schedules are constant, linear, cosine"),
+        ({"seconds": 0.0}, "'seconds' of a training stage is 0.0; it must be positive and finite"),
+        ({"seconds": float("inf")}, "'seconds' of a training stage is inf"),
+        ({"epochs": 0}, "'epochs' of a training stage is 0"),
+        ({"epochs": 2, "kind": "imitation"}, "'epochs' of a training stage is for 'reinforce'; 'imitation' has no episodes"),
+        ({"reward_to_go": False, "discount_steps": True}, "without 'reward_to_go' discounts its steps already"),
         ({"baseline": "mean"}, "no baseline 'mean'"),
     ],
 )

@@ -51,7 +51,8 @@ def test_a_worse_last_checkpoint_does_not_replace_the_best(tmp_path):
     result = train(agent, [good, ruin], evaluate_on=HELD_OUT, seed=0, folder=tmp_path)
     figures = [record.evaluation for record in result.history if record.evaluation is not None]
     assert figures[-1] > result.best == min(figures)
-    assert result.best_at[0] == 1
+    assert result.best_at == (2, 0)
+    assert result.stages[1].before == result.stages[0].best == result.best
     assert evaluate(agent, HELD_OUT) == result.best
     assert same(weights_of(load_agent(tmp_path / "best.safetensors", lambda name: ToyAgent)), weights_of(agent))
 
@@ -65,17 +66,16 @@ def test_training_that_only_harms_leaves_the_agent_as_it_was():
     assert same(weights_of(agent), before)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_cost_that_is_no_number_is_an_error_that_names_the_problem_and_the_update(tmp_path, value):
+def test_an_infinite_cost_is_an_error_that_names_the_problem_and_the_update(tmp_path):
     def draw(rng, count, progress):
         drawn = draw_toys(rng, count, progress)
         if progress >= 0.5:
-            drawn[1] = ProblemInstance(drawn[1].problem, lambda placements: np.full(len(placements), value), 1.0)
+            drawn[1] = ProblemInstance(drawn[1].problem, lambda placements: np.full(len(placements), np.inf), 1.0)
         return drawn
 
     agent = toy()
     with pytest.raises(
-        TrainingError, match=rf"Update 7 of stage 1 met a reward of -?{value} at step 6 on problem 2 of the batch \(6"
+        TrainingError, match=r"Update 7 of stage 1 met a reward of -inf at step 6 on problem 2 of the batch \(6"
     ):
         train(agent, [dataclasses.replace(stage(), draw=draw)], evaluate_on=FEW, seed=0, folder=tmp_path, save_every=3)
     six = toy()
@@ -86,10 +86,21 @@ def test_a_cost_that_is_no_number_is_an_error_that_names_the_problem_and_the_upd
     train(toy(), [stage()], evaluate_on=FEW, seed=0, folder=tmp_path, save_every=3, resume=True)
 
 
-def test_a_cost_that_is_no_number_is_an_error_in_evaluation_too():
-    broken = ProblemInstance(FEW[0].problem, lambda placements: np.full(len(placements), np.nan), 1.0)
-    with pytest.raises(TrainingError, match="Evaluation met a cost of nan on problem 2"):
+def test_an_infinite_cost_is_an_error_in_evaluation_too():
+    broken = ProblemInstance(FEW[0].problem, lambda placements: np.full(len(placements), np.inf), 1.0)
+    with pytest.raises(TrainingError, match="Evaluation met a cost of inf on problem 2"):
         evaluate(toy(), [FEW[1], broken])
+
+
+def test_a_reward_that_is_no_number_without_a_cost_that_is_none_is_an_error():
+    class Odd(ToyAgent):
+        def rewards(self, trajectory, costs):
+            return super().rewards(trajectory, costs) * np.nan
+
+    agent = toy()
+    agent.__class__ = Odd
+    with pytest.raises(TrainingError, match="met a reward of nan at step 1 on problem 1"):
+        train(agent, [stage()], evaluate_on=(), seed=0)
 
 
 class Diverging(ToyAgent):
@@ -112,7 +123,7 @@ def test_a_way_of_learning_that_the_agent_lacks_is_its_own_error():
 
 def test_training_stops_early_when_nothing_gets_better():
     result = train(toy(), [stage(100, learning_rate=0.0, evaluate_every=2, patience=3), stage(1)], evaluate_on=FEW, seed=0)
-    assert [(record.stage, record.update) for record in result.history][-2:] == [(1, 6), (2, 1)]
+    assert [(record.stage, record.update) for record in result.history][-3:] == [(1, 6), (2, 0), (2, 1)]
 
 
 def test_a_stage_ends_when_there_is_nothing_more_to_learn_from():
@@ -145,24 +156,24 @@ def test_a_learned_decision_is_weighted_as_the_formula_says():
     agent, by_hand, played = toy(), toy(), []
 
     class Spy(ToyAgent):
-        def rollout(self, instances, rng):
-            played.append(super().rollout(instances, rng))
-            return played[-1]
+        def rewards(self, trajectory, costs):
+            played.append((trajectory, super().rewards(trajectory, costs)))
+            return played[-1][1]
 
     agent.__class__ = Spy
     one = Stage(lambda *_: instances, 1, gamma=gamma, baseline="episode-mean", normalize=False, discount_steps=True, clip=None)
     record = train(agent, [one], evaluate_on=(), seed=4).history[0]
-    trajectory = played[0]
+    trajectory, rewards = played[0]
     loss = 0.0
     for b, instance in enumerate(instances):
-        log_probability = by_hand.logits(instance)[np.arange(6), trajectory.placements[b]]
-        reward = trajectory.rewards[5, b]  # the only one, so the mean of those before a step is zero
+        log_probability = by_hand.logits(instance)[np.arange(6), trajectory.visited[b][0]]
+        reward = rewards[5, b]  # the only one, so the mean of those before a step is zero
         loss = loss - sum(gamma**t * log_probability[t] * gamma ** (5 - t) * reward for t in range(6)) / 12
     loss.backward()
     norm = torch.linalg.vector_norm(torch.cat([p.grad.flatten() for p in by_hand.network.parameters()]))
     assert record.loss == pytest.approx(loss.item(), rel=1e-5)
     assert record.gradient_norm == pytest.approx(norm.item(), rel=1e-5)
-    assert record.episode_return == pytest.approx(gamma**5 * trajectory.rewards[5].mean())
+    assert record.episode_return == pytest.approx(gamma**5 * rewards[5].mean())
 
 
 def test_a_baseline_can_be_a_function():

@@ -24,6 +24,7 @@ def test_the_log_holds_every_update(tmp_path):
         "gradient norm",
         "learning rate",
         "evaluation",
+        "dropped",
     ]
     assert list(rows[0]) == heads
     assert [row["update"] for row in rows] == ["0", "1", "2", "3", "4"]

@@ -221,12 +221,12 @@ class HdpAgent:
         """
         problems = [instance.problem for instance in instances]
         decisions = self._decide(problems, rng)
-        placements = _placements(problems, decisions)
-        costs = np.empty(len(instances))
-        for instance in dict.fromkeys(instances):
-            rows = [b for b, other in enumerate(instances) if other is instance]
-            costs[rows] = instance.cost(np.stack([placements[b] for b in rows])) / instance.unit
-        return Trajectory(-costs[None], np.ones((1, len(costs)), bool), costs, placements, decisions)
+        visited = [placement[None] for placement in _placements(problems, decisions)]
+        return Trajectory(np.ones((1, len(problems)), bool), visited, decisions)
+
+    def rewards(self, trajectory: Trajectory, costs: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:  # noqa: ARG002
+        """Return minus the cost of each placement."""
+        return -np.stack(costs, axis=1)
 
     def score(self, trajectory: Trajectory) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp], Tensor, Tensor]]:
         """Score whole placements: sums over their ops; a part holds as many placements as fit into memory for attention.

@@ -20,15 +20,18 @@ class Episodes:
 
     Attributes:
         rewards: ``float64[T, B]``, zero where no decision was made.
-        returns: ``float64[T, B]``, the discounted sum of the rewards from each step on.
-        valid: ``bool[T, B]``, where a decision was made.
+        returns: ``float64[T, B]``, what each decision counts as: the discounted sum of the rewards from its step on, or its own
+            discounted reward (``Stage.reward_to_go``).
+        valid: ``bool[T, B]``, where a decision was made that can be learned from: what it depends on could be measured.
         problem: ``int[B]``, equal where two episodes are of the same problem.
+        whole: ``bool[B]``, episodes of which every reward is known.
     """
 
     rewards: NDArray[np.float64]
     returns: NDArray[np.float64]
     valid: NDArray[np.bool_]
     problem: NDArray[np.intp]
+    whole: NDArray[np.bool_]
 
 
 Baseline: TypeAlias = Callable[[Episodes, dict[str, float]], NDArray[np.float64]]
@@ -74,7 +77,13 @@ def problem(episodes: Episodes, memory: dict[str, float]) -> NDArray[np.float64]
     out = np.empty_like(episodes.returns)
     for number in np.unique(episodes.problem):
         same = episodes.problem == number
-        part = Episodes(episodes.rewards[:, same], episodes.returns[:, same], episodes.valid[:, same], episodes.problem[same])
+        part = Episodes(
+            rewards=episodes.rewards[:, same],
+            returns=episodes.returns[:, same],
+            valid=episodes.valid[:, same],
+            problem=episodes.problem[same],
+            whole=episodes.whole[same],
+        )
         out[:, same] = batch(part, memory)
     return out
 
@@ -82,10 +91,12 @@ def problem(episodes: Episodes, memory: dict[str, float]) -> NDArray[np.float64]
 def moving(episodes: Episodes, memory: dict[str, float]) -> NDArray[np.float64]:
     """Mean return of all earlier episodes of the stage, each taken from its first step (DOPPLER, section 5.1).
 
-    Differs from the paper, which does not say what the first episode is compared with: here a stage's first batch is its own
-    baseline.
+    Episodes of which some reward is not known do not count. Differs from the paper, which does not say what the first episode
+    is compared with: here a stage's first batch is its own baseline.
     """
-    first = episodes.returns[:1].sum(axis=0)  # zero if there were no steps
+    first = episodes.returns[:1].sum(axis=0)[episodes.whole]  # zero if there were no steps
+    if not memory and not len(first):
+        return np.zeros_like(episodes.returns)
     mean = memory["sum"] / memory["count"] if memory else float(first.mean())
     memory["sum"] = memory.get("sum", 0.0) + float(first.sum())
     memory["count"] = memory.get("count", 0.0) + len(first)

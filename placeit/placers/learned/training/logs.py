@@ -20,19 +20,21 @@ __all__ = ["Logs", "Record"]
 
 @dataclass(frozen=True)
 class Record:
-    """One update, or the evaluation before the first one; values that were not measured are None.
+    """One update, or the evaluation before the first one of a stage; values that were not measured are None.
 
     Attributes:
         stage: number of the stage, from 1.
-        update: number of the update within its stage, from 1; zero for the evaluation before any.
+        update: number of the update within its stage, from 1; zero for the evaluation with which it begins.
         seconds: time spent on training until then.
-        loss: what was minimised.
+        loss: what was minimised; of several epochs the last, as for the entropy and the gradient.
         reward: mean reward of a decision, in multiples of the instance's unit.
         episode_return: mean over episodes of the discounted sum of rewards.
         entropy: mean entropy of what decisions were drawn from.
         gradient_norm: before clipping.
         learning_rate: of the update.
-        evaluation: mean over the held-out problems of the least cost met, in multiples of their units; lower is better.
+        evaluation: mean over the held-out problems of the least cost met, by the cost of the stage and in multiples of their
+            units; lower is better. None also where one of them could not be measured.
+        dropped: decisions that were not learned from, since what they led to could not be measured.
     """
 
     stage: int
@@ -45,6 +47,7 @@ class Record:
     gradient_norm: float | None = None
     learning_rate: float | None = None
     evaluation: float | None = None
+    dropped: int | None = None
 
 
 _COLUMNS = {

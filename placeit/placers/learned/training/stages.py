@@ -12,11 +12,12 @@ from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 
 from placeit.core.errors import UsageError
+from placeit.core.problem import CostFunction
 from placeit.core.registry import parse_options
 from placeit.placers.learned.agent import Agent, ProblemInstance
 from placeit.placers.learned.training.baselines import Baseline, find_baseline
 
-__all__ = ["Draw", "Stage", "Staged", "default_stages", "parse_stage", "scale_updates"]
+__all__ = ["SIMULATED", "CostFactory", "Draw", "Stage", "Staged", "default_stages", "parse_stage", "scale_updates"]
 
 Draw: TypeAlias = Callable[[np.random.Generator, int, float], Sequence[ProblemInstance]]
 """``draw(rng, count, progress) -> instances`` to learn from; ``progress`` is the share of the stage that is done, in [0, 1).
@@ -25,8 +26,20 @@ What it returns depends on its arguments alone, or training could not be resumed
 instances than asked for; none at all ends the stage (a budget is spent).
 """
 
+CostFactory: TypeAlias = Callable[[ProblemInstance], CostFunction]
+"""Makes the cost function of an instance. A cost of NaN could not be measured; that is left out and asked for again later."""
 
-_MOST = {"updates": 10**9, "problems": 10_000, "episodes": 10_000, "evaluate_every": 10**9, "patience": 10**9}
+SIMULATED = "simulated"
+"""The cost of a stage that learns from the instances' own cost functions."""
+
+_MOST = {
+    "updates": 10**9,
+    "problems": 10_000,
+    "episodes": 10_000,
+    "epochs": 10_000,
+    "evaluate_every": 10**9,
+    "patience": 10**9,
+}
 """Greatest numbers that make sense: problems and episodes of an update are in memory at once."""
 
 
@@ -35,16 +48,25 @@ class Stage:
     """A part of training.
 
     Attributes:
-        draw: gives the problems and their cost functions; simulated, measured or getting harder, training does not know.
-        updates: how often weights are changed.
+        draw: gives the problems and their cost functions; whether these get harder, training does not know.
+        updates: how often the agent plays and learns, at most.
+        seconds: wall time after which the stage ends, whatever its number of updates; None for no limit. The update under way
+            and the last evaluation are completed. What schedules go by is updates.
         kind: ``reinforce``, or a way that the agent's ``loss`` knows, such as ``imitation``.
+        cost: what placements are valued by in training and in evaluation: ``simulated``, the instances' own cost functions; a
+            name of those that training is given, such as ``measured``; or a function that makes the cost function of an
+            instance. What is not simulated is kept in a journal, and looked up where it is needed again.
         problems: problems of an update.
         episodes: episodes of each problem in an update.
+        epochs: gradient steps over the episodes of an update, each scored again by the weights as they are then (HSDAG: 4); for
+            ``reinforce``.
         learning_rate: of Adam, at the start.
         schedule: how the learning rate goes from its start to its end over the stage.
         final_learning_rate: where it ends; without meaning for ``constant``.
         clip: longest gradient (2-norm over all weights); None for any.
         gamma: discount of rewards per step.
+        reward_to_go: a decision counts as the discounted rewards from its step on; False for its own reward alone, weighed by
+            gamma^t (HSDAG, Eq. 14, with t from 0).
         discount_steps: weigh the decision at step t by gamma^t, too.
         entropy: weight of the entropy of decisions, at the start; in favour of exploring.
         final_entropy: where it ends, linearly; None to stay.
@@ -79,6 +101,10 @@ class Stage:
     normalize: bool = True
     evaluate_every: int = 20
     patience: int | None = None
+    cost: str | CostFactory = SIMULATED
+    seconds: float | None = None
+    epochs: int = 1
+    reward_to_go: bool = True
 
     def __post_init__(self) -> None:
         for name, most in _MOST.items():
@@ -95,6 +121,14 @@ class Stage:
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1:
                 raise UsageError(f"'{name}' of a training stage is {value}; it must be in [0, 1].")
+        if self.seconds is not None and not 0 < self.seconds < math.inf:
+            raise UsageError(f"'seconds' of a training stage is {self.seconds}; it must be positive and finite.")
+        if self.epochs > 1 and self.kind != "reinforce":
+            raise UsageError(
+                f"'epochs' of a training stage is for 'reinforce'; '{self.kind}' has no episodes to go over again."
+            )
+        if self.discount_steps and not self.reward_to_go:
+            raise UsageError("A training stage without 'reward_to_go' discounts its steps already: leave out 'discount_steps'.")
         if self.schedule not in ("constant", "linear", "cosine"):
             raise UsageError(f"There is no schedule '{self.schedule}'; the schedules are constant, linear, cosine.")
         if isinstance(self.baseline, str):
@@ -113,12 +147,22 @@ class Stage:
         """Return how much to explore after a share of the stage."""
         return _linear(self.explore, self.final_explore, progress)
 
+    @property
+    def cost_name(self) -> str:
+        """Name of the cost; of a function, where it is defined."""
+        return self.cost if isinstance(self.cost, str) else _name(self.cost)
+
     def to_dict(self) -> dict[str, bool | int | float | str | None]:
         """Return all fields except ``draw`` in JSON-compatible form; functions by name."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "draw"}
+        values["cost"] = self.cost_name
         if callable(self.baseline):
-            values["baseline"] = f"{self.baseline.__module__}:{self.baseline.__qualname__}"
+            values["baseline"] = _name(self.baseline)
         return values
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return f"{function.__module__}:{getattr(function, '__qualname__', type(function).__qualname__)}"
 
 
 def _linear(start: float, end: float | None, progress: float) -> float:

@@ -3,27 +3,51 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from placeit.core.errors import FileError, UsageError
-from placeit.placers.learned.agent import Agent, Remembering
+from placeit.placers.learned.agent import Agent, ProblemInstance, Remembering
 from placeit.placers.learned.checkpoint import read_safetensors, weights_of, write_safetensors
 from placeit.placers.learned.training.logs import Record
+from placeit.placers.learned.training.valuing import least
 
-__all__ = ["TrainingState", "load_run", "save_run"]
+__all__ = ["JOURNAL", "FoundPlacement", "TrainingState", "load_run", "save_run", "training_key"]
+
+JOURNAL = "costs.jsonl"
+"""File of the costs that are not simulated."""
 
 _FORMAT = "placeit-training"
 
 _STREAM = 2  # training draws other numbers than whoever made problems with the same seed
+
+
+_MOST_FOUND = 100  # problems of a stage whose best placements are kept
+
+
+@dataclass(frozen=True, eq=False)
+class FoundPlacement:
+    """The best placement of a problem that a stage met, in training or evaluation.
+
+    Attributes:
+        problem: its key.
+        cost: by the stage's cost function, in its unit.
+        placement: ``int32[V]``.
+    """
+
+    problem: str
+    cost: float
+    placement: NDArray[np.int32]
 
 
 @dataclass(eq=False)
@@ -37,11 +61,15 @@ class TrainingState:
         stage: number of the stage, from 0.
         update: updates done in it.
         stale: evaluations in it since the last best.
+        barren: updates in a row, up to now, that taught nothing because nothing could be measured.
+        spent: wall time of the stage, seconds.
+        told: costs that are not simulated, and that training has been told.
         memory: what the stage's baseline keeps.
-        best: lowest evaluation figure.
+        best: lowest evaluation figure of the stage.
         best_at: stage and update of it, as in records.
         best_weights: a copy of the weights then.
         history: a record of each update.
+        found: best placements by stage, from 1, and key of the problem; of the first hundred problems of a stage.
     """
 
     rng: np.random.Generator
@@ -50,24 +78,55 @@ class TrainingState:
     stage: int = 0
     update: int = 0
     stale: int = 0
+    barren: int = 0
+    spent: float = 0.0
+    told: int = 0
     memory: dict[str, float] = field(default_factory=dict)
     best: float | None = None
     best_at: tuple[int, int] | None = None
     best_weights: dict[str, Tensor] | None = None
     history: list[Record] = field(default_factory=list)
+    found: dict[tuple[int, str], FoundPlacement] = field(default_factory=dict)
+
+    @property
+    def records(self) -> list[Record]:
+        """Records of the stage."""
+        return [record for record in self.history if record.stage == self.stage + 1]
+
+    def meet(
+        self,
+        instances: Sequence[ProblemInstance],
+        visited: Sequence[NDArray[np.int32]],
+        costs: Sequence[NDArray[np.float64]],
+    ) -> None:
+        """Keep the best of the placements that were visited, by what they cost."""
+        for instance, path, values in zip(instances, visited, costs, strict=True):
+            at = least(values)
+            if at is None:
+                continue
+            where = self.stage + 1, instance.problem.key
+            known = self.found.get(where)
+            if known is None and sum(stage == where[0] for stage, _ in self.found) >= _MOST_FOUND:
+                continue
+            if known is None or values[at] < known.cost:
+                self.found[where] = FoundPlacement(where[1], float(values[at]), path[at].copy())
 
     def is_best(self, figure: float | None) -> bool:
-        """Whether an evaluation figure is lower than every one before."""
+        """Whether an evaluation figure is lower than every one of the stage before."""
         return figure is not None and (self.best is None or figure < self.best)
 
     def keep_best(self, agent: Agent, record: Record) -> None:
         """Keep a copy of the agent's weights as the best."""
         self.best, self.best_at, self.best_weights = record.evaluation, (record.stage, record.update), weights_of(agent)
 
-    def next_stage(self) -> None:
-        """Begin the next stage, with a fresh optimiser."""
-        self.stage, self.update, self.stale, self.memory = self.stage + 1, 0, 0, {}
+    def end_stage(self, agent: Agent, *, last: bool) -> None:
+        """Give the agent the best weights of the stage; unless it is the last, begin the next with a fresh optimiser."""
+        if self.best_weights is not None:
+            agent.network.load_state_dict(self.best_weights)
+        self.stage, self.update, self.stale, self.barren, self.spent, self.memory = self.stage + 1, 0, 0, 0, 0.0, {}
         self.optimizer = _adam(self.parameters)
+        if not last:
+            self.best = self.best_at = self.best_weights = None
 
 
 def load_run(agent: Agent, plan: Mapping[str, Any], folder: Path | None, resume: bool) -> TrainingState:
@@ -88,10 +147,10 @@ def load_run(agent: Agent, plan: Mapping[str, Any], folder: Path | None, resume:
     except OSError as error:
         raise FileError(f"Cannot make the folder {folder}: {error.strerror or error}.") from error
     path = folder / "state.safetensors"
+    if not resume and (path.exists() or (folder / JOURNAL).exists()):
+        raise UsageError(f"{folder} holds the state of a training already: resume it, or choose another folder.")
     if not path.exists():
         return run
-    if not resume:
-        raise UsageError(f"{folder} holds the state of a training already: resume it, or choose another folder.")
     tensors, meta = read_safetensors(path, _FORMAT)
     wanted, found = _identity(agent, plan), meta.get("identity")
     if not isinstance(found, dict):
@@ -123,18 +182,25 @@ def save_run(agent: Agent, plan: Mapping[str, Any], run: TrainingState, folder: 
     if isinstance(agent, Remembering):
         tensors |= {f"memory/{name}": tensor for name, tensor in agent.memory().items()}
     tensors["history"] = torch.tensor(rows, dtype=torch.float64)
+    found = {f"{stage}/{key}": best for (stage, key), best in run.found.items()}
+    tensors |= {f"found/{name}": torch.from_numpy(best.placement) for name, best in found.items()}
     meta = {name: getattr(run, name) for name in _FIELDS}
     meta |= {"identity": _identity(agent, plan), "rng": run.rng.bit_generator.state}
+    meta["found"] = {name: best.cost for name, best in found.items()}
     write_safetensors(folder / "state.safetensors", _FORMAT, tensors, meta)
 
 
-_FIELDS = ("stage", "update", "stale", "memory", "best", "best_at")
+_COUNTS = ("stage", "update", "stale", "barren", "told")
+_FIELDS = (*_COUNTS, "spent", "memory", "best", "best_at")
+_RECORD = [one.name for one in dataclasses.fields(Record)]
+_WHOLE = {"stage", "update", "dropped"}
 _ADAM = {"step", "exp_avg", "exp_avg_sq"}
 
 
 def _restore(run: TrainingState, agent: Agent, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-    counts, best_at = [meta[name] for name in ("stage", "update", "stale")], meta["best_at"]
-    figures = [*meta["memory"].values(), *([] if meta["best"] is None else [meta["best"]])]
+    counts, best_at = [meta[name] for name in _COUNTS], meta["best_at"]
+    figures = [meta["spent"], *meta["memory"].values(), *meta["found"].values()]
+    figures += [] if meta["best"] is None else [meta["best"]]
     if not all(type(x) is int and x >= 0 for x in (*counts, *(best_at or ()))) or not all(map(math.isfinite, figures)):
         raise ValueError("a count or a figure is none")
     for name in _FIELDS:
@@ -161,7 +227,14 @@ def _restore(run: TrainingState, agent: Agent, tensors: Mapping[str, Tensor], me
     if any(state.keys() != _ADAM for state in run.optimizer.state.values()):
         raise ValueError("what Adam remembers is not complete")
     for row in tensors["history"].tolist():
-        run.history.append(Record(int(row[0]), int(row[1]), row[2], *(None if math.isnan(x) else x for x in row[3:])))
+        known: dict[str, Any] = {name: x for name, x in zip(_RECORD, row, strict=True) if not math.isnan(x)}
+        run.history.append(Record(**known | {name: int(known[name]) for name in _WHOLE & known.keys()}))
+    for name, cost in meta["found"].items():
+        stage, _, key = name.partition("/")
+        placement = parts["found"][name]
+        if placement.dtype != torch.int32 or placement.ndim != 1:
+            raise ValueError("a placement is none")
+        run.found[int(stage), key] = FoundPlacement(key, float(cost), placement.numpy())
 
 
 def _forms(weights: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
@@ -170,6 +243,11 @@ def _forms(weights: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.d
 
 def _adam(parameters: Mapping[str, torch.nn.Parameter]) -> torch.optim.Adam:
     return torch.optim.Adam(parameters.values())  # the learning rate is set at every update
+
+
+def training_key(agent: Agent, plan: Mapping[str, Any]) -> str:
+    """Return 32 hexadecimal digits, the same for two trainings of which one can go on where the other stopped."""
+    return hashlib.sha256(json.dumps(_identity(agent, plan), sort_keys=True).encode()).hexdigest()[:32]
 
 
 def _identity(agent: Agent, plan: Mapping[str, Any]) -> dict[str, Any]:

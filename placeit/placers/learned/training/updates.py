@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from placeit.core.errors import TrainingError
 from placeit.placers.learned.agent import Agent, Explorer, ProblemInstance, Trajectory
+from placeit.placers.learned.checkpoint import weights_of
 from placeit.placers.learned.training.baselines import Episodes, find_baseline, returns
 from placeit.placers.learned.training.stages import Stage
+from placeit.placers.learned.training.valuing import least, value
 
 if TYPE_CHECKING:
     from placeit.placers.learned.training.state import TrainingState
@@ -21,8 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["update", "which"]
 
 
-def update(agent: Agent, stage: Stage, drawn: Sequence[ProblemInstance], run: TrainingState) -> dict[str, float]:
-    """Update an agent's weights once, by the stage's method.
+def update(agent: Agent, stage: Stage, drawn: Sequence[ProblemInstance], run: TrainingState) -> dict[str, Any]:
+    """Play and learn once, by the stage's method; that changes weights once in each epoch.
 
     REINFORCE (GiPH, Appendix B.7) follows the gradient of the sum over steps of
 
@@ -31,76 +36,131 @@ def update(agent: Agent, stage: Stage, drawn: Sequence[ProblemInstance], run: Tr
     Differs from the paper: the leading gamma^t is left out unless ``Stage.discount_steps`` asks for it, as in most
     implementations (with it, decisions late in an episode hardly count); the sum is divided by the number of decisions in the
     batch, so that clipping means the same for episodes of any length; advantages are normalised unless that is switched off.
+    Without ``Stage.reward_to_go`` the term is grad log pi(a_t | s_t) (gamma^t r_t - b_t) (HSDAG, Eq. 14, which has no b_t).
+
+    A decision whose return depends on a cost that is NaN is left out; if all are, weights stay as they are.
 
     Args:
         agent: its network is changed.
         stage: how to learn.
-        drawn: the problems.
-        run: generator, optimiser, position and the baseline's memory, all of which are changed except for the position.
+        drawn: the problems, with the stage's cost functions.
+        run: generator, optimiser, position, the baseline's memory and the best placements met, all of which are changed except
+            for the position.
 
     Returns:
-        Figures by the names of :class:`placeit.placers.learned.training.logs.Record`.
+        Figures by the names of :class:`placeit.placers.learned.training.logs.Record`; without a loss if nothing was learned.
 
     Raises:
-        TrainingError: a reward, cost, loss or gradient is not finite; the weights stay as they were.
+        TrainingError: a reward, loss or gradient is not finite, or a cost is infinite; the weights stay as they were.
     """
     progress = run.update / stage.updates
     if isinstance(agent, Explorer):
         agent.explore = stage.explore_at(progress)
     agent.network.train()
     instances = [instance for instance in drawn for _ in range(stage.episodes)]
-    run.optimizer.zero_grad(set_to_none=True)
     if stage.kind == "reinforce":
-        figures = _reinforce(agent, stage, instances, run)
+        lesson, figures = _play(agent, stage, instances, run)
+        if lesson is None:
+            return figures
+        differentiate = functools.partial(_policy_gradient, agent, lesson, stage.entropy_at(progress))
     else:
-        loss = agent.loss(stage.kind, instances, run.rng)
-        _differentiate(loss)
-        figures = {"loss": float(loss.detach())}
-    norm = float(torch.nn.utils.clip_grad_norm_(run.parameters.values(), math.inf if stage.clip is None else stage.clip))
-    for what, value in (("loss", figures["loss"]), ("gradient norm", norm)):
-        if not math.isfinite(value):
-            raise TrainingError(
-                f"The {what} became {value} in update {run.update + 1} of stage {run.stage + 1} ({stage.kind}), on "
-                f"{len(instances)} episodes of problems with {min(map(_size, instances))} to {max(map(_size, instances))} ops. "
-                "Try a lower learning rate, or look for extreme costs in these problems."
-            )
-    learning_rate = stage.learning_rate_at(progress)
-    for group in run.optimizer.param_groups:
-        group["lr"] = learning_rate
-    run.optimizer.step()
-    return figures | {"gradient_norm": norm, "learning_rate": learning_rate}
+        figures, differentiate = {}, functools.partial(_own_loss, agent, stage.kind, instances, run)
+    before = weights_of(agent) if stage.epochs > 1 else None
+    for _ in range(stage.epochs):
+        run.optimizer.zero_grad(set_to_none=True)
+        figures |= differentiate()
+        norm = float(torch.nn.utils.clip_grad_norm_(run.parameters.values(), math.inf if stage.clip is None else stage.clip))
+        for what, number in (("loss", figures["loss"]), ("gradient norm", norm)):
+            if not math.isfinite(number):
+                if before is not None:
+                    agent.network.load_state_dict(before)
+                raise TrainingError(
+                    f"The {what} became {number} in update {run.update + 1} of stage {run.stage + 1} ({stage.kind}), on "
+                    f"{len(instances)} episodes of problems with {min(map(_size, instances))} to {max(map(_size, instances))} "
+                    "ops. Try a lower learning rate, or look for extreme costs in these problems."
+                )
+        figures |= {"gradient_norm": norm, "learning_rate": stage.learning_rate_at(progress)}
+        for group in run.optimizer.param_groups:
+            group["lr"] = figures["learning_rate"]
+        run.optimizer.step()
+    return figures
 
 
-def _reinforce(agent: Agent, stage: Stage, instances: Sequence[ProblemInstance], run: TrainingState) -> dict[str, float]:
-    """Add up the gradient of REINFORCE, part by part of the trajectory, so that one part's graph is in memory at a time."""
+@dataclass(frozen=True, eq=False)
+class _Lesson:
+    """Episodes to learn from.
+
+    Attributes:
+        trajectory: what was decided.
+        learned: ``bool[T, B]``, the decisions that count.
+        advantage: ``float64[T, B]``, how much better each was than expected.
+    """
+
+    trajectory: Trajectory
+    learned: NDArray[np.bool_]
+    advantage: NDArray[np.float64]
+
+    @property
+    def count(self) -> int:
+        return max(int(self.learned.sum()), 1)  # a problem with one device has nothing to decide
+
+
+def _play(
+    agent: Agent, stage: Stage, instances: Sequence[ProblemInstance], run: TrainingState
+) -> tuple[_Lesson | None, dict[str, Any]]:
+    """Play episodes and value what they visited; returns no lesson if none of their decisions can be learned from."""
     trajectory = agent.rollout(instances, run.rng)
-    _check(trajectory, instances, run)
-    valid = trajectory.valid
-    rewards = np.where(valid, trajectory.rewards, 0.0)
+    costs = value(instances, trajectory.visited)
+    run.meet(instances, trajectory.visited, costs)
+    costs = [path / instance.unit for path, instance in zip(costs, instances, strict=True)]
+    valid, rewards = trajectory.valid, agent.rewards(trajectory, costs)
+    _check(valid, rewards, costs, instances, run)
+    rewards = np.where(valid, rewards, 0.0)
+    discounted = returns(rewards, stage.gamma)
+    credit = discounted if stage.reward_to_go else rewards * stage.gamma ** np.arange(len(rewards))[:, None]
+    learned = valid & ~np.isnan(credit)
+    whole = np.asarray(~np.isnan(discounted[:1]).any(axis=0))
+    dropped = int(valid.sum() - learned.sum())
+    if dropped and not learned.any():
+        return None, {"dropped": dropped}
     numbers = {id(instance.problem): number for number, instance in enumerate(instances)}
     problem = np.array([numbers[id(instance.problem)] for instance in instances])
-    episodes = Episodes(rewards, returns(rewards, stage.gamma), valid, problem)
+    if dropped:
+        rewards, credit = (np.where(learned, values, 0.0) for values in (rewards, credit))
+    episodes = Episodes(rewards, credit, learned, problem, whole)
     baseline = find_baseline(stage.baseline) if isinstance(stage.baseline, str) else stage.baseline
     advantage = episodes.returns - baseline(episodes, run.memory)
-    count = max(int(valid.sum()), 1)  # a problem with one device has nothing to decide
-    if stage.normalize and valid.any():
-        advantage = (advantage - advantage[valid].mean()) / (advantage[valid].std() + 1e-8)
+    if stage.normalize and learned.any():
+        advantage = (advantage - advantage[learned].mean()) / (advantage[learned].std() + 1e-8)
     if stage.discount_steps:
         advantage = advantage * stage.gamma ** np.arange(len(advantage))[:, None]
-    weight = stage.entropy_at(run.update / stage.updates)
+    lesson = _Lesson(trajectory, learned, advantage)
+    figures: dict[str, Any] = {"reward": float(rewards.sum()) / lesson.count, "dropped": dropped}
+    if whole.any():
+        figures["episode_return"] = float(discounted[:1, whole].sum()) / int(whole.sum())
+    return lesson, figures
+
+
+def _policy_gradient(agent: Agent, lesson: _Lesson, weight: float) -> dict[str, float]:
+    """Add up the gradient of REINFORCE, part by part of the trajectory, so that one part's graph is in memory at a time."""
     loss = entropy = 0.0
-    for steps, problems, log_probability, spread in agent.score(trajectory):
-        gain = torch.as_tensor(advantage[steps, problems], dtype=log_probability.dtype, device=log_probability.device)
-        part = -(gain * log_probability + weight * spread).sum() / count
+    for steps, problems, log_probability, spread in agent.score(lesson.trajectory):
+        learned = lesson.learned[steps, problems]
+        gain = torch.as_tensor(lesson.advantage[steps, problems], dtype=log_probability.dtype, device=log_probability.device)
+        if not learned.all():
+            kept = torch.as_tensor(learned, device=log_probability.device)
+            gain, log_probability, spread = gain[kept], log_probability[kept], spread[kept]
+        part = -(gain * log_probability + weight * spread).sum() / lesson.count
         _differentiate(part)
         loss += float(part.detach())
-        entropy += float(spread.detach().sum()) / count
-    return {
-        "loss": loss,
-        "reward": float(rewards.sum()) / count,
-        "episode_return": float(episodes.returns[:1].sum()) / len(instances),
-        "entropy": entropy,
-    }
+        entropy += float(spread.detach().sum()) / lesson.count
+    return {"loss": loss, "entropy": entropy}
+
+
+def _own_loss(agent: Agent, kind: str, instances: Sequence[ProblemInstance], run: TrainingState) -> dict[str, float]:
+    loss = agent.loss(kind, instances, run.rng)
+    _differentiate(loss)
+    return {"loss": float(loss.detach())}
 
 
 def _differentiate(loss: Tensor) -> None:
@@ -108,14 +168,20 @@ def _differentiate(loss: Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
 
 
-def _check(trajectory: Trajectory, instances: Sequence[ProblemInstance], run: TrainingState) -> None:
-    bad = trajectory.valid & ~np.isfinite(trajectory.rewards)
-    for b in np.flatnonzero(bad.any(axis=0) | ~np.isfinite(trajectory.costs)).tolist():
-        steps = np.flatnonzero(bad[:, b]).tolist()
-        what = f"cost of {trajectory.costs[b]}"
-        if steps:
-            what = f"reward of {trajectory.rewards[steps[0], b]} at step {steps[0] + 1}"
-        raise TrainingError(f"Update {run.update + 1} of stage {run.stage + 1} met a {what} {which(instances[b], b)}.")
+def _check(
+    valid: NDArray[np.bool_],
+    rewards: NDArray[np.float64],
+    costs: Sequence[NDArray[np.float64]],
+    instances: Sequence[ProblemInstance],
+    run: TrainingState,
+) -> None:
+    """Raise TrainingError where a reward is not finite, unless a cost that is NaN explains it, or all costs are infinite."""
+    for b, path in enumerate(costs):
+        unknown, best = bool(np.isnan(path).any()), least(path)
+        bad = np.flatnonzero(valid[:, b] & (np.isinf(rewards[:, b]) | (np.isnan(rewards[:, b]) & (not unknown))))
+        if len(bad) or (best is not None and not math.isfinite(path[best])):
+            what = f"reward of {rewards[bad[0], b]} at step {bad[0] + 1}" if len(bad) else f"cost of {path[best or 0]}"
+            raise TrainingError(f"Update {run.update + 1} of stage {run.stage + 1} met a {what} {which(instances[b], b)}.")
 
 
 def which(instance: ProblemInstance, number: int) -> str:

@@ -22,6 +22,7 @@ from placeit.placers.learned.agent import ProblemInstance, Trajectory
 from placeit.placers.learned.agents.giph.gpnet import NODE_FEATURES, PAPER_FEATURES
 from placeit.placers.learned.agents.giph.networks import Encoder, Scorer
 from placeit.placers.learned.agents.giph.search import RelocationSearch
+from placeit.placers.learned.agents.savings import savings
 from placeit.placers.learned.checkpoint import load_agent
 from placeit.placers.learned.training.stages import Draw, Stage
 
@@ -133,29 +134,27 @@ class GiphAgent:
         return self.search(problems, starts), starts, lengths
 
     def rollout(self, instances: Sequence[ProblemInstance], rng: np.random.Generator) -> Trajectory:
-        """Search from random placements, sampling each step from the policy; the reward of a step is its gain."""
+        """Search from random placements, sampling each step from the policy."""
         search, starts, lengths = self._begin(instances, rng)
-        now = np.array([float(i.cost(start[None])[0]) / i.unit for i, start in zip(instances, starts, strict=True)])
-        best, placements = now.copy(), list(starts)
+        paths = [np.repeat(start[None], length + 1, axis=0) for start, length in zip(starts, lengths, strict=True)]
         chosen = np.full((max(lengths), len(instances)), -1, np.int64)
-        rewards = np.zeros(chosen.shape)
         moved: list[list[tuple[int, int]]] = [[] for _ in instances]
         for step in range(max(lengths)):
             with torch.no_grad():
                 scores = search.scores().numpy()
-            for b, instance in enumerate(instances):
+            for b in range(len(instances)):
                 made = search.step(b, scores, rng) if step < lengths[b] else None
                 if made is None:
                     continue
                 chosen[step, b], op, device = made
-                placement = search.nets.placements[b]
-                cost = float(instance.cost(placement[None])[0]) / instance.unit
-                rewards[step, b], now[b] = now[b] - cost, cost
                 moved[b].append((op, device))
-                if cost < best[b]:
-                    best[b], placements[b] = cost, placement.copy()
-        decisions = _Decisions(search.nets.problems, starts, chosen, moved)
-        return Trajectory(rewards, chosen >= 0, best, placements, decisions)
+                paths[b][len(moved[b])] = search.nets.placements[b]
+        visited = [path[: len(moves) + 1] for path, moves in zip(paths, moved, strict=True)]
+        return Trajectory(chosen >= 0, visited, _Decisions(search.nets.problems, starts, chosen, moved))
+
+    def rewards(self, trajectory: Trajectory, costs: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+        """Return what each step gains."""
+        return savings(trajectory, costs)
 
     def score(self, trajectory: Trajectory) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp], Tensor, Tensor]]:
         """Replay a trajectory; a part is one step of all problems."""
@@ -182,6 +181,7 @@ class GiphAgent:
         A simulator values all actions of a state faster than the policy scores them. ``imitation`` is the cross-entropy to
         ``softmax(15 gain / best gain)``, so mostly to the best move. ``all-actions`` is minus the expected gain under the
         policy, in multiples of the best gain: the policy gradient of a one-step episode without sampling (Sutton et al. 2000).
+        Actions whose gain could not be measured are left out.
 
         Raises:
             UsageError: another kind.
@@ -202,18 +202,18 @@ class GiphAgent:
                 legal = search.legal(b)
                 if step in due and len(legal):
                     gains = _gains(search, b, legal, instance)
-                    log = torch.log_softmax(scores[torch.from_numpy(legal)], dim=0)
-                    target = torch.from_numpy(_normalised(gains)).to(torch.float32)
-                    if kind == "imitation":
-                        losses.append(-(torch.softmax(_SHARPNESS * target, dim=0) * log).sum())
-                    else:
-                        losses.append(-(log.exp() * target).sum())
+                    known = ~np.isnan(gains)
+                    if known.any():
+                        log = torch.log_softmax(scores[torch.from_numpy(legal[known])], dim=0)
+                        target = torch.from_numpy(_normalised(gains[known])).to(torch.float32)
+                        wanted = torch.softmax(_SHARPNESS * target, dim=0) * log if kind == "imitation" else log.exp() * target
+                        losses.append(-wanted.sum())
                 search.step(b, sampled, rng)
         return torch.stack(losses).mean() if losses else torch.zeros((), requires_grad=True)
 
 
 def _gains(search: RelocationSearch, number: int, nodes: NDArray[np.int64], instance: ProblemInstance) -> NDArray[np.float64]:
-    """What each action gains now, in the instance's units; minus infinity if it is infeasible."""
+    """What each action gains now, in the instance's units; minus infinity if it is infeasible, NaN if not known."""
     placement = search.nets.placements[number]
     candidates = np.repeat(placement[None], len(nodes) + 1, axis=0)
     ops, devices = search.targets(number, nodes)

@@ -20,6 +20,7 @@ from placeit.placers.feasibility import random_placements
 from placeit.placers.learned.agent import ProblemInstance, Trajectory
 from placeit.placers.learned.agents.choice import draw_choice, score_choice
 from placeit.placers.learned.agents.placeto.batch import FEATURES, SUMMARIES, Batch
+from placeit.placers.learned.agents.savings import savings
 from placeit.placers.learned.training.stages import Draw, Stage
 
 __all__ = ["Placeto", "PlacetoAgent"]
@@ -174,9 +175,7 @@ class PlacetoAgent:
         return [decisions.visited(row) for row in range(len(problems))]
 
     def rollout(self, instances: Sequence[ProblemInstance], rng: np.random.Generator) -> Trajectory:
-        """Play an episode from a random placement of each problem; a step's reward is by how much the cost falls.
-
-        A step that leaves an op where it is brings nothing, and nothing is valued anew.
+        """Play an episode from a random placement of each problem.
 
         Raises:
             UsageError: a problem has more devices than the network has outputs.
@@ -185,17 +184,11 @@ class PlacetoAgent:
         problems = [instance.problem for instance in instances]
         starts = [random_placements(problem, 1, rng)[0] for problem in problems]
         decisions = self._decide(problems, starts, rng, 1.0)
-        rewards = np.zeros(decisions.valid.shape)
-        least, placements = np.empty(len(instances)), []
-        for b, instance in enumerate(instances):
-            visited = decisions.visited(b)
-            new = _changes(visited)
-            costs = np.asarray(instance.cost(visited[new])) / instance.unit
-            at = int(np.argmin(costs))
-            least[b] = costs[at]
-            placements.append(visited[new][at])
-            rewards[: len(visited) - 1, b] = -np.diff(costs[np.cumsum(new) - 1])
-        return Trajectory(rewards, decisions.valid, least, placements, decisions)
+        return Trajectory(decisions.valid, [decisions.visited(b) for b in range(len(instances))], decisions)
+
+    def rewards(self, trajectory: Trajectory, costs: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+        """Return by how much each step lowers the cost; one that leaves an op where it is brings nothing."""
+        return savings(trajectory, costs)
 
     def score(self, trajectory: Trajectory) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp], Tensor, Tensor]]:
         """Score the devices chosen; a part is as many states as have some ten thousands of nodes."""

@@ -1,0 +1,173 @@
+"""What training was told by costs that are not simulated, kept so that it is not measured again."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.core.errors import FileError, TrainingError, UsageError
+from placeit.core.problem import CostFunction, Problem
+
+__all__ = ["CostJournal"]
+
+_FORMAT, _VERSION = "placeit-training-costs", 1
+
+_Key: TypeAlias = tuple[str, str, bytes]
+"""Name of the cost, key of the problem, placement."""
+
+
+class CostJournal:
+    """Costs of placements, in the order in which training was told them; each placement's stays, once there is one.
+
+    One that is NaN could not be measured, and is asked for again the next time. In the file, a line of JSON for each; lines
+    reach the disk before training goes on. A training that resumes from a state is told again what came after that state, in
+    the same order, and only what is not there is measured.
+
+    Args:
+        path: the file, which is made with the first cost; None to keep nothing on disk.
+        training: identity of the training, which the file is only for.
+        position: how many costs of the file came before the state that training resumes from.
+
+    Attributes:
+        position: how many costs training has been told so far.
+
+    Raises:
+        FileError: the file cannot be read, is damaged, or lacks costs.
+        UsageError: it is of another training.
+    """
+
+    def __init__(self, path: Path | None, training: str, position: int) -> None:
+        self._path, self._head = path, {"format": _FORMAT, "version": _VERSION, "training": training}
+        self._costs: dict[_Key, list[tuple[int, float]]] = {}
+        self._told: dict[_Key, int] = {}
+        self._count = 0
+        for number, line in enumerate(self._lines()):
+            if not number:
+                self._check(line)
+                continue
+            self._enter(*self._read(number + 1, line))
+        if self._count < position:
+            raise FileError(
+                f"{path} holds {self._count} costs, and training had been told {position} when its state was saved: put that "
+                "file back, or train anew in another folder."
+            )
+        self.position = position
+        for key, costs in self._costs.items():
+            self._told[key] = sum(index < position for index, _ in costs)
+
+    def keeping(self, name: str, problem: Problem, cost: CostFunction) -> CostFunction:
+        """Return a cost function that asks ``cost`` about the placements only that the journal does not know yet.
+
+        Args:
+            name: of the cost, as in the stage.
+            problem: what the placements are of.
+            cost: measures them.
+        """
+
+        def kept(placements: NDArray[np.int32]) -> NDArray[np.float64]:
+            keys = [(name, problem.key, np.ascontiguousarray(row, "<i4").tobytes()) for row in placements]
+            first: dict[_Key, int] = {}
+            for number, key in enumerate(keys):
+                first.setdefault(key, number)
+            found = {key: self._look_up(key) for key in first}
+            new = [key for key, known in found.items() if known is None]
+            if new:
+                rows = [first[key] for key in new]
+                costs = np.asarray(cost(placements[rows]), np.float64)
+                if costs.shape != (len(rows),):
+                    raise TrainingError(
+                        f"The cost '{name}' gave {costs.shape} values for {len(rows)} placements; it must give one for each."
+                    )
+                self._add(name, problem.key, placements[rows], costs)
+                found |= {key: self._look_up(key) for key in new}
+            return np.array([found[key] for key in keys], np.float64)
+
+        return kept
+
+    def _look_up(self, key: _Key) -> float | None:
+        """Return the cost that holds, or the next that was told; None if it has to be measured."""
+        costs, told = self._costs.get(key, []), self._told.get(key, 0)
+        if told and not math.isnan(costs[told - 1][1]):
+            return costs[told - 1][1]
+        if told == len(costs):
+            return None
+        index, cost = costs[told]
+        self._told[key] = told + 1
+        self.position = max(self.position, index + 1)
+        return cost
+
+    def _add(self, name: str, problem: str, placements: NDArray[np.int32], costs: NDArray[np.float64]) -> None:
+        lines: list[dict[str, Any]] = [] if self._count else [self._head]
+        for placement, cost in zip(placements.tolist(), costs.tolist(), strict=True):
+            value = cost if math.isfinite(cost) else str(cost)
+            lines.append({"cost": name, "problem": problem, "placement": placement, "value": value})
+            self._enter((name, problem, np.array(placement, "<i4").tobytes()), cost)
+        if self._path is None:
+            return
+        try:
+            with self._path.open("ab" if self._count > len(placements) else "wb") as stream:
+                stream.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+                stream.flush()
+                os.fsync(stream.fileno())
+        except OSError as error:
+            raise FileError(
+                f"Cannot write {self._path}: {error.strerror or error}. Training ends here; with room again, it can be resumed "
+                "from the state in that folder."
+            ) from error
+
+    def _enter(self, key: _Key, cost: float) -> None:
+        self._costs.setdefault(key, []).append((self._count, cost))
+        self._count += 1
+
+    def _lines(self) -> Sequence[bytes]:
+        """Read what is there; drop a last line that was not completed, in the file as well."""
+        if self._path is None or not self._path.exists():
+            return []
+        try:
+            data = self._path.read_bytes()
+            end = data.rfind(b"\n") + 1
+            if end < len(data):
+                with self._path.open("r+b") as stream:
+                    stream.truncate(end)
+        except OSError as error:
+            raise FileError(f"Cannot read {self._path}: {error.strerror or error}.") from error
+        return data[:end].split(b"\n")[:-1]
+
+    def _check(self, line: bytes) -> None:
+        head = self._parsed(1, line)
+        if {name: head.get(name) for name in ("format", "version")} != {"format": _FORMAT, "version": _VERSION}:
+            raise FileError(f"{self._path} is not a file of costs that this placeit wrote: choose another folder.")
+        if head != self._head:
+            raise UsageError(
+                f"{self._path} holds the costs of another training: resume with the same configuration, or in another folder."
+            )
+
+    def _read(self, number: int, line: bytes) -> tuple[_Key, float]:
+        found = self._parsed(number, line)
+        try:
+            placement = np.array(found["placement"], "<i4")
+            key, cost = (found["cost"], found["problem"], placement.tobytes()), float(found["value"])
+        except (LookupError, TypeError, ValueError, OverflowError) as error:
+            raise self._damaged(number) from error
+        if placement.ndim != 1 or not all(isinstance(text, str) for text in key[:2]):
+            raise self._damaged(number)
+        return key, cost
+
+    def _parsed(self, number: int, line: bytes) -> dict[str, Any]:
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise self._damaged(number) from error
+        if not isinstance(found, dict):
+            raise self._damaged(number)
+        return found
+
+    def _damaged(self, number: int) -> FileError:
+        return FileError(f"{self._path}, line {number} is damaged: train anew in another folder.")
