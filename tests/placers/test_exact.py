@@ -169,7 +169,7 @@ def test_no_placer_beats_the_best_placement_where_devices_conflict(name):
         problem = random_problem(6, 3, seed, everywhere=0.8, conflicts=0.6) if seed else on_two_cores(chains=2)
         cost = SimulatedCost(problem, queue="priority" if seed % 2 else "fifo")
         best = cost(Exact().place(problem, cost, seed=0, evaluations=None)[None])[0]
-        found = get_placer(name).place(problem, cost, seed=0, evaluations=1000)
+        found = get_placer(name).place(problem, cost, seed=0, evaluations=3000)
         assert cost(problem.check(found)[None])[0] >= best >= lower_bound(problem) * (1 - 1e-9)
         if name in ("annealing", "local-search"):
             assert cost(found[None])[0] == pytest.approx(best)
