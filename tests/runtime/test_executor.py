@@ -6,7 +6,7 @@ import gc
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -41,8 +41,10 @@ def random_costs(seed: int, groups: int, cluster: Cluster) -> Costs:
     return Costs(rng.uniform(1, 6, shape) * 1e-3, rng.uniform(0, 3, shape) * 1e-3, rng.uniform(0, 2, shape[1]) * 1e-3, cluster)
 
 
-def described(devices: int) -> Cluster:
+def described(devices: int, core_sets: Sequence[tuple[int, ...]] = ()) -> Cluster:
+    """Devices that exist in simulation only; with core sets, devices that conflict where these overlap."""
     names = [f"d{i}" for i in range(devices)]
+    where = [Address("CPU", cores) for cores in core_sets] or [None] * devices
     # no two alike: of things that happen at one moment, the executor does at once what the simulator does in turn
     links = {
         (a, b): Link(32e3, (1 + i / 7 + j / 31) * 1e-3, "described")
@@ -50,7 +52,7 @@ def described(devices: int) -> Cluster:
         for j, b in enumerate(names)
         if a != b
     }
-    return Cluster(tuple(Device(name, kind="described") for name in names), links)
+    return Cluster(tuple(Device(name, "described", at) for name, at in zip(names, where, strict=True)), links)
 
 
 def null_runtime(model: OpenVinoModel, grouping: Grouping, cluster: Cluster, plan: Plan) -> tuple[Runtime, VirtualClock]:
@@ -80,11 +82,12 @@ def null_runtime(model: OpenVinoModel, grouping: Grouping, cluster: Cluster, pla
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10_000), st.integers(1, 25), st.integers(1, 3), st.booleans())
+@given(st.integers(0, 10_000), st.integers(1, 25), st.integers(1, 4), st.booleans(), st.booleans())
 def test_a_run_on_null_devices_equals_the_simulated_schedule_event_for_event(
-    seed: int, nodes: int, devices: int, merge: bool
+    seed: int, nodes: int, devices: int, merge: bool, shared: bool
 ) -> None:
-    model, cluster = random_model(seed, nodes), described(devices)
+    core_sets = [(0, 1), (0,), (1,), (1, 2)][:devices] if shared else []
+    model, cluster = random_model(seed, nodes), described(devices, core_sets)
     grouping = Grouping.singletons(model.graph)
     costs = random_costs(seed, len(grouping.groups), cluster)
     placement = np.random.default_rng(seed).integers(devices, size=len(grouping.groups))
@@ -107,6 +110,9 @@ def test_a_run_on_null_devices_equals_the_simulated_schedule_event_for_event(
     for s, segment in enumerate(plan.segments):
         if not segment.passthrough:
             assert ran[s] == pytest.approx((simulated.start[s], simulated.finish[s]), abs=1e-12)
+    for s, o in itertools.combinations(ran, 2):
+        if plan.problem.conflicts[plan.segments[s].device, plan.segments[o].device]:
+            assert ran[s][1] <= ran[o][0] or ran[o][1] <= ran[s][0]
     assert clock.now == pytest.approx(simulated.makespan, abs=1e-12)
     assert len(moved) == len(simulated.transfers.tensor)
 

@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import pairwise, permutations
 from types import FrameType
 
 import numpy as np
@@ -22,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import random_model
 
+from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.errors import ExecutionError
 from placeit.planning.coarsen import Grouping
@@ -35,12 +36,11 @@ from placeit.runtime.runtime import Runtime
 
 pytestmark = pytest.mark.timeout(120, method="thread")
 
-PAIRS = [("a", "b"), ("b", "a")]
 BANDWIDTH, LATENCY = 1e6, 2e-4
 
 
 class Bench:
-    """A random model on two devices of one thread each, its ops in random places."""
+    """A random model on two devices of one thread each, its ops in random places; with ``wide``, on a third that is both."""
 
     def __init__(
         self,
@@ -51,18 +51,25 @@ class Bench:
         links: bool = False,
         slowdown: float = 1.0,
         native: bool = True,
+        wide: bool = False,
     ) -> None:
         model = random_model(seed, ops)
         self.grouping = Grouping.singletons(model.graph)
         groups = len(self.grouping.groups)
-        cluster = Cluster((Device("a"), Device("b")), {pair: Link(BANDWIDTH, LATENCY) for pair in PAIRS})
+        where = {"a": Address("CPU", (0,)), "b": Address("CPU", (1,)), "w": Address("CPU", (0, 1))}
+        names = "abw" if wide else "ab"
+        pairs = list(permutations(range(len(names)), 2))
+        cluster = Cluster(
+            tuple(Device(name, address=where[name]) for name in names),
+            {(names[i], names[j]): Link(BANDWIDTH, LATENCY) for i, j in pairs},
+        )
         segmenter = Segmenter(self.grouping, Costs.zero(groups, cluster))
-        self.plan = segmenter.plan(np.random.default_rng(seed).integers(0, 2, groups), merge=False)
-        self.timed = [TimedDevice(name, lambda _: seconds, native=native) for name in "ab"]
-        devices: list[RuntimeDevice] = [self.timed[0], self.timed[1]]
+        self.plan = segmenter.plan(np.random.default_rng(seed).integers(0, len(names), groups), merge=False)
+        self.timed = [TimedDevice(name, lambda _: seconds, native=native) for name in names]
+        devices: list[RuntimeDevice] = [*self.timed]
         if slowdown > 1:
             devices[1] = SlowedDevice(self.timed[1], slowdown)
-        transports = {(i, 1 - i): EmulatedLink(f"placeit link {i}", BANDWIDTH, LATENCY) for i in range(2)} if links else {}
+        transports = {(i, j): EmulatedLink(f"placeit link {i}{j}", BANDWIDTH, LATENCY) for i, j in pairs} if links else {}
         self.runtime = Runtime(model, self.grouping, cluster, devices=devices, transports=transports)
 
     def executor(self, requests: int = 1) -> Executor:
@@ -84,7 +91,7 @@ def bench() -> Iterator[Callable[..., Bench]]:
 
 
 def check_spans(made: Bench, executor: Executor, requests: int = 1) -> None:
-    """Every segment ran once in each request, none before what it reads was there, and no two at once on a device or a link."""
+    """Every segment ran once in each request, after all that it reads; no two at once on a device, a link, or shared cores."""
     spans, plan = executor.spans(), made.plan
     names = {made.runtime.op_names(segment)[0]: s for s, segment in enumerate(plan.segments)}
     computed = [span for span in spans if span.kind == "compute"]
@@ -93,6 +100,11 @@ def check_spans(made: Bench, executor: Executor, requests: int = 1) -> None:
     )
     for track in {span.track for span in spans}:
         own = sorted((span.start, span.finish) for span in spans if span.track == track)
+        assert all(before[1] <= after[0] for before, after in pairwise(own))
+    device_names = made.runtime.cluster.names
+    for i, j in np.argwhere(np.triu(plan.problem.conflicts)):
+        tracks = (device_names[i], device_names[j])
+        own = sorted((span.start, span.finish) for span in computed if span.track in tracks)
         assert all(before[1] <= after[0] for before, after in pairwise(own))
     if requests > 1:
         return
@@ -103,12 +115,19 @@ def check_spans(made: Bench, executor: Executor, requests: int = 1) -> None:
             assert finish[u] <= start[v]
 
 
-@settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 1000), ops=st.integers(1, 25), links=st.booleans(), native=st.booleans(), requests=st.integers(1, 3))
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    ops=st.integers(1, 25),
+    links=st.booleans(),
+    native=st.booleans(),
+    requests=st.integers(1, 3),
+    wide=st.booleans(),
+)
 def test_lanes_of_both_kinds_run_every_segment_once_and_in_order(
-    seed: int, ops: int, links: bool, native: bool, requests: int
+    seed: int, ops: int, links: bool, native: bool, requests: int, wide: bool
 ) -> None:
-    made = Bench(seed, ops, seconds=1e-5, links=links, native=native)
+    made = Bench(seed, ops, seconds=1e-5, links=links, native=native, wide=wide)
     with made.runtime, made.executor(requests) as executor:
         assert executor.native == native
         for _ in range(3):
