@@ -8,10 +8,14 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.core.conflicts import cover
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.list_scheduling import ListSchedule, list_schedule, priority_order, upward_ranks
 
 __all__ = ["Heft", "HeftPlan"]
+
+_EXCESS = (1.9, 1.6, 1.35, 1.15, 1.0)
+"""How many times the least time of cores an op may take, where devices conflict."""
 
 HeftPlan: TypeAlias = ListSchedule
 
@@ -23,7 +27,9 @@ class Heft:
     Ranks use mean costs: of an op over the devices that can run it, of a transfer over all pairs of a device that can run
     the producer and one that can run the consumer, where a pair of equal devices counts with zero.
 
-    Differs from the paper: equal ranks go by the topological order of the problem, not at random.
+    Differs from the paper: equal ranks go by the topological order of the problem, not at random. Where devices conflict, the
+    one where an op finishes first is often one that takes all cores for little: the plan is then the shortest of several, which
+    differ in how much of the cores' time an op may take beyond the least that it can.
     """
 
     def place(
@@ -44,4 +50,10 @@ class Heft:
         Raises:
             InfeasibleError: the weights fit in no way that was found.
         """
-        return list_schedule(problem, priority_order(problem, upward_ranks(problem)))
+        order = priority_order(problem, upward_ranks(problem))
+        if not problem.conflicts.any():
+            return list_schedule(problem, order)
+        taken = problem.compute * cover(problem.conflicts).sum(axis=0)
+        least = taken.min(axis=1, keepdims=True)
+        limited = [problem.compute, *(np.where(taken <= limit * least, problem.compute, np.inf) for limit in _EXCESS)]
+        return min((list_schedule(problem, order, compute) for compute in limited), key=lambda plan: plan.makespan)

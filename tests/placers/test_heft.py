@@ -145,3 +145,19 @@ def test_a_schedule_for_a_given_placement_keeps_it(problem, seed):
     plan = list_schedule(problem, order, pinned(problem, placement))
     assert plan.placement.tolist() == placement.tolist()
     assert_valid(problem, plan)
+
+
+def test_a_plan_gives_wide_devices_to_ops_that_gain_by_them_only():
+    # ops 1 and 2 are a tenth faster on both cores than on one, ops 0 and 3 twice as fast
+    problem = Problem.from_arrays(
+        [[5.0, 10.0, 10.0], [9.0, 10.0, 10.0], [9.0, 10.0, 10.0], [5.0, 10.0, 10.0]],
+        [(0, 1), (0, 2), (1, 3), (2, 3)],
+        np.zeros(4),
+        np.ones((3, 3)),
+        np.zeros((3, 3)),
+        conflicts=[[False, True, True], [True, False, False], [True, False, False]],
+    )
+    plan = Heft().plan(problem)
+    assert plan.makespan == 20
+    assert plan.placement[[0, 3]].tolist() == [0, 0]
+    assert sorted(plan.placement[[1, 2]].tolist()) == [1, 2]
