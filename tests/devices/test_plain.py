@@ -14,7 +14,7 @@ import pytest
 from broken_executors import Wrapped
 from small_models import inception_like
 
-from placeit.core.address import Address
+from placeit.core.address import Address, format_cores
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.errors import PlacementError
 from placeit.core.placement import Placement
@@ -165,13 +165,16 @@ def test_the_whole_cpu_is_what_a_split_has_to_beat_only_where_it_is_the_best_sin
 
 
 @needs_two_cores
-def test_a_plain_run_keeps_every_core_set_busy(cache: Cache) -> None:
-    found = found_on_pair(cache, objective="total-cost")
-    plain = next(candidate for candidate in found.candidates if candidate.plain)
-    assert plain.value is not None
-    assert plain.measured is not None
-    assert (plain.value.samples <= 2 * plain.measured.samples).all()
-    assert (plain.value.samples > 0).all()
+@pytest.mark.parametrize(("devices", "counted"), [(PAIR, 2), (f"CPU@{format_cores(CORES)},{PAIR}", 1)])
+def test_a_plain_run_keeps_every_core_set_busy_and_no_core_twice(cache: Cache, devices: str, counted: int) -> None:
+    found = found_on_pair(cache, devices=devices, objective="total-cost")
+    plain = [candidate for candidate in found.candidates if candidate.plain]
+    assert len(plain) == 1 or PLAIN in devices  # of more cores than two, all of which the cluster has as one device
+    for candidate in plain:
+        assert candidate.value is not None
+        assert candidate.measured is not None
+        assert (candidate.value.samples <= counted * candidate.measured.samples).all()
+        assert (candidate.value.samples > 0).all()
 
 
 @needs_two_cores
