@@ -6,13 +6,13 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from placeit.core.errors import ModelError
+from placeit.core.errors import ModelError, UsageError
 from placeit.core.registry import entry_table, load_entry
 
 if TYPE_CHECKING:
     from placeit.backends.base import Model
 
-__all__ = ["files_of", "load", "suffixes"]
+__all__ = ["files_of", "load", "names_program", "suffixes"]
 
 _GROUP = "placeit.backends"
 _BUILT_IN = {
@@ -20,6 +20,12 @@ _BUILT_IN = {
     "xml": "placeit.backends.openvino.model:load",
     "pt2": "placeit.backends.torch.model:load",
 }
+_TENSOR_PROGRAMS = (
+    "chain-mm",
+    "ffnn",
+    "llama-block",
+    "llama-layer",
+)  # of placeit.workloads.tensor_graphs, which is slow to import
 _WEIGHTS = (".pt", ".pth", ".ckpt", ".safetensors", ".bin")
 
 
@@ -35,17 +41,26 @@ def suffixes() -> dict[str, EntryPoint]:
     return {f".{name}": point for name, point in entry_table("backend", _GROUP, _BUILT_IN).items()}
 
 
+def names_program(path: str | Path) -> bool:
+    """Whether what stands for a model is the name of a tensor program with its options (``chain-mm:shards=4``), and no file."""
+    return str(path).partition(":")[0] in _TENSOR_PROGRAMS
+
+
 def load(path: str | Path, **options: Any) -> Model:
-    """Read a model file with the backend for its suffix.
+    """Read a model file with the backend for its suffix, or make a tensor program by name.
 
     Args:
-        path: the file.
+        path: the file; or a name, with options: see
+            :func:`placeit.backends.torch.tensor_program.parse_tensor_model`.
         options: handed to the backend; see :func:`placeit.backends.openvino.model.load`.
 
     Raises:
         ModelError: no backend reads such files, or the file holds no model that it can read.
         FileError: the file is missing or cannot be read.
+        UsageError: an option that the tensor program does not have, or sizes of inputs for one.
     """
+    if names_program(path):
+        return _program(str(path), **options)
     known = suffixes()
     suffix = Path(path).suffix
     if suffix.lower() not in known:
@@ -55,16 +70,32 @@ def load(path: str | Path, **options: Any) -> Model:
                 " Such files hold weights and no program: load them into their module and write that with "
                 "torch.export.save(torch.export.export(module, inputs), 'model.pt2')."
             )
+        elif not suffix:
+            hint = f" Tensor programs go by name: {', '.join(_TENSOR_PROGRAMS)}, with options as in chain-mm:shards=4."
         raise ModelError(f"{path}: no backend reads '{suffix}' files; the known ones are {', '.join(sorted(known))}.{hint}")
     model: Model = load_entry("backend", known, suffix.lower())(path, **options)
+    return model
+
+
+def _program(text: str, input_shapes: Any = None, batch: int | None = None, **_: Any) -> Model:
+    from placeit.backends.torch.tensor_program import parse_tensor_model
+
+    model = parse_tensor_model(text)
+    if input_shapes or batch is not None:
+        raise UsageError(
+            f"{text}: the sizes of a tensor program are among its options, as in chain-mm:size=512, not of inputs."
+        )
     return model
 
 
 def files_of(path: str | Path) -> list[Path]:
     """Return the files of a model: the named one, and the files of its weights, whether or not they exist.
 
-    Of a plug-in's format that is the named one alone. A damaged file names no others; :func:`load` says what is wrong with it.
+    Of a plug-in's format that is the named one alone; of a tensor program there are none. A damaged file names no others;
+    :func:`load` says what is wrong with it.
     """
+    if names_program(path):
+        return []
     path = Path(path)
     match path.suffix.lower():
         case ".xml":

@@ -14,7 +14,8 @@ __all__ = ["convert"]
 def convert(model: Model, path: Path) -> None:
     """Write a whole model as ONNX (``.onnx``) or OpenVINO IR (``.xml``, its weights beside it as ``.bin``).
 
-    A PyTorch model can be written as either; one that OpenVINO has read, only as IR.
+    A PyTorch model can be written as either, and so can a tensor program, with its inputs as inputs and its outputs whole; one
+    that OpenVINO has read, only as IR.
 
     Raises:
         UsageError: another suffix.
@@ -28,7 +29,10 @@ def convert(model: Model, path: Path) -> None:
     if not isinstance(model, OpenVinoModel):
         from placeit.backends.torch import export
         from placeit.backends.torch.model import TorchModel
+        from placeit.backends.torch.tensor_program import TensorProgram
 
+        if isinstance(model, TensorProgram):
+            model = model.as_module()
         if not isinstance(model, TorchModel):
             raise ModelError(f"{model.path} has a format that placeit cannot convert to another one.")
         write = export.write_onnx if path.suffix == ".onnx" else export.write_ir

@@ -64,11 +64,15 @@ class Precision(StrEnum):
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """A model file, and the sizes that it leaves open."""
+    """A model file or a tensor program, and the sizes that it leaves open."""
 
     model: Annotated[
         Path,
-        typer.Argument(metavar="MODEL", help="ONNX file, OpenVINO IR (.xml) or PyTorch program (.pt2).", show_default=False),
+        typer.Argument(
+            metavar="MODEL",
+            help="ONNX file, OpenVINO IR (.xml), PyTorch program (.pt2), or a tensor program by name (chain-mm:shards=4).",
+            show_default=False,
+        ),
     ]
     input_shape: Annotated[
         list[str] | None,

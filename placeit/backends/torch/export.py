@@ -62,16 +62,18 @@ def write_ir(model: TorchModel, path: Path) -> None:
         ModelError: OpenVINO has no op for something; its message names it.
         FileError: the files cannot be written.
     """
-    shapes = {spec.name: list(spec.shape) for spec in model.inputs}
+    shapes = {spec.op: list(spec.shape) for spec in model.inputs}  # the name that the program itself has for an input
     with _explaining(f"Cannot convert {model.path} to OpenVINO IR", ".onnx"), torch.no_grad():
         converted = openvino.convert_model(export(_whole(model), _arguments(model), {}, model.name))
         known = {name for port in converted.inputs for name in port.get_names()}
         for spec in model.inputs:
-            if spec.name not in known:  # nothing reads it
-                unread = openvino.opset13.parameter(shapes[spec.name], np.dtype(spec.dtype).type, spec.name)
-                unread.output(0).get_tensor().set_names({spec.name})
+            if spec.op not in known:  # nothing reads it
+                unread = openvino.opset13.parameter(shapes[spec.op], np.dtype(spec.dtype).type, spec.op)
+                unread.output(0).get_tensor().set_names({spec.op})
                 converted.add_parameters([unread])
         converted.reshape(shapes)
+        for spec in model.inputs:
+            converted.input(spec.op).get_tensor().set_names({spec.name})
         for spec, port in zip(model.outputs, converted.outputs, strict=True):
             port.get_tensor().set_names({spec.name})
     ir.write_ir(converted, path)

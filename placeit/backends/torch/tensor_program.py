@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,14 +16,17 @@ from numpy.typing import NDArray
 from placeit.backends import base
 from placeit.backends.base import Arrays, TensorSpec, checked_inputs
 from placeit.backends.torch.graph import dtype_name
+from placeit.backends.torch.model import TorchModel
+from placeit.backends.torch.model import load as load_module
 from placeit.core.cluster import Device
-from placeit.core.errors import ModelError
+from placeit.core.errors import ModelError, UsageError
 from placeit.core.graph import OpGraph
-from placeit.workloads.tensor_graphs import tensor_graph
+from placeit.core.registry import parse_options
+from placeit.workloads.tensor_graphs import TENSOR_GRAPHS, tensor_graph
 from placeit.workloads.tensors import BlockProgram, ProgramSegment, shard
 from placeit.workloads.tensors.expression import elementwise, tensor
 
-__all__ = ["TensorProgram", "of_program", "tensor_model"]
+__all__ = ["TensorProgram", "of_program", "parse_tensor_model", "tensor_model"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -132,10 +136,59 @@ class TensorProgram(base.Model):
         blocks = [wholes[name][block.region] for name, whole in self.program.outputs.items() for block in whole.blocks]
         return {spec.name: block.numpy(force=True).copy() for spec, block in zip(self.outputs, blocks, strict=True)}
 
+    def as_module(self) -> TorchModel:
+        """Return the program, shards and all, as a PyTorch model from whole inputs to whole outputs, to be written as a file.
+
+        Complex inputs are a part of it, as no file format takes them.
+
+        Raises:
+            ModelError: PyTorch cannot export it.
+        """
+        names = [name for name, value in self.values.items() if not value.is_complex()]
+        made = load_module(_Whole(self, names), [self.values[name] for name in names], name=str(self.path))
+        inputs = tuple(replace(spec, name=name) for spec, name in zip(made.inputs, names, strict=True))
+        examples = {name: self.values[name].numpy() for name in names}
+        return replace(made, inputs=inputs, examples=examples)
+
     def join(self, outputs: Arrays) -> dict[str, torch.Tensor]:
         """Assemble whole outputs of the program from the outputs of the model."""
         blocks = [torch.from_numpy(outputs[spec.name]) for spec in self.outputs]
         return self.program.join(dict(zip(self.result_tensors, blocks, strict=True)))
+
+
+class _Whole(torch.nn.Module):
+    """A program as a module with the named inputs as arguments; the others are constants."""
+
+    def __init__(self, model: TensorProgram, names: Sequence[str]) -> None:
+        super().__init__()
+        self._program, self._names = model.program, tuple(names)
+        self._constants = {name: f"constant{n}" for n, name in enumerate(model.values) if name not in names}
+        for name, buffer in self._constants.items():
+            self.register_buffer(buffer, model.values[name])
+
+    def forward(self, *inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+        constants: dict[str, torch.Tensor] = {name: getattr(self, buffer) for name, buffer in self._constants.items()}
+        return self._program.run(dict(zip(self._names, inputs, strict=True)) | constants)
+
+
+def parse_tensor_model(text: str) -> TensorProgram:
+    """Make a model from ``name`` or ``name:option=value,option=value``, as on the command line: ``chain-mm:shards=4``.
+
+    Options are those of :func:`tensor_model` but the partition. Its path is the text.
+
+    Raises:
+        UsageError: the text has another form, no such program or option, or a value that is out of range.
+    """
+    name = text.partition(":")[0]
+    if name not in TENSOR_GRAPHS:
+        raise UsageError(f"There is no tensor graph '{name}'; there are {', '.join(TENSOR_GRAPHS)}.")
+    sizes = [option for option in inspect.signature(TENSOR_GRAPHS[name]).parameters if option not in ("shards", "partition")]
+    known: dict[str, type] = {"shards": int, "seed": int, "paper_sizes": bool} | dict.fromkeys(sizes, int)
+    _, options = parse_options("tensor graph", text, lambda _: known)
+    for option in options:
+        if option not in known:
+            raise UsageError(f"The tensor graph '{name}' has no option '{option}'; its options are {', '.join(known)}.")
+    return replace(tensor_model(name, **options), path=Path(text))
 
 
 def tensor_model(name: str, *, shards: int = 2, paper_sizes: bool = False, seed: int = 0, **options: Any) -> TensorProgram:
