@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from placeit import backends
 from placeit.backends.base import Model
@@ -31,6 +32,7 @@ __all__ = [
     "load_model",
     "model_file",
     "progress",
+    "random_splits",
     "settled_race",
     "side_by_side",
     "two_cores",
@@ -90,6 +92,21 @@ def side_by_side(session: Session, rounds: int = 10) -> float:
             if turn > 0:
                 ratios.append(np.mean(np.divide(together, alone)))
     return float(np.median(ratios))
+
+
+def random_splits(random: np.random.Generator, groups: int, count: int) -> list[NDArray[np.int32]]:
+    """Random placements on two devices, both used: dense ones and ones of a few runs, in turn."""
+    placements: list[NDArray[np.int32]] = []
+    while len(placements) < count:
+        if len(placements) % 2 == 0:
+            # a share of its own for each, so that not all of them are half and half
+            devices = (random.random(groups) < random.uniform(0.1, 0.9)).astype(np.int64)
+        else:
+            ends = np.sort(random.choice(np.arange(1, groups), size=int(random.integers(1, 7)), replace=False))
+            devices = (np.searchsorted(ends, np.arange(groups), side="right") + int(random.integers(2))) % 2
+        if 0 < np.count_nonzero(devices) < groups:
+            placements.append(devices.astype(np.int32))
+    return placements
 
 
 def two_cores() -> tuple[int, int]:

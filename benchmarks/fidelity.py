@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks._harness import Args, Report, main
-from benchmarks._models import MODELS, PACKAGED, load_model, progress, side_by_side, two_cores
+from benchmarks._models import MODELS, PACKAGED, load_model, progress, random_splits, side_by_side, two_cores
 from placeit.core.cluster import Cluster, Link
 from placeit.devices import discover
 from placeit.placers.registry import parse_placer
@@ -72,13 +72,13 @@ def _model(model: str, cluster: Cluster, args: Args, report: Report) -> None:
     with Session(load_model(model), cluster, cache=None) as session:
         session.profile(progress=progress)
         groups, rounds = len(session.grouping.groups), 8 if args.quick else 12
-        asked = _placements(random, groups, 12 if args.quick else 50)
+        asked = random_splits(random, groups, 12 if args.quick else 50)
         profiled = session.segmenter
         chosen = _chosen(session, args.seed)
         plans = [profiled.plan(placement) for placement in (*asked, *chosen.values())]
         control = side_by_side(session)
         progress(f"calibrating on {_OTHERS} placements of {where}")
-        corrected = Segmenter(session.grouping, _calibrated(session, _placements(random, groups, _OTHERS), rounds))
+        corrected = Segmenter(session.grouping, _calibrated(session, random_splits(random, groups, _OTHERS), rounds))
         measured, alone = _measure(session, plans, rounds, where)
     count = len(asked)
     before = np.array([plan.schedule.makespan for plan in plans])
@@ -125,21 +125,6 @@ def _model(model: str, cluster: Cluster, args: Args, report: Report) -> None:
     report.claim(f"{where}: mean error as profiled", _percent(mape(before[:count], took[:count])), "%", at_most=10)
     report.claim(f"{where}: mean error calibrated", _percent(mape(after[:count], took[:count])), "%", at_most=10)
     report.claim(f"{where}: chosen placements with the sign right", right / decided if decided else None, "", at_least=1)
-
-
-def _placements(random: np.random.Generator, groups: int, count: int) -> list[NDArray[np.int32]]:
-    """Random placements on two devices, both used: dense ones and ones of a few runs, in turn."""
-    placements: list[NDArray[np.int32]] = []
-    while len(placements) < count:
-        if len(placements) % 2 == 0:
-            # a share of its own for each, so that not all of them are half and half
-            devices = (random.random(groups) < random.uniform(0.1, 0.9)).astype(np.int64)
-        else:
-            ends = np.sort(random.choice(np.arange(1, groups), size=int(random.integers(1, 7)), replace=False))
-            devices = (np.searchsorted(ends, np.arange(groups), side="right") + int(random.integers(2))) % 2
-        if 0 < np.count_nonzero(devices) < groups:
-            placements.append(devices.astype(np.int32))
-    return placements
 
 
 def _chosen(session: Session, seed: int) -> dict[str, NDArray[np.int32]]:

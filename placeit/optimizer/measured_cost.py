@@ -89,7 +89,7 @@ class MeasuredCost:
     place.
 
     Segments are compiled before the clock starts, with nothing else running; a few plans are open at a time. Outputs are
-    checked before and after the runs.
+    checked before the runs, and after them as well where a plan is raced once more.
 
     Args:
         session: a model on real devices, profiled (:meth:`placeit.Session.profile`). It stays open while this is used.
@@ -344,10 +344,12 @@ class MeasuredCost:
         """Race candidates beside the incumbent, and conclude what they came to."""
         races, anchor = self._races, self._anchor()
         anchor = races.known[names[0]] if anchor is None else anchor
-        self._race([races.known[name] for name in names], anchor, self._rounds, f"measuring {len(names)} placements")
+        fresh = [races.known[name] for name in names]
+        self._race(fresh, anchor, self._rounds, f"measuring {len(names)} placements", again=False)
         self._measured += len(names)
-        if not self._sound and (best := self._best()) is not None:
-            self._sound.add(best.name)
+        first = anchor if races.known[anchor.name].cost is not None else self._best()
+        if not self._sound and first is not None:
+            self._sound.add(first.name)
 
     def _challenge(self) -> None:
         """Race what looks better than the incumbent once more: looking good among many is a matter of luck as well."""
@@ -362,10 +364,18 @@ class MeasuredCost:
             self._sound |= {one.name for one in rivals}
 
     def _race(
-        self, candidates: Sequence[Candidate], anchor: Candidate, rounds: int, what: str, *, min_rounds: int = 1
+        self,
+        candidates: Sequence[Candidate],
+        anchor: Candidate,
+        rounds: int,
+        what: str,
+        *,
+        again: bool = True,
+        min_rounds: int = 1,
     ) -> dict[str, Measurement]:
         """Race candidates beside an anchor, and remember what they came to; what happened to the anchor is not their fault."""
         races = self._races
+        races.twice = again
         found = races.race(
             candidates, what, rounds=rounds, share=1.0, min_rounds=min_rounds, drop_losers=False, anchor=anchor, most=_AT_ONCE
         )

@@ -49,6 +49,7 @@ class Races:
         journal: where what is measured is kept; None for nowhere.
         warmup: runs of each candidate before a race that do not count.
         duration: seconds of a race, at most.
+        twice: whether outputs are checked after a race as well as before it.
         opening_s: seconds in which executors were opened, which is mostly compiling.
         running_s: seconds of the rest of all races: runs, and what is done between them.
     """
@@ -60,7 +61,7 @@ class Races:
         self.homes: dict[str, Alone] = {}
         self.races: list[Raced] = []
         self.journal: Journal | None = None
-        self.warmup, self.duration = WARMUP, math.inf
+        self.warmup, self.duration, self.twice = WARMUP, math.inf, True
         self.opening_s = self.running_s = 0.0
         self._priced: dict[str, tuple[Plan, Plan]] = {}  # plans of candidates, and the same by the session's costs
 
@@ -233,7 +234,8 @@ class Races:
             executor = runners[name].executor
             if error is None:
                 self.learn_of(name, segment_s=executor.segment_seconds())
-                self.checked(name, executor, after=True)
+                if self.twice:
+                    self.checked(name, executor, after=True)
             else:
                 self.fail(name, error)
             executor.close()
@@ -262,7 +264,7 @@ class Races:
                 if name in race.running:
                     self.learn_of(name, segment_s=runners[name].executor.segment_seconds())
             self.races.append(Raced(what, max((len(result.samples) for result in results.values()), default=0), results))
-        for name in race.running:
+        for name in race.running if self.twice else ():
             self.checked(name, runners[name].executor, after=True)
         found = {name: value for name, value in found.items() if self.known[name].failed is None}
         if anchor is not None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from benchmarks import _models, executor, fidelity, heterogeneous, optimize, runtimes, shared_cores
+from benchmarks import _models, executor, fidelity, heterogeneous, measured_cost, optimize, runtimes, shared_cores
 from benchmarks._harness import Args, Report, main
 from benchmarks._models import model_file
 from placeit.core.errors import UsageError
@@ -119,6 +119,19 @@ def test_optimize_is_timed_from_an_empty_and_from_a_full_cache():
     cold, warm = report.rows
     assert (cold["cache"], warm["cache"]) == ("cold", "warm")
     assert [claim["value"] for claim in report.claims] == [cold["wall_s"], warm["wall_s"]]
+
+
+@pytest.mark.slow
+def test_every_plan_is_measured_and_compiling_is_counted_apart():
+    report = report_of(measured_cost.run)
+    row, best = report.rows
+    assert (row["plans"], row["failed"]) == (12, 0)
+    assert row["measured"] + row["dropped"] == 12
+    assert row["compile_s"] + row["run_s"] <= row["wall_s"]
+    assert row["samples"] >= 6 * row["measured"]
+    assert best["fastest_ms"] <= best["slowest_ms"]
+    assert best["winner_ms"] > 0
+    assert report.claims[0]["value"] == row["wall_s"]
 
 
 def test_a_command_that_fails_is_reported_with_its_own_words(small_file, monkeypatch):

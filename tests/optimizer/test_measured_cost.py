@@ -219,6 +219,28 @@ def test_wrong_outputs_have_no_time(session: Session, monkeypatch: pytest.Monkey
     assert "outputs are wrong" in str(found[1].reason)
 
 
+def test_what_looks_best_is_checked_after_its_runs_as_well(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    core = {
+        op: (seconds[0], seconds[0] / (9 if v < 4 else 1 / 9), 1.0) for v, (op, seconds) in enumerate(truth[0].core.items())
+    }
+    truth[0] = dataclasses.replace(truth[0], core=core)
+    best = np.zeros(len(session.grouping.groups), np.int32)
+    best[session.grouping.group_of[[session.grouping.graph.index[op] for op in OPS[:4]]]] = 1
+
+    def check(self: Session, executor: Any, *, after: bool = False) -> OutputError:
+        plan = executor.plan
+        wrong = after and np.array_equal(plan.placement[plan.segment_of], best)
+        return OutputError(1.0, 1.0) if wrong else OutputError(0.0, 0.0)
+
+    monkeypatch.setattr(Session, "check_outputs", check)
+    cost = MeasuredCost(session, hopeless=None)
+    (found,) = cost.outcomes(best[None])
+    assert true_seconds(session, best) < 0.9 * min(true_seconds(session, np.full_like(best, d)) for d in range(2))
+    assert (found.source, math.isnan(found.value)) == ("failed", True)
+    assert cost.incumbent is not None
+    assert len(set(cost.incumbent.devices.tolist())) == 1
+
+
 def test_a_device_that_dies_drops_measurements_and_they_are_made_when_it_is_back(session: Session) -> None:
     rows = placements(session, 12)
     cost = MeasuredCost(session, hopeless=None)
