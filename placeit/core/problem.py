@@ -23,7 +23,10 @@ from placeit.core.units import about_bytes
 __all__ = ["CostFunction", "Problem"]
 
 CostFunction: TypeAlias = Callable[[NDArray[np.int32]], NDArray[np.float64]]
-"""``cost(placements: int32[B, V]) -> float64[B]``, seconds. A simulator and a measured executor look the same."""
+"""``cost(placements: int32[B, V]) -> float64[B]``, seconds; ``inf`` of what does not fit, NaN of what could not be measured.
+
+A simulator and a measured cost (:class:`placeit.MeasuredCost`) look the same.
+"""
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ from known_devices import EMPTY_S, Truth, truth
 from numpy.typing import NDArray
 from small_models import random_model
 
-from placeit import MeasuredCost
+from placeit import MeasuredCost, place
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.errors import ExecutionError, FileError, NoRoomError, PlacementError, UsageError
@@ -329,6 +329,17 @@ def test_the_best_are_raced_once_more_and_the_best_placement_is_the_answer(sessi
     assert best.measured.ci_low <= best.measured.median <= best.measured.ci_high < math.inf
     devices = np.array([session.cluster.names.index(name) for name in best.placement.as_dict().values()])
     assert devices.tolist() == best.outcome.devices[session.grouping.group_of].tolist()
+
+
+def test_placers_search_by_measured_costs_as_by_simulated_ones(session: Session) -> None:
+    problem, cost = session.segmenter.problem(), MeasuredCost(session, hopeless=None)
+    answer = place(problem, "local-search:batch=6", evaluations=40, cost=cost).devices
+    assert 4 < len(cost.tried) <= 40
+    (found,) = cost.outcomes(answer[None])
+    assert found.source == "measured"
+    assert found.value == min(one.value for one in cost.tried)
+    true = [true_seconds(session, one.devices) for one in cost.tried]
+    assert true_seconds(session, answer) == pytest.approx(min(true), rel=1e-9)
 
 
 def test_the_deadline_is_kept_and_what_was_not_measured_says_so(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from placeit.core.errors import FileError, UsageError
 from placeit.devices.host import allowed_cores
 from placeit.optimizer.candidates import Alone, Candidate
 from placeit.optimizer.journal import open_journal
+from placeit.optimizer.measured_cost import MeasuredCost
 from placeit.optimizer.optimize import optimize
 from placeit.optimizer.result import Optimized
 from placeit.optimizer.search import Search
@@ -103,6 +104,35 @@ def test_a_search_that_was_interrupted_goes_on_and_decides_afresh(
         assert candidate["measured_earlier"] == names[candidate["name"]].earlier
     assert not second.chosen.earlier or second.best_single is second.chosen
     assert len({c.name for c in second.candidates}) == len(second.candidates)
+
+
+def test_a_search_goes_on_from_measured_costs_and_they_from_a_search(
+    search: Callable[..., Optimized], cache: Cache, tmp_path: Path
+) -> None:
+    with Session(inception_like(), emulated(), cache=cache) as session:
+        session.profile()
+        groups = len(session.grouping.groups)
+        rows = np.random.default_rng(3).integers(2, size=(4, groups)).astype(np.int32)
+        cost = MeasuredCost(session, hopeless=None, journal=tmp_path / "search.jsonl")
+        values = {one.devices.tobytes(): one for one in cost.outcomes(rows) if one.source == "measured"}
+        assert values
+        found = search(progress=interrupt)
+        earlier = {one.groups.tobytes(): one for one in found.candidates if one.earlier}
+        assert earlier
+        for key in earlier.keys() & values.keys():
+            measured, value = values[key].measured, earlier[key].measured
+            assert measured is not None
+            assert value is not None
+            assert value.samples.tolist() == measured.samples.tolist()
+        assert {one.groups.tobytes() for one in found.candidates} >= values.keys()
+        again = MeasuredCost(session, hopeless=None, journal=tmp_path / "search.jsonl")
+        known = {one.devices.tobytes() for one in again.tried if one.source == "measured"}
+        assert known >= values.keys()
+        assert known >= {
+            one.groups.tobytes() for one in found.candidates if one.placer == "single" and one.measured is not None
+        }
+        again(np.stack([np.frombuffer(key, np.int32) for key in values]))
+        assert again.samples == 0
 
 
 def test_a_line_that_was_not_completed_is_dropped(search: Callable[..., Optimized], tmp_path: Path) -> None:
