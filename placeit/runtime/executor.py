@@ -214,7 +214,8 @@ class Executor(PlanExecutor):
     def _segment_failed(self, how: str, op: int, error: BaseException) -> PlaceitError:
         segment = self.plan.segments[op]
         first, device = self.runtime.op_names(segment)[0], self.runtime.devices[segment.device]
-        return failure_of(f"The segment that starts with '{first}' {how} {device.name}", error)
+        said = f"Inference failed on {device.name}: "
+        return failure_of(f"The segment that starts with '{first}' {how} {device.name}", error, said)
 
     def _transfer_failed(self, tensor: int, src: int, dst: int, error: BaseException) -> PlaceitError:
         name, names = self.runtime.tensor_name(self.plan.tensors[tensor]), self.runtime.cluster.names

@@ -46,12 +46,11 @@ def seconds_of(samples: Sequence[deque[float]], *, last: bool) -> NDArray[np.flo
     return seconds
 
 
-def failure_of(what: str, error: BaseException) -> PlaceitError:
-    """The error for who waits for a run: what a device says, or an ExecutionError that says ``what`` failed."""
-    if isinstance(error, PlaceitError):
-        return error
-    failure = ExecutionError(f"{what}: {type(error).__name__}: {error}")
-    failure.__cause__ = error
+def failure_of(what: str, error: BaseException, said: str = "") -> ExecutionError:
+    """The error for who waits for a run: ``what`` failed, and why, without what is ``said`` by that already."""
+    known = isinstance(error, PlaceitError)
+    failure = ExecutionError(f"{what}: {'' if known else f'{type(error).__name__}: '}{str(error).removeprefix(said)}")
+    failure.__cause__ = (error.__cause__ if known else None) or error
     return failure
 
 

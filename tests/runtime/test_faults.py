@@ -6,6 +6,7 @@ The tests go through runtimes and executors as anybody would, on every kind of d
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import random
@@ -15,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,6 +26,8 @@ import onnx
 import pytest
 import torch
 from alarms import alarm
+from eager_streams import devices as streamed
+from eager_streams import run_late
 from numpy.typing import NDArray
 from onnx import helper
 from small_models import random_model
@@ -37,11 +41,13 @@ from placeit.core.errors import ExecutionError, UsageError
 from placeit.devices.host import allowed_cores
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Segmenter
+from placeit.runtime.accelerators.accelerator import LoadedProgram, Streams
 from placeit.runtime.devices.base import DoneCallback, Instance, Program, RuntimeDevice, SegmentSource
 from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.drivers import drive
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
+from placeit.testing.fake_accelerator import FakeAccelerator
 
 # interrupts are of the timer that pytest-timeout would use otherwise
 pytestmark = pytest.mark.timeout(280, method="thread")
@@ -135,20 +141,77 @@ class Troubled:
         self._inner.close()
 
 
-class Bench:
-    """A model on two devices of one kind, its ops in turns on one and the other."""
+def _move(broken: Iterator[Exception], move: Callable[..., None], *args: Any) -> None:
+    for failure in broken:
+        raise failure
+    move(*args)
 
-    def __init__(self, model: Model, framework: str, cores: str, *, emulated: bool = False) -> None:
-        kind = framework if framework == "ort" else "openvino"
-        devices = tuple(Device(name, kind, SETS[cores], all_cores=CORES) for name in "ab")
-        links = {pair: Link(1e9, 1e-5, "emulated") for pair in (("a", "b"), ("b", "a"))} if emulated else {}
-        cluster = drive(Cluster(devices, links), model)
+
+class Computed:
+    """A segment for the fake accelerator."""
+
+    def __init__(self, segment: SegmentSource) -> None:
+        self._module: torch.nn.Module = segment.in_format("torch")
+
+    def workspace_bytes(self, enough: float) -> int:
+        return 0
+
+    def weight_bytes(self, place: object) -> int:
+        return 0
+
+    def load(self, place: object) -> LoadedProgram:
+        return self
+
+    def launch(self, inputs: Any, outputs: Any) -> None:
+        for output, value in zip(outputs, self._module(*map(torch.from_numpy, inputs)), strict=True):
+            output[...] = value
+
+
+LANES = ("native", "openvino", "ort", "torch", "streams", "paced by the host", "fake")
+"""A compiled loop; Python lanes of each framework; streams of PyTorch, whose driver is late, beside a core set, launched ahead
+and paced by the host; streams of the fake accelerator."""
+
+
+class Bench:
+    """A model on two devices, its ops in turns on one and the other.
+
+    Args:
+        model: what runs.
+        lanes: a framework, whose devices are troubled; or another of LANES.
+        cores: of core sets.
+        emulated: whether links are.
+    """
+
+    def __init__(self, model: Model, lanes: str, cores: str = "one core", *, emulated: bool = False) -> None:
+        kind = lanes if lanes == "ort" else "openvino"
+        first, second = (Device(name, kind, SETS[cores], all_cores=CORES) for name in "ab")
+        if lanes in ("streams", "paced by the host"):
+            (first,) = streamed("cpu")
+        if lanes == "paced by the host":
+            second = replace(second, slowdown=1.01)
+        ends = first.name, second.name
+        links = {pair: Link(1e9, 1e-5, "emulated") for pair in (ends, ends[::-1])} if emulated else {}
+        cluster = drive(Cluster((first, second), links), model)
         self.model = model.prepared(cluster)
-        self.devices = [Troubled(device_kind(device).open(device, "f32")) for device in cluster.devices]
         grouping = Grouping.singletons(self.model.graph)
-        self.runtime = Runtime(self.model, grouping, cluster, devices=self.devices)
+        self.devices, options = [], {}
+        if lanes in ("openvino", "ort", "torch"):
+            self.devices = [Troubled(device_kind(device).open(device, "f32")) for device in cluster.devices]
+            options = {"devices": self.devices}
+        elif lanes == "fake":
+            options = {"streams": Streams(FakeAccelerator(2, on_host={0, 1}, patience=0.1), Computed)}
+        self.runtime = Runtime(self.model, grouping, cluster, **options)  # type: ignore[arg-type]
         groups = len(grouping.groups)
         self.plan = Segmenter(grouping, Costs.zero(groups, cluster)).plan(np.arange(groups) % 2, merge=False)
+
+    def break_a_transfer(self, error: Exception) -> None:
+        """Have the next one fail, once."""
+        streams = self.runtime.streams
+        movers = list(self.runtime.transports.values()) if streams is None else [streams.accelerator]
+        broken = iter([error])
+        for mover in movers:
+            name = "start" if streams is None else "copy"
+            setattr(mover, name, functools.partial(_move, broken, getattr(mover, name)))
 
     def executor(self, requests: int = 1) -> PlanExecutor:
         executor = self.runtime.executor(self.plan, requests=requests)
@@ -164,19 +227,165 @@ class Bench:
 
 
 @pytest.fixture
-def bench(models: dict[str, Model]) -> Iterator[Callable[..., Bench]]:
+def bench(models: dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Bench]]:
     with contextlib.ExitStack() as stack:
 
-        def make(framework: str = "openvino", cores: str = "one core", **options: Any) -> Bench:
-            made = Bench(models[framework], framework, cores, **options)
+        def make(lanes: str = "openvino", cores: str = "one core", **options: Any) -> Bench:
+            if lanes in ("streams", "paced by the host"):
+                stack.callback(run_late(monkeypatch).close)
+            framework = {"native": "openvino", "openvino": "openvino", "ort": "ort"}.get(lanes, "torch")
+            made = Bench(models[framework], lanes, cores, **options)
             stack.callback(made.runtime.close)
             return made
 
         yield make
 
 
+@contextlib.contextmanager
+def beside(action: Callable[[], object]) -> Iterator[list[object]]:
+    """Do something on another thread meanwhile; gives a list that has its result, or error, in the end."""
+    results: list[object] = []
+
+    def do() -> None:
+        try:
+            results.append(action())
+        except BaseException as error:  # noqa: BLE001 (the test looks at it)
+            results.append(error)
+
+    thread = threading.Thread(target=do)
+    thread.start()
+    try:
+        yield results
+    finally:
+        thread.join(60)
+    assert not thread.is_alive()
+
+
 def workers() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.is_alive() and thread.name.startswith("placeit")}
+
+
+# ------------------------------------------------------------------------------------------------ on every kind of lane
+
+
+@pytest.mark.parametrize("lanes", LANES)
+def test_lanes_are_what_they_are_called(bench: Callable[..., Bench], lanes: str) -> None:
+    made = bench(lanes)
+    with made.executor() as executor:
+        assert executor.native == (lanes == "native")
+        assert executor.host_paced == (("cpu",) if lanes == "paced by the host" else ())
+        assert (made.runtime.streams is not None) == (lanes in ("streams", "fake"))
+        made.check(executor)
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["alone", "beside a Python thread"])
+@pytest.mark.parametrize("lanes", LANES)
+def test_failures_reach_who_waits_and_the_next_run_is_right(bench: Callable[..., Bench], lanes: str, busy: bool) -> None:
+    """Of one request, and of several at once; other executors on the same devices do not notice."""
+    made = bench(lanes)
+    stop = threading.Event()
+    with beside(lambda: all(iter(lambda: stop.is_set() or None, True)) if busy else None):  # holds the interpreter's lock
+        try:
+            with made.executor(requests=3) as executor, made.executor() as other:
+                for trial in range(4):
+                    made.check(executor, timeout=60)
+                    for request in range(3):
+                        executor.set_inputs(inputs_of(made.model, 1000 if request <= trial else 1), request=request)
+                    with pytest.raises(ExecutionError, match=r"segment that starts with '.*' failed on \S+: .*\w"):
+                        executor.times(7, timeout=60)
+                    made.check(other, timeout=60)
+                made.check(executor, timeout=60)
+        finally:
+            stop.set()
+
+
+@pytest.mark.parametrize("lanes", [lanes for lanes in LANES if lanes not in ("native", "fake")])  # which copy nothing
+def test_a_transfer_that_fails_is_an_execution_error_and_the_next_run_is_right(bench: Callable[..., Bench], lanes: str) -> None:
+    made = bench(lanes, emulated=lanes != "streams")
+    with made.executor(requests=2) as executor:
+        for _ in range(3):
+            made.check(executor, timeout=60)
+            made.break_a_transfer(RuntimeError("cable out"))
+            with pytest.raises(ExecutionError, match=r"(Moving|Copying) .*cable out"):
+                executor.times(5, timeout=60)
+            made.check(executor, timeout=60)
+
+
+@pytest.mark.parametrize("lanes", LANES)
+def test_a_time_out_ends_the_run_and_the_next_one_is_right(bench: Callable[..., Bench], lanes: str) -> None:
+    made = bench(lanes)
+    with made.executor(requests=2) as executor:
+        for _ in range(3):
+            with pytest.raises(ExecutionError, match=r"time-out is over, and the run is not: (still running: .*|none of it)"):
+                executor.times(10_000_000, timeout=0.05)
+            made.check(executor, timeout=60)
+        for timeout in (0, -1, float("nan")):
+            with pytest.raises(UsageError, match="timeout"):
+                executor.time(timeout=timeout)
+
+
+@pytest.mark.parametrize("lanes", LANES)
+def test_closing_an_executor_waits_for_the_run_of_another_thread(bench: Callable[..., Bench], lanes: str) -> None:
+    made = bench(lanes)
+    executor, began = made.executor(), threading.Event()
+
+    def run() -> float:
+        began.set()
+        return executor.times(200)
+
+    with beside(run) as seconds:
+        assert began.wait(20)
+        time.sleep(0.01)
+        executor.close()
+    assert isinstance(seconds[0], float) or "closed" in str(seconds[0])  # if it had not begun
+    for ask in (executor.time, executor.outputs, lambda: executor.set_inputs(inputs_of(made.model, 1))):
+        with pytest.raises(ExecutionError, match="closed"):
+            ask()
+    executor.close()
+
+
+@pytest.mark.parametrize("lanes", LANES)
+def test_closing_the_runtime_ends_the_runs_of_other_threads(bench: Callable[..., Bench], lanes: str) -> None:
+    made = bench(lanes)
+    executor, idle, began = made.executor(requests=2), made.executor(), threading.Event()
+
+    def run() -> None:
+        executor.time()
+        began.set()
+        executor.times(10_000_000)
+
+    with beside(run) as ended:
+        assert began.wait(60)
+        time.sleep(0.01)
+        made.runtime.close()
+    assert isinstance(ended[0], ExecutionError)
+    assert "closed" in str(ended[0])
+    for kept in (executor, idle):
+        with pytest.raises(ExecutionError, match="closed"):
+            kept.time(timeout=60)
+        kept.close()
+
+
+@pytest.mark.parametrize("lanes", LANES)
+def test_threads_that_share_an_executor_take_turns_and_have_their_own_outputs_and_errors(
+    bench: Callable[..., Bench], lanes: str
+) -> None:
+    made = bench(lanes)
+
+    def repeat(index: int) -> int:
+        for _ in range(6):
+            if index > 3:
+                with pytest.raises(ExecutionError, match="failed on"):
+                    executor.run(inputs_of(made.model, index))
+            else:
+                (output,) = executor.run(inputs_of(made.model, index), timeout=60).values()
+                np.testing.assert_allclose(output, expected(index), rtol=1e-5)
+        return index
+
+    with made.executor() as executor, contextlib.ExitStack() as stack:
+        results = [stack.enter_context(beside(functools.partial(repeat, index))) for index in (0, 1, 2, 1000)]
+        stack.close()
+        assert results == [[0], [1], [2], [1000]]
 
 
 # ---------------------------------------------------------------------------------------------------- what devices raise
@@ -366,12 +575,6 @@ def test_what_runs_after_a_time_out_is_closed_with_its_runtime(bench: Callable[.
     timer.join()
 
 
-@pytest.mark.parametrize("timeout", [0, -1, float("nan")])
-def test_a_time_out_is_a_positive_number(bench: Callable[..., Bench], timeout: float) -> None:
-    with pytest.raises(UsageError, match="timeout"):
-        bench().executor().time(timeout=timeout)
-
-
 # ------------------------------------------------------------------------------------------------------------ interrupts
 
 
@@ -424,7 +627,10 @@ def strikes() -> Iterator[Callable[[int], Strikes]]:
 
 
 def interrupt_runs(made: Bench, strikes: Strikes, trials: int) -> None:
-    executor, other, before = made.executor(requests=2), made.executor(), workers()
+    executor, other = made.executor(requests=2), made.executor()
+    executor.time()
+    other.time()
+    before = workers()
     for trial in range(trials):
         strikes.during(lambda: executor.times(strikes.random.randrange(1, 6)), 0.004)
         executor.time(timeout=30)
@@ -433,21 +639,26 @@ def interrupt_runs(made: Bench, strikes: Strikes, trials: int) -> None:
             made.check(executor, timeout=30)
             made.check(other, timeout=30)
     assert workers() == before
+    executor.close()
+    other.close()
 
 
 @pytest.mark.parametrize("emulated", [False, True], ids=["links in memory", "emulated links"])
+@pytest.mark.parametrize("lanes", LANES)
 def test_runs_survive_interrupts_at_random_moments(
-    bench: Callable[..., Bench], strikes: Callable[[int], Strikes], emulated: bool
+    bench: Callable[..., Bench], strikes: Callable[[int], Strikes], lanes: str, emulated: bool
 ) -> None:
-    interrupt_runs(bench(emulated=emulated), strikes(1), 60)
+    if emulated and lanes in ("streams", "fake"):
+        pytest.skip("nothing is emulated beside what is launched ahead")
+    interrupt_runs(bench(lanes, emulated=emulated), strikes(1), 30)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("framework", ["openvino", "ort", "torch"])
+@pytest.mark.parametrize("lanes", LANES)
 def test_runs_survive_a_thousand_interrupts_at_random_moments(
-    bench: Callable[..., Bench], strikes: Callable[[int], Strikes], framework: str
+    bench: Callable[..., Bench], strikes: Callable[[int], Strikes], lanes: str
 ) -> None:
-    interrupt_runs(bench(framework), strikes(2), 1000)
+    interrupt_runs(bench(lanes), strikes(2), 1000)
 
 
 def interrupt_sessions(path: str, seed: int, trials: int) -> None:
@@ -526,9 +737,10 @@ def test_a_kernel_that_never_ends_does_not_keep_an_interrupt_from_who_waits(benc
     made.check(executor, timeout=30)
 
 
-def test_a_run_inside_a_run_is_refused(bench: Callable[..., Bench]) -> None:
+@pytest.mark.parametrize("lanes", LANES)
+def test_a_run_inside_a_run_is_refused(bench: Callable[..., Bench], lanes: str) -> None:
     """As a signal handler might ask for it."""
-    executor = bench().executor()
+    executor = bench(lanes).executor()
     raised: list[BaseException] = []
 
     def handler(number: int, frame: FrameType | None) -> None:
@@ -543,6 +755,7 @@ def test_a_run_inside_a_run_is_refused(bench: Callable[..., Bench]) -> None:
             executor.times(50)
     assert "inside another run" in str(raised[0])
     executor.time()
+    executor.close()
 
 
 # ------------------------------------------------------------------------------------------- growth, threads, processes
@@ -637,9 +850,9 @@ def in_a_child(action: Callable[[], object]) -> str:
     return said
 
 
-@pytest.mark.parametrize("framework", ["openvino", "ort", "torch"])
-def test_a_forked_process_is_told_to_open_a_session_of_its_own(bench: Callable[..., Bench], framework: str) -> None:
-    made = bench(framework)
+@pytest.mark.parametrize("lanes", LANES)
+def test_a_forked_process_is_told_to_open_a_session_of_its_own(bench: Callable[..., Bench], lanes: str) -> None:
+    made = bench(lanes)
     executor = made.executor()
     executor.time()
     for action in (executor.time, lambda: executor.run(inputs_of(made.model, 1)), made.executor):
@@ -647,3 +860,4 @@ def test_a_forked_process_is_told_to_open_a_session_of_its_own(bench: Callable[.
     assert in_a_child(executor.close) == "None"
     assert in_a_child(made.runtime.close) == "None"
     made.check(executor)
+    executor.close()

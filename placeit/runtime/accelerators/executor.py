@@ -136,9 +136,14 @@ class StreamExecutor(PlanExecutor):
                     raise
         except BaseException as error:  # noqa: BLE001 (whatever it is, it belongs to the thread that waits)
             if run.error is None and not isinstance(error, _StoppedError):
-                known = ExecutionError(str(error)) if isinstance(error, DeviceError) else failure_of("The run failed", error)
-                known.__cause__ = known.__cause__ or error
-                run.error = known
+                if isinstance(error, DeviceError):  # which names the segment or the device
+                    failure = ExecutionError(str(error))
+                    failure.__cause__ = error
+                elif isinstance(error, ExecutionError):
+                    failure = error
+                else:
+                    failure = failure_of("The run failed", error)
+                run.error = failure
         with self._lock:
             run.over.open()
             ended = self._let_go()
