@@ -25,6 +25,7 @@ _BUILTIN = {
     "cp-sat": "placeit.placers.cp_sat:CpSat",
     "cpop": "placeit.placers.cpop:Cpop",
     "critical-path": "placeit.placers.critical_path:CriticalPath",
+    "doppler": "placeit.placers.learned.agents.doppler.placer:Doppler",
     "enumerative": "placeit.placers.enumerative:Enumerative",
     "exact": "placeit.placers.exact:Exact",
     "giph": "placeit.placers.learned.agents.giph.agent:Giph",

@@ -20,6 +20,7 @@ GROUP = "placeit.agents"
 """The entry-point group in which a plug-in names its agents."""
 
 _BUILTIN = {
+    "doppler": "placeit.placers.learned.agents.doppler.agent:DopplerAgent",
     "giph": "placeit.placers.learned.agents.giph.agent:GiphAgent",
     "hdp": "placeit.placers.learned.agents.hdp:HdpAgent",
     "placeto": "placeit.placers.learned.agents.placeto.agent:PlacetoAgent",

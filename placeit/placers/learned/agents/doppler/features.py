@@ -1,0 +1,347 @@
+"""What DOPPLER's policies see (Yao et al., *DOPPLER*, Appendix D): the graph once, and the devices at each step of an episode.
+
+**Words.** The paper's t-path of an op runs from it to an *exit*, and its b-path to an *entry* (section 5.2). Elsewhere in
+placeit, as in the literature on list scheduling, the b-level is the one that looks towards the exit: their t-level is our
+b-level.
+
+Differs from the paper: costs are seconds, where it has floating-point operations and bytes times a factor. In static features,
+which know no device, they are HEFT's means (:mod:`placeit.placers.list_scheduling`); in the state of an episode those of the
+devices that were chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from placeit.core.errors import PlacementError
+from placeit.core.kernels import jit
+from placeit.core.problem import Problem
+from placeit.placers.list_scheduling import downward_ranks, mean_comm, mean_compute, upward_ranks
+
+__all__ = [
+    "DEVICE_FEATURES",
+    "NODE_FEATURES",
+    "EpisodeState",
+    "Paths",
+    "StaticFeatures",
+    "device_sums",
+    "path_sums",
+    "static_features",
+]
+
+NODE_FEATURES = ("compute", "incoming communication", "outgoing communication", "t-level", "b-level")
+"""Columns of the static features (D.1), seconds."""
+DEVICE_FEATURES = ("load", "load of predecessors", "first start of inputs", "last end of inputs", "earliest start")
+"""Columns of the dynamic features (D.2), seconds."""
+
+
+class Paths(NamedTuple):
+    """A path from each op of a graph, as pairs of an op and one that is on its path; the op itself is the first on it.
+
+    Attributes:
+        op: ``int64[N]``, whose path it is.
+        member: ``int64[N]``, an op on it.
+    """
+
+    op: NDArray[np.int64]
+    member: NDArray[np.int64]
+
+    @property
+    def longest(self) -> int:
+        """Ops on the path that has most of them."""
+        return int(np.bincount(self.op, minlength=1).max())
+
+
+@dataclass(frozen=True, eq=False)
+class StaticFeatures:
+    """What is known of a graph before anything is placed.
+
+    Attributes:
+        nodes: ``float64[V, 5]``, :data:`NODE_FEATURES`.
+        edges: ``float64[E]``, mean seconds to move what an edge carries.
+        to_exit: the longest path from each op to an exit: the paper's t-path.
+        to_entry: the longest path from each op back to an entry: the paper's b-path.
+    """
+
+    nodes: NDArray[np.float64]
+    edges: NDArray[np.float64]
+    to_exit: Paths
+    to_entry: Paths
+
+
+def static_features(problem: Problem) -> StaticFeatures:
+    """Compute the features of D.1. Of several longest paths it is that of the first edge in ``problem.edges``.
+
+    Levels count the op's own seconds, as both paths begin with it. Each edge counts, also those that carry one tensor.
+    """
+    seconds, comm = mean_compute(problem), mean_comm(problem)
+    tails, heads = problem.edges[:, 0], problem.edges[:, 1]
+    incoming, outgoing = (np.bincount(ends, comm, len(problem)) for ends in (heads, tails))
+    to_exit, to_entry = upward_ranks(problem), downward_ranks(problem) + seconds
+    after = _step(tails, heads, comm + to_exit[heads], len(problem))
+    before = _step(heads, tails, comm + to_entry[tails], len(problem))
+    nodes = np.stack([seconds, incoming, outgoing, to_exit, to_entry], axis=1)
+    return StaticFeatures(nodes, comm, _paths(after), _paths(before))
+
+
+def _step(ops: NDArray[np.int32], others: NDArray[np.int32], length: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+    """For each op the other end of its edge of greatest length, the first of equal ones; -1 for an op without edges."""
+    following = np.full(count, -1, np.int64)
+    order = np.lexsort((-np.arange(len(ops)), length))  # what is written last stays: the longest, of equals the first
+    following[ops[order]] = others[order]
+    return following
+
+
+def _paths(following: NDArray[np.int64]) -> Paths:
+    op = member = np.arange(len(following))
+    pairs = []
+    while len(op):
+        pairs.append((op, member))
+        member = following[member]
+        op, member = op[member >= 0], member[member >= 0]
+    found = np.concatenate([np.stack(pair) for pair in pairs], axis=1) if pairs else np.empty((2, 0), np.int64)
+    return Paths(found[0], found[1])
+
+
+def path_sums(embeddings: Tensor, paths: Paths) -> Tensor:
+    """Sum the embeddings of the ops along each op's path (section 5.2); gradients flow.
+
+    Args:
+        embeddings: ``[..., V, F]``.
+        paths: of the graph.
+
+    Returns:
+        ``[..., V, F]``.
+    """
+    op, member = (torch.from_numpy(numbers).to(embeddings.device) for numbers in paths)
+    return torch.zeros_like(embeddings).index_add(-2, op, embeddings.index_select(-2, member))
+
+
+def device_sums(embeddings: Tensor, placement: NDArray[np.int32], devices: int) -> Tensor:
+    """Sum the embeddings of the ops that are placed on each device (section 5.2); gradients flow.
+
+    Args:
+        embeddings: ``[V, F]``, the same for all episodes, or ``[B, V, F]``.
+        placement: ``int32[B, V]``, -1 for ops that are not placed yet.
+        devices: how many there are, ``D``.
+
+    Returns:
+        ``[B, D, F]``.
+    """
+    on = torch.from_numpy(placement[:, None, :] == np.arange(devices)[None, :, None])
+    return on.to(embeddings) @ embeddings
+
+
+class EpisodeState:
+    """How far episodes on one problem have come: what is placed where, and when it would run by a list scheduler's estimate.
+
+    An op starts when the ops that its device was given before have ended and its inputs have arrived over links without
+    contention, as in :class:`placeit.placers.critical_path.CriticalPath`: the device of the least earliest start is its choice.
+
+    Args:
+        problem: the problem.
+        episodes: how many, ``B``.
+
+    Attributes:
+        placement: ``int32[B, V]``, -1 where an op is not placed yet.
+        candidates: ``bool[B, V]``, ops that are not placed and whose predecessors are.
+        start: ``float64[B, V]``, seconds, of ops that are placed.
+        finish: ``float64[B, V]``, seconds.
+        load: ``float64[B, D]``, seconds of all ops on a device.
+        free: ``float64[B, D]``, when a device has ended what it was given.
+        used: ``float64[B, D]``, bytes of weights on a device.
+    """
+
+    def __init__(self, problem: Problem, episodes: int) -> None:
+        ops, devices = len(problem), problem.devices
+        into, out = problem.predecessors, problem.successors
+        self.problem = problem
+        self.placement = np.full((episodes, ops), -1, np.int32)
+        self._waiting = np.repeat(np.diff(into.ptr).astype(np.int32)[None], episodes, axis=0)
+        self.candidates = self._waiting == 0
+        self.start, self.finish = np.zeros((episodes, ops)), np.zeros((episodes, ops))
+        self.load, self.free, self.used = (np.zeros((episodes, devices)) for _ in range(3))
+        # copies can be written to: to numba a read-only array is another type, to be compiled for again
+        self._compute, self._edges = problem.compute.copy(), problem.edges.copy()
+        self._into = (into.ptr.copy(), into.edge.copy())
+        self._out = (out.ptr.copy(), out.edge.copy())
+        self._moving = tuple(array.copy() for array in (problem.edge_bytes, problem.bandwidth, problem.latency, problem.cut))
+
+    def __len__(self) -> int:
+        return len(self.placement)
+
+    def features(self, ops: ArrayLike) -> NDArray[np.float64]:
+        """Compute the features of D.2 of all devices for a candidate of each episode.
+
+        Starts and ends of inputs are those of the predecessors on a device, zero where there is none.
+
+        Args:
+            ops: ``int[B]``.
+
+        Returns:
+            ``float64[B, D, 5]``, :data:`DEVICE_FEATURES`.
+
+        Raises:
+            PlacementError: an op is no candidate of its episode.
+        """
+        made = np.zeros((len(self), self.problem.devices, len(DEVICE_FEATURES)))
+        at = (self.placement, self.start, self.finish, self.load, self.free)
+        _features(made, self._checked(ops), *at, self._compute, self._edges, *self._into, *self._moving)
+        return made
+
+    def able(self, ops: ArrayLike) -> NDArray[np.bool_]:
+        """Whether each device can run a candidate of each episode and has room for its weights: ``bool[B, D]``.
+
+        Raises:
+            PlacementError: an op is no candidate of its episode.
+        """
+        chosen = self._checked(ops)
+        fits: NDArray[np.bool_] = self.used + self.problem.param_bytes[chosen][:, None] <= self.problem.memory
+        return fits & self.problem.feasible[chosen]
+
+    def place(self, ops: ArrayLike, devices: ArrayLike) -> None:
+        """Place a candidate of each episode.
+
+        Args:
+            ops: ``int[B]``.
+            devices: ``int[B]``.
+
+        Raises:
+            PlacementError: an op is no candidate of its episode, or a device cannot run it; nothing is placed then.
+        """
+        chosen, on = self._checked(ops), np.asarray(devices).astype(np.int64)
+        if on.shape != chosen.shape or on.min(initial=0) < 0 or on.max(initial=0) >= self.problem.devices:
+            raise PlacementError(f"Expected a device number of 0..{self.problem.devices - 1} for each of {len(self)} episodes.")
+        for b in self._bad(~self.problem.feasible[chosen, on]):
+            names = (self.problem.op_names[chosen[b]], self.problem.device_names[on[b]])
+            raise PlacementError(f"Op '{names[0]}' cannot run on {names[1]}.")
+        at = (self.placement, self.candidates, self._waiting, self.start, self.finish, self.load, self.free)
+        _place(chosen, on, *at, self._compute, self._edges, *self._into, *self._out, *self._moving)
+        self.used[np.arange(len(self)), on] += self.problem.param_bytes[chosen]
+
+    def _checked(self, ops: ArrayLike) -> NDArray[np.int64]:
+        chosen = np.asarray(ops).astype(np.int64)
+        if chosen.shape != (len(self),) or chosen.min(initial=0) < 0 or chosen.max(initial=0) >= len(self.problem):
+            raise PlacementError(f"Expected an op number of 0..{len(self.problem) - 1} for each of {len(self)} episodes.")
+        for b in self._bad(~self.candidates[np.arange(len(self)), chosen]):
+            why = "is placed already" if self.placement[b, chosen[b]] >= 0 else "reads what is not placed yet"
+            raise PlacementError(f"Op '{self.problem.op_names[chosen[b]]}' is no candidate of episode {b}: it {why}.")
+        return chosen
+
+    @staticmethod
+    def _bad(wrong: NDArray[np.bool_]) -> Iterator[int]:
+        return iter(np.flatnonzero(wrong).tolist())
+
+
+@jit
+def _earliest(
+    v: int,
+    d: int,
+    placement: NDArray[np.int32],
+    finish: NDArray[np.float64],
+    free: NDArray[np.float64],
+    edges: NDArray[np.int32],
+    ptr: NDArray[np.int32],
+    in_edges: NDArray[np.int32],
+    edge_bytes: NDArray[np.float64],
+    bandwidth: NDArray[np.float64],
+    latency: NDArray[np.float64],
+    cut: NDArray[np.float64],
+) -> float:
+    """When an op can start on a device in one episode."""
+    at: float = free[d]
+    for k in range(ptr[v], ptr[v + 1]):
+        e = in_edges[k]
+        u = edges[e, 0]
+        s = placement[u]
+        arrival = finish[u]
+        if s != d:
+            arrival += latency[s, d] + edge_bytes[e] / bandwidth[s, d] + cut[e, s] + cut[e, d]
+        at = max(at, arrival)
+    return at
+
+
+@jit
+def _features(
+    made: NDArray[np.float64],
+    ops: NDArray[np.int64],
+    placement: NDArray[np.int32],
+    start: NDArray[np.float64],
+    finish: NDArray[np.float64],
+    load: NDArray[np.float64],
+    free: NDArray[np.float64],
+    compute: NDArray[np.float64],
+    edges: NDArray[np.int32],
+    ptr: NDArray[np.int32],
+    in_edges: NDArray[np.int32],
+    edge_bytes: NDArray[np.float64],
+    bandwidth: NDArray[np.float64],
+    latency: NDArray[np.float64],
+    cut: NDArray[np.float64],
+) -> None:
+    made[:, :, 2] = np.inf
+    for b in range(len(ops)):
+        v = ops[b]
+        for k in range(ptr[v], ptr[v + 1]):
+            u = edges[in_edges[k], 0]
+            seen = False  # an op that gives several tensors counts once
+            for j in range(ptr[v], k):
+                seen = seen or edges[in_edges[j], 0] == u
+            if seen:
+                continue
+            d = placement[b, u]
+            made[b, d, 1] += compute[u, d]
+            made[b, d, 2] = min(made[b, d, 2], start[b, u])
+            made[b, d, 3] = max(made[b, d, 3], finish[b, u])
+        for d in range(load.shape[1]):
+            made[b, d, 0] = load[b, d]
+            if made[b, d, 2] == np.inf:
+                made[b, d, 2] = 0.0
+            made[b, d, 4] = _earliest(
+                v, d, placement[b], finish[b], free[b], edges, ptr, in_edges, edge_bytes, bandwidth, latency, cut
+            )
+
+
+@jit
+def _place(
+    ops: NDArray[np.int64],
+    devices: NDArray[np.int64],
+    placement: NDArray[np.int32],
+    candidates: NDArray[np.bool_],
+    waiting: NDArray[np.int32],
+    start: NDArray[np.float64],
+    finish: NDArray[np.float64],
+    load: NDArray[np.float64],
+    free: NDArray[np.float64],
+    compute: NDArray[np.float64],
+    edges: NDArray[np.int32],
+    ptr: NDArray[np.int32],
+    in_edges: NDArray[np.int32],
+    out_ptr: NDArray[np.int32],
+    out_edges: NDArray[np.int32],
+    edge_bytes: NDArray[np.float64],
+    bandwidth: NDArray[np.float64],
+    latency: NDArray[np.float64],
+    cut: NDArray[np.float64],
+) -> None:
+    for b in range(len(ops)):
+        v, d = ops[b], devices[b]
+        start[b, v] = _earliest(
+            v, d, placement[b], finish[b], free[b], edges, ptr, in_edges, edge_bytes, bandwidth, latency, cut
+        )
+        finish[b, v] = start[b, v] + compute[v, d]
+        placement[b, v] = d
+        candidates[b, v] = False
+        free[b, d] = finish[b, v]
+        load[b, d] += compute[v, d]
+        for k in range(out_ptr[v], out_ptr[v + 1]):
+            w = edges[out_edges[k], 1]
+            waiting[b, w] -= 1
+            candidates[b, w] = waiting[b, w] == 0

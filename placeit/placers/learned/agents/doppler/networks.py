@@ -1,0 +1,88 @@
+"""DOPPLER's network: a message-passing encoder of ops, and a head for each of the two policies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from placeit.placers.learned.agents.doppler.features import path_sums
+from placeit.placers.learned.agents.doppler.graph import DEVICE_INPUTS, OP_INPUTS, Graph
+
+__all__ = ["Encoded", "Network"]
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """A problem's ops as the policies see them, with gradients if they were asked for.
+
+    Attributes:
+        select: ``float32[V]``, logits of SEL.
+        node: ``float32[V, W]``, what an op itself adds to the first layer of PLC.
+        placed: ``float32[V, W]``, what an op adds to that of PLC on the device where it has been placed.
+    """
+
+    select: Tensor
+    node: Tensor
+    placed: Tensor
+
+
+class Network(nn.Module):
+    """SEL and PLC (DOPPLER, section 5.2).
+
+    ``H``, by message passing over in- and out-edges, stands for an op among others; ``Z`` for its features alone. SEL's logit
+    of an op is a two-layer network of ``[H, sum of H along the b-path, sum of H along the t-path, Z]``; PLC's logit of a device
+    is one of ``[H of the op, sum of H of the ops placed there, Y, Z of the op]``, where ``Y`` is of the device's features. The
+    first layer is linear in each part, so what does not change during an episode is computed once for it.
+
+    Differs from the paper, which leaves open what messages are and the widths: messages along and against edges have weights of
+    their own; sums along paths are in multiples of the longest path's number of ops, sums over placed ops in multiples of the
+    ops per device.
+
+    Args:
+        width: of all hidden layers.
+        rounds: of message passing.
+    """
+
+    def __init__(self, width: int, rounds: int) -> None:
+        super().__init__()
+        self.embed = nn.Linear(OP_INPUTS, width)
+        self.along = nn.ModuleList(nn.Linear(2 * width + 1, width) for _ in range(rounds))
+        self.against = nn.ModuleList(nn.Linear(2 * width + 1, width) for _ in range(rounds))
+        self.update = nn.ModuleList(nn.Linear(3 * width, width) for _ in range(rounds))
+        self.own = nn.Sequential(nn.Linear(OP_INPUTS, width), nn.LeakyReLU(), nn.Linear(width, width))
+        self.selected = nn.Sequential(nn.Linear(4 * width, width), nn.LeakyReLU(), nn.Linear(width, 1))
+        self.device = nn.Sequential(nn.Linear(DEVICE_INPUTS, width), nn.LeakyReLU(), nn.Linear(width, width, bias=False))
+        self.of_node = nn.Linear(2 * width, width)
+        self.of_placed = nn.Linear(width, width, bias=False)
+        self.to_logit = nn.Sequential(nn.LeakyReLU(), nn.Linear(width, 1))
+
+    def encode(self, graph: Graph) -> Encoded:
+        """Pass messages, once for an episode."""
+        hidden = self.embed(graph.ops)
+        degree_in = torch.bincount(graph.head, minlength=len(hidden)).clamp(min=1)[:, None]
+        degree_out = torch.bincount(graph.tail, minlength=len(hidden)).clamp(min=1)[:, None]
+        for along, against, update in zip(self.along, self.against, self.update, strict=True):
+            tail, head = hidden[graph.tail], hidden[graph.head]
+            forward = nn.functional.leaky_relu(along(torch.cat([tail, head, graph.edges], dim=1)))
+            back = nn.functional.leaky_relu(against(torch.cat([head, tail, graph.edges], dim=1)))
+            arrived = torch.zeros_like(hidden).index_add(0, graph.head, forward) / degree_in
+            returned = torch.zeros_like(hidden).index_add(0, graph.tail, back) / degree_out
+            hidden = hidden + nn.functional.leaky_relu(update(torch.cat([hidden, arrived, returned], dim=1)))
+        own = self.own(graph.ops)
+        paths = [path_sums(hidden, path) / path.longest for path in (graph.to_entry, graph.to_exit)]
+        select = self.selected(torch.cat([hidden, *paths, own], dim=1))[:, 0]
+        share = graph.problem.devices / len(hidden)
+        return Encoded(select, self.of_node(torch.cat([hidden, own], dim=1)), self.of_placed(hidden) * share)
+
+    def place(self, node: Tensor, placed: Tensor, features: Tensor) -> Tensor:
+        """Return logits of devices, ``float32[..., D]``.
+
+        Args:
+            node: ``float32[..., W]``, :attr:`Encoded.node` of the op.
+            placed: ``float32[..., D, W]``, sums of :attr:`Encoded.placed` over the ops on each device.
+            features: ``float32[..., D, 6]`` of the devices, in multiples of :attr:`Graph.unit`.
+        """
+        logits: Tensor = self.to_logit(node[..., None, :] + placed + self.device(features))[..., 0]
+        return logits
