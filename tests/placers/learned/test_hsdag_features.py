@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from placeit.placers.learned.agents.hsdag.features import (
     node_features,
     positions,
 )
+from placeit.planning.coarsen import coarsen
 from placeit.testing.problems import random_problem
 
 
@@ -117,3 +119,18 @@ def test_problems_without_kinds_or_edges_have_features_too() -> None:
     layout = FeatureLayout.of([problem])
     assert node_features(problem, layout).shape == (1, 1 + 0 + 1 + 1 + 1 + 16)
     assert np.isfinite(node_features(problem, FeatureLayout((), (), (), 0, 0))).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "groups", "kinds", "width"), [("resnet50", 37, 3, 30), ("inception_v3", 66, 6, 37), ("bert_base", 90, 5, 35)]
+)
+def test_groups_of_real_models_have_so_many_features(loaded_model: Any, name: str, groups: int, kinds: int, width: int) -> None:
+    graph = coarsen(loaded_model(name).graph).groups
+    problem = problem_of(graph.edges.tolist(), len(graph), kinds=graph.kinds, output_shapes=graph.output_shapes)
+    layout = FeatureLayout.of([problem])
+    features = node_features(problem, layout)
+    assert (len(layout.kinds), layout.dimensions, features.shape) == (kinds, 4, (groups, width))
+    found = features[:, layout.columns["fractal dimension"]][:, 0]
+    np.testing.assert_allclose(found, [slow_dimension(problem, v) for v in range(groups)], rtol=1e-5)
+    assert 0.5 < found.min() < found.max() < 2.5
