@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from time import perf_counter
 
@@ -15,6 +16,7 @@ class ActiveRun:
     """A call of ``times``, until nothing of it runs any more.
 
     Attributes:
+        thread: which asked for it.
         begun: whether lanes know of it.
         error: what failed first.
         begin: when it was asked for, or when its lanes began.
@@ -23,6 +25,7 @@ class ActiveRun:
     """
 
     def __init__(self) -> None:
+        self.thread = threading.get_ident()
         self.begun = self._stopped = False
         self._tell: Callable[[], object] | None = None
         self.error: PlaceitError | None = None

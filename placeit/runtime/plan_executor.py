@@ -270,8 +270,9 @@ class PlanExecutor(ABC):
         self._settle(deadline)
         if self._run is not None and not self._run.quiet:
             raise ExecutionError("A run was started inside another run of the same executor, perhaps by a signal handler.")
-        run = self._run = self._prepare(count)
+        run = self._prepare(count)
         try:
+            self._run = run
             self._start(run)
             self._wait(run, deadline)
         except BaseException:
@@ -291,8 +292,9 @@ class PlanExecutor(ABC):
         if not timeout > 0:
             raise UsageError(f"'timeout' must be a positive number of seconds; got {timeout}.")
         deadline = perf_counter() + timeout
-        if self._run is not None:
-            self._wait(self._run, deadline)
+        run = self._run
+        if run is not None and run.thread != threading.get_ident():
+            self._wait(run, deadline)
         return deadline
 
     def _check_open(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 import weakref
 from collections.abc import Sequence
 from typing import cast
@@ -89,18 +88,18 @@ class _CopyLane:
 
     def __init__(self, accelerator: Accelerator, device: int, stream: int) -> None:
         self._accelerator, self._stream = accelerator, accelerator.stream(device, stream)
-        self._lock = threading.Lock()
+        self._turn = accelerator.turn()
         self._pinned: tuple[int, Memory] | None = None
 
     def fetch(self, view: View, spec: BufferSpec) -> NDArray[np.generic]:
-        with self._lock:
+        with self._turn:
             pinned = self._room(spec)
             self._accelerator.copy(self._stream, view, pinned)
             self._accelerator.finish(self._stream)
             return self._accelerator.read(pinned)
 
     def store(self, value: NDArray[np.generic], view: View, spec: BufferSpec) -> None:
-        with self._lock:
+        with self._turn:
             pinned = self._room(spec)
             self._accelerator.write(pinned, value)
             self._accelerator.copy(self._stream, pinned, view)
@@ -119,7 +118,7 @@ class _CopyLane:
             self._accelerator.free(pinned[1])
 
     def close(self) -> None:
-        with self._lock:
+        with self._turn:
             self._free()
 
 
