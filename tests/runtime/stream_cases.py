@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.graph import OpGraph
 from placeit.planning.coarsen import Grouping
@@ -168,7 +169,7 @@ class Case:
         return {spec.name: known[into[graph.index[spec.op]]] for spec in model.outputs}
 
 
-def random_case(seed, *, ops=None, devices=None, merge=None, closed=False):
+def random_case(seed, *, ops=None, devices=None, merge=None, closed=False, shared=False):
     rng = np.random.default_rng([seed, 3])
     ops, devices = ops or int(rng.integers(1, 16)), devices or int(rng.integers(1, 5))
     graph = random_graph(seed, ops, devices, closed=closed)
@@ -179,7 +180,8 @@ def random_case(seed, *, ops=None, devices=None, merge=None, closed=False):
         for j in range(devices)
         if i != j
     }
-    cluster = Cluster(tuple(Device(f"fake:{d}", "fake") for d in range(devices)), links)
+    hardware = [Address("fake:0" if shared else f"fake:{d}") for d in range(devices)]
+    cluster = Cluster(tuple(Device(f"fake:{d}", "fake", hardware[d]) for d in range(devices)), links)
     groups = len(grouping.groups)
     costs = Costs(
         rng.uniform(0.1, 1.0, (groups, devices)) * rng.integers(0, 2, (groups, 1)),

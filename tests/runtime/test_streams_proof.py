@@ -4,6 +4,7 @@ import contextlib
 import re
 import threading
 import time
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -77,6 +78,20 @@ def test_launching_everything_ahead_is_refused_where_a_device_would_have_to_wait
     accelerator, right = run_case(case, order=order, on_host={0, 1})
     assert right
     assert accelerator.order.faults == []
+
+
+def test_devices_that_share_hardware_never_run_at_the_same_time():
+    for seed in range(20):
+        case = random_case(seed, ops=10, devices=3, shared=True)
+        accelerator, right = run_case(case, requests=2, ahead=3, patience=0.0)
+        assert right
+        assert accelerator.order.faults == []
+        ran = sorted((run.start, run.finish) for run in accelerator.trace if run.program is not None)
+        assert all(before[1] <= after[0] for before, after in pairwise(ran)), seed
+        for order in ("static", "graph"):
+            if len({segment.device for segment in case.plan.programs}) > 1:
+                with pytest.raises(DeviceError, match=r"fake:\d and fake:\d share hardware.*order='dynamic'"):
+                    StreamExecutor(case.work(), accelerator, order=order)
 
 
 @pytest.mark.parametrize("order", ["dynamic", "static"])

@@ -288,6 +288,13 @@ class StreamExecutor(PlanExecutor):
 
     def _check_alike(self, order: DispatchOrder) -> None:
         used = sorted({task.device for task in self.work.tasks if task.program is not None})
+        shared = np.argwhere(self.plan.problem.conflicts[np.ix_(used, used)])
+        if len(shared):
+            one, other = (self._accelerator.names[used[d]] for d in shared[0])
+            raise DeviceError(
+                f"With order='{order}' everything is launched ahead, and {one} and {other} share hardware, so that one has to "
+                "wait for the other: run the plan with order='dynamic'."
+            )
         own = [device for device in used if self._accelerator.memory(device) != HOST]
         if own and len(own) < len(used):
             names = self._accelerator.names

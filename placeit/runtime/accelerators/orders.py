@@ -33,13 +33,15 @@ class Dynamic:
 
     It is told that a segment has ended as soon as its device can take another, which may be before; what it then starts is
     launched behind. A link likewise. That a tensor has arrived it is told when that is so. On devices that compute in the
-    host's memory an end is told when it has come, since no stream of another device could wait for it.
+    host's memory an end is told when it has come, since no stream of another device could wait for it, and so it is on devices
+    that share hardware, which never run at the same time.
     """
 
     def __init__(self, launcher: Launcher, ahead: int) -> None:
         layout, plan = launcher.layout, launcher.layout.work.plan
         self._launcher, self._layout = launcher, layout
-        self._ahead = [ahead if launcher.accelerator.memory(device) != HOST else 1 for device in layout.streams]  # by stream
+        conflicts, memory = plan.problem.conflicts, launcher.accelerator.memory
+        self._ahead = [ahead if memory(d) != HOST and not conflicts[d].any() else 1 for d in layout.streams]  # by stream
         self._scheduler = Scheduler(plan.problem, plan.placement, links="channel", queue="priority")
         self._clocks = Clocks(len(layout.streams))
         self._marks: list[dict[int, Mark]] = [{} for _ in launcher.slots]  # what each request has launched
