@@ -310,6 +310,7 @@ def resident_mb() -> float:
     return int(line.split()[1]) / 1e3
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
 def test_memory_does_not_grow_with_what_is_compiled_and_freed() -> None:
     x = ops.parameter([1, 512], ov.Type.f32)
