@@ -85,7 +85,9 @@ def _search_ms(policy: Agent | str, one: ProblemInstance, rng: np.random.Generat
         one.cost(path)
         steps = len(path) - 1
     else:
-        steps = int(policy.rollout([one], rng).valid.sum())
+        trajectory = policy.rollout([one], rng)
+        one.cost(trajectory.visited[0])
+        steps = int(trajectory.valid.sum())
     return 1e3 * (time.perf_counter() - began) / steps
 
 

@@ -210,3 +210,15 @@ def test_the_placer_spends_its_evaluations_and_no_more(budget):
 
     Hdp(hidden=8, patience=1000).place(problem, cost, seed=0, evaluations=budget)
     assert sum(asked) == budget
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_samples_that_could_not_be_measured_do_not_end_the_search(value):
+    problem = random_problem(6, 3)
+    simulated = SimulatedCost(problem)
+
+    def cost(placements):
+        return np.where(placements.sum(axis=1) % 3 == 0, value, simulated(placements))
+
+    found = Hdp(updates=20).place(problem, cost, seed=0, evaluations=None)
+    assert np.isfinite(cost(found[None])[0])

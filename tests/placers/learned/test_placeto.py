@@ -239,3 +239,15 @@ def test_options_out_of_their_range_are_an_error(options):
     problem = random_problem(4, 2)
     with pytest.raises(UsageError, match=f"'{next(iter(options))}'"):
         Placeto(**options).place(problem, SimulatedCost(problem), seed=0, evaluations=None)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_steps_that_could_not_be_measured_do_not_end_the_search(value):
+    problem = random_problem(6, 3)
+    simulated = SimulatedCost(problem)
+
+    def cost(placements):
+        return np.where(placements.sum(axis=1) % 3 == 0, value, simulated(placements))
+
+    found = Placeto(updates=5).place(problem, cost, seed=0, evaluations=None)
+    assert np.isfinite(cost(found[None])[0])

@@ -320,7 +320,7 @@ class Hdp:
 
     Differs from the papers: the learning rate is 0.003, where GiPH, section 5, gives 0.01 for all policies; a sample is
     compared with the mean of its update; training ends after 100 updates without a better placement, which the papers leave
-    open, or after 1000 in all; costs that are not finite cannot be learned from.
+    open, or after 1000 in all; samples whose costs are not finite are left out.
     """
 
     samples: int = option(4, "placements drawn per update", least=1, most=1000)
@@ -337,13 +337,13 @@ class Hdp:
         Raises:
             UsageError: an option out of its range.
             InfeasibleError: the weights fit in no way that was found.
-            TrainingError: a cost is not finite.
         """
         from placeit.placers.learned.training.loop import train
+        from placeit.placers.learned.training.valuing import dropping
 
         found = Incumbent(cost, evaluations, deadline)
         agent = HdpAgent.for_problem(problem, self.hidden, seed)
-        instance = ProblemInstance(problem, found.offer, problem.critical_path or 1.0)
+        instance = ProblemInstance(problem, dropping(found.offer), problem.critical_path or 1.0)
         best, stale = np.inf, 0
 
         def draw_until_no_longer_improved(rng: np.random.Generator, count: int, progress: float) -> list[ProblemInstance]:  # noqa: ARG001

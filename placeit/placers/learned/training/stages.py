@@ -17,7 +17,7 @@ from placeit.core.registry import parse_options
 from placeit.placers.learned.agent import Agent, ProblemInstance
 from placeit.placers.learned.training.baselines import Baseline, find_baseline
 
-__all__ = ["SIMULATED", "CostFactory", "Draw", "Stage", "Staged", "default_stages", "parse_stage", "scale_updates"]
+__all__ = ["MEASURED", "SIMULATED", "CostFactory", "Draw", "Stage", "Staged", "default_stages", "parse_stage", "scale_updates"]
 
 Draw: TypeAlias = Callable[[np.random.Generator, int, float], Sequence[ProblemInstance]]
 """``draw(rng, count, progress) -> instances`` to learn from; ``progress`` is the share of the stage that is done, in [0, 1).
@@ -29,8 +29,8 @@ instances than asked for; none at all ends the stage (a budget is spent).
 CostFactory: TypeAlias = Callable[[ProblemInstance], CostFunction]
 """Makes the cost function of an instance. A cost of NaN could not be measured; that is left out and asked for again later."""
 
-SIMULATED = "simulated"
-"""The cost of a stage that learns from the instances' own cost functions."""
+SIMULATED, MEASURED = "simulated", "measured"
+"""Costs of a stage: of the instances' own cost functions, and of runs on devices, where training is given such a cost."""
 
 _MOST = {
     "updates": 10**9,

@@ -22,12 +22,12 @@ from placeit.placers.learned.checkpoint import read_safetensors, weights_of, wri
 from placeit.placers.learned.training.logs import Record
 from placeit.placers.learned.training.valuing import least
 
-__all__ = ["JOURNAL", "FoundPlacement", "TrainingState", "load_run", "save_run", "training_key"]
+__all__ = ["JOURNAL", "FoundPlacement", "TrainingState", "check_folder", "load_run", "save_run", "training_key"]
 
 JOURNAL = "costs.jsonl"
 """File of the costs that are not simulated."""
 
-_FORMAT = "placeit-training"
+_FORMAT, _STATE = "placeit-training", "state.safetensors"
 
 _STREAM = 2  # training draws other numbers than whoever made problems with the same seed
 
@@ -129,6 +129,25 @@ class TrainingState:
             self.best = self.best_at = self.best_weights = None
 
 
+def check_folder(folder: Path | None, *, resume: bool) -> None:
+    """Make the folder of a training, if it is not there.
+
+    Raises:
+        UsageError: it holds a training, and ``resume`` is not asked for; or that is, without a folder.
+        FileError: it cannot be made.
+    """
+    if folder is None:
+        if resume:
+            raise UsageError("Training cannot be resumed without the folder that holds its state: give it.")
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"Cannot make the folder {folder}: {error.strerror or error}.") from error
+    if not resume and any((folder / name).exists() for name in (_STATE, JOURNAL)):
+        raise UsageError(f"{folder} holds the state of a training already: resume it, or choose another folder.")
+
+
 def load_run(agent: Agent, plan: Mapping[str, Any], folder: Path | None, resume: bool) -> TrainingState:
     """Return the state of a new training, or the state saved in the folder; sets the agent's weights accordingly.
 
@@ -138,18 +157,8 @@ def load_run(agent: Agent, plan: Mapping[str, Any], folder: Path | None, resume:
     """
     parameters = {name: p for name, p in agent.network.named_parameters() if p.requires_grad}
     run = TrainingState(np.random.default_rng([plan["seed"], _STREAM]), parameters, _adam(parameters))
-    if folder is None:
-        if resume:
-            raise UsageError("Training cannot be resumed without the folder that holds its state: give it.")
-        return run
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FileError(f"Cannot make the folder {folder}: {error.strerror or error}.") from error
-    path = folder / "state.safetensors"
-    if not resume and (path.exists() or (folder / JOURNAL).exists()):
-        raise UsageError(f"{folder} holds the state of a training already: resume it, or choose another folder.")
-    if not path.exists():
+    check_folder(folder, resume=resume)
+    if folder is None or not (path := folder / _STATE).exists():
         return run
     tensors, meta = read_safetensors(path, _FORMAT)
     wanted, found = _identity(agent, plan), meta.get("identity")
@@ -187,7 +196,7 @@ def save_run(agent: Agent, plan: Mapping[str, Any], run: TrainingState, folder: 
     meta = {name: getattr(run, name) for name in _FIELDS}
     meta |= {"identity": _identity(agent, plan), "rng": run.rng.bit_generator.state}
     meta["found"] = {name: best.cost for name, best in found.items()}
-    write_safetensors(folder / "state.safetensors", _FORMAT, tensors, meta)
+    write_safetensors(folder / _STATE, _FORMAT, tensors, meta)
 
 
 _COUNTS = ("stage", "update", "stale", "barren", "told")

@@ -176,6 +176,8 @@ def _check(
     run: TrainingState,
 ) -> None:
     """Raise TrainingError where a reward is not finite, unless a cost that is NaN explains it, or all costs are infinite."""
+    if np.isfinite(rewards[valid]).all() and np.isfinite(np.concatenate(costs)).all():
+        return
     for b, path in enumerate(costs):
         unknown, best = bool(np.isnan(path).any()), least(path)
         bad = np.flatnonzero(valid[:, b] & (np.isinf(rewards[:, b]) | (np.isnan(rewards[:, b]) & (not unknown))))

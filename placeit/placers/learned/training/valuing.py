@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.errors import UsageError
+from placeit.core.problem import CostFunction
 from placeit.placers.learned.agent import ProblemInstance
 from placeit.placers.learned.training.journal import CostJournal
-from placeit.placers.learned.training.stages import SIMULATED, CostFactory, Stage
+from placeit.placers.learned.training.stages import MEASURED, SIMULATED, CostFactory, Stage
 
-__all__ = ["check_costs", "least", "pricing", "value"]
+__all__ = ["check_costs", "dropping", "least", "pricing", "value"]
 
 _PRICED = 4096  # instances whose cost functions are kept
 
@@ -36,8 +37,12 @@ def value(instances: Sequence[ProblemInstance], visited: Sequence[NDArray[np.int
     for instance, rows in episodes.items():
         placements = np.concatenate([visited[b] for b in rows])
         numbers: dict[bytes, int] = {}
-        number = np.array([numbers.setdefault(placement.tobytes(), len(numbers)) for placement in placements])
-        _, first = np.unique(number, return_index=True)
+        number: list[int] = []
+        first: list[int] = []
+        for row, placement in enumerate(placements):
+            number.append(numbers.setdefault(placement.tobytes(), len(first)))
+            if number[-1] == len(first):
+                first.append(row)
         found = np.asarray(instance.cost(placements[first]), np.float64)[number]
         ends = np.cumsum([len(visited[b]) for b in rows])[:-1]
         for b, part in zip(rows, np.split(found, ends), strict=True):
@@ -47,7 +52,20 @@ def value(instances: Sequence[ProblemInstance], visited: Sequence[NDArray[np.int
 
 def least(costs: NDArray[np.float64]) -> int | None:
     """Return where the least of ``float64[S]`` costs is, the first of equals; None if all are NaN."""
+    at = int(costs.argmin())
+    if not np.isnan(costs[at]):  # a NaN would have come first
+        return at
     return None if np.isnan(costs).all() else int(np.nanargmin(costs))
+
+
+def dropping(cost: CostFunction) -> CostFunction:
+    """Return a cost function by which what has no finite cost could not be measured, so that training goes on without it."""
+
+    def known(placements: NDArray[np.int32]) -> NDArray[np.float64]:
+        costs = cost(placements)
+        return np.where(np.isfinite(costs), costs, np.nan)
+
+    return known
 
 
 def check_costs(stages: Sequence[Stage], costs: Mapping[str, CostFactory]) -> None:
@@ -55,7 +73,7 @@ def check_costs(stages: Sequence[Stage], costs: Mapping[str, CostFactory]) -> No
     for number, stage in enumerate(stages, 1):
         if isinstance(stage.cost, str) and stage.cost != SIMULATED and stage.cost not in costs:
             known = ", ".join(dict.fromkeys([SIMULATED, *costs]))
-            hint = " Placements are measured where there is one model and devices to run it on." * (stage.cost == "measured")
+            hint = " Placements are measured where there is one model and devices to run it on." * (stage.cost == MEASURED)
             raise UsageError(f"Stage {number} is to learn from the cost '{stage.cost}', and there is only: {known}.{hint}")
 
 

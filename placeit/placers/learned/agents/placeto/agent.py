@@ -250,7 +250,7 @@ class Placeto:
     GiPH, section 5: trained in 200 episodes; then, from a random placement, 2 |V| steps, which are two episodes.
 
     Differs from the papers: a policy that is trained on the problem meets placements in its training, and the best of all
-    counts. Costs that are not finite cannot be learned from.
+    counts. Steps whose costs are not finite are left out.
     """
 
     weights: str = option("", "checkpoint of a trained policy; empty to train one on the problem itself")
@@ -268,7 +268,6 @@ class Placeto:
             UsageError: an option out of its range; the policy was made for fewer devices than the problem has.
             FileError: there is no such checkpoint, or it holds another policy.
             InfeasibleError: the weights fit in no way that was found.
-            TrainingError: a cost is not finite.
         """
         if not 0 < self.steps_per_op < np.inf:
             raise UsageError(f"'steps_per_op' of the placer 'placeto' is {self.steps_per_op}; it must be positive and finite.")
@@ -282,9 +281,10 @@ class Placeto:
 
     def _trained(self, problem: Problem, found: Incumbent, seed: int) -> PlacetoAgent:
         from placeit.placers.learned.training.loop import train
+        from placeit.placers.learned.training.valuing import dropping
 
         agent = _make(problem.devices, seed)
-        instance = ProblemInstance(problem, found.offer, problem.critical_path or 1.0)
+        instance = ProblemInstance(problem, dropping(found.offer), problem.critical_path or 1.0)
         update = self.episodes * (len(problem) + 1)
         search = 1 + round(self.steps_per_op * len(problem))
 
