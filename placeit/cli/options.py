@@ -27,15 +27,21 @@ if TYPE_CHECKING:
     from placeit.session import Session
 
 __all__ = [
+    "BatchOption",
     "CheckedOptions",
     "DevicesOption",
     "GroupOptions",
+    "GroupsOption",
+    "InputsOption",
     "LengthOptions",
     "ModelOptions",
     "NoCacheOption",
     "Precision",
+    "PrecisionOption",
     "SeedOption",
     "SessionOptions",
+    "ShapesOption",
+    "TrustOption",
     "cost_cache",
     "parse_shapes",
 ]
@@ -50,6 +56,24 @@ DevicesOption = Annotated[
         show_default=False,
     ),
 ]
+ShapesOption = Annotated[
+    list[str] | None,
+    typer.Option("--input-shape", metavar="NAME:SIZES", help="Shape of an input, as in x:1,3,224,224; repeatable."),
+]
+BatchOption = Annotated[
+    int | None,
+    typer.Option("--batch", metavar="N", min=1, help="Batch size of every input whose first dimension is dynamic."),
+]
+TrustOption = Annotated[
+    bool, typer.Option("--trust", help="Load a .pt2 file even if it could execute code; for files from authors you trust.")
+]
+GroupsOption = Annotated[
+    int,
+    typer.Option("--max-groups", metavar="N", min=1, help="Maximum number of groups; the ops of a group are placed together."),
+]
+InputsOption = Annotated[
+    Path | None, typer.Option("--inputs", metavar="FILE", help="Input arrays by name (.npz); default: random inputs.")
+]
 NoCacheOption = Annotated[bool, typer.Option("--no-cache", help="Measure anew; neither read nor write the cost cache.")]
 SeedOption = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of all random numbers.")]
 
@@ -60,6 +84,9 @@ class Precision(StrEnum):
     F32 = "f32"
     BF16 = "bf16"
     F16 = "f16"
+
+
+PrecisionOption = Annotated[Precision, typer.Option("--precision", help="Precision in which devices compute.")]
 
 
 @dataclass(frozen=True)
@@ -74,17 +101,9 @@ class ModelOptions:
             show_default=False,
         ),
     ]
-    input_shape: Annotated[
-        list[str] | None,
-        typer.Option("--input-shape", metavar="NAME:SIZES", help="Shape of an input, as in x:1,3,224,224; repeatable."),
-    ] = None
-    batch: Annotated[
-        int | None,
-        typer.Option("--batch", metavar="N", min=1, help="Batch size of every input whose first dimension is dynamic."),
-    ] = None
-    trust: Annotated[
-        bool, typer.Option("--trust", help="Load a .pt2 file even if it could execute code; for files from authors you trust.")
-    ] = False
+    input_shape: ShapesOption = None
+    batch: BatchOption = None
+    trust: TrustOption = False
 
     def load(self) -> Model:
         """Read the model."""
@@ -104,12 +123,7 @@ class ModelOptions:
 class GroupOptions(ModelOptions):
     """A model that is cut into groups."""
 
-    max_groups: Annotated[
-        int,
-        typer.Option(
-            "--max-groups", metavar="N", min=1, help="Maximum number of groups; the ops of a group are placed together."
-        ),
-    ] = 96
+    max_groups: GroupsOption = 96
 
 
 @dataclass(frozen=True)
@@ -117,10 +131,8 @@ class SessionOptions(GroupOptions):
     """A model on devices."""
 
     devices: DevicesOption = None
-    precision: Annotated[Precision, typer.Option("--precision", help="Precision in which devices compute.")] = Precision.F32
-    inputs: Annotated[
-        Path | None, typer.Option("--inputs", metavar="FILE", help="Input arrays by name (.npz); default: random inputs.")
-    ] = None
+    precision: PrecisionOption = Precision.F32
+    inputs: InputsOption = None
     no_cache: NoCacheOption = False
 
     def files(self) -> list[Path]:

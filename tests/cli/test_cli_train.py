@@ -1,14 +1,23 @@
 import csv
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from placeit.placers.learned.checkpoint import load_agent, read_checkpoint
 from placeit.testing.problems import random_problem
 
 AGENT = "placeto:devices=3,rounds=1"
+DESCRIBED = """
+devices:
+  a: {catalog: jetson-orin-nano}
+  b: {catalog: raspberry-pi-5}
+links:
+  - {between: [a, b], bandwidth: 1 Gbit/s, latency: 1 ms}
+"""
 SHORT = ("--stage", "reinforce:updates=4,problems=1,evaluate_every=2")
 
 
@@ -41,6 +50,16 @@ def test_training_writes_a_checkpoint_that_loads(train: Any) -> None:
     about = read_checkpoint("out.safetensors").about
     assert about["evaluation"] == data["evaluation"]["best"]
     assert about["stages"] == data["stages"]
+    assert data["stopped"] is None
+    (came_to,) = data["stage_results"]
+    assert came_to == {
+        "cost": "simulated",
+        "before": data["evaluation"]["before"],
+        "best": data["evaluation"]["best"],
+        "best_at": data["evaluation"]["best_at"]["update"],
+        "dropped": 0,
+        "found": None,
+    }
 
 
 def test_what_is_evaluated_on_can_be_a_folder_of_its_own(train: Any, problems: Path) -> None:
@@ -98,6 +117,11 @@ def test_a_training_is_kept_in_a_folder_and_can_be_resumed(train: Any) -> None:
         (("--held-out", "5"), "it needs 6 at least"),
         (("--held-out", "1", "--evaluate-on", "."), "either --held-out or --evaluate-on"),
         (("--evaluate-on", "nowhere"), "no problems 'nowhere'"),
+        (("--stage", "reinforce:cost=measured"), "give --model and --devices, not --problems"),
+        (("--stage", "reinforce:cost=guessed"), "the cost 'guessed', and there is only: simulated."),
+        (("--stage", "reinforce:seconds=0"), "'seconds' of a training stage is 0.0"),
+        (("--model", "tiny.onnx"), "Give either --problems or --model"),
+        (("--devices", "CPU@0"), "--devices goes with --model"),
     ],
 )
 def test_what_cannot_be_trained_is_an_error_in_a_sentence(train: Any, args: tuple[str, ...], message: str) -> None:
@@ -118,6 +142,79 @@ def test_where_weights_cannot_be_written_is_noticed_before_any_work(cli: Any, pr
     result = cli("train", AGENT, "--problems", problems, "-o", "nowhere/out.safetensors")
     assert result.exit_code == 1
     assert "Cannot write nowhere/out.safetensors" in result.stderr
+
+
+@pytest.fixture
+def train_tiny(cli: Any, tiny: Path, cores: Sequence[str]) -> Any:
+    """Call ``placeit train`` on a tiny model, on real devices."""
+    on = ("--model", tiny, "--devices", ",".join(cores))
+    return lambda *args: cli("train", f"placeto:devices={len(cores)},rounds=1", *on, "-o", "out.safetensors", *args)
+
+
+def test_a_model_on_devices_is_its_own_problem(train_tiny: Any, tiny: Path) -> None:
+    result = train_tiny(*SHORT, "--json")
+    assert result.exit_code == 0, result.stderr
+    data = json.loads(result.stdout)
+    assert data["problems"] == {"source": str(tiny), "learned_from": 1, "held_out": 0, "unit": "critical path"}
+    (best,) = data["stage_results"][0]["found"]
+    assert best["cost"] > 0
+    assert len(best["placement"]) == 4
+    assert "the model itself" in train_tiny(*SHORT).stdout
+
+
+def test_a_stage_can_measure_and_measures_nothing_twice(train_tiny: Any) -> None:
+    stages = (*SHORT, "--stage", "reinforce:updates=2,problems=2,cost=measured,evaluate_every=2", "--folder", "run")
+    result = train_tiny(*stages, "--json")
+    assert result.exit_code == 0, result.stderr
+    data = json.loads(result.stdout)
+    simulated, measured = data["stage_results"]
+    assert (simulated["cost"], measured["cost"]) == ("simulated", "measured")
+    assert data["evaluation"]["best"] == measured["best"]
+    assert data["evaluation"]["before"] == measured["before"]
+    files = {name: Path("run", name).read_bytes() for name in ("costs.jsonl", "runs.jsonl", "problem.json")}
+    lines = [json.loads(line) for line in files["costs.jsonl"].splitlines()][1:]
+    (best,) = measured["found"]
+    assert best["cost"] == np.nanmin([float(line["value"]) for line in lines])  # some may have been dropped
+    assert best["placement"] in [line["placement"] for line in lines if line["value"] == best["cost"]]
+    assert "holds the state of a training already" in train_tiny(*stages).stderr
+    Path("run/state.safetensors").unlink()  # as if it had been killed before the first state was kept
+    again = json.loads(train_tiny(*stages, "--resume", "--json", "--no-cache").stdout)
+    assert again["stage_results"] == data["stage_results"]
+    assert {name: Path("run", name).read_bytes() for name in files} == files
+
+
+def test_devices_that_are_only_described_measure_nothing(cli: Any, tiny: Path) -> None:
+    Path("cluster.yaml").write_text(DESCRIBED)
+    result = cli(
+        "train", "placeto", "--model", tiny, "--devices", "cluster.yaml", "-o", "x", "--stage", "reinforce:cost=measured"
+    )
+    assert result.exit_code == 2, result.stderr
+    assert "Devices that are only described run nothing, so there is nothing to measure" in result.stderr
+
+
+def test_a_tensor_program_is_a_model_by_its_name(cli: Any, cores: Sequence[str]) -> None:
+    def train(model: str) -> Any:
+        on = ("--model", model, "--devices", ",".join(cores), "--stage", "reinforce:updates=1,problems=1")
+        return cli("train", f"placeto:devices={len(cores)},rounds=1", *on, "-o", "out.safetensors", "--json")
+
+    result = train("chain-mm:shards=2,size=32")
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["problems"]["source"] == "chain-mm:shards=2,size=32"
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((), "Give either --problems or --model"),
+        (("--model", "nowhere.onnx", "--held-out", "1"), "leave out --held-out and --evaluate-on"),
+        (("--model", "nowhere.onnx"), "nowhere.onnx"),
+    ],
+)
+def test_a_model_that_cannot_be_trained_on_is_an_error_in_a_sentence(cli: Any, args: tuple[str, ...], message: str) -> None:
+    result = cli("train", AGENT, "-o", "out.safetensors", *args)
+    assert result.exit_code in (1, 2)
+    assert result.stderr.startswith("error: ")
+    assert message in result.stderr
 
 
 @pytest.mark.parametrize(
