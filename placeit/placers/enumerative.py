@@ -33,7 +33,8 @@ class Enumerative:
     Differs from the paper, where there are as many shards as devices: of ``n`` ops a device gets ``n / D`` at most, rounded up
     (more where other devices cannot run them). Branches of the enumeration that can be no better are left out, which changes
     nothing; after ``limit`` steps it ends with the best so far. A tensor that an op placed before has brought to a device costs
-    nothing more there. Equal sums go to the devices with the least work so far.
+    nothing more there. Equal sums go to the devices with the least work so far. Ops are also spread over devices that conflict,
+    which is of no use there.
     """
 
     limit: int = option(200_000, "steps of the enumeration for one set of shards", least=1, most=10**9)

@@ -180,6 +180,17 @@ def test_the_estimate_of_an_episode_in_order_of_priority_is_a_schedule_that_the_
         np.testing.assert_allclose(kept.finish, state.finish[0], rtol=1e-12)
 
 
+def test_a_device_waits_for_what_conflicts_with_it() -> None:
+    like = diamond()
+    arrays = (like.compute, like.edges, like.edge_bytes, like.bandwidth, like.latency)
+    problem = Problem.from_arrays(*arrays, conflicts=[[False, True], [True, False]])
+    state = EpisodeState(problem, 1)
+    state.place([0], [0])
+    state.place([2], [0])
+    assert state.features([1])[0, :, 4].tolist() == [6, 6]  # rather than 1 + 4 on the other device
+    assert state.features([1])[0, :, 0].tolist() == [6, 0]
+
+
 def test_devices_without_room_for_the_weights_are_not_able() -> None:
     like = diamond()
     problem = Problem.from_arrays(

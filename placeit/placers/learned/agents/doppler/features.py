@@ -142,8 +142,9 @@ def device_sums(embeddings: Tensor, placement: NDArray[np.int32], devices: int) 
 class EpisodeState:
     """How far episodes on one problem have come: what is placed where, and when it would run by a list scheduler's estimate.
 
-    An op starts when the ops that its device was given before have ended and its inputs have arrived over links without
-    contention, as in :class:`placeit.placers.critical_path.CriticalPath`: the device of the least earliest start is its choice.
+    An op starts when the ops that its device, and those that conflict with it, were given before have ended and its inputs have
+    arrived over links without contention, as in :class:`placeit.placers.critical_path.CriticalPath`: the device of the least
+    earliest start is its choice.
 
     Args:
         problem: the problem.
@@ -155,7 +156,7 @@ class EpisodeState:
         start: ``float64[B, V]``, seconds, of ops that are placed.
         finish: ``float64[B, V]``, seconds.
         load: ``float64[B, D]``, seconds of all ops on a device.
-        free: ``float64[B, D]``, when a device has ended what it was given.
+        free: ``float64[B, D]``, when a device, and those that conflict with it, have ended what they were given.
         used: ``float64[B, D]``, bytes of weights on a device.
     """
 
@@ -169,7 +170,7 @@ class EpisodeState:
         self.start, self.finish = np.zeros((episodes, ops)), np.zeros((episodes, ops))
         self.load, self.free, self.used = (np.zeros((episodes, devices)) for _ in range(3))
         # copies can be written to: to numba a read-only array is another type, to be compiled for again
-        self._compute, self._edges = problem.compute.copy(), problem.edges.copy()
+        self._compute, self._edges, self._conflicts = problem.compute.copy(), problem.edges.copy(), problem.conflicts.copy()
         self._into = (into.ptr.copy(), into.edge.copy())
         self._out = (out.ptr.copy(), out.edge.copy())
         self._moving = tuple(array.copy() for array in (problem.edge_bytes, problem.bandwidth, problem.latency, problem.cut))
@@ -223,7 +224,7 @@ class EpisodeState:
             names = (self.problem.op_names[chosen[b]], self.problem.device_names[on[b]])
             raise PlacementError(f"Op '{names[0]}' cannot run on {names[1]}.")
         at = (self.placement, self.candidates, self._waiting, self.start, self.finish, self.load, self.free)
-        _place(chosen, on, *at, self._compute, self._edges, *self._into, *self._out, *self._moving)
+        _place(chosen, on, *at, self._conflicts, self._compute, self._edges, *self._into, *self._out, *self._moving)
         self.used[np.arange(len(self)), on] += self.problem.param_bytes[chosen]
 
     def _checked(self, ops: ArrayLike) -> NDArray[np.int64]:
@@ -320,6 +321,7 @@ def _place(
     finish: NDArray[np.float64],
     load: NDArray[np.float64],
     free: NDArray[np.float64],
+    conflicts: NDArray[np.bool_],
     compute: NDArray[np.float64],
     edges: NDArray[np.int32],
     ptr: NDArray[np.int32],
@@ -340,6 +342,9 @@ def _place(
         placement[b, v] = d
         candidates[b, v] = False
         free[b, d] = finish[b, v]
+        for other in range(len(conflicts)):
+            if conflicts[d, other]:
+                free[b, other] = max(free[b, other], finish[b, v])
         load[b, d] += compute[v, d]
         for k in range(out_ptr[v], out_ptr[v + 1]):
             w = edges[out_edges[k], 1]
