@@ -111,6 +111,11 @@ class Model(ABC):
     def random_inputs(self, seed: int = 0) -> dict[str, NDArray[np.generic]]:
         """Draw inputs that are valid for the model, by input name."""
 
+    @property
+    def settable(self) -> dict[str, TensorSpec]:
+        """Return what values can be given for, by name: the inputs, or what a model without inputs computes with."""
+        return {spec.name: spec for spec in self.inputs}
+
     def with_inputs(self, inputs: Arrays) -> Self:
         """Return the model with given inputs, which measurements and checks then use instead of random ones.
 
@@ -120,7 +125,7 @@ class Model(ABC):
         Raises:
             UsageError: an input is missing, unknown, or has another shape or type than the model wants.
         """
-        checked = checked_inputs(inputs, {spec.name: spec for spec in self.inputs})
+        checked = checked_inputs(inputs, self.settable)
         return replace(self, given={name: np.array(value, order="C") for name, value in checked.items()})
 
     def sample_inputs(self, seed: int = 0) -> Arrays:

@@ -144,7 +144,7 @@ class SessionOptions(GroupOptions):
 
     def arrays(self, model: Model) -> dict[str, NDArray[np.generic]] | None:
         """Read the inputs of a model; None if there are none. Raises FileError, UsageError."""
-        return None if self.inputs is None else read_tensors(self.inputs, {spec.name: spec for spec in model.inputs})
+        return None if self.inputs is None else read_tensors(self.inputs, model.settable)
 
     def session(self, cluster: Cluster | None = None) -> Session:
         """Open the model on a cluster, or on the devices of the command line."""

@@ -54,6 +54,22 @@ def test_a_program_is_optimized_run_and_compared(cli: Any, cores: Sequence[str],
         assert json.loads(result.stdout)["model"] == FFNN
 
 
+def test_inputs_of_a_program_can_be_given(cli: Any, cores: Sequence[str], tmp_path: Path) -> None:
+    values = {name: np.full((4, 4), number, np.float32) for number, name in enumerate("ABCDE")}
+    np.savez(tmp_path / "x.npz", **values)  # type: ignore[arg-type]
+    placement = tmp_path / "placement.json"
+    given = ("--inputs", tmp_path / "x.npz", "--devices", cores[0])
+    found = cli("optimize", "chain-mm:size=4", *given, "--budget", 1, "--placer", "single", "-o", placement)
+    assert found.exit_code == 0, found.stderr
+    result = cli("run", "chain-mm:size=4", "-p", placement, "--runs", 1, "--outputs", tmp_path / "y.npz", *given)
+    assert result.exit_code == 0, result.stderr
+    whole = values["A"] @ values["B"] + values["C"] @ (values["D"] @ values["E"])
+    with np.load(tmp_path / "y.npz") as outputs:
+        assert sum(float(block.sum()) for block in outputs.values()) == whole.sum()
+    np.savez(tmp_path / "x.npz", A=values["A"])
+    assert "'B'" in cli("profile", "chain-mm:size=4", *given).stderr
+
+
 def test_the_default_name_of_a_placement_is_the_programs(cli: Any, cores: Sequence[str]) -> None:
     found = cli("optimize", FFNN, "--devices", cores[0], "--budget", 1, "--placer", "single")
     assert found.exit_code == 0, found.stderr

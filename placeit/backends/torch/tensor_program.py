@@ -75,6 +75,12 @@ class TensorProgram(base.Model):
         """Return nothing: the model has no inputs."""
         return {}
 
+    @property
+    def settable(self) -> dict[str, TensorSpec]:
+        """Return the inputs of the program, by name."""
+        whole = self.program.inputs.items()
+        return {name: TensorSpec(name, name, tensor.shape, dtype_name(tensor.dtype)) for name, tensor in whole}
+
     def with_inputs(self, inputs: Arrays) -> TensorProgram:
         """Return the model with other values for the program's inputs.
 
@@ -84,10 +90,7 @@ class TensorProgram(base.Model):
         Raises:
             UsageError: an input is missing or unknown, or has another shape or type than the program takes.
         """
-        wanted = {
-            name: TensorSpec(name, name, whole.shape, dtype_name(whole.dtype)) for name, whole in self.program.inputs.items()
-        }
-        given = {name: np.array(value, order="C") for name, value in checked_inputs(inputs, wanted).items()}
+        given = {name: np.array(value, order="C") for name, value in checked_inputs(inputs, self.settable).items()}
         return replace(self, given=given, values={name: torch.from_numpy(value) for name, value in given.items()})
 
     def sample_inputs(self, seed: int = 0) -> Arrays:
