@@ -108,8 +108,9 @@ def test_where_everything_fails_the_error_says_why_each_did(cache: Cache, monkey
     broken(monkeypatch, "opening", lambda plan: True)
     with pytest.raises(ExecutionError, match=r"^Every placement of inception-like on fast, slow failed. ") as caught:
         optimize(inception_like(), PAIR, placers="heft", budget=BUDGET_S, cache=cache)
-    for name in ("fast", "slow", "heft"):
+    for name in ("fast", "slow"):
         assert f"{name}: {NO_ROOM}" in str(caught.value)
+    assert str(caught.value).count(NO_ROOM) > 2  # splits, whoever found them
 
 
 def test_a_placer_that_finds_nothing_is_listed_with_its_reason(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +122,7 @@ def test_a_placer_that_finds_nothing_is_listed_with_its_reason(cache: Cache, mon
     (lost,) = found.unplanned
     assert vars(lost) == {"name": "heft", "placer": "heft", "failed": "Nothing fits anywhere."}
     assert as_json.optimized(found)["unplanned"] == [{"name": lost.name, "placer": lost.placer, "failed": lost.failed}]
-    assert {"fast", "slow"} < {candidate.name for candidate in found.candidates}
+    assert {"fast", "slow"} <= {candidate.name for candidate in found.candidates}
 
 
 # --- a device that answers fast and wrong
