@@ -284,7 +284,12 @@ def test_failures_reach_who_waits_and_the_next_run_is_right(bench: Callable[...,
     """Of one request, and of several at once; other executors on the same devices do not notice."""
     made = bench(lanes)
     stop = threading.Event()
-    with beside(lambda: all(iter(lambda: stop.is_set() or None, True)) if busy else None):  # holds the interpreter's lock
+
+    def compute() -> None:
+        while busy and not stop.is_set():  # and take the interpreter's lock
+            pass
+
+    with beside(compute):
         try:
             with made.executor(requests=3) as executor, made.executor() as other:
                 for trial in range(4):
