@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from placeit.core.errors import ProblemError, UsageError
-from placeit.core.problem import Problem
+from placeit.core.problem import CostFunction, Problem
 from placeit.optimizer.measured_cost import MeasuredCost
 from placeit.placers.learned.agent import ProblemInstance
 from placeit.placers.learned.training.sources import Source, draw_from
 from placeit.placers.learned.training.stages import MEASURED, CostFactory
+from placeit.placers.learned.training.valuing import dropping
 from placeit.session import Session
 from placeit.simulator.simulate import SimulatedCost
 
@@ -49,7 +50,8 @@ def session_source(session: Session, problem: Problem | None = None) -> Source:
 def measured_costs(session: Session, *, journal: Path | None = None, seed: int = 0) -> Mapping[str, CostFactory]:
     """Return what :func:`placeit.placers.learned.training.loop.train` takes as ``costs`` to measure a session's placements.
 
-    Nothing is measured, and no file read, before a stage asks for it.
+    Nothing is measured, and no file read, before a stage asks for it. A placement for which devices turn out to have no room is
+    left out, as one that failed.
 
     Args:
         session: on real devices, profiled; it stays open while this is used.
@@ -65,7 +67,7 @@ def measured_costs(session: Session, *, journal: Path | None = None, seed: int =
         )
 
     @functools.cache
-    def cost() -> MeasuredCost:
-        return MeasuredCost(session, journal=journal, seed=seed)
+    def cost() -> CostFunction:
+        return dropping(MeasuredCost(session, journal=journal, seed=seed))
 
     return {MEASURED: lambda instance: cost()}  # noqa: ARG005

@@ -132,7 +132,7 @@ def test_what_cannot_be_trained_is_an_error_in_a_sentence(train: Any, args: tupl
 
 
 def test_an_unknown_agent_or_source_is_an_error_that_lists_the_known_ones(cli: Any, train: Any) -> None:
-    assert "the agents are giph, hdp, placeto" in train(agent="girafe").stderr
+    assert "the agents are doppler, giph, hdp, placeto" in train(agent="girafe").stderr
     result = cli("train", AGENT, "--problems", "multiple", "-o", "out.safetensors")
     assert result.exit_code == 2
     assert "no problems 'multiple'" in result.stderr

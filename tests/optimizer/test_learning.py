@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from small_models import random_model
 
 from placeit.core.errors import UsageError
@@ -60,9 +61,14 @@ def test_placements_are_measured_by_one_cost_function_that_is_made_when_it_is_ne
             assert of is session
             made.append(options)
 
+        def __call__(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
+            return np.array([1.5, np.inf, np.nan])[: len(placements)]
+
     monkeypatch.setattr(learning, "MeasuredCost", Measuring)
     (instance,) = session_source(session).held_out
     factory = measured_costs(session, journal=tmp_path / "runs.jsonl", seed=3)["measured"]
     assert made == []
     assert factory(instance) is factory(instance)
     assert made == [{"journal": tmp_path / "runs.jsonl", "seed": 3}]
+    costs = factory(instance)(np.zeros((3, len(instance.problem)), np.int32))
+    assert costs.tolist() == pytest.approx([1.5, np.nan, np.nan], nan_ok=True)  # no room is no reason to end a training
