@@ -234,15 +234,20 @@ def test_every_run_of_random_plans_is_ordered_and_right():
 
 @pytest.mark.parametrize("seed", [2, 3, 10])
 def test_leaving_out_any_one_wait_of_the_host_is_found(seed):
-    """That for the end of each segment whose outputs a link moves, and those for both copies of each hand-over."""
+    """That for the end of each segment whose outputs a link moves, and those for both copies of each hand-over.
+
+    Threads are real: a link may by chance be told of a later end of the same stream before it comes to a tensor. Then nothing
+    is wrong in that run, so a fault is looked for in a few.
+    """
     whole = run_paced(seed, ops=7, devices=3)
     assert whole.accelerator.order.faults == []
     left_out = 0
     for segment in whole.moved:
-        assert run_paced(seed, ops=7, devices=3, segment=segment).accelerator.order.faults, segment
+        assert any(run_paced(seed, ops=7, devices=3, segment=segment).accelerator.order.faults for _ in range(6)), segment
         left_out += 1
     for name, waits in whole.waits.items():
         for number in range(waits):
-            assert run_paced(seed, ops=7, devices=3, wait=(name, number)).accelerator.order.faults, (name, number)
+            left = name, number
+            assert any(run_paced(seed, ops=7, devices=3, wait=left).accelerator.order.faults for _ in range(6)), left
             left_out += 1
     assert left_out > 3
