@@ -56,7 +56,10 @@ patience, cost (simulated, measured), seconds, epochs and reward_to_go.
 
 def train(
     agent: Annotated[
-        str, typer.Argument(metavar="AGENT[:OPTION=VALUE,...]", help="giph, placeto, hdp or a plug-in's.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="AGENT[:OPTION=VALUE,...]", help="doppler, giph, hdp, placeto or a plug-in's.", show_default=False
+        ),
     ],
     *,
     problems: Annotated[
