@@ -63,7 +63,8 @@ def test_a_placement_on_a_plugins_device_and_a_core_is_run(
 ) -> None:
     placed = place_on(["sleep:0", CORE])
     report = placeit("run", tiny, "--placement", placed, "--devices", f"sleep:0,{CORE}", "--runs", "3")
-    assert report["utilization"].keys() == {"sleep:0", CORE}
+    there, back = f"{CORE} -> sleep:0", f"sleep:0 -> {CORE}"  # its own cable
+    assert report["utilization"].keys() == {"sleep:0", CORE, there, back}
     assert report["latency_s"]["median"] > 0.001
     assert report["output_error"]["max_rel"] < 1e-3
 

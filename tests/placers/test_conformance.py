@@ -46,6 +46,11 @@ class TestHdp(PlacerConformance):
     placer = "hdp:updates=10,hidden=16"
 
 
+@pytest.mark.slow
+class TestDoppler(PlacerConformance):
+    placer = "doppler:imitation=2,updates=3,episodes=4,samples=8"
+
+
 class TestHeft(PlacerConformance):
     placer = "heft"
 
