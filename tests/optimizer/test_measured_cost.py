@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -401,44 +402,68 @@ def test_a_journal_is_taken_over_and_nothing_in_it_is_run_again(session: Session
 
 
 def test_a_process_that_is_killed_loses_at_most_the_batch_that_it_was_at(session: Session, tmp_path: Path) -> None:
-    (tmp_path / "costs").write_bytes(pickle.dumps(session.costs))  # of which plans are made, so that they are the same ones
-    code = "import test_measured_cost as t, sys; t.measure_for_ever(*sys.argv[1:])"
-    folders = [str(Path(__file__).parent), str(Path(__file__).parent.parent), *sys.path]
-    command = [sys.executable, "-c", code, str(tmp_path / "j.jsonl"), str(tmp_path / "costs")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}
+    journal, costs, known = (str(tmp_path / name) for name in ("j.jsonl", "costs", "known"))
+    Path(costs).write_bytes(pickle.dumps(session.costs))  # of which plans are made, so that they are the same ones
     said: dict[bytes, float] = {}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as child:
+
+    def hear(line: str) -> None:
+        row, value = line.split()
+        said[bytes.fromhex(row)] = float(value)
+
+    with _another_process("measure_for_ever", journal, costs) as child:
         assert child.stdout is not None
         for line in child.stdout:
-            row, value = line.split()
-            said[bytes.fromhex(row)] = float(value)
+            hear(line)
             if len(said) == 12:
                 time.sleep(float(np.random.default_rng().uniform(0, 0.2)))
                 break
         os.kill(child.pid, signal.SIGKILL)
         for line in child.stdout:  # what it had said before it ended, but for a line that is not whole
             if line.endswith("\n"):
-                row, value = line.split()
-                said[bytes.fromhex(row)] = float(value)
-    cost = MeasuredCost(session, hopeless=None, journal=tmp_path / "j.jsonl")
-    rows = np.stack([np.frombuffer(row, np.int32) for row in said])
-    np.testing.assert_allclose(cost(rows), list(said.values()), rtol=1e-12)
-    assert cost.samples == 0
+                hear(line)
+    Path(known).write_bytes(pickle.dumps(said))
+    with _another_process("value_again", journal, costs, known) as child:
+        assert child.stdout is not None
+        assert child.stdout.read() == "the same, of 0 samples\n"
 
 
-def measure_for_ever(journal: str, costs: str) -> None:
-    """Say what each of many placements takes, after it was measured; for a process that is to be killed."""
+def _another_process(function: str, *args: str) -> subprocess.Popen[str]:
+    """Run a function of this module in a process that has done nothing before: OpenVINO numbers what it makes."""
+    code = f"import test_measured_cost as t, sys; t.{function}(*sys.argv[1:])"
+    folders = [str(Path(__file__).parent), str(Path(__file__).parent.parent), *sys.path]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}
+    return subprocess.Popen([sys.executable, "-c", code, *args], env=environment, stdout=subprocess.PIPE, text=True)
+
+
+@contextlib.contextmanager
+def _in_another_process(costs: str) -> Iterator[Session]:
     with pytest.MonkeyPatch.context() as patch:
         virtual(patch)
         truth.append(known_truth())
         with opened(None) as session:
             session._costs = pickle.loads(Path(costs).read_bytes())
-            cost = MeasuredCost(session, hopeless=None, journal=journal)
-            for seed in range(10_000):
-                rows = placements(session, 3, seed)
-                for row, value in zip(rows, cost(rows), strict=True):
-                    sys.stdout.write(f"{row.tobytes().hex()} {float(value)!r}\n")
-                    sys.stdout.flush()
+            yield session
+
+
+def measure_for_ever(journal: str, costs: str) -> None:
+    """Say what each of many placements takes, after it was measured; for a process that is to be killed."""
+    with _in_another_process(costs) as session:
+        cost = MeasuredCost(session, hopeless=None, journal=journal)
+        for seed in range(10_000):
+            rows = placements(session, 3, seed)
+            for row, value in zip(rows, cost(rows), strict=True):
+                sys.stdout.write(f"{row.tobytes().hex()} {float(value)!r}\n")
+                sys.stdout.flush()
+
+
+def value_again(journal: str, costs: str, known: str) -> None:
+    """Say whether the journal has what was said of placements, and how much had to be measured."""
+    said = pickle.loads(Path(known).read_bytes())
+    with _in_another_process(costs) as session:
+        cost = MeasuredCost(session, hopeless=None, journal=journal)
+        values = cost(np.stack([np.frombuffer(row, np.int32) for row in said]))
+        same = np.allclose(values, list(said.values()), rtol=1e-12, atol=0)
+        sys.stdout.write(f"{'the same' if same else 'others'}, of {cost.samples} samples\n")
 
 
 @pytest.mark.parametrize("what", ["described", "not profiled", "length", "device", "rounds", "objective"])
