@@ -26,6 +26,7 @@ import onnx
 import pytest
 import torch
 from alarms import alarm
+from beside import beside
 from eager_streams import devices as streamed
 from eager_streams import run_late
 from numpy.typing import NDArray
@@ -239,26 +240,6 @@ def bench(models: dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> Iterator
             return made
 
         yield make
-
-
-@contextlib.contextmanager
-def beside(action: Callable[[], object]) -> Iterator[list[object]]:
-    """Do something on another thread meanwhile; gives a list that has its result, or error, in the end."""
-    results: list[object] = []
-
-    def do() -> None:
-        try:
-            results.append(action())
-        except BaseException as error:  # noqa: BLE001 (the test looks at it)
-            results.append(error)
-
-    thread = threading.Thread(target=do)
-    thread.start()
-    try:
-        yield results
-    finally:
-        thread.join(60)
-    assert not thread.is_alive()
 
 
 def workers() -> set[threading.Thread]:

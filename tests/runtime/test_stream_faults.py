@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from alarms import alarm
+from beside import beside
 from eager_streams import devices, run_at_once, run_late
 from test_streams import case_of, chain
 
@@ -105,26 +106,6 @@ def cores():
             assert right(case, executor.run(case.inputs()), 2)
     accelerator.close()
     assert not LOST
-
-
-@contextlib.contextmanager
-def beside(call):
-    """Do something on a thread meanwhile; gives a list that has its result, or error, in the end."""
-    results = []
-
-    def do():
-        try:
-            results.append(call())
-        except BaseException as error:  # noqa: BLE001 (the test looks at it)
-            results.append(error)
-
-    thread = threading.Thread(target=do)
-    thread.start()
-    try:
-        yield results
-    finally:
-        thread.join(60)
-    assert not thread.is_alive()
 
 
 # -- whose failure it is -----------------------------------------------------------------------------------------------
