@@ -12,7 +12,7 @@ from placeit.core.kernels import jit
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import best, is_over, option
 from placeit.placers.feasibility import fits, repair
-from placeit.placers.list_scheduling import priority_order, upward_ranks
+from placeit.placers.list_scheduling import last_arrival, priority_order, upward_ranks
 
 __all__ = ["CriticalPath"]
 
@@ -22,9 +22,8 @@ class CriticalPath:
     """Place the ready op with the longest path to an exit first, where it starts earliest; best of several runs.
 
     The baseline of DOPPLER (its sections 7 and 6, stage I), which runs it 50 times and keeps the best: runs differ in how
-    ties between ops and between devices are broken. An op is queued behind all that its device, and those
-    that conflict with it, were given before; path
-    lengths use HEFT's mean costs.
+    ties between ops and between devices are broken. An op is queued behind all that its device, and those that conflict with
+    it, were given before; path lengths use HEFT's mean costs.
     """
 
     runs: int = option(50, "randomised runs; the best result wins", least=1, most=10**5)
@@ -79,14 +78,7 @@ def _earliest_start(
         for d in range(devices):
             if compute[v, d] == np.inf:
                 continue
-            start = free[d]
-            for k in range(ptr[v], ptr[v + 1]):
-                e = in_edges[k]
-                s = placement[edges[e, 0]]
-                arrival = finish[edges[e, 0]]
-                if s != d:
-                    arrival += latency[s, d] + edge_bytes[e] / bandwidth[s, d] + cut[e, s] + cut[e, d]
-                start = max(start, arrival)
+            start = last_arrival(v, d, free[d], placement, finish, ptr, in_edges, edges, edge_bytes, bandwidth, latency, cut)
             if best < 0 or start < best_start or (start == best_start and lots[v, d] < lots[v, best]):
                 best, best_start = d, start
         placement[v] = best

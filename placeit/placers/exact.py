@@ -12,6 +12,7 @@ from placeit.core.errors import UsageError
 from placeit.core.kernels import jit
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import Incumbent, is_over, option
+from placeit.placers.list_scheduling import last_arrival
 from placeit.placers.local_search import starts
 from placeit.simulator.simulate import SimulatedCost
 
@@ -239,14 +240,7 @@ def _descend(
                         first = False
                 if not first:
                     continue
-            ready = 0.0
-            for k in range(ptr[v], ptr[v + 1]):
-                e = in_edges[k]
-                s = place[edges[e, 0]]
-                arrival = finish[edges[e, 0]]
-                if s != d:
-                    arrival += latency[s, d] + edge_bytes[e] / bandwidth[s, d] + cut[e, s] + cut[e, d]
-                ready = max(ready, arrival)
+            ready = last_arrival(v, d, 0.0, place, finish, ptr, in_edges, edges, edge_bytes, bandwidth, latency, cut)
             finish[v] = ready + compute[v, d]
             work = compute[v, d] * share[d] + rest[depth + 1]
             for other in range(devices):

@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 from placeit.core.kernels import jit
 from placeit.core.problem import Problem
 from placeit.placers.feasibility import repair
+from placeit.simulator.queues import inline
 from placeit.simulator.tables import conflict_table
 
 __all__ = [
     "ListSchedule",
     "downward_ranks",
+    "last_arrival",
     "list_schedule",
     "mean_comm",
     "mean_compute",
@@ -276,6 +278,33 @@ def _earliest_start(
     return at, count
 
 
+@inline
+def last_arrival(
+    v: int,
+    d: int,
+    ready: float,
+    placement: NDArray[np.int32],
+    finish: NDArray[np.float64],
+    ptr: NDArray[np.int32],
+    in_edges: NDArray[np.int32],
+    edges: NDArray[np.int32],
+    edge_bytes: NDArray[np.float64],
+    bandwidth: NDArray[np.float64],
+    latency: NDArray[np.float64],
+    cut: NDArray[np.float64],
+) -> float:
+    """When all inputs of op ``v`` are on device ``d``, over links without contention; not before ``ready``."""
+    for k in range(ptr[v], ptr[v + 1]):
+        e = in_edges[k]
+        u = edges[e, 0]
+        s = placement[u]
+        arrival = finish[u]
+        if s != d:
+            arrival += latency[s, d] + edge_bytes[e] / bandwidth[s, d] + cut[e, s] + cut[e, d]
+        ready = max(ready, arrival)
+    return ready
+
+
 @jit
 def _insertion_schedule(
     placement: NDArray[np.int32],
@@ -307,15 +336,7 @@ def _insertion_schedule(
             duration = compute[v, d]
             if duration == np.inf or used[d] + param_bytes[v] > memory[d]:
                 continue
-            ready = 0.0
-            for k in range(ptr[v], ptr[v + 1]):
-                e = in_edges[k]
-                u = edges[e, 0]
-                s = placement[u]
-                arrival = finish[u]
-                if s != d:
-                    arrival += latency[s, d] + edge_bytes[e] / bandwidth[s, d] + cut[e, s] + cut[e, d]
-                ready = max(ready, arrival)
+            ready = last_arrival(v, d, 0.0, placement, finish, ptr, in_edges, edges, edge_bytes, bandwidth, latency, cut)
             at, slot = _earliest_start(begin[d], end[d], count[d], ready, duration)
             if at + duration < best_finish:
                 best, best_start, best_finish, best_slot = d, at, at + duration, slot

@@ -23,7 +23,7 @@ from torch import Tensor
 from placeit.core.errors import PlacementError
 from placeit.core.kernels import jit
 from placeit.core.problem import Problem
-from placeit.placers.list_scheduling import downward_ranks, mean_comm, mean_compute, upward_ranks
+from placeit.placers.list_scheduling import downward_ranks, last_arrival, mean_comm, mean_compute, upward_ranks
 
 __all__ = [
     "DEVICE_FEATURES",
@@ -242,34 +242,6 @@ class EpisodeState:
 
 
 @jit
-def _earliest(
-    v: int,
-    d: int,
-    placement: NDArray[np.int32],
-    finish: NDArray[np.float64],
-    free: NDArray[np.float64],
-    edges: NDArray[np.int32],
-    ptr: NDArray[np.int32],
-    in_edges: NDArray[np.int32],
-    edge_bytes: NDArray[np.float64],
-    bandwidth: NDArray[np.float64],
-    latency: NDArray[np.float64],
-    cut: NDArray[np.float64],
-) -> float:
-    """When an op can start on a device in one episode."""
-    at: float = free[d]
-    for k in range(ptr[v], ptr[v + 1]):
-        e = in_edges[k]
-        u = edges[e, 0]
-        s = placement[u]
-        arrival = finish[u]
-        if s != d:
-            arrival += latency[s, d] + edge_bytes[e] / bandwidth[s, d] + cut[e, s] + cut[e, d]
-        at = max(at, arrival)
-    return at
-
-
-@jit
 def _features(
     made: NDArray[np.float64],
     ops: NDArray[np.int64],
@@ -305,8 +277,8 @@ def _features(
             made[b, d, 0] = load[b, d]
             if made[b, d, 2] == np.inf:
                 made[b, d, 2] = 0.0
-            made[b, d, 4] = _earliest(
-                v, d, placement[b], finish[b], free[b], edges, ptr, in_edges, edge_bytes, bandwidth, latency, cut
+            made[b, d, 4] = last_arrival(
+                v, d, free[b, d], placement[b], finish[b], ptr, in_edges, edges, edge_bytes, bandwidth, latency, cut
             )
 
 
@@ -335,8 +307,8 @@ def _place(
 ) -> None:
     for b in range(len(ops)):
         v, d = ops[b], devices[b]
-        start[b, v] = _earliest(
-            v, d, placement[b], finish[b], free[b], edges, ptr, in_edges, edge_bytes, bandwidth, latency, cut
+        start[b, v] = last_arrival(
+            v, d, free[b, d], placement[b], finish[b], ptr, in_edges, edges, edge_bytes, bandwidth, latency, cut
         )
         finish[b, v] = start[b, v] + compute[v, d]
         placement[b, v] = d
