@@ -8,7 +8,7 @@ import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,7 +20,18 @@ from placeit.core.files import replacing
 from placeit.placers.learned.agent import Agent
 from placeit.placers.learned.registry import agent_class, option_types
 
-__all__ = ["Checkpoint", "load_agent", "read_checkpoint", "read_safetensors", "save_agent", "weights_of", "write_safetensors"]
+__all__ = [
+    "Checkpoint",
+    "load_agent",
+    "load_policy",
+    "read_checkpoint",
+    "read_safetensors",
+    "save_agent",
+    "weights_of",
+    "write_safetensors",
+]
+
+A = TypeVar("A", bound=Agent)
 
 _FORMAT = "placeit-agent"
 _LARGEST = 1 << 31
@@ -114,6 +125,14 @@ def load_agent(path: str | Path, find: Callable[[str], type[Agent]] = agent_clas
             raise FileError(f"{path} is damaged: its weights '{name}' are not finite numbers of type {expected[name].dtype}.")
     agent.network.load_state_dict(dict(checkpoint.weights))
     agent.network.eval()
+    return agent
+
+
+def load_policy(path: str | Path, cls: type[A]) -> A:
+    """Construct the agent in a file for a placer that needs one of a class. Raises as :func:`load_agent`, also for others."""
+    agent = load_agent(path)
+    if not isinstance(agent, cls):
+        raise FileError(f"{path} holds a policy of '{agent.name}', not of '{cls.name}': use it with that placer.")
     return agent
 
 

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from placeit.core.errors import FileError
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import Incumbent, option
 from placeit.placers.learned.agent import ProblemInstance
 from placeit.placers.learned.agents.doppler.agent import DopplerAgent
+from placeit.placers.learned.checkpoint import load_policy
 from placeit.placers.learned.training.stages import Stage
 
 __all__ = ["Doppler"]
@@ -51,7 +51,7 @@ class Doppler:
             TrainingError: a cost is not finite.
         """
         found = Incumbent(cost, evaluations, deadline)
-        agent = _load(self.weights) if self.weights else self._trained(problem, found, seed)
+        agent = load_policy(self.weights, DopplerAgent) if self.weights else self._trained(problem, found, seed)
         agent.network.eval()
         found.offer(agent.greedy_placement(problem)[None])
         left = int(min(self.samples, found.left))
@@ -95,12 +95,3 @@ class Doppler:
 
 def _instance(problem: Problem, cost: CostFunction) -> ProblemInstance:
     return ProblemInstance(problem, cost, problem.critical_path or 1.0)
-
-
-def _load(path: str) -> DopplerAgent:
-    from placeit.placers.learned.checkpoint import load_agent
-
-    agent = load_agent(path)
-    if not isinstance(agent, DopplerAgent):
-        raise FileError(f"{path} holds a policy of '{agent.name}', not of 'doppler': use it with that placer.")
-    return agent

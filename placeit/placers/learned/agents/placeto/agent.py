@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import leaky_relu
 
-from placeit.core.errors import FileError, UsageError
+from placeit.core.errors import UsageError
 from placeit.core.problem import CostFunction, Problem
 from placeit.core.registry import check_size
 from placeit.placers.base import Incumbent, option
@@ -21,6 +21,7 @@ from placeit.placers.learned.agent import ProblemInstance, Trajectory
 from placeit.placers.learned.agents.choice import draw_choice, score_choice
 from placeit.placers.learned.agents.placeto.batch import FEATURES, SUMMARIES, Batch
 from placeit.placers.learned.agents.savings import savings
+from placeit.placers.learned.checkpoint import load_policy
 from placeit.placers.learned.training.stages import Draw, Stage
 
 __all__ = ["Placeto", "PlacetoAgent"]
@@ -272,7 +273,7 @@ class Placeto:
         if not 0 < self.steps_per_op < np.inf:
             raise UsageError(f"'steps_per_op' of the placer 'placeto' is {self.steps_per_op}; it must be positive and finite.")
         found = Incumbent(cost, evaluations, deadline)
-        agent = self._trained(problem, found, seed) if not self.weights else _load(self.weights)
+        agent = self._trained(problem, found, seed) if not self.weights else load_policy(self.weights, PlacetoAgent)
         rng = np.random.default_rng([seed, 1])  # training draws from the seed itself
         start = random_placements(problem, 1, rng)
         visited = agent.search([problem], [start[0]], rng, steps_per_op=self.steps_per_op)[0]
@@ -300,15 +301,6 @@ class Placeto:
         )
         train(agent, [stage], evaluate_on=(), seed=seed)
         return agent
-
-
-def _load(path: str) -> PlacetoAgent:
-    from placeit.placers.learned.checkpoint import load_agent
-
-    agent = load_agent(path)
-    if not isinstance(agent, PlacetoAgent):
-        raise FileError(f"{path} holds a policy of '{agent.name}', not of 'placeto': use it with that placer.")
-    return agent
 
 
 def _make(devices: int, seed: int) -> PlacetoAgent:
