@@ -43,6 +43,10 @@ Examples:
   placeit train placeto:devices=2 --model model.onnx --devices CPU@0,CPU@1 \\
     --folder run --output placeto.safetensors --stage reinforce \\
     --stage reinforce:cost=measured,seconds=600
+  placeit train doppler --model chain-mm:shards=4 --devices cluster.yaml \\
+    --output doppler.safetensors --stage imitation:teacher=critical-path \\
+    --stage reinforce:cost=simulated \\
+    --stage reinforce:cost=measured,seconds=600
 
 \b
 A stage is KIND[:OPTION=VALUE,...]. Kinds are reinforce and the agent's own
@@ -50,7 +54,8 @@ methods, such as imitation. Options are updates, problems, episodes,
 learning_rate, schedule (constant, linear, cosine), final_learning_rate, clip,
 gamma, discount_steps, entropy, final_entropy, explore, final_explore, baseline
 (none, episode-mean, batch, problem, moving), normalize, evaluate_every,
-patience, cost (simulated, measured), seconds, epochs and reward_to_go.
+patience, cost (simulated, measured), seconds, epochs, reward_to_go and teacher
+(of doppler's imitation: critical-path, heft).
 """
 
 
@@ -123,7 +128,7 @@ def train(
     from placeit.placers.learned.checkpoint import save_agent
     from placeit.placers.learned.registry import parse_agent
     from placeit.placers.learned.training.loop import train as run
-    from placeit.placers.learned.training.stages import default_stages, parse_stage, scale_updates
+    from placeit.placers.learned.training.stages import check_stages, default_stages, parse_stage, scale_updates
     from placeit.placers.learned.training.state import check_folder
 
     def draw(rng: np.random.Generator, count: int, progress: float) -> Sequence[ProblemInstance]:
@@ -133,6 +138,7 @@ def train(
     stages = [parse_stage(one, draw) for one in stage] if stage else default_stages(learner, draw)
     if updates is not None:
         stages = scale_updates(stages, updates)
+    check_stages(learner, stages)  # before anything is profiled
     with keep_freed_memory(), terminal.progress() as progress, contextlib.ExitStack() as stack:
         if problems is None:
             check_folder(folder, resume=resume)  # before anything is measured

@@ -202,6 +202,20 @@ def test_a_tensor_program_is_a_model_by_its_name(cli: Any, cores: Sequence[str])
     assert json.loads(result.stdout)["problems"]["source"] == "chain-mm:shards=2,size=32"
 
 
+def test_doppler_learns_from_a_teacher_by_simulation_and_by_measuring(cli: Any, cores: Sequence[str]) -> None:
+    devices = "".join(f"  d{n}: {{runs_on: {core}}}\n" for n, core in enumerate(cores))
+    Path("cluster.yaml").write_text(f"devices:\n{devices}")
+    on = ("--model", "chain-mm:shards=2,size=32", "--devices", "cluster.yaml", "--output", "doppler.safetensors")
+    stages = ("imitation:teacher=critical-path", "reinforce:cost=simulated", "reinforce:cost=measured,seconds=600")
+    short = [word for one in stages for word in ("--stage", f"{one},updates=1,problems=1")]
+    result = cli("train", "doppler", *on, *short, "--json")
+    assert result.exit_code == 0, result.stderr
+    assert [one["teacher"] for one in json.loads(result.stdout)["stages"]] == ["critical-path", None, None]
+    missing = cli("train", "doppler", "--model", "nowhere.onnx", "-o", "x", "--stage", "imitation:teacher=socrates")
+    assert missing.exit_code == 2  # before the model is opened
+    assert "for imitation, critical-path, heft" in missing.stderr
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from placeit.core.problem import CostFunction, Problem
 
-__all__ = ["Agent", "Explorer", "ProblemInstance", "Remembering", "Trajectory"]
+__all__ = ["Agent", "Explorer", "ProblemInstance", "Remembering", "Taught", "Trajectory"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +126,23 @@ class Explorer(Protocol):
     """
 
     explore: float
+
+
+@runtime_checkable
+class Taught(Protocol):
+    """An agent that has several teachers to choose from (``Stage.teacher``).
+
+    Attributes:
+        teachers: names, by the kind of training that they are for. The first is taken where none is named.
+    """
+
+    teachers: ClassVar[Mapping[str, Sequence[str]]]
+
+    def loss(
+        self, kind: str, instances: Sequence[ProblemInstance], rng: np.random.Generator, teacher: str | None = None
+    ) -> Tensor:
+        """Return a scalar to minimise, as :meth:`Agent.loss`, by what a teacher says."""
+        ...
 
 
 @runtime_checkable

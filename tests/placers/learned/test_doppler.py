@@ -142,14 +142,12 @@ def test_a_teacher_answers_as_a_list_scheduler_in_states_that_are_not_its_own(te
 @pytest.mark.parametrize("fixed", [{}, {"select": "critical-path"}, {"place": "earliest-start"}])
 def test_an_imitator_comes_to_decide_as_its_teacher(fixed):
     problem = random_problem(12, 3, 8, everywhere=1.0)
-    one = DopplerAgent(width=16, teacher="heft", **fixed)
-    if fixed == {"place": "earliest-start"}:
-        one = DopplerAgent(width=16, **fixed)
+    one, teacher = DopplerAgent(width=16, **fixed), "critical-path" if "place" in fixed else "heft"
     state = EpisodeState(problem, 1)
     graph = Graph.of(problem)
     for _ in range(12):
-        state.place(*TEACHERS[one.teacher].decide(graph, state))
-    stage = Stage(lambda *_: [instance(problem)] * 8, 150, "imitation", learning_rate=0.01)
+        state.place(*TEACHERS[teacher].decide(graph, state))
+    stage = Stage(lambda *_: [instance(problem)] * 8, 150, "imitation", learning_rate=0.01, teacher=teacher)
     result = train(one, [stage], evaluate_on=(), seed=0)
     assert result.history[-1].loss < 0.5 * result.history[0].loss
     assert np.array_equal(one.greedy_placement(problem), state.placement[0])
@@ -189,13 +187,32 @@ def test_weights_serve_another_graph_and_other_devices(tmp_path):
         ({"select": "luck"}, "'select' of the agent 'doppler' is 'luck'"),
         ({"place": "luck"}, "'place' of the agent 'doppler' is 'luck'"),
         ({"select": "critical-path", "place": "earliest-start"}, "nothing to learn"),
-        ({"teacher": "socrates"}, "no teacher 'socrates'"),
         ({"width": 0}, "width"),
     ],
 )
 def test_options_out_of_range_are_refused(options, words):
     with pytest.raises(UsageError, match=words):
         DopplerAgent(**options)
+
+
+def test_the_teacher_of_a_stage_is_whom_it_imitates():
+    instances, one = [instance(random_problem(9, 3, 6, everywhere=1.0))], agent()
+    losses = [one.loss("imitation", instances, np.random.default_rng(0), name).item() for name in (None, *TEACHERS)]
+    assert losses[0] == losses[1] != losses[2]  # the first is the default
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"kind": "imitation", "teacher": "socrates"}, "'socrates'.*its teachers are: for imitation, critical-path, heft"),
+        ({"teacher": "heft"}, r"Stage 1 \(reinforce\) names the teacher 'heft'.*for imitation, critical-path, heft"),
+    ],
+)
+def test_a_teacher_that_there_is_not_is_an_error_that_lists_those_that_are(options, words):
+    with pytest.raises(UsageError, match=words):
+        train(agent(), [Stage(lambda *_: [], **options)], evaluate_on=(), seed=0)
+    with pytest.raises(UsageError, match="the teachers are critical-path, heft"):
+        agent().loss("imitation", [], np.random.default_rng(0), "socrates")
 
 
 def test_two_policies_of_one_kind_have_no_say_where_they_are_fixed():

@@ -5,7 +5,7 @@ import pytest
 from toy_agent import ToyAgent, draw_toys, toy
 
 from placeit.core.errors import UsageError
-from placeit.placers.learned.training.stages import Stage, default_stages, parse_stage, scale_updates
+from placeit.placers.learned.training.stages import Stage, check_stages, default_stages, parse_stage, scale_updates
 
 
 def toy_cost(instance):
@@ -29,6 +29,7 @@ def test_a_stage_is_read_from_text():
         patience=3,
     )
     assert parse_stage("reinforce", draw_toys) == Stage(draw_toys)
+    assert parse_stage("imitation:teacher=heft", draw_toys) == Stage(draw_toys, kind="imitation", teacher="heft")
     text = "reinforce:cost=measured,seconds=600,epochs=4,reward_to_go=false"
     assert parse_stage(text, draw_toys) == Stage(draw_toys, cost="measured", seconds=600.0, epochs=4, reward_to_go=False)
 
@@ -61,12 +62,17 @@ def test_updates_are_shared_out_among_stages_as_they_were():
 
 
 def test_an_agent_says_how_it_is_best_trained():
-    class Taught(ToyAgent):
+    class Planner(ToyAgent):
         def default_stages(self, draw):
             return [Stage(draw, 5, "imitation")]
 
-    assert [stage.kind for stage in default_stages(Taught(), draw_toys)] == ["imitation"]
+    assert [stage.kind for stage in default_stages(Planner(), draw_toys)] == ["imitation"]
     assert [stage.kind for stage in default_stages(toy(), draw_toys)] == ["reinforce"]
+
+
+def test_a_teacher_is_for_agents_that_have_some():
+    with pytest.raises(UsageError, match="the agent 'toy' does not have; it has none to choose from: leave 'teacher' out"):
+        check_stages(toy(), [Stage(draw_toys, kind="imitation", teacher="heft")])
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ import torch
 
 from placeit.core.errors import TrainingError, UsageError
 from placeit.core.version import __version__
-from placeit.placers.learned.agent import Agent, Explorer, ProblemInstance
+from placeit.placers.learned.agent import Agent, ProblemInstance
 from placeit.placers.learned.checkpoint import save_agent
 from placeit.placers.learned.training.journal import CostJournal
 from placeit.placers.learned.training.logs import Logs, Record
-from placeit.placers.learned.training.stages import SIMULATED, CostFactory, Draw, Stage
+from placeit.placers.learned.training.stages import SIMULATED, CostFactory, Draw, Stage, check_stages
 from placeit.placers.learned.training.state import JOURNAL, FoundPlacement, TrainingState, load_run, save_run, training_key
 from placeit.placers.learned.training.updates import update, which
 from placeit.placers.learned.training.valuing import check_costs, least, pricing, value
@@ -112,7 +112,7 @@ def train(
 
     Raises:
         UsageError: the state in the folder is of another training, or is there though ``resume`` is not asked for; a stage
-            names a cost that there is not.
+            names a cost or a teacher that there is not.
         TrainingError: a cost is infinite, or a reward, loss or gradient not finite. Files and weights stay those of the update
             before.
         FileError: the folder cannot be written to, or what is in it is damaged.
@@ -121,8 +121,7 @@ def train(
         raise UsageError("There is nothing to train: give at least one stage.")
     if save_every < 1:
         raise UsageError(f"'save_every' is {save_every}; it must be at least 1.")
-    if any(stage.explore or stage.final_explore for stage in stages) and not isinstance(agent, Explorer):
-        raise UsageError(f"The agent '{agent.name}' does not explore; leave 'explore' out of its training stages.")
+    check_stages(agent, stages)
     check_costs(stages, costs or {})
     where = None if folder is None else Path(folder)
     plan = dict(about or {})

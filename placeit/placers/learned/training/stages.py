@@ -14,10 +14,21 @@ import numpy as np
 from placeit.core.errors import UsageError
 from placeit.core.problem import CostFunction
 from placeit.core.registry import parse_options
-from placeit.placers.learned.agent import Agent, ProblemInstance
+from placeit.placers.learned.agent import Agent, Explorer, ProblemInstance, Taught
 from placeit.placers.learned.training.baselines import Baseline, find_baseline
 
-__all__ = ["MEASURED", "SIMULATED", "CostFactory", "Draw", "Stage", "Staged", "default_stages", "parse_stage", "scale_updates"]
+__all__ = [
+    "MEASURED",
+    "SIMULATED",
+    "CostFactory",
+    "Draw",
+    "Stage",
+    "Staged",
+    "check_stages",
+    "default_stages",
+    "parse_stage",
+    "scale_updates",
+]
 
 Draw: TypeAlias = Callable[[np.random.Generator, int, float], Sequence[ProblemInstance]]
 """``draw(rng, count, progress) -> instances`` to learn from; ``progress`` is the share of the stage that is done, in [0, 1).
@@ -53,6 +64,8 @@ class Stage:
         seconds: wall time after which the stage ends, whatever its number of updates; None for no limit. The update under way
             and the last evaluation are completed. What schedules go by is updates.
         kind: ``reinforce``, or a way that the agent's ``loss`` knows, such as ``imitation``.
+        teacher: whom to imitate, one of the agent's ``teachers`` for this kind
+            (:class:`placeit.placers.learned.agent.Taught`); None for the first of them.
         cost: what placements are valued by in training and in evaluation: ``simulated``, the instances' own cost functions; a
             name of those that training is given, such as ``measured``; or a function that makes the cost function of an
             instance. What is not simulated is kept in a journal, and looked up where it is needed again.
@@ -105,6 +118,7 @@ class Stage:
     seconds: float | None = None
     epochs: int = 1
     reward_to_go: bool = True
+    teacher: str | None = None
 
     def __post_init__(self) -> None:
         for name, most in _MOST.items():
@@ -183,6 +197,22 @@ def default_stages(agent: Agent, draw: Draw) -> Sequence[Stage]:
     if isinstance(agent, Staged):
         return agent.default_stages(draw)
     return [Stage(draw, learning_rate=3e-3, schedule="cosine", final_learning_rate=3e-4)]
+
+
+def check_stages(agent: Agent, stages: Sequence[Stage]) -> None:
+    """Raise UsageError if a stage asks an agent for what it does not have: exploration, or a teacher."""
+    teachers = agent.teachers if isinstance(agent, Taught) else {}
+    for number, stage in enumerate(stages, 1):
+        if (stage.explore or stage.final_explore) and not isinstance(agent, Explorer):
+            raise UsageError(f"The agent '{agent.name}' does not explore; leave 'explore' out of its training stages.")
+        if stage.teacher is None or stage.teacher in teachers.get(stage.kind, ()):
+            continue
+        listed = "; ".join(f"for {kind}, {', '.join(names)}" for kind, names in teachers.items())
+        known = f"its teachers are: {listed}" if listed else "it has none to choose from: leave 'teacher' out"
+        raise UsageError(
+            f"Stage {number} ({stage.kind}) names the teacher '{stage.teacher}', which the agent '{agent.name}' does not have; "
+            f"{known}."
+        )
 
 
 def scale_updates(stages: Sequence[Stage], updates: int) -> list[Stage]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from placeit.core.errors import TrainingError
-from placeit.placers.learned.agent import Agent, Explorer, ProblemInstance, Trajectory
+from placeit.placers.learned.agent import Agent, Explorer, ProblemInstance, Taught, Trajectory
 from placeit.placers.learned.checkpoint import weights_of
 from placeit.placers.learned.training.baselines import Episodes, find_baseline, returns
 from placeit.placers.learned.training.stages import Stage
@@ -64,7 +64,7 @@ def update(agent: Agent, stage: Stage, drawn: Sequence[ProblemInstance], run: Tr
             return figures
         differentiate = functools.partial(_policy_gradient, agent, lesson, stage.entropy_at(progress))
     else:
-        figures, differentiate = {}, functools.partial(_own_loss, agent, stage.kind, instances, run)
+        figures, differentiate = {}, functools.partial(_own_loss, agent, stage, instances, run)
     before = weights_of(agent) if stage.epochs > 1 else None
     for _ in range(stage.epochs):
         run.optimizer.zero_grad(set_to_none=True)
@@ -157,8 +157,11 @@ def _policy_gradient(agent: Agent, lesson: _Lesson, weight: float) -> dict[str, 
     return {"loss": loss, "entropy": entropy}
 
 
-def _own_loss(agent: Agent, kind: str, instances: Sequence[ProblemInstance], run: TrainingState) -> dict[str, float]:
-    loss = agent.loss(kind, instances, run.rng)
+def _own_loss(agent: Agent, stage: Stage, instances: Sequence[ProblemInstance], run: TrainingState) -> dict[str, float]:
+    if isinstance(agent, Taught):
+        loss = agent.loss(stage.kind, instances, run.rng, stage.teacher)
+    else:
+        loss = agent.loss(stage.kind, instances, run.rng)
     _differentiate(loss)
     return {"loss": float(loss.detach())}
 

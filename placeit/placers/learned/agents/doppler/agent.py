@@ -21,7 +21,7 @@ from placeit.placers.learned.agents.choice import draw_choice, score_choice
 from placeit.placers.learned.agents.doppler.features import EpisodeState
 from placeit.placers.learned.agents.doppler.graph import DEVICE_INPUTS, Graph, allowed
 from placeit.placers.learned.agents.doppler.networks import Network
-from placeit.placers.learned.agents.doppler.teachers import Teacher, earliest, find_teacher, longest_to_exit
+from placeit.placers.learned.agents.doppler.teachers import TEACHERS, Teacher, earliest, find_teacher, longest_to_exit
 from placeit.placers.learned.training.stages import Draw, Stage
 
 __all__ = ["DopplerAgent"]
@@ -90,9 +90,9 @@ class DopplerAgent:
         select: ``learned``, or ``critical-path``: the op with the longest path to an exit (DOPPLER-PLC in the paper).
         place: ``learned``, or ``earliest-start``: the device where the op can start first (DOPPLER-SEL).
         greedy: whether episodes that are learned from take the likeliest answer unless they explore.
-        teacher: whom ``imitation`` learns from (:data:`placeit.placers.learned.agents.doppler.teachers.TEACHERS`).
 
     Attributes:
+        teachers: whom ``imitation`` may learn from (:data:`placeit.placers.learned.agents.doppler.teachers.TEACHERS`).
         explore: how often episodes that are learned from take any answer.
 
     Raises:
@@ -101,16 +101,11 @@ class DopplerAgent:
 
     name: ClassVar[str] = "doppler"
     version: ClassVar[int] = 1
+    teachers: ClassVar[Mapping[str, Sequence[str]]] = {"imitation": tuple(TEACHERS)}
     network: nn.Module
 
     def __init__(
-        self,
-        width: int = 32,
-        rounds: int = 2,
-        select: str = "learned",
-        place: str = "learned",
-        greedy: bool = False,
-        teacher: str = "critical-path",
+        self, width: int = 32, rounds: int = 2, select: str = "learned", place: str = "learned", greedy: bool = False
     ) -> None:
         for option, value in (("width", width), ("rounds", rounds)):
             check_size("agent", "doppler", option, value, 1, _MOST[option])
@@ -119,16 +114,15 @@ class DopplerAgent:
                 raise UsageError(f"'{option}' of the agent 'doppler' is '{given}'; it must be 'learned' or '{fixed}'.")
         if select != "learned" and place != "learned":
             raise UsageError("The agent 'doppler' has nothing to learn with both 'select' and 'place' fixed.")
-        find_teacher(teacher)
         self.width, self.rounds, self.select, self.place = width, rounds, select, place
-        self.greedy, self.teacher, self.explore = greedy, teacher, 0.0
+        self.greedy, self.explore = greedy, 0.0
         self.network = self._network = Network(width, rounds)
         self._graphs: weakref.WeakKeyDictionary[Problem, Graph] = weakref.WeakKeyDictionary()
 
     @property
     def config(self) -> Mapping[str, bool | int | float | str]:
         """Arguments that make an agent of the same shape."""
-        return {name: getattr(self, name) for name in ("width", "rounds", "select", "place", "greedy", "teacher")}
+        return {name: getattr(self, name) for name in ("width", "rounds", "select", "place", "greedy")}
 
     def default_stages(self, draw: Draw) -> list[Stage]:
         """Imitation, then REINFORCE; the paper's third stage is the second one with measured costs."""
@@ -168,20 +162,23 @@ class DopplerAgent:
                 at = np.repeat(np.arange(steps.start, steps.stop), len(one.rows))
                 yield at, np.tile(one.rows, len(at) // len(one.rows)), log.flatten(), entropy.flatten()
 
-    def loss(self, kind: str, instances: Sequence[ProblemInstance], rng: np.random.Generator) -> Tensor:
+    def loss(
+        self, kind: str, instances: Sequence[ProblemInstance], rng: np.random.Generator, teacher: str | None = None
+    ) -> Tensor:
         """Return the loss of ``imitation``: the policy acts, and the teacher's answer is what it should have been.
 
         DOPPLER, Appendix J: the mean over decisions of minus the log-probabilities of the teacher's op, and of its device for
         that op, in the state that the policy is in.
 
         Raises:
-            UsageError: another kind.
+            UsageError: another kind, or there is no such teacher.
         """
         if kind != "imitation":
             raise UsageError(f"The agent 'doppler' has no training '{kind}'; it has reinforce and imitation.")
+        answering = find_teacher(teacher or self.teachers[kind][0])
         total, count = torch.zeros(()), 0
         for graph, rows in self._grouped(instances):
-            one = self._play(graph, rows, rng, find_teacher(self.teacher))
+            one = self._play(graph, rows, rng, answering)
             assert one.taught is not None  # noqa: S101
             for steps in _parts(one):
                 log, _ = self._scored(one, one.taught, steps)

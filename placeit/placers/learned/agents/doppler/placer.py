@@ -65,7 +65,7 @@ class Doppler:
 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed % 2**63)
-            agent = DopplerAgent(teacher=self.teacher)
+            agent = DopplerAgent()
         instance = _instance(problem, found.offer)
 
         def draw(rng: np.random.Generator, count: int, progress: float) -> list[ProblemInstance]:  # noqa: ARG001
@@ -84,6 +84,7 @@ class Doppler:
                 gamma=1.0,
                 entropy=0.01,
                 final_entropy=0.0,
+                teacher=self.teacher if kind == "imitation" else None,
             )
             for kind, updates in kinds.items()
             if updates
