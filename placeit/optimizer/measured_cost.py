@@ -19,7 +19,7 @@ from placeit.optimizer.journal import open_journal
 from placeit.optimizer.races import Races
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.costs import Progress
-from placeit.runtime.budget import HOPELESS
+from placeit.runtime.budget import CHECKS, HOPELESS
 from placeit.runtime.measure import Measurement, Ratio, faster
 from placeit.session import Session
 from placeit.simulator.objectives import get_objective
@@ -136,6 +136,7 @@ class MeasuredCost:
         self._shared = not runtime.transports and len({device.space for device in runtime.devices}) == 1
         self._names: dict[bytes | frozenset[tuple[int, tuple[int, ...]]], str] = {}  # of candidates, by placement and by plan
         self._outcomes: dict[str, Outcome] = {}
+        self._said: set[str] = set()  # reasons that were warned of
         self._sound: set[str] = set()  # candidates that may be the incumbent: they were raced twice, or were the first
         self._estimator = 0, self._segmenter  # with calibrated costs, and of how many races they know
         if journal is not None:
@@ -153,24 +154,24 @@ class MeasuredCost:
             KeyboardInterrupt: Ctrl-C; what was measured in earlier batches is kept.
         """
         rows = self._in_range(placements)
-        names = [self._name_of(row) for row in rows]
+        names = [self._name_of(row, planned=self._races.left() > 0) for row in rows]
         waiting = list(dict.fromkeys(name for name in names if name is not None and not self._is_known(name)))
         if self._hopeless is not None:
             waiting.sort(key=self._expected)
         while waiting:
             batch: list[str] = []
-            most = self._affordable()
+            most = self._affordable(waiting)
             while waiting and len(batch) < most:
                 if not self._is_hopeless(name := waiting.pop(0)):
                     batch.append(name)
             if batch:
                 self._measure(batch)
                 self._challenge()
-            for name in waiting if most < 1 else ():
-                self._drop(name, "There was no time left.")
-            waiting = waiting if most else []
+            if most < 1:
+                self._outcomes |= {name: self._left_out(self._races.known[name].groups) for name in waiting}
+                waiting = []
         return [
-            self._infeasible(row) if name is None else replace(self._outcomes[name], devices=row)
+            self._left_out(row) if name is None else replace(self._outcomes[name], devices=row)
             for row, name in zip(rows, names, strict=True)
         ]
 
@@ -204,6 +205,15 @@ class MeasuredCost:
     def run_s(self) -> float:
         """Seconds that were spent running them: checks, warm-up, rounds."""
         return self._races.running_s
+
+    @property
+    def deadline(self) -> float:
+        """From when on nothing is measured any more, by ``time.perf_counter()``."""
+        return self._races.deadline
+
+    @deadline.setter
+    def deadline(self, deadline: float) -> None:
+        self._races.deadline = deadline
 
     def calibrated(self) -> Costs:
         """The session's costs, corrected by all that has been measured; :class:`Segmenter` makes a problem of them."""
@@ -272,14 +282,17 @@ class MeasuredCost:
             return str(error)
         return None
 
-    def _infeasible(self, row: NDArray[np.int32]) -> Outcome:
-        return Outcome(row, math.inf, "infeasible", self._refused(row))
+    def _left_out(self, row: NDArray[np.int32]) -> Outcome:
+        """What becomes of a placement that does not fit, or for which there is no time."""
+        if (why := self._refused(row)) is not None:
+            return Outcome(row, math.inf, "infeasible", why)
+        return Outcome(row, math.nan, "dropped", "There was no time left.")
 
-    def _name_of(self, row: NDArray[np.int32]) -> str | None:
-        """The candidate of a placement; None if the placement does not fit."""
+    def _name_of(self, row: NDArray[np.int32], *, planned: bool = True) -> str | None:
+        """The candidate of a placement; None if the placement does not fit, or has no plan yet and is to get none."""
         key = row.tobytes()
         if key not in self._names:
-            if self._refused(row) is not None:
+            if not planned or self._refused(row) is not None:
                 return None
             self._names[key] = self._enter(self._segmenter.plan(row), "given")
         return self._names[key]
@@ -317,10 +330,17 @@ class MeasuredCost:
             self._outcomes[name] = Outcome(self._races.known[name].groups, expected, "estimated", why)
         return hopeless
 
-    def _affordable(self) -> int:
-        """How many plans there is time for, of one batch."""
-        left, each = self._races.left(), (self.compile_s + self.run_s) / max(1, self._measured)
-        return 0 if left <= 0 else max(1, int(min(_AT_ONCE - 1, left / max(each, 1e-9))))
+    def _affordable(self, names: Sequence[str]) -> int:
+        """How many plans of one batch there is time for: at least one, as long as there is any.
+
+        Each is supposed to take what others took on average, or its simulated runs, if that is more.
+        """
+        left, average = self._races.left(), (self.compile_s + self.run_s) / max(1, self._measured)
+        if left <= 0:
+            return 0
+        runs = CHECKS + self._races.warmup + self._rounds
+        needed = np.cumsum([max(average, runs * self._races.known[name].plan.schedule.makespan) for name in names])
+        return min(_AT_ONCE - 1, max(1, int(np.searchsorted(needed, left, side="right"))))
 
     def _value(self, name: str) -> float:
         return self._outcomes[name].value
@@ -357,9 +377,10 @@ class MeasuredCost:
             bound = _BETTER * best.cost
             fresh = (one for name, one in self._races.known.items() if name in self._outcomes and name not in self._sound)
             rivals = [one for one in fresh if one.cost is not None and one.steady and one.cost < bound]
+            rivals = sorted(rivals, key=lambda one: one.cost or 0.0)[:_RIVALS]
+            rivals = rivals[: self._affordable([one.name for one in rivals])]
             if not rivals:
                 return
-            rivals = sorted(rivals, key=lambda one: one.cost or 0.0)[:_RIVALS]
             self._race(rivals, best, _MORE * self._rounds, "measuring what looks better once more")
             self._sound |= {one.name for one in rivals}
 
@@ -394,13 +415,19 @@ class MeasuredCost:
         return found
 
     def _drop(self, name: str, why: str) -> None:
-        _LOG.warning("The measurement of a placement is dropped. %s", why)
+        self._say("The measurement of a placement is dropped", why)
         self._outcomes[name] = Outcome(self._races.known[name].groups, math.nan, "dropped", why)
+
+    def _say(self, what: str, why: str) -> None:
+        """Warn of each reason once: of what becomes of a device, it is the same for many placements."""
+        _LOG.log(logging.INFO if why in self._said else logging.WARNING, "%s. %s", what, why)
+        self._said.add(why)
 
     def _conclude(self, name: str) -> None:
         """Remember what a candidate came to, as far as it is known now."""
         one = self._races.known[name]
         if one.failed is not None:
+            self._say("A placement cannot be measured", one.failed)
             self._outcomes[name] = (
                 Outcome(one.groups, math.inf, "infeasible", one.failed)
                 if one.no_room

@@ -357,6 +357,20 @@ def test_the_deadline_is_kept_and_what_was_not_measured_says_so(session: Session
     assert np.isfinite([one.value for one in found if one.source == "measured"]).all()
 
 
+def test_the_deadline_is_exceeded_by_a_plan_and_its_rival_at_most(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, begin = placements(session, 30), truth[0].now
+    slowest = max(true_seconds(session, row) for row in rows)
+    monkeypatch.setattr(Races, "left", lambda races: races.deadline - truth[0].now)
+    cost = MeasuredCost(session, hopeless=None, deadline=begin + slowest)
+    assert np.isfinite(cost(rows)).sum() == 1
+    assert truth[0].now <= begin + 2 * 7 * slowest  # a run for warming up and six that count, by the clock of these devices
+    late = truth[0].now
+    assert np.isnan(cost(rows)).sum() == 29
+    assert truth[0].now == late
+    cost.deadline = math.inf
+    assert np.isfinite(cost(rows)).all()
+
+
 def test_an_interrupt_loses_nothing_that_was_written(session: Session, tmp_path: Path) -> None:
     batches = 0
 

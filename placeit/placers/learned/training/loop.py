@@ -15,12 +15,13 @@ from placeit.core.errors import TrainingError, UsageError
 from placeit.core.version import __version__
 from placeit.placers.learned.agent import Agent, ProblemInstance
 from placeit.placers.learned.checkpoint import save_agent
+from placeit.placers.learned.training.clock import StageClock
 from placeit.placers.learned.training.journal import CostJournal
 from placeit.placers.learned.training.logs import Logs, Record
 from placeit.placers.learned.training.stages import SIMULATED, CostFactory, Draw, Stage, check_stages
 from placeit.placers.learned.training.state import JOURNAL, FoundPlacement, TrainingState, load_run, save_run, training_key
 from placeit.placers.learned.training.updates import update, which
-from placeit.placers.learned.training.valuing import check_costs, least, pricing, value
+from placeit.placers.learned.training.valuing import check_costs, factory_of, least, pricing, value
 
 if TYPE_CHECKING:
     from placeit.profiler.costs import Progress
@@ -169,14 +170,15 @@ class _Training:
         """Play a stage, from where it stands to its end."""
         run = self.run
         label = f"stage {run.stage + 1} of {len(self.stages)}: {stage.kind}"
-        priced = pricing(stage, self.costs, self.journal)
+        priced, clock = pricing(stage, self.costs, self.journal), StageClock(stage, factory_of(stage, self.costs), run.spent)
         judges = [priced(instance) for instance in self.evaluate_on]
         save_every = self.save_every if stage.cost == SIMULATED else 1
-        began = time.perf_counter() - run.spent
         if not run.records:
             self._save()  # so that there is a state to resume from before anything is measured
             if judges:
-                self._report({}, self._opening(stage, judges))
+                with clock.evaluation():
+                    figure = self._opening(stage, judges)
+                self._report({}, figure)
             self._save()
         over = False
         while not over:
@@ -184,21 +186,21 @@ class _Training:
             if self.progress is not None:
                 self.progress(label, share)
             drawn = stage.draw(run.rng, stage.problems, share)
+            clock.begin_update(judged=bool(judges))
             figures = update(self.agent, stage, [priced(one) for one in drawn], run) if drawn else {}
             run.update += bool(drawn)
             run.barren = run.barren + 1 if figures and "loss" not in figures else 0
-            run.spent = time.perf_counter() - began
-            late = stage.seconds is not None and run.spent >= stage.seconds
-            over = not drawn or run.update == stage.updates or late or run.barren == _MOST_BARREN
+            over = not drawn or run.update == stage.updates or clock.is_late or run.barren == _MOST_BARREN
             figure = None
             if judges and (over or run.update % stage.evaluate_every == 0):
-                figure = self._evaluate(judges)
+                with clock.evaluation(last=over):
+                    figure = self._evaluate(judges)
                 if figure is not None:
                     run.stale = 0 if run.is_best(figure) else run.stale + 1
                 over |= stage.patience is not None and run.stale >= stage.patience
             if figures or figure is not None:
                 self._report(figures, figure)
-            run.spent = time.perf_counter() - began
+            run.spent = clock.spent
             if not over and run.update % save_every == 0:
                 self._save()
         if self.progress is not None:

@@ -24,6 +24,7 @@ __all__ = [
     "Draw",
     "Stage",
     "Staged",
+    "Timed",
     "check_stages",
     "default_stages",
     "parse_stage",
@@ -39,6 +40,25 @@ instances than asked for; none at all ends the stage (a budget is spent).
 
 CostFactory: TypeAlias = Callable[[ProblemInstance], CostFunction]
 """Makes the cost function of an instance. A cost of NaN could not be measured; that is left out and asked for again later."""
+
+
+@runtime_checkable
+class Timed(Protocol):
+    """A :data:`CostFactory` whose costs take time, and that can be told when to end.
+
+    Attributes:
+        deadline: from when on nothing is measured any more, by ``time.perf_counter()``: what is not known by then costs NaN.
+            Training sets it: to ``inf`` in a stage without ``seconds``.
+        spare: share of a stage's ``seconds``, in [0, 1), that is to be left over for what comes after training.
+    """
+
+    deadline: float
+    spare: float
+
+    def __call__(self, instance: ProblemInstance) -> CostFunction:
+        """Return the cost function of an instance."""
+        ...
+
 
 SIMULATED, MEASURED = "simulated", "measured"
 """Costs of a stage: of the instances' own cost functions, and of runs on devices, where training is given such a cost."""
@@ -61,8 +81,9 @@ class Stage:
     Attributes:
         draw: gives the problems and their cost functions; whether these get harder, training does not know.
         updates: how often the agent plays and learns, at most.
-        seconds: wall time after which the stage ends, whatever its number of updates; None for no limit. The update under way
-            and the last evaluation are completed. What schedules go by is updates.
+        seconds: wall time after which the stage ends, whatever its number of updates; None for no limit. Costs that can be told
+            (:class:`Timed`) measure nothing after it, and what is left out is dropped. With others, the update under way and
+            the last evaluation are completed. What schedules go by is updates.
         kind: ``reinforce``, or a way that the agent's ``loss`` knows, such as ``imitation``.
         teacher: whom to imitate, one of the agent's ``teachers`` for this kind
             (:class:`placeit.placers.learned.agent.Taught`); None for the first of them.

@@ -15,7 +15,7 @@ from placeit.placers.learned.agent import ProblemInstance
 from placeit.placers.learned.training.journal import CostJournal
 from placeit.placers.learned.training.stages import MEASURED, SIMULATED, CostFactory, Stage
 
-__all__ = ["check_costs", "dropping", "least", "pricing", "value"]
+__all__ = ["check_costs", "dropping", "factory_of", "least", "pricing", "value"]
 
 _PRICED = 4096  # instances whose cost functions are kept
 
@@ -77,13 +77,20 @@ def check_costs(stages: Sequence[Stage], costs: Mapping[str, CostFactory]) -> No
             raise UsageError(f"Stage {number} is to learn from the cost '{stage.cost}', and there is only: {known}.{hint}")
 
 
+def factory_of(stage: Stage, costs: Mapping[str, CostFactory]) -> CostFactory | None:
+    """Return what makes the cost functions of a stage; None if they are the instances' own."""
+    if stage.cost == SIMULATED:
+        return None
+    return costs[stage.cost] if isinstance(stage.cost, str) else stage.cost
+
+
 def pricing(
     stage: Stage, costs: Mapping[str, CostFactory], journal: CostJournal
 ) -> Callable[[ProblemInstance], ProblemInstance]:
     """Return a function that gives instances the cost function of a stage; what is not simulated goes to the journal."""
-    if stage.cost == SIMULATED:
+    factory = factory_of(stage, costs)
+    if factory is None:
         return lambda instance: instance
-    factory = costs[stage.cost] if isinstance(stage.cost, str) else stage.cost
 
     @functools.lru_cache(_PRICED)
     def priced(instance: ProblemInstance) -> ProblemInstance:
