@@ -1,10 +1,12 @@
-"""The model that a policy is trained on, and its devices."""
+"""The model that a policy is trained on, its devices, and the placement that comes of it."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,9 +25,19 @@ from placeit.cli.options import (
 from placeit.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from placeit.optimizer.learning import MeasuredCosts
+    from placeit.optimizer.result import Optimized
+    from placeit.placers.learned.agent import Agent
+    from placeit.placers.learned.training.loop import TrainingResult
+    from placeit.placers.learned.training.sources import Source
+    from placeit.placers.learned.training.stages import CostFactory, Stage
+    from placeit.profiler.costs import Progress
     from placeit.session import Session
 
-__all__ = ["LearnedModelOptions"]
+__all__ = ["LearnedModel", "LearnedModelOptions", "open_model"]
+
+_RACED = 3  # of the best that were measured, so many are raced again
+_SPARE, _RACE_S = 0.2, 60.0  # share of a stage's seconds for that race, and its seconds where no stage has any
 
 
 @dataclass(frozen=True)
@@ -72,3 +84,94 @@ class LearnedModelOptions:
             trust=self.trust,
             no_cache=self.no_cache,
         )
+
+
+@dataclass(frozen=True, eq=False)
+class LearnedModel:
+    """A model on devices, open to be learned from.
+
+    Attributes:
+        session: profiled.
+        source: its only problem, the placement of its groups; None if there is nothing to learn.
+        about: where the problem is from, as checkpoints and states say it.
+        measured: measures placements, if a stage wants that.
+        obvious: why there is nothing to learn; None if there is.
+    """
+
+    session: Session
+    source: Source | None
+    about: Mapping[str, Any]
+    measured: MeasuredCosts | None
+    obvious: str | None
+
+    @property
+    def costs(self) -> Mapping[str, CostFactory]:
+        """What stages may learn from beside simulated costs."""
+        from placeit.placers.learned.training.stages import MEASURED
+
+        return {} if self.measured is None else {MEASURED: self.measured}
+
+    def counts(self) -> dict[str, int] | None:
+        """How many placements were measured, estimated and so on in this process; None if no stage measures."""
+        if self.measured is None:
+            return None
+        sources = list(self.measured.sources.values())
+        return {name: sources.count(name) for name in ("measured", "estimated", "failed", "dropped", "infeasible")}
+
+    def answer(
+        self, agent: Agent, stages: Sequence[Stage], result: TrainingResult | None, *, seed: int, progress: Progress | None
+    ) -> Optimized:
+        """Race the best of what training met against single devices, in the time that its stages have left over."""
+        from placeit.optimizer.optimize import decide
+        from placeit.placers.learned.agent import Decisive
+        from placeit.placers.learned.training.stages import MEASURED, SIMULATED
+
+        found = {}
+        if result is not None and self.source is not None:
+            if isinstance(agent, Decisive):
+                found["the policy's choice"] = agent.greedy_placement(self.source.held_out[0].problem)
+            if self.measured is not None:
+                ran = [one for one in self.measured.measured.tried if one.source == "measured"]
+                best = sorted(ran, key=lambda one: one.value)[:_RACED]
+                found |= {f"measured in training, {number}": one.devices for number, one in enumerate(best, 1)}
+            met = [best for one in result.stages if one.cost == SIMULATED for best in one.found]
+            if met:
+                found["best in simulation"] = min(met, key=lambda best: best.cost).placement
+        seconds = [one.seconds * _SPARE for one in stages if one.cost == MEASURED and one.seconds is not None]
+        budget = sum(seconds) if seconds else _RACE_S
+        return decide(self.session, found, budget=budget, seed=seed, progress=progress)
+
+
+def open_model(
+    on: LearnedModelOptions,
+    stages: Sequence[Stage],
+    folder: Path | None,
+    resume: bool,
+    seed: int,
+    stack: contextlib.ExitStack,
+    progress: Progress | None,
+) -> LearnedModel:
+    """Open and profile a model that is to be learned from; what it was is kept in the folder of the training."""
+    from placeit.core.problem import Problem
+    from placeit.optimizer.learning import MeasuredCosts, session_source
+    from placeit.placers.learned import PROBLEM, RUNS
+    from placeit.placers.learned.training.stages import MEASURED
+
+    session = stack.enter_context(on.session())
+    journal, kept = (None if folder is None else folder / name for name in (RUNS, PROBLEM))
+    measured, obvious = None, None
+    if any(one.cost == MEASURED for one in stages):
+        measured = MeasuredCosts(session, journal=journal, seed=seed, spare=_SPARE, progress=progress)
+    if len(session.cluster) == 1:
+        obvious = "there is one device, and every placement is on it"
+    elif len(session.grouping.groups) == 1:
+        obvious = "the model is one group, and every placement is on one device"
+    session.profile(progress=progress, worth=None if len(session.cluster) > 1 else lambda _: False)
+    about = {"problems": str(on.model), "evaluated_with": str(on.model), "devices": ", ".join(session.cluster.names)}
+    if obvious is not None:
+        return LearnedModel(session, None, about, measured, obvious)
+    source = session_source(session, Problem.from_json(kept) if resume and kept is not None and kept.exists() else None)
+    problem = source.held_out[0].problem
+    if kept is not None:
+        problem.to_json(kept)
+    return LearnedModel(session, source, about | {"problem": problem.key}, measured, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from placeit.cli.command import FAILED
-from placeit.cli.learned_model import LearnedModelOptions
+from placeit.cli.learned_model import LearnedModelOptions, open_model
 from placeit.cli.options import SeedOption
 from placeit.cli.paths import OutputFile, check_outputs, named_files
 from placeit.cli.terminal import Output, Terminal
 from placeit.core.errors import UsageError
-from placeit.report import text
+from placeit.core.interrupts import INTERRUPTED
+from placeit.report import as_json, as_text, text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from placeit.placers.learned.training.loop import StageResult, TrainingResult
     from placeit.placers.learned.training.sources import Source
     from placeit.placers.learned.training.stages import CostFactory, Stage
-    from placeit.profiler.costs import Progress
 
 __all__ = ["EXAMPLES", "train"]
 
@@ -47,6 +48,9 @@ Examples:
     --output doppler.safetensors --stage imitation:teacher=critical-path \\
     --stage reinforce:cost=simulated \\
     --stage reinforce:cost=measured,seconds=600
+  placeit train doppler:weights=doppler.safetensors --model other.onnx \\
+    --devices cluster.yaml --output other.safetensors --placement best.json \\
+    --stage reinforce:cost=measured,seconds=300
 
 \b
 A stage is KIND[:OPTION=VALUE,...]. Kinds are reinforce and the agent's own
@@ -81,6 +85,12 @@ def train(
         Path,
         typer.Option("--output", "-o", metavar="FILE", help="Where to write the weights (.safetensors).", show_default=False),
     ],
+    placement: Annotated[
+        Path | None,
+        typer.Option(
+            "--placement", "-p", metavar="FILE", help="Where to write the best placement of the model.", show_default=False
+        ),
+    ] = None,
     stage: Annotated[
         list[str] | None,
         typer.Option(
@@ -111,16 +121,20 @@ def train(
 
     Problems are simulated: costs are makespans over the critical path (the schedule length ratio, SLR); for problems of every
     kind ("any"), over HEFT's makespan. A model on devices (--model, --devices) is one problem, for training and evaluation, and
-    stages with cost=measured run its placements. The weights with the best result of the last stage are written to a file. With
-    a folder, training that Ctrl-C or a crash has ended can be resumed, and measures nothing again. 'placeit optimize --placer
-    giph:weights=FILE' uses the weights.
+    stages with cost=measured run its placements; the best ones met are then raced against single devices, and the answer is a
+    placement (--placement). The weights with the best result of the last stage are written to a file. With a folder, training
+    that Ctrl-C or a crash has ended can be resumed, and measures nothing again. 'placeit optimize --placer giph:weights=FILE'
+    uses the weights; AGENT:weights=FILE goes on from them.
     """
     from placeit.placers.learned import FILES
 
     kept = [] if folder is None else [folder / name for name in FILES]
     sources = [*_problem_files(problems), *_problem_files(evaluate_on), *on.files()]
-    check_outputs(output, inputs=[*kept, *named_files([agent]), *sources])
+    weights = named_files([agent])
+    check_outputs(output, placement, inputs=[*kept, *weights, *sources])
     _check(problems, on, evaluate_on, held_out)
+    if placement is not None and problems is not None:
+        raise UsageError("--placement is for the placement of a model: give --model and --devices, not --problems.")
     if folder is None and (resume or tensorboard):
         raise UsageError(f"{'--resume' if resume else '--tensorboard'} needs --folder, where the training is kept.")
     # imported only now, because it takes a second
@@ -132,6 +146,7 @@ def train(
     from placeit.placers.learned.training.state import check_folder
 
     def draw(rng: np.random.Generator, count: int, progress: float) -> Sequence[ProblemInstance]:
+        assert task.source is not None  # noqa: S101
         return task.source.draw(rng, count, progress)
 
     learner = parse_agent(agent, seed=seed)
@@ -139,65 +154,107 @@ def train(
     if updates is not None:
         stages = scale_updates(stages, updates)
     check_stages(learner, stages)  # before anything is profiled
+    result, found = None, None
     with keep_freed_memory(), terminal.progress() as progress, contextlib.ExitStack() as stack:
         if problems is None:
             check_folder(folder, resume=resume)  # before anything is measured
-            task = _model_task(on, stages, folder, resume, seed, stack, progress)
+            model = open_model(on, stages, folder, resume, seed, stack, progress)
+            task = _Task(model.source, "critical path", model.about, model.costs)
         else:
-            task = _problems_task(problems, stages, evaluate_on, held_out)
-        result = run(
-            learner,
-            stages,
-            evaluate_on=task.judges,
-            seed=seed,
-            costs=task.costs,
-            folder=folder,
-            resume=resume,
-            tensorboard=tensorboard,
-            about=task.about,
-            progress=progress,
-        )
-    last = result.history[-1]
-    final = result.stages[-1]
-    before = next(one.before for one in result.stages if one.cost == final.cost)
+            model, task = None, _problems_task(problems, stages, evaluate_on, held_out)
+        if task.source is not None:
+            result = run(
+                learner,
+                stages,
+                evaluate_on=task.source.held_out,
+                seed=seed,
+                costs=task.costs,
+                folder=folder,
+                resume=resume,
+                tensorboard=tensorboard,
+                about=dict(task.about) | ({"weights": str(weights[0])} if weights else {}),
+                progress=progress,
+            )
+        if model is not None and (result is None or placement is not None or model.measured is not None):
+            found = model.answer(learner, stages, result, seed=seed, progress=progress)
     data: dict[str, Any] = {
         "agent": learner.name,
         "config": dict(learner.config),
         "seed": seed,
         "problems": {
             "source": task.about["problems"],
-            "learned_from": task.source.size,
-            "held_out": 0 if problems is None else len(task.judges),
+            "learned_from": None if task.source is None else task.source.size,
+            "held_out": len(task.source.held_out) if problems and task.source else 0,
             "unit": task.unit,
         },
         "stages": [one.to_dict() for one in stages],
-        "stage_results": [_stage_data(one, placements=problems is None) for one in result.stages],
-        "evaluation": {"before": before, "best": result.best, "best_at": _position(result.best_at)},
-        "updates": sum(record.loss is not None for record in result.history),
-        "stopped": result.stopped,
-        "seconds": last.seconds,
-        "checkpoint": str(output),
+        **_result_data(result, placements=problems is None),
+        "not_trained": None if model is None else model.obvious,
+        "placements": None if model is None else model.counts(),
+        "answer": None if found is None else as_json.optimized(found, placement),
+        "checkpoint": None if result is None else str(output),
         "folder": None if folder is None else str(folder),
     }
+    files = []
+    if result is not None:
+        files.append(OutputFile(output, "the policy", lambda: save_agent(learner, output, **result.about)))
+    if found is not None and placement is not None:
+        files.append(OutputFile(placement, "the placement", lambda: found.save(placement)))
 
     def show(console: Console) -> None:
-        text.table(console, *_table(stages, result), left=2)
-        console.print()
-        seen = "fresh ones at every update" if task.source.size is None else str(task.source.size)
-        count = f"{seen} to learn from, {len(task.judges)} held out" if problems else "the model itself"
-        judged = "mean of the problems held out" if problems else f"by the cost '{final.cost}'"
-        lines = {
-            "problems": f"{task.about['problems']}: {count}",
-            "unit": task.unit,
-            "before": _figure(before, judged),
-            "best": f"{_figure(result.best, judged)}{_at(result.best_at)}",
-            "time": f"{last.seconds:.1f} s",
-            "weights": str(output),
-        }
-        text.facts(console, lines | ({} if result.stopped is None else {"stopped": result.stopped}))
+        if result is not None:
+            _show(console, stages, result, task, output, judged=problems is not None)
+        if model is not None and (counts := model.counts()) and result is not None:
+            text.facts(console, {"placements": ", ".join(f"{count} {name}" for name, count in counts.items() if count)})
+        if model is not None and model.obvious is not None:
+            text.paragraph(console, f"Nothing was trained, and no weights are written: {model.obvious}.")
+        if found is not None:
+            console.print()
+            as_text.optimized(console, found, placement)
 
-    file = OutputFile(output, "the policy", lambda: save_agent(learner, output, **result.about))
-    return Output(data, show, 0 if result.stopped is None else FAILED, [file])
+    stopped = result is not None and result.stopped is not None
+    code = INTERRUPTED if found is not None and found.interrupted else FAILED if stopped else 0
+    return Output(data, show, code, files)
+
+
+def _result_data(result: TrainingResult | None, *, placements: bool) -> dict[str, Any]:
+    if result is None:
+        nothing = {"before": None, "best": None, "best_at": None}
+        return {"stage_results": [], "evaluation": nothing, "updates": 0, "stopped": None, "seconds": 0.0}
+    evaluation = {"before": _before(result), "best": result.best, "best_at": _position(result.best_at)}
+    return {
+        "stage_results": [_stage_data(one, placements=placements) for one in result.stages],
+        "evaluation": evaluation,
+        "updates": sum(record.loss is not None for record in result.history),
+        "stopped": result.stopped,
+        "seconds": result.history[-1].seconds,
+    }
+
+
+def _before(result: TrainingResult) -> float | None:
+    """What the first stage with the cost of the last one began with."""
+    return next(one.before for one in result.stages if one.cost == result.stages[-1].cost)
+
+
+def _show(
+    console: Console, stages: Sequence[Stage], result: TrainingResult, task: _Task, output: Path, *, judged: bool
+) -> None:
+    source = task.source
+    assert source is not None  # noqa: S101
+    text.table(console, *_table(stages, result), left=2)
+    console.print()
+    seen = "fresh ones at every update" if source.size is None else str(source.size)
+    count = f"{seen} to learn from, {len(source.held_out)} held out" if judged else "the model itself"
+    by = "mean of the problems held out" if judged else f"by the cost '{result.stages[-1].cost}'"
+    lines = {
+        "problems": f"{task.about['problems']}: {count}",
+        "unit": task.unit,
+        "before": _figure(_before(result), by),
+        "best": f"{_figure(result.best, by)}{_at(result.best_at)}",
+        "time": f"{result.history[-1].seconds:.1f} s",
+        "weights": str(output),
+    }
+    text.facts(console, lines | ({} if result.stopped is None else {"stopped": result.stopped}))
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,15 +262,13 @@ class _Task:
     """What is learned.
 
     Attributes:
-        source: problems to learn from.
-        judges: problems to evaluate on.
+        source: problems to learn from, and to evaluate on; None if there is nothing to learn.
         unit: what figures are multiples of.
         about: where problems are from, as checkpoints and states say it.
         costs: what stages may learn from beside simulated costs.
     """
 
-    source: Source
-    judges: Sequence[ProblemInstance]
+    source: Source | None
     unit: str
     about: Mapping[str, Any]
     costs: Mapping[str, CostFactory]
@@ -239,42 +294,9 @@ def _problems_task(problems: str, stages: Sequence[Stage], evaluate_on: Path | N
             "A stage with cost=measured runs placements of a model on devices: give --model and --devices, not --problems."
         )
     source = find_source(problems, held_out=held_out if evaluate_on is None else 0)
-    judges, unit = source.held_out, source.unit
     if evaluate_on is not None:
-        judges, unit = read_folder(evaluate_on), "critical path"
-    return _Task(source, judges, unit, {"problems": problems, "evaluated_with": str(evaluate_on or problems)}, {})
-
-
-def _model_task(
-    on: LearnedModelOptions,
-    stages: Sequence[Stage],
-    folder: Path | None,
-    resume: bool,
-    seed: int,
-    stack: contextlib.ExitStack,
-    progress: Progress | None,
-) -> _Task:
-    from placeit.core.problem import Problem
-    from placeit.optimizer.learning import measured_costs, session_source
-    from placeit.placers.learned import PROBLEM, RUNS
-    from placeit.placers.learned.training.stages import MEASURED
-
-    session = stack.enter_context(on.session())
-    journal, kept = (None if folder is None else folder / name for name in (RUNS, PROBLEM))
-    wanted = any(one.cost == MEASURED for one in stages)
-    costs = measured_costs(session, journal=journal, seed=seed) if wanted else {}
-    session.profile(progress=progress)
-    source = session_source(session, Problem.from_json(kept) if resume and kept is not None and kept.exists() else None)
-    (instance,) = source.held_out
-    if kept is not None:
-        instance.problem.to_json(kept)
-    about = {
-        "problems": str(on.model),
-        "evaluated_with": str(on.model),
-        "devices": ", ".join(session.cluster.names),
-        "problem": instance.problem.key,
-    }
-    return _Task(source, source.held_out, source.unit, about, costs)
+        source = dataclasses.replace(source, held_out=read_folder(evaluate_on), unit="critical path")
+    return _Task(source, source.unit, {"problems": problems, "evaluated_with": str(evaluate_on or problems)}, {})
 
 
 def _stage_data(one: StageResult, *, placements: bool) -> dict[str, Any]:

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import math
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from placeit.core.errors import ProblemError, UsageError
 from placeit.core.problem import CostFunction, Problem
-from placeit.optimizer.measured_cost import MeasuredCost
+from placeit.optimizer.measured_cost import MeasuredCost, Source
 from placeit.placers.learned.agent import ProblemInstance
-from placeit.placers.learned.training.sources import Source, draw_from
-from placeit.placers.learned.training.stages import MEASURED, CostFactory
-from placeit.placers.learned.training.valuing import dropping
+from placeit.placers.learned.training.sources import Source as ProblemSource
+from placeit.placers.learned.training.sources import draw_from
+from placeit.profiler.costs import Progress
 from placeit.session import Session
 from placeit.simulator.simulate import SimulatedCost
 
-__all__ = ["measured_costs", "session_source"]
+__all__ = ["MeasuredCosts", "session_source"]
 
 
-def session_source(session: Session, problem: Problem | None = None) -> Source:
+def session_source(session: Session, problem: Problem | None = None) -> ProblemSource:
     """Return a source whose only problem, also for evaluation, is the placement of a session's groups.
 
     Its cost is the simulated makespan under the rules by which the session's executors run, in multiples of the critical path.
@@ -44,30 +47,61 @@ def session_source(session: Session, problem: Problem | None = None) -> Source:
         raise ProblemError(f"{session.model.path} takes no time on these devices, so nothing can be learned from it.")
     cost = SimulatedCost(problem, links="channel", queue="priority")
     instance = ProblemInstance(problem, cost, problem.critical_path)
-    return Source(draw_from([instance]), [instance], 1)
+    return ProblemSource(draw_from([instance]), [instance], 1)
 
 
-def measured_costs(session: Session, *, journal: Path | None = None, seed: int = 0) -> Mapping[str, CostFactory]:
-    """Return what :func:`placeit.placers.learned.training.loop.train` takes as ``costs`` to measure a session's placements.
+class MeasuredCosts:
+    """Costs of a session's placements by running them: what ``train`` takes as ``costs`` under a name such as ``measured``.
 
     Nothing is measured, and no file read, before a stage asks for it. A placement for which devices turn out to have no room is
-    left out, as one that failed.
+    left out, as one that failed. What the calibrated simulator expects to be hopeless is not run, and learned from by what is
+    expected.
 
     Args:
         session: on real devices, profiled; it stays open while this is used.
         journal: of runs, as of :class:`placeit.optimizer.measured_cost.MeasuredCost`; None to keep none.
         seed: of the order of runs.
+        spare: share of a stage's ``seconds`` that is left over for what comes after training.
+        progress: told what is being done.
+
+    Attributes:
+        deadline: from when on nothing is measured any more, by ``time.perf_counter()``; training sets it.
+        sources: where the costs of placements are from, by the bytes of the placement; of this process
+            (:attr:`placeit.optimizer.measured_cost.Outcome.source`).
 
     Raises:
         UsageError: a device exists in simulation only.
     """
-    if not session.executable:
-        raise UsageError(
-            "Devices that are only described run nothing, so there is nothing to measure: leave out cost=measured."
-        )
 
-    @functools.cache
-    def cost() -> CostFunction:
-        return dropping(MeasuredCost(session, journal=journal, seed=seed))
+    def __init__(
+        self,
+        session: Session,
+        *,
+        journal: Path | None = None,
+        seed: int = 0,
+        spare: float = 0.0,
+        progress: Progress | None = None,
+    ) -> None:
+        if not session.executable:
+            raise UsageError(
+                "Devices that are only described run nothing, so there is nothing to measure: leave out cost=measured."
+            )
+        self.spare, self.deadline = spare, math.inf
+        self.sources: dict[bytes, Source] = {}
+        self._make = functools.partial(MeasuredCost, session, journal=journal, seed=seed, progress=progress)
 
-    return {MEASURED: lambda instance: cost()}  # noqa: ARG005
+    @functools.cached_property
+    def measured(self) -> MeasuredCost:
+        """What measures."""
+        return self._make()
+
+    def __call__(self, instance: ProblemInstance) -> CostFunction:  # noqa: ARG002
+        """Return the cost function of the session's problem."""
+        return self._cost
+
+    def _cost(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
+        self.measured.deadline = self.deadline
+        outcomes = self.measured.outcomes(placements)
+        self.sources |= {one.devices.tobytes(): one.source for one in outcomes}
+        values = np.array([one.value for one in outcomes])
+        return np.where(np.isfinite(values), values, np.nan)

@@ -37,7 +37,7 @@ from placeit.runtime.runtime import Runtime
 from placeit.session import Session, check_tolerance
 from placeit.simulator.objectives import check_objective, get_objective
 
-__all__ = ["DEFAULT_PLACERS", "optimize"]
+__all__ = ["DEFAULT_PLACERS", "decide", "optimize"]
 
 DEFAULT_PLACERS = ("heft", "cpop", "critical-path", "metis", "random-task-eft", "annealing")
 """Placers whose answers become candidates, beside every single device and the search over segments."""
@@ -189,6 +189,52 @@ def optimize(
             interrupted = True
             session.hurry()
         return _optimized(search, decision, without, budget, time.perf_counter() - begin, interrupted)
+
+
+def decide(
+    session: Session,
+    placements: Mapping[str, NDArray[np.int32]],
+    *,
+    objective: str = "latency",
+    budget: float = 60.0,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Optimized:
+    """Race given placements against each other and against single devices, and decide as :func:`optimize` does.
+
+    Args:
+        session: profiled.
+        placements: ``int32[G]``, the device of each group, by name; at most five of them are measured. Feasible.
+        objective: what to minimise.
+        budget: seconds. If there is no time left to decide between a single device and a placement, the single device is the
+            answer.
+        seed: of the order of runs.
+        progress: told what is being done.
+
+    Returns:
+        What was found. With a described device in the cluster nothing is measured, and the simulator decides.
+
+    Raises:
+        InfeasibleError: nothing was given, and no single device can run the model.
+        ExecutionError: every placement failed; says why each did.
+    """
+    begin = time.perf_counter()
+    search = Search(session, get_objective(objective, session.cluster), begin + budget, seed, progress)
+    search.singles()
+    search.begin_with(placements)
+    decision, interrupted = Decision(), False
+    try:
+        if session.executable:
+            search.time_plain()
+            if search.promising():
+                search.measure()
+            else:
+                search.time_singles()
+        decision = search.confirm()
+    except KeyboardInterrupt:
+        interrupted = True
+        session.hurry()
+    return _optimized(search, decision, (), budget, time.perf_counter() - begin, interrupted)
 
 
 def _optimized(

@@ -137,7 +137,7 @@ def links(console: Console, known: Mapping[tuple[str, str], Link]) -> None:
     text.table(console, ("from", "to", "origin", "bandwidth", "latency"), rows, left=3)
 
 
-def optimized(console: Console, found: Optimized, path: Path) -> None:
+def optimized(console: Console, found: Optimized, path: Path | None) -> None:
     """Print what was found, a table for each race, and why it was chosen."""
     best = found.best_single
     others = [candidate for candidate in found.candidates if candidate.placer == "single" and candidate is not best]
@@ -180,7 +180,7 @@ def optimized(console: Console, found: Optimized, path: Path) -> None:
             note = f"{candidate.name} is a plain device: all core sets together, as their runtime uses them without placeit."
             text.paragraph(console, note)
     console.print()
-    text.facts(console, _facts(found) | {"placement": str(path)})
+    text.facts(console, _facts(found) | ({} if path is None else {"placement": str(path)}))
     text.show_notes(console, found.cluster)
 
 

@@ -183,6 +183,85 @@ def test_a_stage_can_measure_and_measures_nothing_twice(train_tiny: Any) -> None
     assert {name: Path("run", name).read_bytes() for name in files} == files
 
 
+def test_the_best_placement_is_raced_once_more_and_written(cli: Any, train_tiny: Any, tiny: Path, cores: Sequence[str]) -> None:
+    stages = ("--stage", "reinforce:cost=measured,problems=2,seconds=3")
+    result = train_tiny(*stages, "--placement", "best.json", "--json")
+    assert result.exit_code == 0, result.stderr
+    data = json.loads(result.stdout)
+    answer = data["answer"]
+    assert (answer["placement_file"], answer["budget"]["asked_s"]) == ("best.json", pytest.approx(0.6))
+    assert answer["best_single"] is not None
+    assert set(data["placements"]) == {"measured", "estimated", "failed", "dropped", "infeasible"}
+    assert data["placements"]["measured"] > 0
+    assert cli("run", tiny, "-p", "best.json", "--devices", ",".join(cores), "--runs", "3").exit_code == 0
+    shown = train_tiny(*stages)
+    assert shown.exit_code == 0, shown.stderr
+    for words in ("chosen", "why", "speed-up over", " measured"):
+        assert words in shown.stdout
+    assert "best.json" not in shown.stdout
+
+
+def test_without_a_measured_stage_the_answer_is_raced_if_it_is_asked_for(train_tiny: Any) -> None:
+    data = json.loads(train_tiny(*SHORT, "--placement", "best.json", "--json").stdout)
+    assert data["placements"] is None
+    assert data["answer"]["chosen"]["measured_s"] is not None
+    assert Path("best.json").is_file()
+    assert json.loads(train_tiny(*SHORT, "--json").stdout)["answer"] is None
+
+
+def test_described_devices_have_an_answer_by_simulation(cli: Any, tiny: Path) -> None:
+    Path("cluster.yaml").write_text(DESCRIBED)
+    on = ("--model", tiny, "--devices", "cluster.yaml", "-o", "x.safetensors", "--placement", "best.json")
+    data = json.loads(cli("train", "placeto:devices=2", *on, *SHORT, "--json").stdout)
+    assert "nothing was measured" in data["answer"]["reason"]
+    assert Path("best.json").is_file()
+
+
+def test_one_device_has_its_answer_without_training(cli: Any, tiny: Path, cores: Sequence[str]) -> None:
+    on = ("--model", tiny, "--devices", cores[0], "-o", "x.safetensors", "--placement", "best.json")
+    result = cli("train", "doppler", *on, "--json")
+    assert result.exit_code == 0, result.stderr
+    data = json.loads(result.stdout)
+    assert data["not_trained"] == "there is one device, and every placement is on it"
+    assert (data["checkpoint"], data["updates"], data["stage_results"]) == (None, 0, [])
+    assert (data["answer"]["chosen"]["name"], data["answer"]["reason"]) == (cores[0], "it is the only device")
+    assert Path("best.json").is_file()
+    assert not Path("x.safetensors").exists()
+    assert "Nothing was trained, and no weights are written: there is one device" in cli("train", "doppler", *on).stdout
+
+
+def test_one_group_is_placed_on_the_best_device_without_training(cli: Any, tiny: Path, cores: Sequence[str]) -> None:
+    on = ("--model", tiny, "--devices", ",".join(cores), "--max-groups", "1", "-o", "x.safetensors")
+    data = json.loads(cli("train", "doppler", *on, "--json").stdout)
+    assert data["not_trained"] == (
+        "there is one device, and every placement is on it"
+        if len(cores) == 1
+        else "the model is one group, and every placement is on one device"
+    )
+    assert data["answer"]["chosen"]["placer"] == "single"
+
+
+def test_a_trained_policy_goes_on_learning_on_another_model(train: Any, train_tiny: Any) -> None:
+    assert train(*SHORT, "--held-out", "0").exit_code == 0
+    again = train("--stage", "reinforce:updates=1,learning_rate=0", agent="placeto:weights=first.safetensors")
+    assert "first.safetensors" in again.stderr  # which is not there
+    Path("out.safetensors").rename("first.safetensors")
+    still = ("--stage", "reinforce:updates=1,learning_rate=0", "--folder", "run")
+    assert train(*still, agent="placeto:weights=first.safetensors").exit_code == 0
+    first, second = (read_checkpoint(name).weights for name in ("first.safetensors", "out.safetensors"))
+    assert all((first[name] == second[name]).all() for name in first)
+    assert read_checkpoint("out.safetensors").about["weights"] == "first.safetensors"
+    assert "weights" in train(*still, "--resume").stderr  # the folder is of a training that began with others
+    for wrong, words in (
+        ("hdp:weights=first.safetensors", "of 'placeto', not of 'hdp'"),
+        (
+            "placeto:devices=2,weights=first.safetensors",
+            "leave out 'devices'",
+        ),
+    ):
+        assert words in train(*SHORT, agent=wrong).stderr
+
+
 def test_devices_that_are_only_described_measure_nothing(cli: Any, tiny: Path) -> None:
     Path("cluster.yaml").write_text(DESCRIBED)
     result = cli(
@@ -220,6 +299,7 @@ def test_doppler_learns_from_a_teacher_by_simulation_and_by_measuring(cli: Any, 
     ("args", "message"),
     [
         ((), "Give either --problems or --model"),
+        (("--problems", "single", "--placement", "best.json"), "--placement is for the placement of a model"),
         (("--model", "nowhere.onnx", "--held-out", "1"), "leave out --held-out and --evaluate-on"),
         (("--model", "nowhere.onnx"), "nowhere.onnx"),
     ],

@@ -14,7 +14,8 @@ from small_models import random_model
 from placeit.core.errors import UsageError
 from placeit.devices.host import allowed_cores
 from placeit.optimizer import learning
-from placeit.optimizer.learning import measured_costs, session_source
+from placeit.optimizer.learning import MeasuredCosts, session_source
+from placeit.optimizer.measured_cost import Outcome
 from placeit.profiler.cache import Cache
 from placeit.session import Session
 from placeit.simulator.simulate import simulate
@@ -61,14 +62,21 @@ def test_placements_are_measured_by_one_cost_function_that_is_made_when_it_is_ne
             assert of is session
             made.append(options)
 
-        def __call__(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
-            return np.array([1.5, np.inf, np.nan])[: len(placements)]
+        def outcomes(self, placements: NDArray[np.int32]) -> list[Outcome]:
+            return [
+                Outcome(placements[0], 1.5, "measured"),
+                Outcome(placements[1], np.inf, "infeasible"),
+                Outcome(placements[2], np.nan, "failed"),
+            ]
 
     monkeypatch.setattr(learning, "MeasuredCost", Measuring)
     (instance,) = session_source(session).held_out
-    factory = measured_costs(session, journal=tmp_path / "runs.jsonl", seed=3)["measured"]
+    measured = MeasuredCosts(session, journal=tmp_path / "runs.jsonl", seed=3)
+    cost = measured(instance)
     assert made == []
-    assert factory(instance) is factory(instance)
-    assert made == [{"journal": tmp_path / "runs.jsonl", "seed": 3}]
-    costs = factory(instance)(np.zeros((3, len(instance.problem)), np.int32))
+    rows = np.arange(3, dtype=np.int32)[:, None].repeat(len(instance.problem), axis=1)
+    costs = cost(rows)
+    cost(rows)
+    assert made == [{"journal": tmp_path / "runs.jsonl", "seed": 3, "progress": None}]
+    assert [measured.sources[row.tobytes()] for row in rows] == ["measured", "infeasible", "failed"]
     assert costs.tolist() == pytest.approx([1.5, np.nan, np.nan], nan_ok=True)  # no room is no reason to end a training

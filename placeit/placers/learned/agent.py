@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from placeit.core.problem import CostFunction, Problem
 
-__all__ = ["Agent", "Explorer", "ProblemInstance", "Remembering", "Taught", "Trajectory"]
+__all__ = ["Agent", "Decisive", "Explorer", "ProblemInstance", "Remembering", "Taught", "Trajectory"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +126,15 @@ class Explorer(Protocol):
     """
 
     explore: float
+
+
+@runtime_checkable
+class Decisive(Protocol):
+    """An agent that can say which placement of a problem it likes best."""
+
+    def greedy_placement(self, problem: Problem) -> NDArray[np.int32]:
+        """Return that placement, ``int32[V]``. Raises InfeasibleError."""
+        ...
 
 
 @runtime_checkable

@@ -67,13 +67,24 @@ def make_agent(name: str, *, seed: int, **options: Any) -> Agent:
 
 
 def parse_agent(text: str, *, seed: int) -> Agent:
-    """Make an untrained agent from ``name`` or ``name:option=value,option=value``, as on the command line.
+    """Make an agent from ``name`` or ``name:option=value,option=value``, as on the command line.
+
+    It is untrained, unless ``weights`` is among the options: a checkpoint, whose policy goes on learning, with the options that
+    it was made with.
 
     Raises:
-        UsageError: the text has another form, or as for :func:`make_agent`.
+        UsageError: the text has another form, other options beside ``weights``, or as for :func:`make_agent`.
+        FileError: there is no such checkpoint, or it holds another agent.
     """
     name, options = parse_options("agent", text, lambda name: option_types(agent_class(name)))
-    return make_agent(name, seed=seed, **options)
+    if "weights" not in options:
+        return make_agent(name, seed=seed, **options)
+    from placeit.placers.learned.checkpoint import load_policy
+
+    weights = options.pop("weights")
+    if options:
+        raise UsageError(f"The policy in {weights} has its own options: leave out {', '.join(map(repr, options))}.")
+    return load_policy(weights, agent_class(name))
 
 
 def option_types(cls: type[Agent]) -> dict[str, type]:
