@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from placeit.core.kernels import jit
 from placeit.core.problem import CostFunction, Problem
+from placeit.core.splitmix import uniform
 from placeit.placers.base import Incumbent, Measured, is_over, option
 from placeit.placers.local_search import LocalSearch, starts
 from placeit.simulator.kernel import makespan_kernel
@@ -117,16 +118,6 @@ class Annealing:
 
 
 @jit
-def _uniform(state: NDArray[np.uint64]) -> float:
-    """Return the next number in [0, 1) of SplitMix64 (Steele, Lea and Flood 2014)."""
-    state[0] += np.uint64(0x9E3779B97F4A7C15)
-    x = state[0]
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.float64((x ^ (x >> np.uint64(31))) >> np.uint64(11)) / 9007199254740992.0
-
-
-@jit
 def _critical_chain(tables: Tables, node: Records, place: NDArray[np.int32], chain: NDArray[np.int32]) -> int:
     """Write the ops that the makespan is made of, last first, and return how many they are.
 
@@ -175,8 +166,8 @@ def _target(
     """Draw another device for an op that has a choice: a neighbour's, or any."""
     first, in_first = tables.op[v].first, tables.op[v].in_first
     outputs, inputs = tables.op[v + 1].first - first, tables.op[v + 1].in_first - in_first
-    if outputs + inputs > 0 and _uniform(state) < _FOLLOW:
-        k = int(_uniform(state) * (outputs + inputs))
+    if outputs + inputs > 0 and uniform(state) < _FOLLOW:
+        k = int(uniform(state) * (outputs + inputs))
         if k < outputs:
             neighbour = tables.edge[first + k].head
         else:
@@ -184,7 +175,7 @@ def _target(
         device = int(place[neighbour])
         if device != place[v] and tables.compute[v, device] < np.inf:
             return device
-    device = int(options[v, int(_uniform(state) * (choices[v] - 1))])
+    device = int(options[v, int(uniform(state) * (choices[v] - 1))])
     if device == place[v]:
         device = int(options[v, choices[v] - 1])
     return device
@@ -205,7 +196,7 @@ def _take_along(
                 w = tables.edge[first + k].head
             else:
                 w = tables.edge[tables.edge[in_first + k - outputs].into].tail
-            if place[w] == before and tables.compute[w, to] < np.inf and _uniform(state) < _SPREAD:
+            if place[w] == before and tables.compute[w, to] < np.inf and uniform(state) < _SPREAD:
                 place[w] = to
                 moved[size] = w
                 size += 1
@@ -240,20 +231,20 @@ def _anneal(
     cooling = min(1.0, cold / hot) ** (1.0 / steps)
     temperature = hot * cooling**first
     for step in range(first, last):
-        v = movable[int(_uniform(state) * len(movable))]
-        if length > 0 and _uniform(state) < _CRITICAL:
-            w = chain[int(_uniform(state) * length)]
+        v = movable[int(uniform(state) * len(movable))]
+        if length > 0 and uniform(state) < _CRITICAL:
+            w = chain[int(uniform(state) * length)]
             if choices[w] > 1:
                 v = w
         before = place[v]
         moved[0], size = v, 1
         if step > 0:  # the first step values the start itself; one call of the kernel keeps compilation short
             place[v] = _target(tables, place, v, options, choices, state)
-            if _uniform(state) < _TOGETHER:
+            if uniform(state) < _TOGETHER:
                 size = _take_along(tables, place, before, moved, state)
         makespan = makespan_kernel(tables, place, priority, links, queue, 0.0, np.uint64(0), memory, workspace)
         # infinite (no room for the weights) is never accepted; log(0) accepts anything finite
-        if makespan < np.inf and makespan <= seconds[0] - temperature * np.log(_uniform(state)):
+        if makespan < np.inf and makespan <= seconds[0] - temperature * np.log(uniform(state)):
             seconds[0] = makespan
             if length == 0 or step - renewed >= len(place) // 64:  # its search is quadratic: rarer in large graphs
                 length = _critical_chain(tables, workspace.node, place, chain)

@@ -166,5 +166,8 @@ class Remembering(Protocol):
         ...
 
     def recall(self, memory: Mapping[str, Tensor]) -> None:
-        """Restore what :meth:`memory` returned, and nothing else."""
+        """Restore what :meth:`memory` returned, and nothing else; of nothing, forget.
+
+        Training has it forget where a stage has other costs than the stage before.
+        """
         ...

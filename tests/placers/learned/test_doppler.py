@@ -41,6 +41,14 @@ class TestDopplerPlacesByEarliestStart(AgentConformance):
         return DopplerAgent(width=8, place="earliest-start", rounds=1)
 
 
+class TestDopplerPassesMessagesAtEachStep(AgentConformance):
+    ways = ("imitation",)
+
+    def make(self):
+        torch.manual_seed(0)
+        return DopplerAgent(width=8, passing="step")
+
+
 def instance(problem):
     return ProblemInstance(problem, SimulatedCost(problem), problem.critical_path)
 
@@ -58,25 +66,30 @@ def test_an_op_can_be_placed_once_its_predecessors_are():
         placed = set()
         for t in range(10):
             ready = {v for v in range(10) if v not in placed and all(u in placed for u, w in problem.edges if w == v)}
-            assert set(np.flatnonzero(played.candidates[t, r]).tolist()) == ready
-            assert played.made.ops[t, r] in ready
-            placed.add(int(played.made.ops[t, r]))
-        assert [trajectory.visited[r][0, v] for v in played.made.ops[:, r]] == played.made.devices[:, r].tolist()
+            assert set(np.flatnonzero((played.record.ready[r] <= t) & (played.record.at[r] >= t)).tolist()) == ready
+            assert played.made.ops[r, t] in ready
+            placed.add(int(played.made.ops[r, t]))
+        assert trajectory.visited[r][0, played.made.ops[r]].tolist() == played.made.devices[r].tolist()
 
 
-def test_scores_are_the_probabilities_that_decisions_are_drawn_with():
+@pytest.mark.parametrize("passing", ["episode", "step"])
+def test_scores_are_the_probabilities_that_decisions_are_drawn_with(passing):
     """Of a problem of three ops in any order on two devices, every episode there is, as often as its score says."""
     problem = Problem.from_arrays([[1.0, 2.0], [3.0, 1.0], [2.0, 2.0]], [(0, 2)], [1.0], np.ones((2, 2)), np.zeros((2, 2)))
-    trajectory = agent().rollout([instance(problem)] * 20_000, np.random.default_rng(0))
+    one = agent(passing=passing)
+    for parameter in one.network.parameters():
+        parameter.data *= 2  # so that chances are far from equal
+    trajectory = one.rollout([instance(problem)] * 20_000, np.random.default_rng(0))
     [played] = trajectory.decisions
     total = np.zeros(trajectory.valid.shape[1])
-    for _, rows, log, _ in agent().score(trajectory):
+    for _, rows, log, _ in one.score(trajectory):
         np.add.at(total, rows, log.detach().numpy())
-    episodes = np.concatenate([played.made.ops, played.made.devices]).T
+    episodes = np.concatenate([played.made.ops, played.made.devices], axis=1)
     kinds, first, counts = np.unique(episodes, axis=0, return_index=True, return_counts=True)
     assert len(kinds) == 3 * 8  # orders that keep 0 before 2, times places
     chances = np.exp(total[first])
     assert chances.sum() == pytest.approx(1.0, rel=1e-4)
+    assert chances.max() > 2 * chances.min()
     assert np.abs(counts / 20_000 - chances).max() < 0.015
 
 
@@ -188,6 +201,8 @@ def test_weights_serve_another_graph_and_other_devices(tmp_path):
         ({"place": "luck"}, "'place' of the agent 'doppler' is 'luck'"),
         ({"select": "critical-path", "place": "earliest-start"}, "nothing to learn"),
         ({"width": 0}, "width"),
+        ({"passing": "luck"}, "'passing' of the agent 'doppler' is 'luck'"),
+        ({"neighbourhood": 1.5}, r"'neighbourhood' of the agent 'doppler' is 1.5"),
     ],
 )
 def test_options_out_of_range_are_refused(options, words):
@@ -196,7 +211,7 @@ def test_options_out_of_range_are_refused(options, words):
 
 
 def test_the_teacher_of_a_stage_is_whom_it_imitates():
-    instances, one = [instance(random_problem(9, 3, 6, everywhere=1.0))], agent()
+    instances, one = [instance(random_problem(9, 3, 6, everywhere=1.0))] * 8, agent()
     losses = [one.loss("imitation", instances, np.random.default_rng(0), name).item() for name in (None, *TEACHERS)]
     assert losses[0] == losses[1] != losses[2]  # the first is the default
 
@@ -204,8 +219,11 @@ def test_the_teacher_of_a_stage_is_whom_it_imitates():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"kind": "imitation", "teacher": "socrates"}, "'socrates'.*its teachers are: for imitation, critical-path, heft"),
-        ({"teacher": "heft"}, r"Stage 1 \(reinforce\) names the teacher 'heft'.*for imitation, critical-path, heft"),
+        (
+            {"kind": "imitation", "teacher": "socrates"},
+            "'socrates'.*its teachers are: for imitation, critical-path, heft, best",
+        ),
+        ({"teacher": "heft"}, r"Stage 1 \(reinforce\) names the teacher 'heft'.*for imitation, critical-path, heft, best"),
     ],
 )
 def test_a_teacher_that_there_is_not_is_an_error_that_lists_those_that_are(options, words):
@@ -215,17 +233,98 @@ def test_a_teacher_that_there_is_not_is_an_error_that_lists_those_that_are(optio
         agent().loss("imitation", [], np.random.default_rng(0), "socrates")
 
 
+def met(one, problem, rng):
+    """An agent that has met a placement, as it does in training."""
+    one.network.train()
+    first = one.rollout([instance(problem)] * 4, rng)
+    one.rewards(first, [SimulatedCost(problem)(placements) for placements in first.visited])
+    costs = [SimulatedCost(problem)(placements)[0] for placements in first.visited]
+    return first.visited[int(np.argmin(costs))][0]
+
+
+def test_neighbouring_episodes_keep_the_best_placement_but_for_a_part_that_is_connected():
+    problem, rng = random_problem(30, 3, 2, everywhere=1.0), np.random.default_rng(0)
+    one = agent(neighbourhood=1.0)
+    best = met(one, problem, rng)
+    trajectory = one.rollout([instance(problem)] * 200, rng)
+    [played] = trajectory.decisions
+    assert trajectory.valid.sum(axis=0).tolist() == played.learned.sum(axis=1).tolist()
+    together = 0
+    for r in range(200):
+        free = played.record.order[r][played.learned[r]]
+        changed = np.flatnonzero(trajectory.visited[r][0] != best)
+        if len(free) == 0:  # all of the part was moved to one device, and nothing is learned from that
+            together += 1
+            assert len(set(trajectory.visited[r][0, changed])) <= 1
+            continue
+        assert set(changed.tolist()) <= set(free.tolist())
+        assert len(free) <= 30 / 4
+        reached, ends = {int(free[0])}, problem.edges[np.isin(problem.edges, free).all(axis=1)]
+        for _ in free:
+            reached |= {int(v) for edge in ends if reached & set(edge.tolist()) for v in edge}
+        assert reached == set(free.tolist())
+    assert 30 < together < 90
+    assert len({v for r in range(200) for v in played.record.order[r][played.learned[r]].tolist()}) == 30
+    one.network.eval()
+    assert one.rollout([instance(problem)], rng).valid.all()  # nothing but training has neighbours
+
+
+def test_what_was_met_is_forgotten_where_costs_do_not_compare(tmp_path):
+    problem = random_problem(8, 2, 1, everywhere=1.0)
+    remembered = []
+
+    def draw(*_):
+        remembered.append(len(one.memory()))
+        return [instance(problem)] * 4
+
+    def dearer(instance):
+        return lambda placements: 10.0 * instance.cost(placements)
+
+    one = agent()
+    stages = [Stage(draw, updates=2), Stage(draw, 2, "imitation", teacher="best"), Stage(draw, updates=2, cost=dearer)]
+    train(one, stages, evaluate_on=(), seed=0)
+    assert [bool(count) for count in remembered] == [False, True, True, True, False, True]
+    again = agent()
+    again.recall(one.memory())
+    assert {name: row.tolist() for name, row in again.memory().items()} == {n: row.tolist() for n, row in one.memory().items()}
+
+
+def test_imitating_the_best_that_was_met_makes_it_the_choice():
+    problem = random_problem(12, 3, 8, everywhere=1.0)
+    one = DopplerAgent(width=16, select="critical-path")
+    best = met(one, problem, np.random.default_rng(1))
+    draw = lambda *_: [instance(problem)]  # noqa: E731
+    train(one, [Stage(draw, 200, "imitation", learning_rate=0.01, teacher="best")], evaluate_on=(), seed=0)
+    cost = SimulatedCost(problem)
+    assert cost(one.greedy_placement(problem)[None])[0] == pytest.approx(cost(best[None])[0])
+    with pytest.raises(UsageError, match="No placement of the problem has been met"):
+        agent().loss("imitation", draw(), np.random.default_rng(0), "best")
+
+
+def test_neighbouring_episodes_find_what_whole_ones_do_not():
+    found = {0.0: 0.0, 0.8: 0.0}
+    for seed in (3, 4):
+        problem = random_problem(60, 4, seed, everywhere=1.0)
+        batch = [instance(problem)] * 16
+        stage = Stage(lambda *_, batch=batch: batch, updates=40, learning_rate=3e-3, gamma=1.0)
+        for neighbourhood in found:
+            result = train(agent(neighbourhood=neighbourhood), [stage], evaluate_on=(), seed=0)
+            found[neighbourhood] += result.stages[0].found[0].cost
+    assert found[0.8] < 0.98 * found[0.0]
+
+
 def test_two_policies_of_one_kind_have_no_say_where_they_are_fixed():
     problem = random_problem(9, 3, 5, everywhere=1.0)
     graph = Graph.of(problem)
     by_path = agent(select="critical-path").rollout([instance(problem)], np.random.default_rng(0)).decisions[0]
-    ranks = [graph.seconds_to_exit[v] for v in by_path.made.ops[:, 0]]
+    ranks = [graph.seconds_to_exit[v] for v in by_path.made.ops[0]]
+    record = by_path.record
     for t, rank in enumerate(ranks):
-        assert rank == max(graph.seconds_to_exit[v] for v in np.flatnonzero(by_path.candidates[t, 0]))
+        assert rank == max(graph.seconds_to_exit[v] for v in np.flatnonzero((record.ready[0] <= t) & (record.at[0] >= t)))
     by_start = agent(place="earliest-start").rollout([instance(problem)], np.random.default_rng(0)).decisions[0]
     for t in range(9):
-        starts = by_start.made.features[t, 0, :, 4]
-        assert starts[by_start.made.devices[t, 0]] == starts.min()
+        starts = by_start.made.inputs[0, t, :, 4]
+        assert starts[by_start.made.devices[0, t]] == starts.min()
 
 
 def test_the_placer_trains_on_the_problem_itself_or_takes_weights(tmp_path):

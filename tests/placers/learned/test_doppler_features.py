@@ -14,8 +14,10 @@ from placeit.core.errors import PlacementError
 from placeit.core.problem import Problem
 from placeit.placers.learned.agents.doppler.features import (
     DEVICE_FEATURES,
+    HOPS,
     NODE_FEATURES,
     EpisodeState,
+    affinity,
     device_sums,
     path_sums,
     static_features,
@@ -189,6 +191,34 @@ def test_a_device_waits_for_what_conflicts_with_it() -> None:
     state.place([2], [0])
     assert state.features([1])[0, :, 4].tolist() == [6, 6]  # rather than 1 + 4 on the other device
     assert state.features([1])[0, :, 0].tolist() == [6, 0]
+
+
+@settings(max_examples=20, deadline=None)
+@given(SEEDS, st.integers(2, 12))
+def test_affinity_is_the_chance_of_walks_and_adds_up_over_the_ops_on_a_device(seed: int, ops: int) -> None:
+    problem = random_problem(ops, 3, seed, everywhere=1.0)
+    comm, chance = mean_comm(problem), np.zeros((ops, ops))
+    for (u, v), seconds in zip(problem.edges.tolist(), comm.tolist(), strict=True):
+        weight = seconds if comm.any() else 1.0
+        chance[u, v] += weight
+        chance[v, u] += weight
+    total = chance.sum(axis=1, keepdims=True)
+    chance = np.divide(chance, total, out=np.zeros_like(chance), where=total > 0)
+    walks = np.stack([np.linalg.matrix_power(chance, hops) for hops in range(1, HOPS + 1)], axis=2)
+    walks[walks < 1e-3] = 0.0
+    walks[np.arange(ops), np.arange(ops)] = 0.0
+    found, made = affinity(problem), np.zeros((ops, ops, HOPS))
+    for u in range(ops):
+        rows = slice(found.ptr[u], found.ptr[u + 1])
+        made[found.op[rows], u] = found.share[rows]
+    np.testing.assert_allclose(made, walks, atol=1e-6)
+    state, rng = EpisodeState(problem, 2), np.random.default_rng(seed)
+    for _ in range(ops // 2):
+        chosen = [int(rng.choice(np.flatnonzero(row))) for row in state.candidates]
+        state.place(chosen, rng.integers(3, size=2))
+    for b in range(2):
+        for d in range(3):
+            np.testing.assert_allclose(state.near[b, d], walks[:, state.placement[b] == d].sum(axis=1), atol=1e-5)
 
 
 def test_devices_without_room_for_the_weights_are_not_able() -> None:

@@ -13,7 +13,7 @@ import torch
 
 from placeit.core.errors import TrainingError, UsageError
 from placeit.core.version import __version__
-from placeit.placers.learned.agent import Agent, ProblemInstance
+from placeit.placers.learned.agent import Agent, ProblemInstance, Remembering
 from placeit.placers.learned.checkpoint import save_agent
 from placeit.placers.learned.training.clock import StageClock
 from placeit.placers.learned.training.journal import CostJournal
@@ -213,6 +213,12 @@ class _Training:
             )
         else:
             run.end_stage(self.agent, last=run.stage + 1 == len(self.stages))
+            if (
+                run.stage < len(self.stages)
+                and self.stages[run.stage].cost != stage.cost
+                and isinstance(self.agent, Remembering)
+            ):
+                self.agent.recall({})  # what it remembers is by costs that do not compare
         self._save()
 
     def _opening(self, stage: Stage, judges: Sequence[ProblemInstance]) -> float | None:

@@ -17,40 +17,37 @@ from placeit.core.problem import Problem
 from placeit.core.registry import check_size
 from placeit.placers.feasibility import fits, repair
 from placeit.placers.learned.agent import ProblemInstance, Trajectory
-from placeit.placers.learned.agents.choice import draw_choice, score_choice
-from placeit.placers.learned.agents.doppler.features import EpisodeState
-from placeit.placers.learned.agents.doppler.graph import DEVICE_INPUTS, Graph, allowed
-from placeit.placers.learned.agents.doppler.networks import Network
-from placeit.placers.learned.agents.doppler.teachers import TEACHERS, Teacher, earliest, find_teacher, longest_to_exit
+from placeit.placers.learned.agents.choice import score_choice
+from placeit.placers.learned.agents.doppler.episodes import Manner, Record, play, see
+from placeit.placers.learned.agents.doppler.features import EpisodeState, device_sums
+from placeit.placers.learned.agents.doppler.graph import Graph
+from placeit.placers.learned.agents.doppler.neighbourhoods import Best
+from placeit.placers.learned.agents.doppler.networks import Network, Progress
+from placeit.placers.learned.agents.doppler.teachers import TEACHERS, Teacher, find_teacher
 from placeit.placers.learned.training.stages import Draw, Stage
 
 __all__ = ["DopplerAgent"]
 
 _NUMBERS_AT_A_TIME = 1 << 22
 _MOST = {"width": 4096, "rounds": 16}
+_OPTIONS = ("width", "rounds", "select", "place", "greedy", "passing", "neighbourhood", "affinity")
+BEST = "best"
 
 
 class _Answers(NamedTuple):
-    """What somebody decides in the states of ``R`` episodes, step by step.
+    """What somebody decides at each step of ``R`` episodes.
 
     Attributes:
-        ops: ``intp[V, R]``, what to place.
-        devices: ``intp[V, R]``, where.
-        allowed: ``bool[V, R, D]``, where the op can go.
-        features: ``float32[V, R, D, 6]`` of the devices.
+        ops: ``int64[R, V]``, what to place.
+        devices: ``int64[R, V]``, where.
+        allowed: ``bool[R, V, D]``, where the op can go.
+        inputs: ``float32[R, V, D, F]``, what PLC sees of the devices.
     """
 
-    ops: NDArray[np.intp]
-    devices: NDArray[np.intp]
+    ops: NDArray[np.int64]
+    devices: NDArray[np.int64]
     allowed: NDArray[np.bool_]
-    features: NDArray[np.float32]
-
-    @classmethod
-    def empty(cls, ops: int, rows: int, devices: int) -> _Answers:
-        """Make room for the answers of whole episodes."""
-        numbers, of_devices = (ops, rows), (ops, rows, devices)
-        chosen, places = np.empty(numbers, np.intp), np.empty(numbers, np.intp)
-        return cls(chosen, places, np.empty(of_devices, bool), np.empty((*of_devices, DEVICE_INPUTS), np.float32))
+    inputs: NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,18 +57,27 @@ class _Played:
     Attributes:
         graph: the problem.
         rows: ``intp[R]``, numbers of the episodes in the batch.
-        candidates: ``bool[V, R, V]``, what could be placed at each step.
-        made: decisions of the policy, which the episodes went on with.
-        taught: what the teacher would have done; None without one.
-        placements: ``int32[R, V]``.
+        record: what was decided.
+        learned: ``bool[R, V]``, steps that are learned from.
+        worse: how much worse than the placement that was decided about anew in part, as a share, one may be to be gone on from;
+            None where all was decided, the order of ops included.
+        finish: ``float64[R, V]``, when ops end by the estimate.
+        placements: ``int32[R, V]``, repaired where weights did not fit.
     """
 
     graph: Graph
     rows: NDArray[np.intp]
-    candidates: NDArray[np.bool_]
-    made: _Answers
-    taught: _Answers | None
+    record: Record
+    learned: NDArray[np.bool_]
+    worse: float | None
+    finish: NDArray[np.float64]
     placements: NDArray[np.int32]
+
+    @property
+    def made(self) -> _Answers:
+        """What the policies decided."""
+        record = self.record
+        return _Answers(record.order, np.take_along_axis(record.chosen, record.order, 1), record.allowed, record.inputs)
 
 
 class DopplerAgent:
@@ -80,9 +86,13 @@ class DopplerAgent:
     In episodes that are learned from, each of the two takes any allowed answer with a probability of ``explore``. Otherwise it
     draws from its policy, or, with ``greedy``, takes what that likes best, as in the paper.
 
-    Differs from the paper: device features have one more, the op's compute there,
-    and are in multiples of the time that all devices take for all ops if they share them evenly; a device without room for an
-    op's weights is barred. If none has room, the op goes to any that can run it, and the whole placement is repaired.
+    Differs from the paper: once a placement of a problem has been met, most episodes that are learned from keep a good one but
+    for a connected part of its ops, and only what PLC decides about these is learned from
+    (:mod:`placeit.placers.learned.agents.doppler.neighbourhoods`). A whole episode has one reward for hundreds of decisions,
+    most of which have nothing to do with it. PLC also sees the op's compute on a device and its affinity to the ops there, without
+    which it cannot tell ops of the same shape apart. Features of devices are in multiples of the time that all devices take for
+    all ops if they share them evenly. A device without room for an op's weights is barred. If none has room, the op goes to any
+    that can run it, and the whole placement is repaired.
 
     Args:
         width: of the network.
@@ -90,6 +100,10 @@ class DopplerAgent:
         select: ``learned``, or ``critical-path``: the op with the longest path to an exit (DOPPLER-PLC in the paper).
         place: ``learned``, or ``earliest-start``: the device where the op can start first (DOPPLER-SEL).
         greedy: whether episodes that are learned from take the likeliest answer unless they explore.
+        passing: of messages: once an ``episode`` (section 5.3), or at each ``step``.
+        neighbourhood: how often, once a placement of a problem has been met, episodes that are learned from decide about a part
+            of the best one anew, and keep the rest.
+        affinity: whether PLC sees :func:`~placeit.placers.learned.agents.doppler.features.affinity`.
 
     Attributes:
         teachers: whom ``imitation`` may learn from (:data:`placeit.placers.learned.agents.doppler.teachers.TEACHERS`).
@@ -100,12 +114,20 @@ class DopplerAgent:
     """
 
     name: ClassVar[str] = "doppler"
-    version: ClassVar[int] = 1
-    teachers: ClassVar[Mapping[str, Sequence[str]]] = {"imitation": tuple(TEACHERS)}
+    version: ClassVar[int] = 2
+    teachers: ClassVar[Mapping[str, Sequence[str]]] = {"imitation": (*TEACHERS, BEST)}
     network: nn.Module
 
     def __init__(
-        self, width: int = 32, rounds: int = 2, select: str = "learned", place: str = "learned", greedy: bool = False
+        self,
+        width: int = 32,
+        rounds: int = 2,
+        select: str = "learned",
+        place: str = "learned",
+        greedy: bool = False,
+        passing: str = "episode",
+        neighbourhood: float = 0.8,
+        affinity: bool = True,
     ) -> None:
         for option, value in (("width", width), ("rounds", rounds)):
             check_size("agent", "doppler", option, value, 1, _MOST[option])
@@ -115,14 +137,25 @@ class DopplerAgent:
         if select != "learned" and place != "learned":
             raise UsageError("The agent 'doppler' has nothing to learn with both 'select' and 'place' fixed.")
         self.width, self.rounds, self.select, self.place = width, rounds, select, place
-        self.greedy, self.explore = greedy, 0.0
-        self.network = self._network = Network(width, rounds)
+        if passing not in ("episode", "step"):
+            raise UsageError(f"'passing' of the agent 'doppler' is '{passing}'; it must be 'episode' or 'step'.")
+        if not 0 <= neighbourhood <= 1:
+            raise UsageError(f"'neighbourhood' of the agent 'doppler' is {neighbourhood}; it must be in [0, 1].")
+        self.greedy, self.passing, self.neighbourhood, self.affinity, self.explore = (
+            greedy,
+            passing,
+            neighbourhood,
+            affinity,
+            0.0,
+        )
+        self.network = self._network = Network(width, rounds, progress=passing == "step")
+        self._best = Best()
         self._graphs: weakref.WeakKeyDictionary[Problem, Graph] = weakref.WeakKeyDictionary()
 
     @property
     def config(self) -> Mapping[str, bool | int | float | str]:
         """Arguments that make an agent of the same shape."""
-        return {name: getattr(self, name) for name in ("width", "rounds", "select", "place", "greedy")}
+        return {name: getattr(self, name) for name in _OPTIONS}
 
     def default_stages(self, draw: Draw) -> list[Stage]:
         """Imitation, then REINFORCE; the paper's third stage is the second one with measured costs."""
@@ -133,34 +166,38 @@ class DopplerAgent:
         ]
 
     def rollout(self, instances: Sequence[ProblemInstance], rng: np.random.Generator) -> Trajectory:
-        """Place each problem op by op.
+        """Place each problem op by op, or a part of its ops anew.
 
         Raises:
             InfeasibleError: the weights of a problem fit in no way that was found.
         """
         played = [self._play(graph, rows, rng) for graph, rows in self._grouped(instances)]
-        valid = np.zeros((max(len(one.made.ops) for one in played), len(instances)), bool)
+        valid = np.zeros((max(int(one.learned.sum(axis=1).max()) for one in played), len(instances)), bool)
         visited: list[NDArray[np.int32]] = [np.empty((0, 0), np.int32)] * len(instances)
         for one in played:
-            valid[: len(one.made.ops), one.rows] = True
+            valid[:, one.rows] = np.arange(len(valid))[:, None] < one.learned.sum(axis=1)
             for row, placement in zip(one.rows.tolist(), one.placements, strict=True):
                 visited[row] = placement[None]
         return Trajectory(valid, visited, played)
 
     def rewards(self, trajectory: Trajectory, costs: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-        """Return minus the cost of the placement, at the last step."""
+        """Return minus the cost of the placement, at the last step. The best placements are remembered."""
         rewards = np.zeros(trajectory.valid.shape)
         last = trajectory.valid.sum(axis=0) - 1
-        rewards[last, np.arange(len(last))] = [-cost[0] for cost in costs]
+        some = np.flatnonzero(last >= 0)
+        rewards[last[some], some] = [-costs[row][0] for row in some.tolist()]
+        for one in trajectory.decisions:
+            met = np.array([costs[row][0] for row in one.rows.tolist()])
+            self._best.meet(one.graph.problem, one.placements, met, one.worse or 0.0)
         return rewards
 
     def score(self, trajectory: Trajectory) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp], Tensor, Tensor]]:
         """Score decisions: sums of the log-probabilities, and of the entropies, of an op and of its device."""
         for one in trajectory.decisions:
-            for steps in _parts(one):
-                log, entropy = self._scored(one, one.made, steps)
-                at = np.repeat(np.arange(steps.start, steps.stop), len(one.rows))
-                yield at, np.tile(one.rows, len(at) // len(one.rows)), log.flatten(), entropy.flatten()
+            number = one.learned.cumsum(axis=1) - 1
+            for r, t in self._parts(one):
+                log, entropy = self._scored(one, one.made, r, t, select=one.worse is None)
+                yield number[r, t], one.rows[r], log, entropy
 
     def loss(
         self, kind: str, instances: Sequence[ProblemInstance], rng: np.random.Generator, teacher: str | None = None
@@ -168,21 +205,28 @@ class DopplerAgent:
         """Return the loss of ``imitation``: the policy acts, and the teacher's answer is what it should have been.
 
         DOPPLER, Appendix J: the mean over decisions of minus the log-probabilities of the teacher's op, and of its device for
-        that op, in the state that the policy is in.
+        that op, in the state that the policy is in. The teacher ``best`` is the best placement that was met in training: the
+        policy places its ops in an order of its own, and its devices are what is learned.
 
         Raises:
-            UsageError: another kind, or there is no such teacher.
+            UsageError: another kind, there is no such teacher, or nothing has been met yet.
         """
         if kind != "imitation":
             raise UsageError(f"The agent 'doppler' has no training '{kind}'; it has reinforce and imitation.")
-        answering = find_teacher(teacher or self.teachers[kind][0])
+        name = teacher or self.teachers[kind][0]
+        answering = None if name == BEST else find_teacher(name)
         total, count = torch.zeros(()), 0
         for graph, rows in self._grouped(instances):
-            one = self._play(graph, rows, rng, answering)
-            assert one.taught is not None  # noqa: S101
-            for steps in _parts(one):
-                log, _ = self._scored(one, one.taught, steps)
-                total, count = total - log.sum(), count + log.numel()
+            if answering is None:
+                best = self._best.placement(graph.problem)
+                one = self._play(graph, rows, rng, np.repeat(best[None], len(rows), axis=0))
+                answers = _replayed(one, None)
+            else:
+                one = self._play(graph, rows, rng)
+                answers = _replayed(one, answering)
+            for r, t in self._parts(one):
+                log, _ = self._scored(one, answers, r, t, select=answering is not None)
+                total, count = total - log.sum(), count + len(log)
         return total / count
 
     def greedy_placement(self, problem: Problem) -> NDArray[np.int32]:
@@ -192,6 +236,14 @@ class DopplerAgent:
         placement: NDArray[np.int32] = self._play(graph, rows, None).placements[0]
         return placement
 
+    def memory(self) -> Mapping[str, Tensor]:
+        """Return the best placements met."""
+        return self._best.tensors()
+
+    def recall(self, memory: Mapping[str, Tensor]) -> None:
+        """Restore them."""
+        self._best = Best.of(memory)
+
     def _grouped(self, instances: Sequence[ProblemInstance]) -> list[tuple[Graph, NDArray[np.intp]]]:
         """Graphs of the different problems, and the numbers of their instances."""
         rows: dict[Problem, list[int]] = {}
@@ -199,100 +251,105 @@ class DopplerAgent:
             rows.setdefault(instance.problem, []).append(number)
         for problem in rows:
             if problem not in self._graphs:
-                self._graphs[problem] = Graph.of(problem)
+                self._graphs[problem] = Graph.of(problem, affinity=self.affinity)
         return [(self._graphs[problem], np.array(numbers)) for problem, numbers in rows.items()]
 
     @torch.no_grad()
     def _play(
-        self, graph: Graph, rows: NDArray[np.intp], rng: np.random.Generator | None, teacher: Teacher | None = None
+        self,
+        graph: Graph,
+        rows: NDArray[np.intp],
+        rng: np.random.Generator | None,
+        kept: NDArray[np.int32] | None = None,
     ) -> _Played:
-        """Play an episode in each row; without a generator by the likeliest answers. A teacher is asked at every step."""
+        """Play an episode in each row; without a generator by the likeliest answers. What is kept is not decided about."""
         problem, count = graph.problem, len(rows)
         size, devices = len(problem), problem.devices
-        encoded, state = self._network.encode(graph), EpisodeState(problem, count)
-        select, at = encoded.select.expand(count, -1).numpy(), torch.arange(count)
-        placed = torch.zeros(count, devices, self.width)
-        explore = self.explore if self.network.training else 0.0
-        candidates = np.empty((size, count, size), bool)
-        made = _Answers.empty(size, count, devices)
-        taught = None if teacher is None else _Answers.empty(size, count, devices)
-        for t in range(size):
-            candidates[t] = state.candidates
-            if teacher is not None and taught is not None:
-                ops, chosen = teacher.decide(graph, state)
-                _write(taught, t, ops, chosen, allowed(state, ops), graph.device_features(state, ops))
-            if self.select == "learned":
-                ops = self._drawn(select, state.candidates, explore, rng)
-            else:
-                ops = longest_to_exit(graph, state)
-            able, features = allowed(state, ops), graph.device_features(state, ops)
-            if self.place == "learned":
-                logits = self._network.place(encoded.node[torch.from_numpy(ops)], placed, torch.from_numpy(features))
-                chosen = self._drawn(logits.numpy(), able, explore, rng)
-            else:
-                chosen = earliest(state, ops, finish=False)
-            _write(made, t, ops, chosen, able, features)
-            state.place(ops, chosen)
-            placed[at, torch.from_numpy(chosen)] += encoded.placed[torch.from_numpy(ops)]
+        training, worse = self.network.training and rng is not None, None
+        explore = self.explore if training and kept is None else 0.0
+        if kept is None:
+            kept = np.full((count, size), -1, np.int32)
+            if training and rng is not None and self.place == "learned" and rng.random() < self.neighbourhood:
+                neighbours = self._best.neighbours(problem, count, rng)
+                kept, worse = (kept, None) if neighbours is None else neighbours
+        draw = rng is not None and not (self.greedy and training)
+        manner = Manner(self.select == "learned", self.place == "learned", draw, explore)
+        state, record = EpisodeState(problem, count, graph.tables), Record.empty(count, size, devices)
+        seeds = np.zeros(count, np.uint64) if rng is None else rng.integers(2**63, size=count).astype(np.uint64)
+        on = np.zeros((count, devices, self.width), np.float32)
+        at = (manner, kept, graph.seconds_to_exit, graph.unit, seeds)
+        if self.passing == "episode":
+            policy = self._network.compiled(self._network.encode(graph), on)
+            play(0, size, state.arrays, graph.tables, record, policy, *at)
+        else:
+            for t in range(size):
+                encoded = self._network.encode(graph, _progress(graph, state.placement, state.finish))
+                on[:] = device_sums(encoded.placed, state.placement, devices).numpy()
+                play(t, t + 1, state.arrays, graph.tables, record, self._network.compiled(encoded, on), *at)
         for row, placement in enumerate(state.placement):
             if not fits(problem, placement):
                 state.placement[row] = repair(problem, placement)
-        return _Played(graph, rows, candidates, made, taught, state.placement)
+        learned = np.ones((count, size), bool) if worse is None else record.decided
+        return _Played(graph, rows, record, learned, worse, state.finish, state.placement)
 
-    def _drawn(
-        self, logits: NDArray[np.float32], able: NDArray[np.bool_], explore: float, rng: np.random.Generator | None
-    ) -> NDArray[np.intp]:
-        """Decide in each row: ``intp[R]`` of ``float32[R, K]`` logits."""
-        best: NDArray[np.intp] = np.where(able, logits, -np.inf).argmax(axis=1)
-        if rng is None:
-            return best
-        chosen = best
-        if not (self.greedy and self.network.training):
-            chosen = draw_choice(torch.from_numpy(np.array(logits)), able, rng)
-        if explore > 0:
-            any_of = np.where(able, rng.random(able.shape), -1.0).argmax(axis=1)
-            chosen = np.where(rng.random(len(chosen)) < explore, any_of, chosen)
-        return chosen
+    def _parts(self, one: _Played) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp]]]:
+        """Rows and steps that are learned from, as many as are scored at a time."""
+        r, t = np.nonzero(one.learned)
+        size, devices = len(one.graph.problem), one.graph.problem.devices
+        each = size * (1 + devices) + devices * self.width
+        if self.passing == "step":
+            each += 8 * self.width * (size + len(one.graph.problem.edges))
+        many = max(1, _NUMBERS_AT_A_TIME // each)
+        for first in range(0, len(r), many):
+            yield r[first : first + many], t[first : first + many]
 
-    def _scored(self, played: _Played, answers: _Answers, steps: slice) -> tuple[Tensor, Tensor]:
-        """Score answers in the states of some steps, as the network is now: ``float32[T, R]`` twice.
+    def _scored(
+        self, one: _Played, answers: _Answers, r: NDArray[np.intp], t: NDArray[np.intp], *, select: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Score answers in the states of some episodes at some steps, as the network is now: ``float32[N]`` twice.
 
         The episodes may have gone on with other answers.
         """
-        encoded = self._network.encode(played.graph)
-        log = entropy = torch.zeros(answers.ops[steps].shape)
-        if self.select == "learned":
-            candidates = played.candidates[steps]
-            chosen, spread = score_choice(encoded.select.expand(candidates.shape), candidates, answers.ops[steps])
+        record, devices = one.record, one.graph.problem.devices
+        before = record.at[r] < t[:, None]
+        placement = np.where(before, record.chosen[r], -1).astype(np.int32)
+        progress = None if self.passing == "episode" else _progress(one.graph, placement, one.finish[r])
+        encoded = self._network.encode(one.graph, progress)
+        ops, which = (
+            torch.from_numpy(answers.ops[r, t]),
+            torch.arange(len(r)) if progress is not None else torch.zeros(1).long(),
+        )
+        log = entropy = torch.zeros(len(r))
+        if self.select == "learned" and select:
+            candidates = (record.ready[r] <= t[:, None]) & ~before
+            chosen, spread = score_choice(encoded.select.expand(candidates.shape), candidates, answers.ops[r, t])
             log, entropy = log + chosen, entropy + spread
         if self.place == "learned":
-            before = slice(0, steps.stop - 1)
-            moved = encoded.placed[torch.from_numpy(played.made.ops[before])]
-            where = torch.from_numpy(played.made.devices[before])[..., None, None].expand(-1, -1, 1, self.width)
-            each = torch.zeros(steps.stop, len(played.rows), played.graph.problem.devices, self.width)
-            placed = torch.cat([each[:1], each[1:].scatter(2, where, moved[:, :, None])]).cumsum(0)[steps]
-            node, features = encoded.node[torch.from_numpy(answers.ops[steps])], torch.from_numpy(answers.features[steps])
-            logits = self._network.place(node, placed, features)
-            chosen, spread = score_choice(logits, answers.allowed[steps], answers.devices[steps])
+            on = device_sums(encoded.placed if progress is not None else encoded.placed[0], placement, devices)
+            logits = self._network.place(encoded.node[which, ops], on, torch.from_numpy(answers.inputs[r, t]))
+            chosen, spread = score_choice(logits, answers.allowed[r, t], answers.devices[r, t])
             log, entropy = log + chosen, entropy + spread
         return log, entropy
 
 
-def _write(
-    answers: _Answers,
-    t: int,
-    ops: NDArray[np.intp],
-    devices: NDArray[np.intp],
-    able: NDArray[np.bool_],
-    features: NDArray[np.float32],
-) -> None:
-    answers.ops[t], answers.devices[t], answers.allowed[t], answers.features[t] = ops, devices, able, features
+def _replayed(one: _Played, teacher: Teacher | None) -> _Answers:
+    """What a teacher says in the states of episodes; without one, what was decided there."""
+    problem = one.graph.problem
+    state = EpisodeState(problem, len(one.rows), one.graph.tables)
+    answers = one.made._replace(**{name: np.empty_like(array) for name, array in one.made._asdict().items()})
+    for t in range(len(problem)):
+        made = one.made.ops[:, t], one.made.devices[:, t]
+        asked = made if teacher is None else teacher.decide(one.graph, state)
+        answers.ops[:, t], answers.devices[:, t] = asked
+        see(answers.inputs, answers.allowed, t, answers.ops[:, t], state.arrays, one.graph.tables, one.graph.unit)
+        state.place(*made)
+    return answers
 
 
-def _parts(played: _Played) -> Iterator[slice]:
-    """Steps that are scored at a time."""
-    steps, rows, size = played.candidates.shape
-    each = rows * (size + 64 * played.graph.problem.devices)
-    many = max(1, _NUMBERS_AT_A_TIME // each)
-    for first in range(0, steps, many):
-        yield slice(first, min(steps, first + many))
+def _progress(graph: Graph, placement: NDArray[np.int32], finish: NDArray[np.float64]) -> Progress:
+    """Tell how far episodes have come, by ``int32[N, V]`` placements with -1 for what is not placed."""
+    placed = placement >= 0
+    ops = np.stack([placed, np.where(placed, finish / graph.unit, 0.0)], axis=2).astype(np.float32)
+    tail, head = placement[:, graph.tail.numpy()], placement[:, graph.head.numpy()]
+    apart = ((tail >= 0) & (head >= 0) & (tail != head)).astype(np.float32)
+    return Progress(torch.from_numpy(ops), torch.from_numpy(apart[..., None]))

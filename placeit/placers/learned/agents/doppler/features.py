@@ -27,6 +27,7 @@ from placeit.placers.list_scheduling import downward_ranks, last_arrival, mean_c
 
 __all__ = [
     "DEVICE_FEATURES",
+    "HOPS",
     "NODE_FEATURES",
     "EpisodeState",
     "Paths",
@@ -40,6 +41,10 @@ NODE_FEATURES = ("compute", "incoming communication", "outgoing communication", 
 """Columns of the static features (D.1), seconds."""
 DEVICE_FEATURES = ("load", "load of predecessors", "first start of inputs", "last end of inputs", "earliest start")
 """Columns of the dynamic features (D.2), seconds."""
+HOPS = 4
+"""How far the affinity of ops reaches, in edges."""
+
+_LEAST = 1e-3  # affinity of ops below which they are left out
 
 
 class Paths(NamedTuple):
@@ -139,6 +144,136 @@ def device_sums(embeddings: Tensor, placement: NDArray[np.int32], devices: int) 
     return on.to(embeddings) @ embeddings
 
 
+class Affinity(NamedTuple):
+    """How much ops have to do with each other, by the traffic on walks between them, as rows of a sparse matrix.
+
+    Attributes:
+        ptr: ``int64[V + 1]``, where the row of each op begins.
+        op: ``int64[N]``, ops that have to do with the row's.
+        share: ``float32[N, HOPS]``, the shares of their walks that end at the row's op.
+    """
+
+    ptr: NDArray[np.int64]
+    op: NDArray[np.int64]
+    share: NDArray[np.float32]
+
+    @classmethod
+    def none(cls, ops: int) -> Affinity:
+        """Ops that have nothing to do with each other."""
+        return cls(np.zeros(ops + 1, np.int64), np.empty(0, np.int64), np.empty((0, HOPS), np.float32))
+
+
+def affinity(problem: Problem) -> Affinity:
+    """Compute how likely walks of 1 to :data:`HOPS` edges, in either direction, lead from an op to another.
+
+    A walk takes an edge with a chance in proportion to its mean communication; where nothing takes time to move, all alike.
+    Shares below 0.001 are left out, and those of an op and itself.
+    """
+    count, comm = len(problem), mean_comm(problem)
+    weights = comm if comm.any() else np.ones(len(comm))
+    tails, heads = problem.edges.T.astype(np.int64)
+    of, to = np.concatenate([tails, heads]), np.concatenate([heads, tails])
+    order = np.argsort(of, kind="stable")
+    ptr = np.searchsorted(of[order], np.arange(count + 1))
+    chance = np.concatenate([weights, weights])[order]
+    total = np.bincount(of[order], chance, count)[of[order]]
+    chance = np.divide(chance, total, out=np.zeros_like(chance), where=total > 0)
+    begins, ends, shares = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty((0, HOPS))]
+    for v in range(count):
+        walk = _walk(v, ptr, to[order], chance)
+        walk[v] = 0.0
+        walk[walk < _LEAST] = 0.0
+        met = np.flatnonzero(walk.any(axis=1))
+        begins.append(np.full(len(met), v))
+        ends.append(met)
+        shares.append(walk[met])
+    begin, end, share = np.concatenate(begins), np.concatenate(ends), np.concatenate(shares)
+    order = np.argsort(end, kind="stable")
+    return Affinity(np.searchsorted(end[order], np.arange(count + 1)), begin[order], share[order].astype(np.float32))
+
+
+@jit
+def _walk(v: int, ptr: NDArray[np.int64], to: NDArray[np.int64], chance: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Chances to be at each op after each number of steps from one on: ``float64[V, HOPS]``."""
+    count = len(ptr) - 1
+    found = np.zeros((count, HOPS))
+    for hop in range(HOPS):
+        for u in range(count):
+            here = found[u, hop - 1] if hop > 0 else np.float64(u == v)
+            if here > 0:
+                for k in range(ptr[u], ptr[u + 1]):
+                    found[to[k], hop] += here * chance[k]
+    return found
+
+
+class Tables(NamedTuple):
+    """A problem as compiled code reads it."""
+
+    compute: NDArray[np.float64]
+    feasible: NDArray[np.bool_]
+    conflicts: NDArray[np.bool_]
+    param_bytes: NDArray[np.float64]
+    memory: NDArray[np.float64]
+    edges: NDArray[np.int32]
+    in_ptr: NDArray[np.int32]
+    in_edge: NDArray[np.int32]
+    out_ptr: NDArray[np.int32]
+    out_edge: NDArray[np.int32]
+    edge_bytes: NDArray[np.float64]
+    bandwidth: NDArray[np.float64]
+    latency: NDArray[np.float64]
+    cut: NDArray[np.float64]
+    near: Affinity
+
+    @classmethod
+    def of(cls, problem: Problem, *, near: bool = True) -> Tables:
+        """Copy what is read: to Numba a read-only array is another type, to be compiled for again."""
+        into, out = problem.predecessors, problem.successors
+        return cls(
+            compute=problem.compute.copy(),
+            feasible=problem.feasible.copy(),
+            conflicts=problem.conflicts.copy(),
+            param_bytes=problem.param_bytes.copy(),
+            memory=problem.memory.copy(),
+            edges=problem.edges.copy(),
+            in_ptr=into.ptr.copy(),
+            in_edge=into.edge.copy(),
+            out_ptr=out.ptr.copy(),
+            out_edge=out.edge.copy(),
+            edge_bytes=problem.edge_bytes.copy(),
+            bandwidth=problem.bandwidth.copy(),
+            latency=problem.latency.copy(),
+            cut=problem.cut.copy(),
+            near=affinity(problem) if near else Affinity.none(len(problem)),
+        )
+
+
+class Arrays(NamedTuple):
+    """What changes in the episodes of :class:`EpisodeState`, whose attributes have the same names.
+
+    Attributes:
+        placement: ``int32[B, V]``.
+        candidates: ``bool[B, V]``.
+        waiting: ``int32[B, V]``, inputs of an op that come from ops that are not placed.
+        start: ``float64[B, V]``.
+        finish: ``float64[B, V]``.
+        load: ``float64[B, D]``.
+        free: ``float64[B, D]``.
+        used: ``float64[B, D]``.
+        near: ``float32[B, D, V, HOPS]``.
+    """
+
+    placement: NDArray[np.int32]
+    candidates: NDArray[np.bool_]
+    waiting: NDArray[np.int32]
+    start: NDArray[np.float64]
+    finish: NDArray[np.float64]
+    load: NDArray[np.float64]
+    free: NDArray[np.float64]
+    used: NDArray[np.float64]
+    near: NDArray[np.float32]
+
+
 class EpisodeState:
     """How far episodes on one problem have come: what is placed where, and when it would run by a list scheduler's estimate.
 
@@ -149,6 +284,7 @@ class EpisodeState:
     Args:
         problem: the problem.
         episodes: how many, ``B``.
+        tables: of the problem, if they have been made.
 
     Attributes:
         placement: ``int32[B, V]``, -1 where an op is not placed yet.
@@ -158,22 +294,21 @@ class EpisodeState:
         load: ``float64[B, D]``, seconds of all ops on a device.
         free: ``float64[B, D]``, when a device, and those that conflict with it, have ended what they were given.
         used: ``float64[B, D]``, bytes of weights on a device.
+        near: ``float32[B, D, V, HOPS]``, the :func:`affinity` of each op to those that are on a device, summed up.
     """
 
-    def __init__(self, problem: Problem, episodes: int) -> None:
+    def __init__(self, problem: Problem, episodes: int, tables: Tables | None = None) -> None:
         ops, devices = len(problem), problem.devices
-        into, out = problem.predecessors, problem.successors
         self.problem = problem
+        self.tables = Tables.of(problem) if tables is None else tables
         self.placement = np.full((episodes, ops), -1, np.int32)
-        self._waiting = np.repeat(np.diff(into.ptr).astype(np.int32)[None], episodes, axis=0)
-        self.candidates = self._waiting == 0
+        waiting = np.repeat(np.diff(problem.predecessors.ptr).astype(np.int32)[None], episodes, axis=0)
+        self.candidates = waiting == 0
         self.start, self.finish = np.zeros((episodes, ops)), np.zeros((episodes, ops))
         self.load, self.free, self.used = (np.zeros((episodes, devices)) for _ in range(3))
-        # copies can be written to: to numba a read-only array is another type, to be compiled for again
-        self._compute, self._edges, self._conflicts = problem.compute.copy(), problem.edges.copy(), problem.conflicts.copy()
-        self._into = (into.ptr.copy(), into.edge.copy())
-        self._out = (out.ptr.copy(), out.edge.copy())
-        self._moving = tuple(array.copy() for array in (problem.edge_bytes, problem.bandwidth, problem.latency, problem.cut))
+        self.near = np.zeros((episodes, devices, ops, HOPS), np.float32)
+        at = (self.placement, self.candidates, waiting, self.start, self.finish, self.load, self.free, self.used, self.near)
+        self.arrays = Arrays(*at)
 
     def __len__(self) -> int:
         return len(self.placement)
@@ -193,8 +328,7 @@ class EpisodeState:
             PlacementError: an op is no candidate of its episode.
         """
         made = np.zeros((len(self), self.problem.devices, len(DEVICE_FEATURES)))
-        at = (self.placement, self.start, self.finish, self.load, self.free)
-        _features(made, self._checked(ops), *at, self._compute, self._edges, *self._into, *self._moving)
+        _features(made, self._checked(ops), self.arrays, self.tables)
         return made
 
     def able(self, ops: ArrayLike) -> NDArray[np.bool_]:
@@ -223,9 +357,7 @@ class EpisodeState:
         for b in self._bad(~self.problem.feasible[chosen, on]):
             names = (self.problem.op_names[chosen[b]], self.problem.device_names[on[b]])
             raise PlacementError(f"Op '{names[0]}' cannot run on {names[1]}.")
-        at = (self.placement, self.candidates, self._waiting, self.start, self.finish, self.load, self.free)
-        _place(chosen, on, *at, self._conflicts, self._compute, self._edges, *self._into, *self._out, *self._moving)
-        self.used[np.arange(len(self)), on] += self.problem.param_bytes[chosen]
+        _place(chosen, on, self.arrays, self.tables)
 
     def _checked(self, ops: ArrayLike) -> NDArray[np.int64]:
         chosen = np.asarray(ops).astype(np.int64)
@@ -242,83 +374,67 @@ class EpisodeState:
 
 
 @jit
-def _features(
-    made: NDArray[np.float64],
-    ops: NDArray[np.int64],
-    placement: NDArray[np.int32],
-    start: NDArray[np.float64],
-    finish: NDArray[np.float64],
-    load: NDArray[np.float64],
-    free: NDArray[np.float64],
-    compute: NDArray[np.float64],
-    edges: NDArray[np.int32],
-    ptr: NDArray[np.int32],
-    in_edges: NDArray[np.int32],
-    edge_bytes: NDArray[np.float64],
-    bandwidth: NDArray[np.float64],
-    latency: NDArray[np.float64],
-    cut: NDArray[np.float64],
-) -> None:
-    made[:, :, 2] = np.inf
-    for b in range(len(ops)):
-        v = ops[b]
-        for k in range(ptr[v], ptr[v + 1]):
-            u = edges[in_edges[k], 0]
-            seen = False  # an op that gives several tensors counts once
-            for j in range(ptr[v], k):
-                seen = seen or edges[in_edges[j], 0] == u
-            if seen:
-                continue
-            d = placement[b, u]
-            made[b, d, 1] += compute[u, d]
-            made[b, d, 2] = min(made[b, d, 2], start[b, u])
-            made[b, d, 3] = max(made[b, d, 3], finish[b, u])
-        for d in range(load.shape[1]):
-            made[b, d, 0] = load[b, d]
-            if made[b, d, 2] == np.inf:
-                made[b, d, 2] = 0.0
-            made[b, d, 4] = last_arrival(
-                v, d, free[b, d], placement[b], finish[b], ptr, in_edges, edges, edge_bytes, bandwidth, latency, cut
-            )
+def device_features(made: NDArray[np.float64], b: int, v: int, arrays: Arrays, tables: Tables) -> None:
+    """Write the features of D.2 of all devices for op ``v`` of episode ``b``: ``float64[D, 5]``."""
+    compute, edges, ptr, in_edge, placement = tables.compute, tables.edges, tables.in_ptr, tables.in_edge, arrays.placement
+    made[:] = 0.0
+    made[:, 2] = np.inf
+    for k in range(ptr[v], ptr[v + 1]):
+        u = edges[in_edge[k], 0]
+        seen = False  # an op that gives several tensors counts once
+        for j in range(ptr[v], k):
+            seen = seen or edges[in_edge[j], 0] == u
+        if seen:
+            continue
+        d = placement[b, u]
+        made[d, 1] += compute[u, d]
+        made[d, 2] = min(made[d, 2], arrays.start[b, u])
+        made[d, 3] = max(made[d, 3], arrays.finish[b, u])
+    for d in range(len(made)):
+        made[d, 0] = arrays.load[b, d]
+        if made[d, 2] == np.inf:
+            made[d, 2] = 0.0
+        made[d, 4] = _arrival(b, v, d, arrays, tables)
 
 
 @jit
-def _place(
-    ops: NDArray[np.int64],
-    devices: NDArray[np.int64],
-    placement: NDArray[np.int32],
-    candidates: NDArray[np.bool_],
-    waiting: NDArray[np.int32],
-    start: NDArray[np.float64],
-    finish: NDArray[np.float64],
-    load: NDArray[np.float64],
-    free: NDArray[np.float64],
-    conflicts: NDArray[np.bool_],
-    compute: NDArray[np.float64],
-    edges: NDArray[np.int32],
-    ptr: NDArray[np.int32],
-    in_edges: NDArray[np.int32],
-    out_ptr: NDArray[np.int32],
-    out_edges: NDArray[np.int32],
-    edge_bytes: NDArray[np.float64],
-    bandwidth: NDArray[np.float64],
-    latency: NDArray[np.float64],
-    cut: NDArray[np.float64],
-) -> None:
+def place_op(b: int, v: int, d: int, arrays: Arrays, tables: Tables) -> None:
+    """Place a candidate of episode ``b``."""
+    edges, free, near = tables.edges, arrays.free, tables.near
+    start = _arrival(b, v, d, arrays, tables)
+    finish = start + tables.compute[v, d]
+    arrays.start[b, v], arrays.finish[b, v] = start, finish
+    arrays.placement[b, v] = d
+    arrays.candidates[b, v] = False
+    free[b, d] = finish
+    for other in range(len(tables.conflicts)):
+        if tables.conflicts[d, other]:
+            free[b, other] = max(free[b, other], finish)
+    arrays.load[b, d] += tables.compute[v, d]
+    arrays.used[b, d] += tables.param_bytes[v]
+    for k in range(tables.out_ptr[v], tables.out_ptr[v + 1]):
+        w = edges[tables.out_edge[k], 1]
+        arrays.waiting[b, w] -= 1
+        arrays.candidates[b, w] = arrays.waiting[b, w] == 0
+    for k in range(near.ptr[v], near.ptr[v + 1]):
+        for hop in range(HOPS):
+            arrays.near[b, d, near.op[k], hop] += near.share[k, hop]
+
+
+@jit
+def _arrival(b: int, v: int, d: int, arrays: Arrays, tables: Tables) -> float:
+    ends = (tables.in_ptr, tables.in_edge, tables.edges)
+    moving = (tables.edge_bytes, tables.bandwidth, tables.latency, tables.cut)
+    return last_arrival(v, d, arrays.free[b, d], arrays.placement[b], arrays.finish[b], *ends, *moving)
+
+
+@jit
+def _features(made: NDArray[np.float64], ops: NDArray[np.int64], arrays: Arrays, tables: Tables) -> None:
     for b in range(len(ops)):
-        v, d = ops[b], devices[b]
-        start[b, v] = last_arrival(
-            v, d, free[b, d], placement[b], finish[b], ptr, in_edges, edges, edge_bytes, bandwidth, latency, cut
-        )
-        finish[b, v] = start[b, v] + compute[v, d]
-        placement[b, v] = d
-        candidates[b, v] = False
-        free[b, d] = finish[b, v]
-        for other in range(len(conflicts)):
-            if conflicts[d, other]:
-                free[b, other] = max(free[b, other], finish[b, v])
-        load[b, d] += compute[v, d]
-        for k in range(out_ptr[v], out_ptr[v + 1]):
-            w = edges[out_edges[k], 1]
-            waiting[b, w] -= 1
-            candidates[b, w] = waiting[b, w] == 0
+        device_features(made[b], b, ops[b], arrays, tables)
+
+
+@jit
+def _place(ops: NDArray[np.int64], devices: NDArray[np.int64], arrays: Arrays, tables: Tables) -> None:
+    for b in range(len(ops)):
+        place_op(b, ops[b], devices[b], arrays, tables)

@@ -10,13 +10,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from placeit.core.problem import Problem
-from placeit.placers.learned.agents.doppler.features import DEVICE_FEATURES, NODE_FEATURES, EpisodeState, Paths, static_features
+from placeit.placers.learned.agents.doppler.features import NODE_FEATURES, EpisodeState, Paths, Tables, static_features
 
-__all__ = ["DEVICE_INPUTS", "OP_INPUTS", "Graph"]
+__all__ = ["OP_INPUTS", "Graph", "allowed"]
 
-OP_INPUTS, DEVICE_INPUTS = len(NODE_FEATURES), len(DEVICE_FEATURES) + 1
+OP_INPUTS = len(NODE_FEATURES)
 _T_LEVEL, _B_LEVEL = 3, 4
-EARLIEST_START = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +24,7 @@ class Graph:
 
     Attributes:
         problem: the problem.
+        tables: the problem, for compiled code.
         ops: ``float32[V, 5]``, features of D.1: costs in multiples of the mean compute of an op, levels in multiples of the
             longest path.
         edges: ``float32[E, 1]``, communication in the same unit as costs.
@@ -37,6 +37,7 @@ class Graph:
     """
 
     problem: Problem
+    tables: Tables
     ops: Tensor
     edges: Tensor
     tail: Tensor
@@ -47,8 +48,8 @@ class Graph:
     unit: float
 
     @classmethod
-    def of(cls, problem: Problem) -> Graph:
-        """Compute the features of a problem."""
+    def of(cls, problem: Problem, *, affinity: bool = True) -> Graph:
+        """Compute the features of a problem, with or without the affinity of ops."""
         static = static_features(problem)
         compute = static.nodes[:, 0]
         scale = np.full(OP_INPUTS, compute.mean() or 1.0)
@@ -56,6 +57,7 @@ class Graph:
         tail, head = torch.from_numpy(problem.edges.T.astype(np.int64))
         return cls(
             problem,
+            Tables.of(problem, near=affinity),
             torch.from_numpy((static.nodes / scale).astype(np.float32)),
             torch.from_numpy((static.edges / scale[0]).astype(np.float32)[:, None]),
             tail,
@@ -65,16 +67,6 @@ class Graph:
             static.nodes[:, _T_LEVEL],
             float(compute.sum()) / problem.devices or 1.0,
         )
-
-    def device_features(self, state: EpisodeState, ops: NDArray[np.intp]) -> NDArray[np.float32]:
-        """Features of the devices for a candidate of each episode, ``float32[B, D, 6]``.
-
-        Those of D.2, in multiples of :attr:`unit`, and, for devices that are not alike, the op's compute there; zero where it
-        cannot run.
-        """
-        compute = np.where(self.problem.feasible, self.problem.compute, 0.0)[ops]
-        features = np.concatenate([state.features(ops), compute[..., None]], axis=2)
-        return (features / self.unit).astype(np.float32)
 
 
 def allowed(state: EpisodeState, ops: NDArray[np.intp]) -> NDArray[np.bool_]:

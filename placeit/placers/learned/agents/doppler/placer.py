@@ -24,9 +24,9 @@ class Doppler:
 
     On the problem itself they imitate a list scheduler first, and then learn from costs, in the paper's 4,000 episodes.
 
-    Differs from the paper: 16 episodes an update, which are compared with their mean; the answers are drawn from the policies,
-    which explore by their entropy alone; the learning rate is 0.003, falling to nothing. Costs that are not finite cannot be
-    learned from.
+    Differs from the paper: 16 episodes an update, which are compared with their mean; most decide about a part of a good
+    placement anew; the answers are drawn from the policies, which explore by their entropy alone; the learning rate is 0.003,
+    falling to nothing. Costs that are not finite cannot be learned from.
     """
 
     weights: str = option("", "checkpoint of trained policies; empty to train them on the problem itself")

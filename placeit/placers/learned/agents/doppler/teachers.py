@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.errors import UsageError
+from placeit.placers.learned.agents.doppler.episodes import EARLIEST_START
 from placeit.placers.learned.agents.doppler.features import EpisodeState
-from placeit.placers.learned.agents.doppler.graph import EARLIEST_START, Graph, allowed
+from placeit.placers.learned.agents.doppler.graph import Graph, allowed
 
 __all__ = ["TEACHERS", "CriticalPath", "EarliestFinish", "Teacher", "find_teacher"]
 
