@@ -16,7 +16,7 @@ from placeit.cli.learned_model import LearnedModelOptions, open_model
 from placeit.cli.options import SeedOption
 from placeit.cli.paths import OutputFile, check_outputs, named_files
 from placeit.cli.terminal import Output, Terminal
-from placeit.core.errors import UsageError
+from placeit.core.errors import PlaceitError, UsageError
 from placeit.core.interrupts import INTERRUPTED
 from placeit.report import as_json, as_text, text
 
@@ -154,7 +154,7 @@ def train(
     if updates is not None:
         stages = scale_updates(stages, updates)
     check_stages(learner, stages)  # before anything is profiled
-    result, found = None, None
+    result, found, lost = None, None, None
     with keep_freed_memory(), terminal.progress() as progress, contextlib.ExitStack() as stack:
         if problems is None:
             check_folder(folder, resume=resume)  # before anything is measured
@@ -176,7 +176,12 @@ def train(
                 progress=progress,
             )
         if model is not None and (result is None or placement is not None or model.measured is not None):
-            found = model.answer(learner, stages, result, seed=seed, progress=progress)
+            try:
+                found = model.answer(learner, stages, result, seed=seed, progress=progress)
+            except PlaceitError as error:
+                if result is None:
+                    raise
+                lost = str(error)  # no reason to lose the weights
     data: dict[str, Any] = {
         "agent": learner.name,
         "config": dict(learner.config),
@@ -192,6 +197,7 @@ def train(
         "not_trained": None if model is None else model.obvious,
         "placements": None if model is None else model.counts(),
         "answer": None if found is None else as_json.optimized(found, placement),
+        "no_answer": lost,
         "checkpoint": None if result is None else str(output),
         "folder": None if folder is None else str(folder),
     }
@@ -211,9 +217,11 @@ def train(
         if found is not None:
             console.print()
             as_text.optimized(console, found, placement)
+        if lost is not None:
+            text.paragraph(console, f"There is no placement: {lost}")
 
-    stopped = result is not None and result.stopped is not None
-    code = INTERRUPTED if found is not None and found.interrupted else FAILED if stopped else 0
+    failed = lost is not None or (result is not None and result.stopped is not None)
+    code = INTERRUPTED if found is not None and found.interrupted else FAILED if failed else 0
     return Output(data, show, code, files)
 
 

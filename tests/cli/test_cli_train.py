@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from placeit.core.errors import ExecutionError
 from placeit.placers.learned.checkpoint import load_agent, read_checkpoint
 from placeit.testing.problems import random_problem
 
@@ -201,6 +202,23 @@ def test_the_best_placement_is_raced_once_more_and_written(cli: Any, train_tiny:
     assert "best.json" not in shown.stdout
 
 
+def test_devices_that_run_nothing_any_more_cost_the_placement_and_not_the_weights(
+    train_tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dead(*_: Any, **__: Any) -> Any:
+        raise ExecutionError("The device fell silent.")
+
+    monkeypatch.setattr("placeit.session.Session.check_outputs", dead)
+    result = train_tiny(*SHORT, "--placement", "best.json", "--json")
+    assert result.exit_code == 1
+    data = json.loads(result.stdout)
+    assert data["answer"] is None
+    assert "The device fell silent." in data["no_answer"]
+    assert load_agent("out.safetensors").name == "placeto"
+    assert not Path("best.json").exists()
+    assert "There is no placement: " in train_tiny(*SHORT, "--placement", "best.json").stdout
+
+
 def test_without_a_measured_stage_the_answer_is_raced_if_it_is_asked_for(train_tiny: Any) -> None:
     data = json.loads(train_tiny(*SHORT, "--placement", "best.json", "--json").stdout)
     assert data["placements"] is None
@@ -281,7 +299,7 @@ def test_a_tensor_program_is_a_model_by_its_name(cli: Any, cores: Sequence[str])
     assert json.loads(result.stdout)["problems"]["source"] == "chain-mm:shards=2,size=32"
 
 
-def test_doppler_learns_from_a_teacher_by_simulation_and_by_measuring(cli: Any, cores: Sequence[str]) -> None:
+def test_doppler_learns_from_a_teacher_by_simulation_and_by_measuring(cli: Any, tiny: Path, cores: Sequence[str]) -> None:
     devices = "".join(f"  d{n}: {{runs_on: {core}}}\n" for n, core in enumerate(cores))
     Path("cluster.yaml").write_text(f"devices:\n{devices}")
     on = ("--model", "chain-mm:shards=2,size=32", "--devices", "cluster.yaml", "--output", "doppler.safetensors")
@@ -290,6 +308,9 @@ def test_doppler_learns_from_a_teacher_by_simulation_and_by_measuring(cli: Any, 
     result = cli("train", "doppler", *on, *short, "--json")
     assert result.exit_code == 0, result.stderr
     assert [one["teacher"] for one in json.loads(result.stdout)["stages"]] == ["critical-path", None, None]
+    again = ("--devices", "cluster.yaml", "-o", "again.safetensors", "--stage", "reinforce:updates=1")
+    other = cli("train", "doppler:weights=doppler.safetensors", "--model", tiny, *again)  # with ops that it has not seen
+    assert other.exit_code == 0, other.stderr
     missing = cli("train", "doppler", "--model", "nowhere.onnx", "-o", "x", "--stage", "imitation:teacher=socrates")
     assert missing.exit_code == 2  # before the model is opened
     assert "for imitation, critical-path, heft" in missing.stderr

@@ -38,26 +38,26 @@ def run():
     options = {{"learning_rate": 0.03, "evaluate_every": 4, "explore": 0.3}}
     stages = [
         Stage(draw_toys, 8, problems=3, **options),
-        Stage(draw_toys, 60, problems=4, baseline="moving", cost="noisy", **options),
+        Stage(draw_toys, {updates}, problems=4, baseline="moving", cost="noisy", **options),
     ]
     folder = {folder!r} + "/run"
     train(ExploringAgent(), stages, evaluate_on=FEW, seed=3, costs={{"noisy": noisy}}, folder=folder, resume=True)
 
 FEW[0].cost(FEW[0].problem.compute.argmin(axis=1).astype(np.int32)[None])  # compiles
-rng, kills = random.Random(5), 0
+rng, kills, left = random.Random(5), 0, {kills}
 while True:
     child = os.fork()
     if not child:
         run()
         os._exit(0)
     time.sleep(rng.uniform(0.01, 0.5))
-    if kills < 12 and os.waitpid(child, os.WNOHANG) == (0, 0):
+    if kills < left and os.waitpid(child, os.WNOHANG) == (0, 0):
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         kills += 1
         continue
     break
-while kills == 12 and os.waitpid(child, os.WNOHANG) == (0, 0):
+while kills == left and os.waitpid(child, os.WNOHANG) == (0, 0):
     time.sleep(0.01)
 print(kills)
 """
@@ -81,11 +81,12 @@ def replaying(folder):
     return factory, left
 
 
-def test_a_training_that_was_killed_at_any_moment_gives_the_weights_of_one_that_was_not(tmp_path):
-    code = CHILD.format(tests=str(Path(__file__).parents[2]), folder=str(tmp_path))
+@pytest.mark.parametrize(("updates", "most", "least"), [(60, 12, 1), pytest.param(300, 100, 50, marks=pytest.mark.slow)])
+def test_a_training_that_was_killed_at_any_moment_gives_the_weights_of_one_that_was_not(tmp_path, updates, most, least):
+    code = CHILD.format(tests=str(Path(__file__).parents[2]), folder=str(tmp_path), updates=updates, kills=most)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     kills = int(done.stdout)
-    assert kills >= 1
+    assert kills >= least
     finished = read_checkpoint(tmp_path / "run" / "best.safetensors").weights
 
     factory, left = replaying(tmp_path / "run")
@@ -94,7 +95,7 @@ def test_a_training_that_was_killed_at_any_moment_gives_the_weights_of_one_that_
     options = {"learning_rate": 0.03, "evaluate_every": 4, "explore": 0.3}
     stages = [
         Stage(draw_toys, 8, problems=3, **options),
-        Stage(draw_toys, 60, problems=4, baseline="moving", cost="noisy", **options),
+        Stage(draw_toys, updates, problems=4, baseline="moving", cost="noisy", **options),
     ]
     result = train(agent, stages, evaluate_on=FEW, seed=3, costs={"noisy": factory}, folder=tmp_path / "whole")
     assert same(weights_of(agent), finished)

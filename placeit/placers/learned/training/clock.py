@@ -39,6 +39,11 @@ class StageClock:
         return time.perf_counter() - self._began
 
     @property
+    def share(self) -> float:
+        """The share of the stage's seconds that is over, at most 1; 0 without a limit."""
+        return min(1.0, self.spent / (self._end - self._began))
+
+    @property
     def is_late(self) -> bool:
         """Whether no time is left for another update."""
         return time.perf_counter() >= self._until

@@ -184,7 +184,7 @@ class _Training:
         while not over:
             share = run.update / stage.updates
             if self.progress is not None:
-                self.progress(label, share)
+                self.progress(label, max(share, clock.share))
             drawn = stage.draw(run.rng, stage.problems, share)
             clock.begin_update(judged=bool(judges))
             figures = update(self.agent, stage, [priced(one) for one in drawn], run) if drawn else {}
