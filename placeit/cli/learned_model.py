@@ -95,6 +95,7 @@ class LearnedModel:
         source: its only problem, the placement of its groups; None if there is nothing to learn.
         about: where the problem is from, as checkpoints and states say it.
         measured: measures placements, if a stage wants that.
+        journal: of runs; None to keep none.
         obvious: why there is nothing to learn; None if there is.
     """
 
@@ -102,6 +103,7 @@ class LearnedModel:
     source: Source | None
     about: Mapping[str, Any]
     measured: MeasuredCosts | None
+    journal: Path | None
     obvious: str | None
 
     @property
@@ -132,14 +134,15 @@ class LearnedModel:
                 found["the policy's choice"] = agent.greedy_placement(self.source.held_out[0].problem)
             if self.measured is not None:
                 ran = [one for one in self.measured.measured.tried if one.source == "measured"]
-                best = sorted(ran, key=lambda one: one.value)[:_RACED]
+                splits = [one for one in ran if (one.devices != one.devices[0]).any()]  # single devices take part anyway
+                best = sorted(splits, key=lambda one: one.value)[:_RACED]
                 found |= {f"measured in training, {number}": one.devices for number, one in enumerate(best, 1)}
             met = [best for one in result.stages if one.cost == SIMULATED for best in one.found]
             if met:
                 found["best in simulation"] = min(met, key=lambda best: best.cost).placement
         seconds = [one.seconds * _SPARE for one in stages if one.cost == MEASURED and one.seconds is not None]
         budget = sum(seconds) if seconds else _RACE_S
-        return decide(self.session, found, budget=budget, seed=seed, progress=progress)
+        return decide(self.session, found, budget=budget, seed=seed, journal=self.journal, progress=progress)
 
 
 def open_model(
@@ -169,9 +172,9 @@ def open_model(
     session.profile(progress=progress, worth=None if len(session.cluster) > 1 else lambda _: False)
     about = {"problems": str(on.model), "evaluated_with": str(on.model), "devices": ", ".join(session.cluster.names)}
     if obvious is not None:
-        return LearnedModel(session, None, about, measured, obvious)
+        return LearnedModel(session, None, about, measured, None, obvious)
     source = session_source(session, Problem.from_json(kept) if resume and kept is not None and kept.exists() else None)
     problem = source.held_out[0].problem
     if kept is not None:
         problem.to_json(kept)
-    return LearnedModel(session, source, about | {"problem": problem.key}, measured, None)
+    return LearnedModel(session, source, about | {"problem": problem.key}, measured, journal, None)

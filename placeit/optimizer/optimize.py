@@ -198,6 +198,7 @@ def decide(
     objective: str = "latency",
     budget: float = 60.0,
     seed: int = 0,
+    journal: Path | None = None,
     progress: Progress | None = None,
 ) -> Optimized:
     """Race given placements against each other and against single devices, and decide as :func:`optimize` does.
@@ -209,17 +210,22 @@ def decide(
         budget: seconds. If there is no time left to decide between a single device and a placement, the single device is the
             answer.
         seed: of the order of runs.
+        journal: a file, as of ``optimize(resume=)``, that what is measured is added to.
         progress: told what is being done.
 
     Returns:
         What was found. With a described device in the cluster nothing is measured, and the simulator decides.
 
     Raises:
+        UsageError: the journal is of something else.
+        FileError: the journal cannot be read or written.
         InfeasibleError: nothing was given, and no single device can run the model.
         ExecutionError: every placement failed; says why each did.
     """
     begin = time.perf_counter()
     search = Search(session, get_objective(objective, session.cluster), begin + budget, seed, progress)
+    if journal is not None and session.executable:
+        search.journal = open_journal(journal, session, search.objective)
     search.singles()
     search.begin_with(placements)
     decision, interrupted = Decision(), False

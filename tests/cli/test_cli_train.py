@@ -181,7 +181,9 @@ def test_a_stage_can_measure_and_measures_nothing_twice(train_tiny: Any) -> None
     Path("run/state.safetensors").unlink()  # as if it had been killed before the first state was kept
     again = json.loads(train_tiny(*stages, "--resume", "--json", "--no-cache").stdout)
     assert again["stage_results"] == data["stage_results"]
-    assert {name: Path("run", name).read_bytes() for name in files} == files
+    known = {name: Path("run", name).read_bytes() for name in files}
+    assert known.pop("runs.jsonl").startswith(files.pop("runs.jsonl"))  # and the last race, which is always run
+    assert known == files
 
 
 def test_the_best_placement_is_raced_once_more_and_written(cli: Any, train_tiny: Any, tiny: Path, cores: Sequence[str]) -> None:
