@@ -365,7 +365,7 @@ class MeasuredCost:
         races, anchor = self._races, self._anchor()
         anchor = races.known[names[0]] if anchor is None else anchor
         fresh = [races.known[name] for name in names]
-        self._race(fresh, anchor, self._rounds, f"measuring {len(names)} placements", again=False)
+        self._race(fresh, anchor, self._rounds, f"measuring {len(names)} placement{'s' * (len(names) > 1)}", again=False)
         self._measured += len(names)
         first = anchor if races.known[anchor.name].cost is not None else self._best()
         if not self._sound and first is not None:

@@ -1,5 +1,8 @@
+import contextlib
 import csv
 import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -184,6 +187,33 @@ def test_a_stage_can_measure_and_measures_nothing_twice(train_tiny: Any) -> None
     known = {name: Path("run", name).read_bytes() for name in files}
     assert known.pop("runs.jsonl").startswith(files.pop("runs.jsonl"))  # and the last race, which is always run
     assert known == files
+
+
+@pytest.mark.slow
+def test_a_command_that_was_killed_at_any_moment_goes_on_and_measures_nothing_twice(
+    train_tiny: Any, tiny: Path, cores: Sequence[str]
+) -> None:
+    stages = ("--stage", "reinforce:cost=measured,updates=12,problems=3,evaluate_every=4", "--folder", "run", "--resume")
+    on = ("--model", str(tiny), "--devices", ",".join(cores), "-o", "out.safetensors")
+    words = [sys.executable, "-m", "placeit", "train", f"placeto:devices={len(cores)},rounds=1", *on, *stages]
+    rng, kills = np.random.default_rng(0), 0
+    for _ in range(8):
+        child = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(float(rng.uniform(3, 10)))
+        kills += child.poll() is None
+        child.kill()
+        child.wait()
+    assert kills
+    result = train_tiny(*stages, "--placement", "best.json", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["stages"][0]["updates"] == 12
+    assert load_agent("out.safetensors").name == "placeto"
+    lines = [json.loads(line) for line in Path("run/costs.jsonl").read_text().splitlines()][1:]
+    known = [tuple(line["placement"]) for line in lines if line["value"] != "nan"]
+    assert len(known) == len(set(known)) > 0
+    log = list(csv.DictReader(Path("run/log.csv").read_text().splitlines()))
+    assert [int(row["update"]) for row in log] == list(range(13))
 
 
 def test_the_best_placement_is_raced_once_more_and_written(cli: Any, train_tiny: Any, tiny: Path, cores: Sequence[str]) -> None:
