@@ -128,11 +128,12 @@ class LearnedModel:
         from placeit.placers.learned.agent import Decisive
         from placeit.placers.learned.training.stages import MEASURED, SIMULATED
 
-        found = {}
+        found, known = {}, []
         if result is not None and self.source is not None:
             if isinstance(agent, Decisive):
                 found["the policy's choice"] = agent.greedy_placement(self.source.held_out[0].problem)
             if self.measured is not None:
+                known = self.measured.measured.known
                 ran = [one for one in self.measured.measured.tried if one.source == "measured"]
                 splits = [one for one in ran if (one.devices != one.devices[0]).any()]  # single devices take part anyway
                 best = sorted(splits, key=lambda one: one.value)[:_RACED]
@@ -142,7 +143,7 @@ class LearnedModel:
                 found["best in simulation"] = min(met, key=lambda best: best.cost).placement
         seconds = [one.seconds * _SPARE for one in stages if one.cost == MEASURED and one.seconds is not None]
         budget = sum(seconds) if seconds else _RACE_S
-        return decide(self.session, found, budget=budget, seed=seed, journal=self.journal, progress=progress)
+        return decide(self.session, found, known=known, budget=budget, seed=seed, journal=self.journal, progress=progress)
 
 
 def open_model(

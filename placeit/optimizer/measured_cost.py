@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from placeit.core.errors import ExecutionError, PlacementError, UsageError
 from placeit.core.placement import Placement
 from placeit.optimizer.candidates import Candidate
-from placeit.optimizer.journal import open_journal
+from placeit.optimizer.journal import Known, open_journal
 from placeit.optimizer.races import Races
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.costs import Progress
@@ -190,6 +190,11 @@ class MeasuredCost:
         """The best that has been measured; None before anything was."""
         best = self._best()
         return None if best is None else self._outcomes[best.name]
+
+    @property
+    def known(self) -> list[Known]:
+        """All that has been measured, as a journal keeps it."""
+        return [known for name in self._races.known if (known := self._races.recorded(name)) is not None]
 
     @property
     def samples(self) -> int:

@@ -6,7 +6,7 @@ import functools
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +18,7 @@ from placeit.core.cluster import Cluster
 from placeit.core.errors import UsageError
 from placeit.devices.clusterfile import find_cluster
 from placeit.optimizer.candidates import Candidate, known_value
-from placeit.optimizer.journal import open_journal
+from placeit.optimizer.journal import Known, open_journal
 from placeit.optimizer.reasons import chosen_of
 from placeit.optimizer.result import Optimized, OtherPrecision, Unplanned
 from placeit.optimizer.search import Decision, Search
@@ -195,6 +195,7 @@ def decide(
     session: Session,
     placements: Mapping[str, NDArray[np.int32]],
     *,
+    known: Iterable[Known] = (),
     objective: str = "latency",
     budget: float = 60.0,
     seed: int = 0,
@@ -206,6 +207,9 @@ def decide(
     Args:
         session: profiled.
         placements: ``int32[G]``, the device of each group, by name; at most five of them are measured. Feasible.
+        known: what has been measured, by the objective, of these placements and of single devices
+            (:attr:`placeit.optimizer.measured_cost.MeasuredCost.known`): that is not measured again before the race that
+            decides.
         objective: what to minimise.
         budget: seconds. If there is no time left to decide between a single device and a placement, the single device is the
             answer.
@@ -228,13 +232,14 @@ def decide(
         search.journal = open_journal(journal, session, search.objective)
     search.singles()
     search.begin_with(placements)
+    search.take_over(one for one in known if search.find(one.devices) is not None)
     decision, interrupted = Decision(), False
     try:
         if session.executable:
             search.time_plain()
             if search.promising():
                 search.measure()
-            else:
+            elif not search.ranked:
                 search.time_singles()
         decision = search.confirm()
     except KeyboardInterrupt:

@@ -104,11 +104,16 @@ class Races:
         """Write what has been measured of candidates on the session's own devices to the journal, if there is one."""
         if self.journal is None:
             return
-        for candidate in (self.known[name] for name in names if name not in self.homes):
-            measured, value, error = candidate.measured, candidate.value, candidate.output_error
-            if candidate.failed is not None or measured is None or value is None or error is None:
-                continue
-            self.journal.add(Known.of_candidate(candidate, measured, value, error))
+        for known in (self.recorded(name) for name in names if name not in self.homes):
+            if known is not None:
+                self.journal.add(known)
+
+    def recorded(self, name: str) -> Known | None:
+        """What has been measured of a candidate, as a journal keeps it; None if nothing was that counts."""
+        one = self.known[name]
+        if one.failed is not None or one.measured is None or one.value is None or one.output_error is None:
+            return None
+        return Known.of_candidate(one, one.measured, one.value, one.output_error)
 
     def recall(self, name: str, known: Known, plan: Plan) -> None:
         """Learn of a candidate what an earlier search has measured of the same placement, in segments of its own."""

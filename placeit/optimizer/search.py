@@ -7,7 +7,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,7 @@ from placeit.optimizer.candidates import (
     plain_candidates,
     value_of,
 )
-from placeit.optimizer.journal import Journal
+from placeit.optimizer.journal import Journal, Known
 from placeit.optimizer.races import Races, reason_of
 from placeit.placers.asking import ask
 from placeit.placers.base import Measured, is_over
@@ -124,7 +124,11 @@ class Search(Races):
     def resume(self, journal: Journal) -> None:
         """Enter what an earlier search has measured, as far as it is feasible now, and keep what this one measures."""
         self.journal = journal
-        for known in journal.known:  # the last that is known of a placement counts
+        self.take_over(journal.known)
+
+    def take_over(self, measured: Iterable[Known]) -> None:
+        """Enter what was measured, as far as it is feasible now; the last that is known of a placement counts."""
+        for known in measured:
             if not fits(self.problem, known.devices):
                 continue
             plan = self.segmenter.merged(known.segment_of, known.devices)
