@@ -25,6 +25,9 @@ from placeit.cli.options import (
 from placeit.core.errors import UsageError
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from placeit.optimizer.learning import MeasuredCosts
     from placeit.optimizer.result import Optimized
     from placeit.placers.learned.agent import Agent
@@ -36,7 +39,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LearnedModel", "LearnedModelOptions", "open_model"]
 
-_RACED = 3  # of the best that were measured, so many are raced again
 _SPARE, _RACE_S = 0.2, 60.0  # share of a stage's seconds for that race, and its seconds where no stage has any
 
 
@@ -128,22 +130,23 @@ class LearnedModel:
         from placeit.placers.learned.agent import Decisive
         from placeit.placers.learned.training.stages import MEASURED, SIMULATED
 
-        found, known = {}, []
+        found: dict[str, NDArray[np.int32]] = {}
         if result is not None and self.source is not None:
             if isinstance(agent, Decisive):
                 found["the policy's choice"] = agent.greedy_placement(self.source.held_out[0].problem)
-            if self.measured is not None:
-                known = self.measured.measured.known
-                ran = [one for one in self.measured.measured.tried if one.source == "measured"]
-                splits = [one for one in ran if (one.devices != one.devices[0]).any()]  # single devices take part anyway
-                best = sorted(splits, key=lambda one: one.value)[:_RACED]
-                found |= {f"measured in training, {number}": one.devices for number, one in enumerate(best, 1)}
             met = [best for one in result.stages if one.cost == SIMULATED for best in one.found]
             if met:
                 found["best in simulation"] = min(met, key=lambda best: best.cost).placement
         seconds = [one.seconds * _SPARE for one in stages if one.cost == MEASURED and one.seconds is not None]
-        budget = sum(seconds) if seconds else _RACE_S
-        return decide(self.session, found, known=known, budget=budget, seed=seed, journal=self.journal, progress=progress)
+        return decide(
+            self.session,
+            found,
+            cost=None if self.measured is None or result is None else self.measured.measured,
+            budget=sum(seconds) if seconds else _RACE_S,
+            seed=seed,
+            journal=self.journal,
+            progress=progress,
+        )
 
 
 def open_model(

@@ -336,12 +336,12 @@ class MeasuredCost:
         return hopeless
 
     def _affordable(self, names: Sequence[str]) -> int:
-        """How many plans of one batch there is time for: at least one, as long as there is any.
+        """How many plans of one batch there is time for: one, if there is half of what it takes.
 
         Each is supposed to take what others took on average, or its simulated runs, if that is more.
         """
         left, average = self._races.left(), (self.compile_s + self.run_s) / max(1, self._measured)
-        if left <= 0:
+        if left <= average / 2:
             return 0
         runs = CHECKS + self._races.warmup + self._rounds
         needed = np.cumsum([max(average, runs * self._races.known[name].plan.schedule.makespan) for name in names])

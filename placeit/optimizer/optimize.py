@@ -6,7 +6,7 @@ import functools
 import logging
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +18,8 @@ from placeit.core.cluster import Cluster
 from placeit.core.errors import UsageError
 from placeit.devices.clusterfile import find_cluster
 from placeit.optimizer.candidates import Candidate, known_value
-from placeit.optimizer.journal import Known, open_journal
+from placeit.optimizer.journal import open_journal
+from placeit.optimizer.measured_cost import MeasuredCost
 from placeit.optimizer.reasons import chosen_of
 from placeit.optimizer.result import Optimized, OtherPrecision, Unplanned
 from placeit.optimizer.search import Decision, Search
@@ -43,6 +44,7 @@ DEFAULT_PLACERS = ("heft", "cpop", "critical-path", "metis", "random-task-eft", 
 """Placers whose answers become candidates, beside every single device and the search over segments."""
 
 _PROFILE_SHARE = 0.4  # of the budget
+_KNOWING_SHARE, _KNOWN = 0.5, 3  # of it, for what is not known of given placements; and of those that are, so many take part
 _LOG = logging.getLogger(__name__)
 
 
@@ -195,7 +197,7 @@ def decide(
     session: Session,
     placements: Mapping[str, NDArray[np.int32]],
     *,
-    known: Iterable[Known] = (),
+    cost: MeasuredCost | None = None,
     objective: str = "latency",
     budget: float = 60.0,
     seed: int = 0,
@@ -207,12 +209,11 @@ def decide(
     Args:
         session: profiled.
         placements: ``int32[G]``, the device of each group, by name; at most five of them are measured. Feasible.
-        known: what has been measured, by the objective, of these placements and of single devices
-            (:attr:`placeit.optimizer.measured_cost.MeasuredCost.known`): that is not measured again before the race that
-            decides.
+        cost: what placements were measured by, for the same objective. The best three that it knows take part as well, and what
+            it knows is not measured again before the race that decides.
         objective: what to minimise.
-        budget: seconds. If there is no time left to decide between a single device and a placement, the single device is the
-            answer.
+        budget: seconds, half of them at most for what is not known yet. If there is no time left to decide between a single
+            device and a placement, the single device is the answer.
         seed: of the order of runs.
         journal: a file, as of ``optimize(resume=)``, that what is measured is added to.
         progress: told what is being done.
@@ -232,20 +233,34 @@ def decide(
         search.journal = open_journal(journal, session, search.objective)
     search.singles()
     search.begin_with(placements)
-    search.take_over(one for one in known if search.find(one.devices) is not None)
     decision, interrupted = Decision(), False
     try:
         if session.executable:
+            search.deadline = begin + _KNOWING_SHARE * budget
+            if cost is not None:
+                _learn_from(search, cost)
             search.time_plain()
             if search.promising():
                 search.measure()
             elif not search.ranked:
                 search.time_singles()
+            search.deadline = begin + budget
         decision = search.confirm()
     except KeyboardInterrupt:
         interrupted = True
         session.hurry()
     return _optimized(search, decision, (), budget, time.perf_counter() - begin, interrupted)
+
+
+def _learn_from(search: Search, cost: MeasuredCost) -> None:
+    """Value candidates by a measured cost, and enter the best splits that it knows."""
+    cost.deadline = search.deadline
+    cost(np.stack([one.groups for one in search.candidates if one.name not in search.homes]))
+    known = {one.devices.tobytes(): one for one in cost.known if one.cost is not None}
+    splits = [one for one in known.values() if (one.devices != one.devices[0]).any() and search.find(one.devices) is None]
+    best = sorted(splits, key=lambda one: one.cost or 0.0)[:_KNOWN]
+    search.begin_with({f"measured before, {number}": one.devices for number, one in enumerate(best, 1)})
+    search.take_over(one for one in known.values() if search.find(one.devices) is not None)
 
 
 def _optimized(

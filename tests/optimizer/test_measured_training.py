@@ -108,7 +108,7 @@ def split(session: Session, better: bool) -> NDArray[np.int32]:  # noqa: F811
 def test_what_was_measured_in_training_is_not_measured_again_before_the_decision(session: Session) -> None:  # noqa: F811
     costs, rows = MeasuredCosts(session), placements(session, 3)
     costs(problem_of(session))(np.vstack([rows, np.zeros_like(rows[:1]), np.ones_like(rows[:1])]))
-    found = decide(session, {f"found {number}": row for number, row in enumerate(rows)}, known=costs.measured.known)
+    found = decide(session, {f"found {number}": row for number, row in enumerate(rows)}, cost=costs.measured)
     assert [race.what for race in found.races] == ["measuring the finalists", "deciding between the finalists"]
     assert all(one.measured is not None for one in found.candidates)
 
