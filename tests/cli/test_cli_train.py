@@ -217,12 +217,12 @@ def test_a_command_that_was_killed_at_any_moment_goes_on_and_measures_nothing_tw
 
 
 def test_the_best_placement_is_raced_once_more_and_written(cli: Any, train_tiny: Any, tiny: Path, cores: Sequence[str]) -> None:
-    stages = ("--stage", "reinforce:cost=measured,problems=2,seconds=3")
+    stages = ("--stage", "reinforce:cost=measured,problems=2,seconds=1.5")
     result = train_tiny(*stages, "--placement", "best.json", "--json")
     assert result.exit_code == 0, result.stderr
     data = json.loads(result.stdout)
     answer = data["answer"]
-    assert (answer["placement_file"], answer["budget"]["asked_s"]) == ("best.json", pytest.approx(0.6))
+    assert (answer["placement_file"], answer["budget"]["asked_s"]) == ("best.json", pytest.approx(0.3))
     assert answer["best_single"] is not None
     assert set(data["placements"]) == {"measured", "estimated", "failed", "dropped", "infeasible"}
     assert data["placements"]["measured"] > 0
