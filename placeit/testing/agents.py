@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from placeit.core.errors import UsageError
 from placeit.core.problem import CostFunction
-from placeit.placers.learned.agent import Agent, ProblemInstance, Trajectory
+from placeit.placers.learned.agent import Agent, Decisive, ProblemInstance, Taught, Trajectory
 from placeit.placers.learned.checkpoint import load_agent, save_agent, weights_of
 from placeit.placers.learned.training.loop import Stage, evaluate, train
 from placeit.placers.learned.training.sources import simulated
@@ -189,6 +189,24 @@ class AgentConformance:
         result = train(agent, [stage], evaluate_on=(), seed=0, costs={"failing": failing})
         assert result.stages[0].dropped > 0
         assert all(torch.isfinite(tensor).all() for tensor in weights_of(agent).values())
+
+    def test_each_of_its_teachers_teaches(self) -> None:
+        """If it has any: the loss is a number that weights can be changed by."""
+        agent = self.make()
+        if isinstance(agent, Taught):
+            for kind, name in ((kind, name) for kind, names in agent.teachers.items() for name in names):
+                loss = agent.loss(kind, self.instances(), np.random.default_rng(0), name)
+                assert torch.isfinite(loss)
+                assert loss.requires_grad
+
+    def test_what_it_likes_best_is_feasible_and_always_the_same(self) -> None:
+        """If it can say that."""
+        agent = self.make()
+        if isinstance(agent, Decisive):
+            for problem in (instance.problem for instance in self.instances()):
+                placement = agent.greedy_placement(problem)
+                problem.check(placement)
+                assert np.array_equal(agent.greedy_placement(problem), placement)
 
     def test_a_way_of_learning_that_it_lacks_is_an_error(self) -> None:
         """With a message that names the way."""
