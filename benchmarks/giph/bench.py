@@ -7,9 +7,9 @@ from pathlib import Path
 from types import ModuleType
 
 from benchmarks._harness import Report
+from benchmarks._lab import Lab, tell
 from benchmarks.giph.figures import Figures
 from benchmarks.giph.jobs import Setup
-from benchmarks.giph.lab import Lab, attempt
 from benchmarks.giph.parts import (
     budgets,
     churn,
@@ -58,13 +58,4 @@ def run(
     figures = Figures(figures_in)
     if figures.missing:
         report.note("matplotlib is not installed, so figures are left out; install it with: pip install 'placeit[plot]'")
-    failed = []
-    for part in parts:
-        claimed = len(report.claims)
-        if not attempt(f"The part '{part}'", PARTS[part].tell, lab, report, figures):
-            failed.append(part)
-        for claim in report.claims[claimed:]:
-            claim["part"] = part
-    for part in failed:
-        report.note(f"The part '{part}' failed; its error is above.")
-    return figures, failed
+    return figures, tell(lab, PARTS, parts, report, figures)

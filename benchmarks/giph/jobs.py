@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks._lab import Job, Outcome
 from benchmarks.giph.policies import STEPS_PER_OP, search
 from benchmarks.giph.problems import Dataset, dataset, instance
 from benchmarks.giph.sizes import Sizes
@@ -39,8 +39,6 @@ __all__ = [
     "starts",
 ]
 
-Outcome: TypeAlias = Mapping[str, NDArray[Any]]
-
 POINTS = 41
 """Points of a curve of the best so far, from 0 to 2 |V| steps."""
 
@@ -64,35 +62,6 @@ class Setup:
     def dataset(self, kind: DatasetKind, number: int) -> Dataset:
         """Return the problems that training ``number`` learns from and is tested on."""
         return dataset(kind, self.seed + number, self.sizes)
-
-
-class Job(ABC):
-    """A piece of work; a frozen dataclass.
-
-    Attributes:
-        alone: nothing else may run meanwhile, because it measures time.
-    """
-
-    alone: ClassVar[bool] = False
-
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """Of its files."""
-
-    @property
-    def needs(self) -> Sequence[Job]:
-        """Jobs to be done before."""
-        return ()
-
-    @property
-    def big(self) -> bool:
-        """Whether it takes gigabytes of memory, so that two such jobs do not run at a time."""
-        return False
-
-    @abstractmethod
-    def run(self, setup: Setup) -> Outcome:
-        """Do it."""
 
 
 @dataclass(frozen=True)

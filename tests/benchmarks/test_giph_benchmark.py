@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from benchmarks._harness import Report, output
+from benchmarks._lab import JobError, Lab
 from benchmarks.giph import sizes
 from benchmarks.giph.__main__ import main
 from benchmarks.giph.bench import PARTS, run
 from benchmarks.giph.compare import better_equal_worse, over_heft, ratio_interval
 from benchmarks.giph.jobs import POINTS, Evaluation, Job, Setup, Training, load_policy, starts
-from benchmarks.giph.lab import JobError, Lab
 from benchmarks.giph.policies import UNTRAINED, VARIANTS, search
 from benchmarks.giph.problems import NoisyCost, changing, depth, heft_slr, instance
 from benchmarks.giph.results import write_results

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks._harness import Report
+from benchmarks._lab import Lab, column
 from benchmarks.giph.figures import Figures
 from benchmarks.giph.jobs import Evaluation, Job, Setup
-from benchmarks.giph.lab import Lab, column
 from benchmarks.giph.parts.search import policies
 from benchmarks.giph.problems import depth, heft_slr
 from placeit.core.problem import Problem

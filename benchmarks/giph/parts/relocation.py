@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks._harness import Report
+from benchmarks._lab import Lab
 from benchmarks.giph.figures import Figures
 from benchmarks.giph.jobs import Job, Outcome, Setup, Training, load_policy, starts
-from benchmarks.giph.lab import Lab
 from benchmarks.giph.policies import search
 from benchmarks.giph.problems import instance
 from placeit.placers.heft import Heft

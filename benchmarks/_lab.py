@@ -5,17 +5,64 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from multiprocessing import get_context
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from benchmarks.giph.jobs import Job, Outcome, Setup
+from benchmarks._harness import Report
 from placeit.core.errors import PlaceitError
 
-__all__ = ["JobError", "Lab", "attempt", "column"]
+__all__ = ["Job", "JobError", "Lab", "Outcome", "Setup", "column", "tell"]
+
+Outcome: TypeAlias = Mapping[str, NDArray[Any]]
+
+
+class Setup(Protocol):
+    """What all jobs of a benchmark share.
+
+    Attributes:
+        folder: where outcomes are kept.
+    """
+
+    @property
+    def folder(self) -> Path: ...
+
+
+class Job(ABC):
+    """A piece of work; a frozen dataclass.
+
+    Attributes:
+        alone: nothing else may run meanwhile, because it measures time.
+    """
+
+    alone: ClassVar[bool] = False
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Of its files."""
+
+    @property
+    def needs(self) -> Sequence[Job]:
+        """Jobs to be done before."""
+        return ()
+
+    @property
+    def big(self) -> bool:
+        """Whether it takes gigabytes of memory, so that two such jobs do not run at a time."""
+        return False
+
+    @abstractmethod
+    def run(self, setup: Any) -> Outcome:
+        """Do it."""
 
 
 class JobError(PlaceitError):
@@ -91,7 +138,21 @@ class Lab:
         _tell(f"[{time.perf_counter() - self._began:7.1f} s] {self._done}/{self._count} {job.name}: {what}")
 
 
-def attempt(what: str, function: object, *arguments: object) -> bool:
+def tell(lab: Lab, parts: Mapping[str, ModuleType], chosen: Sequence[str], report: Report, *arguments: object) -> list[str]:
+    """Let each part tell what came out (``tell(lab, report, ...)``), and mark its claims; returns the parts that failed."""
+    failed = []
+    for part in chosen:
+        claimed = len(report.claims)
+        if not _attempt(f"The part '{part}'", parts[part].tell, lab, report, *arguments):
+            failed.append(part)
+        for claim in report.claims[claimed:]:
+            claim["part"] = part
+    for part in failed:
+        report.note(f"The part '{part}' failed; its error is above.")
+    return failed
+
+
+def _attempt(what: str, function: object, *arguments: object) -> bool:
     """Call a function; if it fails, tell how, and return False."""
     with ThreadPoolExecutor(1) as thread:
         error = thread.submit(function, *arguments).exception()  # type: ignore[arg-type]

@@ -1,0 +1,106 @@
+"""The results of a benchmark in parts as files that people read: tables, figures, and how to make them again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from placeit.core.files import write_text
+
+__all__ = ["Origin", "write_results"]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where results are from.
+
+    Attributes:
+        command: what to type for the same figures.
+        seeds: of what is random.
+        note: what else there is to say, such as what else was running.
+        figures: names of the figures of each part.
+    """
+
+    command: str
+    seeds: Sequence[int]
+    note: str = ""
+    figures: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+def write_results(folder: Path, head: str, parts: Mapping[str, ModuleType], result: Mapping[str, Any], origin: Origin) -> None:
+    """Write ``report.md`` and ``report.json`` beside the figures; parts that were not run stay as the folder has them.
+
+    Args:
+        folder: where to.
+        head: what the text begins with: a title, and what all parts have in common.
+        parts: all that there are; the docstring of each is its title and its text.
+        result: what the benchmark's ``--json`` prints; each row and each claim names its ``part``.
+        origin: of the parts that were run.
+    """
+    path = folder / "report.json"
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"parts": {}, "claims": [], "rows": []}
+    shared = {"command": origin.command, "commit": result["commit"], "seeds": list(origin.seeds)}
+    shared |= {"machine": result["machine"], "note": origin.note}
+    told = {row["part"] for row in result["rows"]}
+    origins = {
+        part: shared | {"figures": list(origin.figures.get(part, []))} if part in told else before["parts"].get(part)
+        for part in parts
+    }
+    both = {
+        kind: [entry for part in parts for entry in (result if part in told else before)[kind] if entry["part"] == part]
+        for kind in ("claims", "rows")
+    }
+    merged = {"benchmark": result["benchmark"], "parts": {part: of for part, of in origins.items() if of}, **both}
+    write_text(path, json.dumps(merged, indent=1, allow_nan=False) + "\n")
+    write_text(folder / "report.md", _text_of(head, parts, merged))
+
+
+def _text_of(head: str, parts: Mapping[str, ModuleType], merged: dict[str, Any]) -> str:
+    claims = [
+        {name: claim[name] for name in ("part", "name", "value", "unit", "target", "holds")} for claim in merged["claims"]
+    ]
+    lines = [*head.splitlines(), "", *_origins(merged["parts"]), "## Claims", "", *_table(claims)]
+    for part, origin in merged["parts"].items():
+        rows = [{k: v for k, v in row.items() if k != "part"} for row in merged["rows"] if row["part"] == part]
+        title, _, text = str(parts[part].__doc__).strip().partition("\n\n")
+        lines += [f"## {title.rstrip('.')}", "", text.strip(), ""]
+        while rows:
+            same = next((i for i, row in enumerate(rows) if list(row) != list(rows[0])), len(rows))
+            lines += _table(rows[:same])
+            rows = rows[same:]
+        lines += [line for name in origin["figures"] for line in (f"![{name}]({name}.svg)", "")]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _origins(parts: dict[str, Any]) -> list[str]:
+    """Say how each part was made; parts of one run together."""
+    runs: dict[str, list[str]] = {}
+    for part, origin in parts.items():
+        machine = origin["machine"]
+        where = (
+            f"Commit {origin['commit']}; seeds {', '.join(map(str, origin['seeds']))}; {machine['cpu']}, "
+            f"{machine['cores']} cores, Python {machine['python']}, torch {machine['libraries'].get('torch')}."
+        )
+        text = f"    {origin['command']}\n\n{where} {origin['note']}".rstrip()
+        runs.setdefault(text, []).append(part)
+    return [line for text, names in runs.items() for line in (f"{', '.join(names)}:", "", text, "")]
+
+
+def _table(rows: list[dict[str, Any]]) -> list[str]:
+    if not rows:
+        return ["none", ""]
+    head = [name.replace("_", " ") for name in rows[0]]
+    body = [[_text(value) for value in row.values()] for row in rows]
+    return ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *body)] + [""]
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
