@@ -1,0 +1,54 @@
+"""Half the memory (Table 8): four described GPUs with 16 GiB each, and limited to 8 GB; simulated.
+
+With the limit, weights and live tensors of a device have to fit; a placement under which they do not at some moment is none
+(-). DOPPLER and Placeto leave such placements out as they learn, and bar devices without room for an op's weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from benchmarks._harness import Report
+from benchmarks._lab import Job, Lab
+from benchmarks.doppler.graphs import Case
+from benchmarks.doppler.jobs import Placed, Setup, Training
+from benchmarks.doppler.paper import TABLE_2, TABLE_8
+
+__all__ = ["jobs", "tell"]
+
+_PLACERS = {"one device": "single", "critical path": "critical-path", "enumerative": "enumerative"}
+_WHERE = {"16 GiB": "four", "8 GB": "four, 8 GB"}
+
+
+def _all(setup: Setup, graph: str, memory: str) -> dict[str, Job]:
+    case, sizes = Case(graph, _WHERE[memory]), setup.sizes
+    return {
+        **{name: Placed(case, placer) for name, placer in _PLACERS.items()},
+        "placeto": Training(case, 0, sizes.placeto, "placeto:devices=4", imitation=False),
+        "doppler": Training(case, 0, sizes.episodes_of(graph)),
+    }
+
+
+def jobs(setup: Setup) -> Sequence[Job]:
+    return [job for graph in setup.sizes.graphs for memory in _WHERE for job in _all(setup, graph, memory).values()]
+
+
+def tell(lab: Lab, report: Report) -> None:
+    for graph in lab.setup.sizes.graphs:
+        for memory in _WHERE:
+            paper = TABLE_8[graph] if memory == "8 GB" else TABLE_2[graph] | {"doppler": TABLE_2[graph]["sys"]}
+            costs = {
+                name: float(lab[job]["best" if isinstance(job, Training) else "cost"]) * 1e3
+                for name, job in _all(lab.setup, graph, memory).items()
+            }
+            report.row(
+                part="table8",
+                graph=graph,
+                memory=memory,
+                **{f"{name.replace(' ', '_')}_ms": cost for name, cost in costs.items()},
+                **{f"paper_{name.replace(' ', '_')}": paper[name] for name in costs},
+            )
+            others = [cost for name, cost in costs.items() if name != "doppler" and np.isfinite(cost)]
+            report.claim(f"{graph}, {memory}: DOPPLER over the best of the others", costs["doppler"] / min(others), "")

@@ -1,0 +1,55 @@
+"""What figures say about claims."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+__all__ = ["EQUAL", "correlations", "episodes_to", "least_of", "not_worse"]
+
+EQUAL = 1e-3
+"""Share by which two costs may differ and still be told apart by nobody."""
+
+
+def least_of(costs: ArrayLike) -> float:
+    """Return the least of some costs; NaN if none is known."""
+    known = np.asarray(costs, np.float64)
+    known = known[~np.isnan(known)]
+    return float(known.min()) if known.size else float("nan")
+
+
+def not_worse(costs: Mapping[str, float], others: Sequence[Mapping[str, float]]) -> int:
+    """Count the graphs on which a cost is at most :data:`EQUAL` above the least of the others.
+
+    Args:
+        costs: by graph.
+        others: the same graphs' costs by other means.
+    """
+    return sum(cost <= (1 + EQUAL) * min(other[graph] for other in others) for graph, cost in costs.items())
+
+
+def episodes_to(level: float, curve: NDArray[np.float64]) -> float:
+    """Return after how many episodes a level was reached; infinite if it never was.
+
+    Args:
+        level: a cost.
+        curve: ``float64[K, 2]``, episodes and the least cost so far, wherever that fell.
+    """
+    reached = curve[curve[:, 1] <= level]
+    return float(reached[0, 0]) if len(reached) else float("inf")
+
+
+def correlations(a: ArrayLike, b: ArrayLike) -> tuple[float, float]:
+    """Return Pearson's and Spearman's coefficients of pairs; of equal values each has the mean of their ranks."""
+    pearson = np.corrcoef(a, b)[0, 1]
+    spearman = np.corrcoef(_ranks(a), _ranks(b))[0, 1]
+    return float(pearson), float(spearman)
+
+
+def _ranks(values: ArrayLike) -> NDArray[np.float64]:
+    _, which, count = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
+    last = np.cumsum(count)
+    ranks: NDArray[np.float64] = (last - (count - 1) / 2)[which]
+    return ranks

@@ -1,0 +1,138 @@
+"""How policies are trained here, and what is kept of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from placeit.core.errors import TrainingError
+from placeit.core.problem import CostFunction
+from placeit.placers.learned.agent import Agent, ProblemInstance
+from placeit.placers.learned.agents.doppler.agent import DopplerAgent
+from placeit.placers.learned.agents.placeto.agent import PlacetoAgent
+from placeit.placers.learned.training.loop import Stage, train
+from placeit.placers.learned.training.stages import MEASURED, default_stages
+from placeit.placers.learned.training.valuing import least
+
+__all__ = ["Watched", "learn", "of_policy", "stages"]
+
+_EPISODES = 16  # of an update of Placeto
+
+
+@dataclass(eq=False)
+class Watched:
+    """A problem that a stage of training learns from, and what it came to, episode by episode.
+
+    Attributes:
+        instance: the problem.
+        each: episodes of an update, of the problem.
+        episodes: that were begun so far.
+        best: the least cost so far.
+        placement: that costs it.
+        curve: episodes so far and the least cost, wherever that fell.
+        first: a placement of each update.
+    """
+
+    instance: ProblemInstance
+    each: int
+    episodes: int = 0
+    best: float = np.inf
+    placement: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    curve: list[tuple[int, float]] = field(default_factory=list)
+    first: list[NDArray[np.int32]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._learned = replace(self.instance, cost=self.cost)
+
+    def draw(self, rng: np.random.Generator, count: int, progress: float) -> Sequence[ProblemInstance]:  # noqa: ARG002
+        """Give the problem to learn from; see :data:`placeit.placers.learned.training.stages.Draw`."""
+        self.episodes += count * self.each
+        return [self._learned] * count
+
+    def cost(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
+        """Value placements."""
+        values = self.instance.cost(placements)
+        self.first.append(placements[0].copy())
+        at = least(values)
+        if at is not None and values[at] < self.best:
+            self.best, self.placement = float(values[at]), placements[at].copy()
+            self.curve.append((self.episodes, self.best))
+        return values
+
+    def outcome(self) -> dict[str, NDArray[np.generic]]:
+        """Return it as arrays. Raises TrainingError if nothing could be valued."""
+        if not self.curve:
+            raise TrainingError(f"None of {self.episodes} episodes met a placement that has a cost.")
+        return {
+            "best": np.array(self.best),
+            "placement": self.placement,
+            "episodes": np.array(self.episodes),
+            "curve": np.array(self.curve),
+        }
+
+
+def stages(agent: Agent, episodes: int, *, imitation: bool = True) -> list[Stage]:
+    """Plan a training: an agent's own stages, in which so many episodes are valued.
+
+    Placeto's are those of DOPPLER's Table 7: a learning rate from 1e-3 to 1e-6, exploration from 0.5 to 0, an entropy weight of
+    1e-2; a sixth of the updates imitates the critical path, if any does. Differs from the paper: 16 episodes an update.
+
+    Args:
+        agent: who is trained.
+        episodes: that are valued.
+        imitation: whether the stages of imitation are among them.
+    """
+    whole = _placeto() if isinstance(agent, PlacetoAgent) else default_stages(agent, _nothing)
+    valued = sum(stage.updates * stage.problems * stage.episodes for stage in whole if stage.kind == "reinforce")
+    share = episodes / valued
+    return [
+        replace(stage, updates=max(1, round(share * stage.updates)))
+        for stage in whole
+        if imitation or stage.kind == "reinforce"
+    ]
+
+
+def _nothing(rng: np.random.Generator, count: int, progress: float) -> Sequence[ProblemInstance]:  # noqa: ARG001
+    return []
+
+
+def _placeto() -> list[Stage]:
+    rates = {"learning_rate": 1e-3, "schedule": "linear", "final_learning_rate": 1e-6}
+    exploring = {"explore": 0.5, "final_explore": 0.0}
+    return [
+        Stage(_nothing, 50, "imitation", problems=1, episodes=_EPISODES, **rates),
+        Stage(_nothing, 250, problems=1, episodes=_EPISODES, entropy=0.01, gamma=1.0, **rates, **exploring),
+    ]
+
+
+def learn(
+    agent: Agent, plan: Sequence[Stage], instance: ProblemInstance, *, seed: int, measured: CostFunction | None = None
+) -> list[Watched]:
+    """Train an agent on a problem; returns what each stage came to.
+
+    Args:
+        agent: its network is changed.
+        plan: stages.
+        instance: the problem; its cost function is that of the stages whose cost is simulated.
+        seed: of what is drawn.
+        measured: the cost function of the others.
+    """
+    watched = []
+    for stage in plan:
+        by = measured if stage.cost == MEASURED and measured is not None else instance.cost
+        watched.append(Watched(replace(instance, cost=by), stage.episodes))
+    drawn = [replace(stage, draw=one.draw) for stage, one in zip(plan, watched, strict=True)]
+    train(agent, drawn, evaluate_on=(), seed=seed, costs={MEASURED: lambda one: one.cost})
+    return watched
+
+
+@torch.no_grad()
+def of_policy(agent: DopplerAgent, instance: ProblemInstance, samples: int, seed: int) -> dict[str, NDArray[np.float64]]:
+    """Return the costs of what a trained policy likes best (``greedy``) and of placements that are drawn (``samples``)."""
+    agent.network.eval()
+    drawn = np.concatenate(agent.rollout([instance] * samples, np.random.default_rng([seed, 1])).visited)
+    return {"samples": instance.cost(drawn), "greedy": instance.cost(agent.greedy_placement(instance.problem)[None])[0]}
