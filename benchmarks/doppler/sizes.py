@@ -34,7 +34,7 @@ class Sizes:
     other_seeds: int = 2
     episodes: tuple[int, ...] = (4000, 4000, 8000, 8000)
     few: tuple[int, int] = (2000, 4000)
-    placeto: int = 480
+    placeto: int = 960
     measured: int = 320
     measured_s: float = 180.0
     search_s: float = 15.0

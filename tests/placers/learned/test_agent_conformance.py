@@ -37,5 +37,7 @@ class TestHdp(AgentConformance):
 
 
 class TestPlaceto(AgentConformance):
+    ways = ("imitation",)
+
     def make(self) -> Agent:
         return make_agent("placeto", seed=0, devices=3, rounds=2)

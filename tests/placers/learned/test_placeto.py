@@ -9,8 +9,10 @@ from placeit.core.problem import Problem
 from placeit.placers.feasibility import fits, random_placements
 from placeit.placers.learned.agent import ProblemInstance
 from placeit.placers.learned.agents.placeto.agent import Placeto, PlacetoAgent
+from placeit.placers.learned.agents.placeto.lessons import Lessons
 from placeit.placers.learned.checkpoint import save_agent
 from placeit.placers.learned.training.loop import Stage, train
+from placeit.placers.learned.training.sources import draw_from
 from placeit.simulator.simulate import SimulatedCost
 from placeit.testing.problems import random_problem
 
@@ -183,9 +185,60 @@ def test_a_problem_with_more_devices_than_outputs_is_an_error_that_says_so():
         rollout(PlacetoAgent(2), [random_problem(5, 3)])
 
 
-def test_it_says_that_it_learns_by_reinforcement_only():
-    with pytest.raises(UsageError, match="no training method 'imitation'"):
-        PlacetoAgent(2).loss("imitation", [], np.random.default_rng(0))
+def test_an_imitator_comes_to_place_ops_where_its_teacher_would():
+    """Ops in a row over slow links: each can start first where the one before it is, and that one on the first device."""
+    edges = [(op, op + 1) for op in range(5)]
+    problem = Problem.from_arrays(np.ones((6, 3)), edges, np.ones(5), np.full((3, 3), 0.01), np.zeros((3, 3)))
+    torch.manual_seed(0)
+    agent = PlacetoAgent(3)
+    stage = Stage(draw_from([instance(problem)]), 60, "imitation", problems=8, learning_rate=0.01)
+    result = train(agent, [stage], evaluate_on=(), seed=0)
+    assert result.history[-1].loss < 0.1 * result.history[0].loss
+    ends = [visited[-1] for visited in agent.rollout([instance(problem)] * 40, np.random.default_rng(1)).visited]
+    assert np.mean([not end.any() for end in ends]) > 0.9
+
+
+def test_a_teacher_hears_of_what_the_policy_did_and_is_asked_about_one_op_alone():
+    asked = []
+
+    class Last:
+        def decide(self, graph, state):
+            asked.append((state.candidates.copy(), state.placement.copy()))
+            return state.candidates.argmax(axis=1), np.full(len(state.placement), state.problem.devices - 1)
+
+    several = [random_problem(4, 2, 2, everywhere=1.0), random_problem(6, 3, 1, everywhere=1.0)]
+    lessons, batch = Lessons(Last(), [several[1], several[0], several[1]]), [several[1], several[0], several[1]]
+    placed = [np.full(len(problem), -1) for problem in batch]
+    for t in range(6):
+        rows = np.array([b for b, problem in enumerate(batch) if t < len(problem)])
+        ops, devices = np.array([batch[b].order[t] for b in rows]), np.array([b % 2 for b in rows])
+        asked.clear()
+        answers = lessons.go_on(rows, ops, devices)
+        assert answers.tolist() == [batch[b].devices - 1 for b in rows]
+        heard = {(int(c.argmax()), *p) for able, known in asked for c, p in zip(able, known, strict=True)}
+        assert all(able.sum(axis=1).tolist() == [1] * len(able) for able, _ in asked)
+        assert heard == {(int(op), *placed[b]) for b, op in zip(rows, ops, strict=True)}
+        for b, op, device in zip(rows, ops, devices, strict=True):
+            placed[b][op] = device
+
+
+@pytest.mark.parametrize("learning", [True, False])
+def test_exploring_takes_any_device_in_episodes_that_are_learned_from(learning):
+    problem = random_problem(6, 3, 4, everywhere=1.0)
+    agent = PlacetoAgent(3)
+    with torch.no_grad():
+        agent.network.policy[-1].weight *= 1e5  # as good as certain, whatever is drawn
+    agent.explore = 1.0
+    agent.network.train(learning)
+    ends = np.stack([visited[-1] for visited in rollout(agent, [problem] * 200).visited])
+    shares = np.stack([(ends == d).mean(axis=0) for d in range(3)])
+    assert (np.abs(shares - 1 / 3).max() < 0.15) == learning
+
+
+@pytest.mark.parametrize(("kind", "teacher"), [("osmosis", None), ("imitation", "socrates")])
+def test_a_training_or_a_teacher_that_there_is_not_is_an_error(kind, teacher):
+    with pytest.raises(UsageError, match=r"has reinforce and imitation|the teachers are critical-path, heft"):
+        PlacetoAgent(2).loss(kind, [], np.random.default_rng(0), teacher)
 
 
 def test_impossible_sizes_are_an_error():

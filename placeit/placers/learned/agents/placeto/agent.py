@@ -19,7 +19,9 @@ from placeit.placers.base import Incumbent, option
 from placeit.placers.feasibility import random_placements
 from placeit.placers.learned.agent import ProblemInstance, Trajectory
 from placeit.placers.learned.agents.choice import draw_choice, score_choice
+from placeit.placers.learned.agents.doppler.teachers import TEACHERS, Teacher, find_teacher
 from placeit.placers.learned.agents.placeto.batch import FEATURES, SUMMARIES, Batch
+from placeit.placers.learned.agents.placeto.lessons import Lessons
 from placeit.placers.learned.agents.savings import savings
 from placeit.placers.learned.checkpoint import load_policy
 from placeit.placers.learned.training.stages import Draw, Stage
@@ -91,13 +93,17 @@ class _BothWays(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class _Decisions:
-    """A search of all rows: placements before each step and at the end, devices chosen, and among which."""
+    """A search of all rows: placements before each step and at the end, devices chosen, and among which.
+
+    Where somebody teaches, also what they would have chosen.
+    """
 
     batch: Batch
     path: NDArray[np.int32]  # [T + 1, N]
     valid: NDArray[np.bool_]  # [T, B]
     chosen: NDArray[np.intp]  # [T, B]
     allowed: NDArray[np.bool_]  # [T, B, D]
+    taught: NDArray[np.intp] | None = None  # [T, B]
 
     def visited(self, row: int) -> NDArray[np.int32]:
         """Return ``int32[T + 1, V]``, the placements of a row from its start to the end of its search."""
@@ -108,9 +114,10 @@ class _Decisions:
 class PlacetoAgent:
     """Placeto's policy. An episode starts from a random placement and decides each op once, in topological order.
 
-    Node features are the five of GiPH, Appendix B.7. It has an output for each device: networks of fewer devices use the
-    first of them, and those of more cannot be placed, which is a limitation of Placeto itself; that it tells devices apart
-    by their numbers only is another.
+    In episodes that are learned from, it takes any allowed device with a probability of ``explore``, as DOPPLER's comparison
+    has it (Yao et al. 2025, section 7.1). Node features are the five of GiPH, Appendix B.7. It has an output for each device:
+    networks of fewer devices use the first of them, and those of more cannot be placed, which is a limitation of Placeto
+    itself; that it tells devices apart by their numbers only is another.
 
     Differs from the papers: rewards are divided by the instance's unit; devices that cannot run the op or have no room for its
     weights are barred; activations are leaky rectifiers, since units are few, where GiPH, section 5, gives ReLU.
@@ -119,12 +126,17 @@ class PlacetoAgent:
         devices: outputs of the network: the most devices that a problem may have.
         rounds: message passing steps.
 
+    Attributes:
+        teachers: whom ``imitation`` may learn from (:data:`placeit.placers.learned.agents.doppler.teachers.TEACHERS`).
+        explore: how often episodes that are learned from take any device.
+
     Raises:
         UsageError: not at least one device, or a negative number of steps.
     """
 
     name: ClassVar[str] = "placeto"
     version: ClassVar[int] = 1
+    teachers: ClassVar[Mapping[str, Sequence[str]]] = {"imitation": tuple(TEACHERS)}
     network: nn.Module
 
     def __init__(self, devices: int = 20, rounds: int = 8) -> None:
@@ -132,7 +144,7 @@ class PlacetoAgent:
             raise UsageError(f"Placeto needs at least 1 device and 0 message passing steps; got {devices} and {rounds}.")
         check_size("agent", "placeto", "devices", devices, 1, 10_000)
         check_size("agent", "placeto", "rounds", rounds, 0, 1000)
-        self.devices, self.rounds = devices, rounds
+        self.devices, self.rounds, self.explore = devices, rounds, 0.0
         self.network = _Network(devices, rounds)
 
     @property
@@ -172,7 +184,7 @@ class PlacetoAgent:
         Raises:
             UsageError: a problem has more devices than the network has outputs.
         """
-        decisions = self._decide(problems, starts, rng, steps_per_op)
+        decisions = self._decide(problems, starts, rng, steps_per_op=steps_per_op)
         return [decisions.visited(row) for row in range(len(problems))]
 
     def rollout(self, instances: Sequence[ProblemInstance], rng: np.random.Generator) -> Trajectory:
@@ -182,9 +194,7 @@ class PlacetoAgent:
             UsageError: a problem has more devices than the network has outputs.
             InfeasibleError: the weights of a problem fit in no way that was found.
         """
-        problems = [instance.problem for instance in instances]
-        starts = [random_placements(problem, 1, rng)[0] for problem in problems]
-        decisions = self._decide(problems, starts, rng, 1.0)
+        decisions = self._episode(instances, rng)
         return Trajectory(decisions.valid, [decisions.visited(b) for b in range(len(instances))], decisions)
 
     def rewards(self, trajectory: Trajectory, costs: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
@@ -194,25 +204,59 @@ class PlacetoAgent:
     def score(self, trajectory: Trajectory) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp], Tensor, Tensor]]:
         """Score the devices chosen; a part is as many states as have some ten thousands of nodes."""
         decisions: _Decisions = trajectory.decisions
+        for step, row, logits in self._logits(decisions):
+            yield step, row, *score_choice(logits, decisions.allowed[step, row], decisions.chosen[step, row])
+
+    def loss(
+        self, kind: str, instances: Sequence[ProblemInstance], rng: np.random.Generator, teacher: str | None = None
+    ) -> Tensor:
+        """Return the loss of ``imitation``: the policy acts, and the teacher's device is what its own should have been.
+
+        The mean over decisions of minus the log-probabilities of the teacher's devices, in the states that the policy is in
+        (DOPPLER, Appendices H.4 and J). The order of ops is fixed, so the teacher is asked about the device alone, as a list
+        scheduler that has placed the ops before as the policy did. What the policy may not choose is left out.
+
+        Raises:
+            UsageError: another kind, or there is no such teacher.
+        """
+        if kind != "imitation":
+            raise UsageError(f"Placeto has no training method '{kind}'; it has reinforce and imitation.")
+        decisions = self._episode(instances, rng, find_teacher(teacher or self.teachers[kind][0]))
+        assert decisions.taught is not None  # noqa: S101
+        total, count = torch.zeros(()), 0
+        for step, row, logits in self._logits(decisions):
+            allowed, taught = decisions.allowed[step, row], decisions.taught[step, row]
+            can = allowed[np.arange(len(taught)), taught]
+            log, _ = score_choice(logits[torch.from_numpy(can)], allowed[can], taught[can])
+            total, count = total - log.sum(), count + log.numel()
+        return total / max(count, 1)
+
+    def _logits(self, decisions: _Decisions) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp], Tensor]]:
+        """Steps ``[N]`` and rows ``[N]`` of decisions, in parts, and what the network says now in their states."""
         batch = decisions.batch
         steps, rows = np.nonzero(decisions.valid)
         nodes = np.cumsum(batch.sizes[rows])
         for part in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(nodes // _NODES_AT_A_TIME)) + 1):
             step, row = steps[part], rows[part]
-            logits = self.network(*batch.states(decisions.path, step, row), len(part))
-            yield step, row, *score_choice(logits, decisions.allowed[step, row], decisions.chosen[step, row])
+            yield step, row, self.network(*batch.states(decisions.path, step, row), len(part))
 
-    def loss(self, kind: str, instances: Sequence[ProblemInstance], rng: np.random.Generator) -> Tensor:  # noqa: ARG002
-        """Placeto learns by reinforcement only.
-
-        Raises:
-            UsageError: always.
-        """
-        raise UsageError(f"Placeto has no training method '{kind}'; train it by 'reinforce'.")
+    def _episode(
+        self, instances: Sequence[ProblemInstance], rng: np.random.Generator, teacher: Teacher | None = None
+    ) -> _Decisions:
+        problems = [instance.problem for instance in instances]
+        starts = [random_placements(problem, 1, rng)[0] for problem in problems]
+        return self._decide(problems, starts, rng, teacher=teacher, explore=self.explore if self.network.training else 0.0)
 
     @torch.no_grad()
     def _decide(
-        self, problems: Sequence[Problem], starts: Sequence[NDArray[np.int32]], rng: np.random.Generator, steps_per_op: float
+        self,
+        problems: Sequence[Problem],
+        starts: Sequence[NDArray[np.int32]],
+        rng: np.random.Generator,
+        *,
+        steps_per_op: float = 1.0,
+        teacher: Teacher | None = None,
+        explore: float = 0.0,
     ) -> _Decisions:
         for problem in problems:
             if problem.devices > self.devices:
@@ -227,16 +271,23 @@ class PlacetoAgent:
         path = np.repeat(np.concatenate(starts)[None], len(valid) + 1, axis=0)
         chosen = np.zeros(valid.shape, np.intp)
         allowed = np.zeros((*valid.shape, self.devices), bool)
+        lessons = None if teacher is None else Lessons(teacher, problems)
+        taught = None if teacher is None else np.zeros(valid.shape, np.intp)
         for t in range(len(valid)):
             rows = np.flatnonzero(valid[t])
             steps = np.full(len(rows), t)
             ops = batch.op(steps, rows)
             able = batch.allowed(path[t], ops, rows)
             devices = draw_choice(self.network(*batch.states(path, steps, rows), len(rows)), able, rng)
+            if explore > 0:
+                any_of = np.where(able, rng.random(able.shape), -1.0).argmax(axis=1)
+                devices = np.where(rng.random(len(devices)) < explore, any_of, devices)
+            if lessons is not None and taught is not None:
+                taught[t, rows] = lessons.go_on(rows, ops, devices)
             path[t + 1] = path[t]
             path[t + 1, batch.first[rows] + ops] = devices
             chosen[t, rows], allowed[t, rows] = devices, able
-        return _Decisions(batch, path, valid, chosen, allowed)
+        return _Decisions(batch, path, valid, chosen, allowed, taught)
 
 
 def _changes(path: NDArray[np.int32]) -> NDArray[np.bool_]:
