@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from benchmarks._harness import Report
 from placeit.core.errors import PlaceitError
 
-__all__ = ["Job", "JobError", "Lab", "Outcome", "Setup", "column", "tell"]
+__all__ = ["Job", "JobError", "Lab", "Outcome", "Setup", "column", "read_outcome", "tell"]
 
 Outcome: TypeAlias = Mapping[str, NDArray[Any]]
 
@@ -69,6 +69,12 @@ class JobError(PlaceitError):
     """A part asked for the outcome of a job that failed."""
 
 
+def read_outcome(job: Job, setup: Setup) -> Outcome:
+    """Return the outcome of a job that was done, such as one that another job needs."""
+    with np.load(_file(job, setup)) as file:
+        return dict(file)
+
+
 @dataclass
 class Lab:
     """Outcomes of jobs, by job.
@@ -93,9 +99,8 @@ class Lab:
         self.setup.folder.mkdir(parents=True, exist_ok=True)
         todo = _with_needs(jobs)
         for job in list(todo):
-            path = self.setup.folder / f"{job.name}.npz"
-            if path.exists():
-                self.outcomes[job] = _read(path)
+            if _file(job, self.setup).exists():
+                self.outcomes[job] = read_outcome(job, self.setup)
                 todo.remove(job)
         self._began, self._done, self._count = time.perf_counter(), 0, len(todo)
         if self.outcomes:
@@ -130,7 +135,7 @@ class Lab:
                 if error is not None:
                     self._report(job, "failed:\n" + "".join(traceback.format_exception(error)))
                     continue
-                self.outcomes[job] = _read(self.setup.folder / f"{job.name}.npz")
+                self.outcomes[job] = read_outcome(job, self.setup)
                 self._report(job, f"{future.result():.1f} s")
 
     def _report(self, job: Job, what: str) -> None:
@@ -175,16 +180,15 @@ def _with_needs(jobs: Sequence[Job]) -> list[Job]:
 def _do(job: Job, setup: Setup) -> float:
     began = time.perf_counter()
     outcome = job.run(setup)
-    path = setup.folder / f"{job.name}.npz"
+    path = _file(job, setup)
     partial = path.with_suffix(".partial.npz")
     np.savez(partial, **outcome)
     partial.replace(path)
     return time.perf_counter() - began
 
 
-def _read(path: object) -> Outcome:
-    with np.load(str(path)) as file:
-        return dict(file)
+def _file(job: Job, setup: Setup) -> Path:
+    return setup.folder / f"{job.name}.npz"
 
 
 def _prepare() -> None:

@@ -8,18 +8,22 @@ from types import ModuleType
 from benchmarks._harness import Report
 from benchmarks._lab import Lab, tell
 from benchmarks.doppler.jobs import Setup
-from benchmarks.doppler.parts import main, table3, table4, table6, table7, table8, table9
+from benchmarks.doppler.parts import fidelity, fig3, main, table2, table3, table4, table5, table6, table7, table8, table9
 
 __all__ = ["PARTS", "run"]
 
 PARTS: dict[str, ModuleType] = {
     "main": main,
+    "table2": table2,
     "table3": table3,
     "table4": table4,
+    "table5": table5,
     "table6": table6,
     "table7": table7,
     "table8": table8,
     "table9": table9,
+    "fig3": fig3,
+    "fidelity": fidelity,
 }
 """In the order in which they are told."""
 
