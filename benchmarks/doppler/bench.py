@@ -8,7 +8,20 @@ from types import ModuleType
 from benchmarks._harness import Report
 from benchmarks._lab import Lab, tell
 from benchmarks.doppler.jobs import Setup
-from benchmarks.doppler.parts import fidelity, fig3, main, table2, table3, table4, table5, table6, table7, table8, table9
+from benchmarks.doppler.parts import (
+    fidelity,
+    fig3,
+    main,
+    repeated,
+    table2,
+    table3,
+    table4,
+    table5,
+    table6,
+    table7,
+    table8,
+    table9,
+)
 
 __all__ = ["PARTS", "run"]
 
@@ -24,6 +37,7 @@ PARTS: dict[str, ModuleType] = {
     "table9": table9,
     "fig3": fig3,
     "fidelity": fidelity,
+    "repeated": repeated,
 }
 """In the order in which they are told."""
 

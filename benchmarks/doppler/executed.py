@@ -61,7 +61,7 @@ class _Run(Job):
     def name(self) -> str:
         values = [getattr(self, field.name) for field in dataclasses.fields(self)]
         words = ["-".join(map(str, value)) if isinstance(value, tuple) else str(value) for value in values]
-        return "-".join([type(self).__name__.lower(), *words])
+        return "-".join([type(self).__name__.lower(), *filter(None, words)])
 
     def run(self, setup: Setup) -> Outcome:
         """Open the graph on the devices, profiled once for all, and do it."""

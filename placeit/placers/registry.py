@@ -37,6 +37,7 @@ _BUILTIN = {
     "placeto": "placeit.placers.learned.agents.placeto.agent:Placeto",
     "random": "placeit.placers.random_search:RandomSearch",
     "random-task-eft": "placeit.placers.random_task_eft:RandomTaskEft",
+    "repeated": "placeit.placers.repeated:Repeated",
     "single": "placeit.placers.single:Single",
 }
 

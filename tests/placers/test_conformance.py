@@ -76,6 +76,10 @@ class TestRandomTaskEft(PlacerConformance):
     placer = "random-task-eft"
 
 
+class TestRepeated(PlacerConformance):
+    placer = "repeated:placer=local-search:evaluations=500"
+
+
 class TestSingle(PlacerConformance):
     placer = "single"
     splits = False
