@@ -48,10 +48,9 @@ def tell(lab: Lab, report: Report) -> None:
             measured_episodes=int(one["episodes"]),
             episodes_to_level=needed[parts] if np.isfinite(needed[parts]) else None,
         )
-    share = needed[_PARTS[-1]] / needed[("III",)]
     report.claim(
-        "measured episodes of three stages until the level of III alone, over those of III alone",
-        share if np.isfinite(share) else 1e9,
+        "measured episodes of III alone until its level, over those that three stages need for it",
+        needed[("III",)] / needed[_PARTS[-1]],  # 0 if they never come to it
         "",
-        at_most=0.5,
+        at_least=2.0,
     )
