@@ -199,8 +199,18 @@ class Fidelity(_Run):
         return {
             "trained_on": instance.cost(rows),
             "simulated": np.array([session.segmenter.plan(row).schedule.makespan for row in rows]),
-            "measured": dropping(measured)(rows),
+            "measured": _settled(dropping(measured), rows),
         }
+
+
+def _settled(cost: CostFunction, rows: NDArray[np.int32]) -> NDArray[np.float64]:
+    """Value placements; those whose measurement was dropped are run again, twice at most."""
+    values = cost(rows)
+    for _ in range(2):
+        lost = np.flatnonzero(np.isnan(values))
+        if len(lost):
+            values[lost] = cost(rows[lost])
+    return values
 
 
 def _ask(placer: str, instance: ProblemInstance, cost: CostFunction, setup: Setup) -> NDArray[np.int32]:

@@ -44,7 +44,12 @@ def episodes_to(level: float, curve: NDArray[np.float64]) -> float:
 
 
 def correlations(a: ArrayLike, b: ArrayLike) -> tuple[float, float]:
-    """Return Pearson's and Spearman's coefficients of pairs; of equal values each has the mean of their ranks."""
+    """Return Pearson's and Spearman's coefficients of pairs; of equal values each has the mean of their ranks.
+
+    NaN where there are no three pairs, or all values are equal.
+    """
+    if len(np.asarray(a)) < 3 or np.ptp(a) == 0 or np.ptp(b) == 0:
+        return float("nan"), float("nan")
     pearson = np.corrcoef(a, b)[0, 1]
     spearman = np.corrcoef(_ranks(a), _ranks(b))[0, 1]
     return float(pearson), float(spearman)

@@ -59,7 +59,7 @@ learning_rate, schedule (constant, linear, cosine), final_learning_rate, clip,
 gamma, discount_steps, entropy, final_entropy, explore, final_explore, baseline
 (none, episode-mean, batch, problem, moving), normalize, evaluate_every,
 patience, cost (simulated, measured), seconds, epochs, reward_to_go and teacher
-(of doppler's imitation: critical-path, heft, best).
+(of imitation by doppler and placeto: critical-path, heft; by doppler: best).
 """
 
 

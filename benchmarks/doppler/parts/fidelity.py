@@ -33,7 +33,7 @@ def tell(lab: Lab, report: Report) -> None:
             found = lab[Fidelity(graph, slowdown)]
             ran = np.isfinite(found["measured"])
             measured, simulated, trained_on = (found[name][ran] for name in ("measured", "simulated", "trained_on"))
-            spread = float(measured.max() / measured.min())
+            spread = float(measured.max() / measured.min()) if len(measured) else float("nan")
             pearson, spearman = correlations(simulated, measured)
             seen_pearson, seen_spearman = correlations(trained_on, measured)
             report.row(
@@ -46,7 +46,7 @@ def tell(lab: Lab, report: Report) -> None:
                 spearman=spearman,
                 pearson_trained_on=seen_pearson,
                 spearman_trained_on=seen_spearman,
-                median_simulated_over_measured=float(np.median(simulated / measured)),
+                median_simulated_over_measured=float(np.median(simulated / measured)) if len(measured) else None,
             )
             if spread >= _SPREAD:
                 where = f"{graph}, one core slowed {slowdown:g} times"

@@ -191,7 +191,7 @@ def test_an_imitator_comes_to_place_ops_where_its_teacher_would():
     problem = Problem.from_arrays(np.ones((6, 3)), edges, np.ones(5), np.full((3, 3), 0.01), np.zeros((3, 3)))
     torch.manual_seed(0)
     agent = PlacetoAgent(3)
-    stage = Stage(draw_from([instance(problem)]), 60, "imitation", problems=8, learning_rate=0.01)
+    stage = Stage(draw_from([instance(problem)]), 60, "imitation", problems=8, learning_rate=0.01, teacher="heft")
     result = train(agent, [stage], evaluate_on=(), seed=0)
     assert result.history[-1].loss < 0.1 * result.history[0].loss
     ends = [visited[-1] for visited in agent.rollout([instance(problem)] * 40, np.random.default_rng(1)).visited]
