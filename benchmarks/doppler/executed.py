@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from benchmarks._lab import Job, Outcome, read_outcome
 from benchmarks._models import settled_race, two_cores
 from benchmarks.doppler.jobs import Setup
-from benchmarks.doppler.training import learn, stages
+from benchmarks.doppler.training import by_cost, learn, met, stages
 from placeit.backends.torch.tensor_program import parse_tensor_model
 from placeit.core.files import write_text
 from placeit.core.problem import CostFunction
@@ -23,7 +24,6 @@ from placeit.optimizer.measured_cost import MeasuredCost
 from placeit.placers import parse_placer
 from placeit.placers.learned.agent import ProblemInstance
 from placeit.placers.learned.registry import make_agent
-from placeit.placers.learned.training.loop import Stage
 from placeit.placers.learned.training.stages import MEASURED
 from placeit.placers.learned.training.valuing import dropping
 from placeit.profiler.cache import Cache
@@ -110,24 +110,25 @@ class Learned(_Run):
         journal = self.journal or f"seed{self.number}-{'-'.join(self.parts)}"
         measured = self.measured(session, setup, journal)
         agent = make_agent("doppler", seed=seed)
-        plan = [one for one in stages(agent, sizes.episodes_of(self.graph)) if self._part_of(one) in self.parts]
-        if "III" in self.parts:
-            last = [one for one in stages(agent, sizes.measured, imitation=False) if one.cost != MEASURED][-1]
-            plan.append(dataclasses.replace(last, cost=MEASURED, seconds=sizes.measured_s))
-        watched = learn(agent, plan, instance, seed=seed, measured=dropping(measured))
+        whole = stages(agent, sizes.episodes_of(self.graph))
+        second = by_cost(whole)
+        first = whole[: len(whole) - len(second)]
+        third = [one for one in stages(agent, sizes.measured) if one.kind == "reinforce"][-1:]
+        third = [dataclasses.replace(one, cost=MEASURED, seconds=sizes.measured_s) for one in third]
+        plan = {"I": first, "II": second, "III": third}
+        plan = {part: plan[part] for part in self.parts}
+        chosen = [stage for part in plan.values() for stage in part]
+        watched = iter(learn(agent, chosen, instance, seed=seed, measured=dropping(measured)))
+        by_part = {part: list(itertools.islice(watched, len(of))) for part, of in plan.items()}
         found: dict[str, NDArray[np.generic]] = {}
-        if "II" in self.parts:
-            found["simulated"] = next(w.placement for w, one in zip(watched, plan, strict=True) if self._part_of(one) == "II")
-        if "III" in self.parts:
-            curve = watched[-1].outcome()
-            measured(np.stack([watched[-1].placement, *found.values()]))
+        if "II" in by_part:
+            found["simulated"] = met(by_part["II"])["placement"]
+        if "III" in by_part:
+            last = met(by_part["III"])
+            measured(np.stack([last["placement"], *found.values()]))
             won = measured.winner(_FEW, _LAST_ROUNDS).outcome.devices
-            found |= {"measured": won, "curve": curve["curve"], "episodes": curve["episodes"]}
+            found |= {"measured": won, "curve": last["curve"], "episodes": last["episodes"]}
         return found
-
-    @staticmethod
-    def _part_of(stage: Stage) -> str:
-        return "I" if stage.kind == "imitation" else "III" if stage.cost == MEASURED else "II"
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ class BestOfEach(_Run):
     def _placeto(self, instance: ProblemInstance, setup: Setup) -> NDArray[np.int32]:
         agent = make_agent("placeto", seed=setup.seed, devices=instance.problem.devices)
         plan = stages(agent, setup.sizes.placeto, imitation=False)
-        return learn(agent, plan, instance, seed=setup.seed)[-1].placement
+        return met(learn(agent, plan, instance, seed=setup.seed))["placement"]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks._lab import Job, Outcome
 from benchmarks.doppler.graphs import Case
 from benchmarks.doppler.sizes import Sizes
-from benchmarks.doppler.training import learn, of_policy, stages
+from benchmarks.doppler.training import learn, met, of_policy, stages
 from placeit.core.errors import InfeasibleError
 from placeit.placers import parse_placer
 from placeit.placers.learned.agents.doppler.agent import DopplerAgent
@@ -83,7 +83,7 @@ class Training(Job):
             watched = learn(agent, stages(agent, self.episodes, imitation=self.imitation), instance, seed=seed)
         spent = time.perf_counter() - began
         save_agent(agent, setup.folder / f"{self.name}.safetensors")
-        kept = watched[-1].outcome() if watched else {}
+        kept = met(watched) if watched else {}
         drawn = of_policy(agent, instance, setup.sizes.samples, seed) if isinstance(agent, DopplerAgent) else {}
         return {**kept, **drawn, "seconds": np.array(spent)}
 

@@ -18,7 +18,7 @@ from placeit.placers.learned.training.loop import Stage, train
 from placeit.placers.learned.training.stages import MEASURED, default_stages
 from placeit.placers.learned.training.valuing import least
 
-__all__ = ["Watched", "learn", "of_policy", "stages"]
+__all__ = ["Watched", "by_cost", "learn", "met", "of_policy", "stages"]
 
 _EPISODES = 16  # of an update of Placeto
 
@@ -63,16 +63,23 @@ class Watched:
             self.curve.append((self.episodes, self.best))
         return values
 
-    def outcome(self) -> dict[str, NDArray[np.generic]]:
-        """Return it as arrays. Raises TrainingError if nothing could be valued."""
-        if not self.curve:
-            raise TrainingError(f"None of {self.episodes} episodes met a placement that has a cost.")
-        return {
-            "best": np.array(self.best),
-            "placement": self.placement,
-            "episodes": np.array(self.episodes),
-            "curve": np.array(self.curve),
-        }
+
+def met(watched: Sequence[Watched]) -> dict[str, NDArray[np.generic]]:
+    """Return what stages of one training came to, one after the other: ``best``, its ``placement``, ``episodes``, ``curve``.
+
+    Episodes of stages that value nothing, such as imitation, do not count. Raises TrainingError if nothing could be valued.
+    """
+    best, placement, before, curve = np.inf, np.empty(0, np.int32), 0, []
+    for one in watched:
+        if not one.first:
+            continue
+        curve += [(before + episodes, cost) for episodes, cost in one.curve if cost < best]
+        if one.best < best:
+            best, placement = one.best, one.placement
+        before += one.episodes
+    if not curve:
+        raise TrainingError(f"None of {before} episodes met a placement that has a cost.")
+    return {"best": np.array(best), "placement": placement, "episodes": np.array(before), "curve": np.array(curve)}
 
 
 def stages(agent: Agent, episodes: int, *, imitation: bool = True) -> list[Stage]:
@@ -84,16 +91,18 @@ def stages(agent: Agent, episodes: int, *, imitation: bool = True) -> list[Stage
     Args:
         agent: who is trained.
         episodes: that are valued.
-        imitation: whether the stages of imitation are among them.
+        imitation: whether what comes before the first stage by cost, such as imitation, is among them.
     """
     whole = _placeto() if isinstance(agent, PlacetoAgent) else default_stages(agent, _nothing)
     valued = sum(stage.updates * stage.problems * stage.episodes for stage in whole if stage.kind == "reinforce")
-    share = episodes / valued
-    return [
-        replace(stage, updates=max(1, round(share * stage.updates)))
-        for stage in whole
-        if imitation or stage.kind == "reinforce"
-    ]
+    chosen = whole if imitation else by_cost(whole)
+    return [replace(stage, updates=max(1, round(stage.updates * episodes / valued))) for stage in chosen]
+
+
+def by_cost(plan: Sequence[Stage]) -> Sequence[Stage]:
+    """Return the stages from the first one on that learns by cost."""
+    kinds = [stage.kind for stage in plan]
+    return plan[kinds.index("reinforce") :]
 
 
 def _nothing(rng: np.random.Generator, count: int, progress: float) -> Sequence[ProblemInstance]:  # noqa: ARG001

@@ -21,7 +21,8 @@ from benchmarks.doppler.graphs import GRAPHS, Case
 from benchmarks.doppler.jobs import Placed, Setup, Training
 from benchmarks.doppler.sizes import FULL, QUICK, Sizes
 from benchmarks.doppler.statistics import correlations, episodes_to, least_of, not_worse, ratio
-from benchmarks.doppler.training import Watched, learn, stages
+from benchmarks.doppler.training import Watched, learn, met, stages
+from placeit.core.errors import TrainingError
 from placeit.devices.clusterfile import read_cluster
 from placeit.devices.host import allowed_cores
 from placeit.placers.learned.agent import ProblemInstance
@@ -200,6 +201,22 @@ def test_what_could_not_be_valued_is_never_the_best() -> None:
     watched.draw(np.random.default_rng(0), 4, 0.0)
     watched.cost(np.arange(16, dtype=np.int32).reshape(4, 4))
     assert (watched.best, watched.placement.tolist(), watched.curve) == (1.0, [8, 9, 10, 11], [(4, 1.0)])
+
+
+def test_stages_by_cost_count_on_and_those_that_value_nothing_do_not() -> None:
+    problem = random_problem(4, 2)
+    costs = iter([[5.0, 4.0], [6.0, 3.0], [4.5, 2.0]])
+    first, idle, second = (Watched(ProblemInstance(problem, lambda _: np.array(next(costs)), 1.0), 8) for _ in range(3))
+    for watched, updates in ((first, 2), (second, 1)):
+        for _ in range(updates):
+            watched.draw(np.random.default_rng(0), 1, 0.0)
+            watched.cost(np.full((2, 4), watched is second, np.int32))
+    idle.draw(np.random.default_rng(0), 1, 0.0)
+    found = met([first, idle, second])
+    assert found["curve"].tolist() == [[8, 4.0], [16, 3.0], [24, 2.0]]
+    assert (found["best"], found["episodes"], found["placement"].tolist()) == (2.0, 24, [1] * 4)
+    with pytest.raises(TrainingError, match="None of 0 episodes"):
+        met([idle])
 
 
 def test_placeto_learns_by_the_schedule_of_the_paper() -> None:
