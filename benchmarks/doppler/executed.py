@@ -27,6 +27,7 @@ from placeit.placers.learned.registry import make_agent
 from placeit.placers.learned.training.stages import MEASURED
 from placeit.placers.learned.training.valuing import dropping
 from placeit.profiler.cache import Cache
+from placeit.runtime.budget import HOPELESS
 from placeit.session import Session
 
 __all__ = ["SLOWDOWNS", "BestOfEach", "Fidelity", "Learned", "Seeds"]
@@ -80,7 +81,7 @@ class _Run(Job):
         """Do it."""
         raise NotImplementedError
 
-    def measured(self, session: Session, setup: Setup, journal: str, hopeless: float | None = 5.0) -> MeasuredCost:
+    def measured(self, session: Session, setup: Setup, journal: str, hopeless: float | None = HOPELESS) -> MeasuredCost:
         """Return what runs placements; what is in the journal is not run again."""
         path = setup.folder / "runs" / f"{self.graph}-{self.slowdown:g}-{journal}.jsonl"
         path.parent.mkdir(exist_ok=True)

@@ -35,8 +35,8 @@ class Sizes:
     episodes: tuple[int, ...] = (4000, 4000, 8000, 8000)
     few: tuple[int, int] = (2000, 4000)
     placeto: int = 960
-    measured: int = 320
-    measured_s: float = 180.0
+    measured: int = 240
+    measured_s: float = 120.0
     search_s: float = 15.0
     samples: int = 64
     rounds: int = 30

@@ -34,6 +34,8 @@ from placeit.testing.problems import random_problem
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TINY = replace(QUICK.at(seeds=2, episodes=20), search_s=0.2, samples=4, rounds=6, saved=3, measured_s=20.0)
 
+SLOW = ("table3", "table7", "table8", "repeated")
+
 
 class Told(dict[Any, Any]):
     """Outcomes of jobs, made up."""
@@ -110,6 +112,12 @@ def test_main_claims_the_worst_seed_against_the_best_known_and_search_against_wh
     assert found["chain-mm: longest training"]["holds"] is False
     assert found["chain-mm: annealing in 0.2 s over the least found here"]["holds"] is True
     assert found["chain-mm: local-search in 0.2 s over the least found here"]["holds"] is False
+
+
+def test_without_the_published_graphs_only_time_is_judged(monkeypatch) -> None:
+    monkeypatch.delenv("PLACEIT_DATA", raising=False)
+    found = claims("main", TINY, lambda _: trained(1.0) | {"cost": np.array(1.0)})
+    assert set(found) == {"chain-mm: longest training"}
 
 
 @pytest.mark.parametrize(("worse_on", "holds"), [((), True), (("ffnn",), True), (("ffnn", "llama-block"), False)])
@@ -259,7 +267,7 @@ def test_without_the_published_graphs_our_own_take_their_place(graph, monkeypatc
 # --- the whole
 
 
-@pytest.mark.parametrize("part", ["main", "table3", "table4", "table7", "table9"])
+@pytest.mark.parametrize("part", ["main", "table4", "table9", *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)])
 def test_a_part_runs_on_little_work_and_goes_on_from_what_is_done(part, tmp_path, monkeypatch) -> None:
     setup = Setup(TINY, 0, tmp_path)
     report, again = Report(), Report()
