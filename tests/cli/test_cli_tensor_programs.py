@@ -14,6 +14,7 @@ import placeit
 from placeit import backends
 from placeit.workloads.tensor_graphs import TENSOR_GRAPHS
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 FFNN = "ffnn:shards=2,batch=16,features=4,hidden=12"
 
 
@@ -52,6 +53,42 @@ def test_a_program_is_optimized_run_and_compared(cli: Any, cores: Sequence[str],
         result = cli(command, FFNN, "-p", placement, "--runs", 3, "--json")
         assert result.exit_code == 0, result.stderr
         assert json.loads(result.stdout)["model"] == FFNN
+
+
+@pytest.mark.parametrize(("file", "devices"), [("four_gpus", 4), ("two_meshes", 8)])
+def test_a_program_is_placed_on_described_machines_with_little_memory(
+    cli: Any, file: str, devices: int, tmp_path: Path
+) -> None:
+    cluster, placement = EXAMPLES / f"{file}.yaml", tmp_path / "placement.json"
+    limits = [word for n in (0, 1) for word in ("--memory", f"gpu{n}=0B")]
+    on = ("optimize", "chain-mm:shards=4,size=64", "--devices", cluster, "--budget", 5, "--placer", "enumerative")
+    found = cli(*on, *limits, "-o", placement, "--json")
+    assert found.exit_code == 0, found.stderr
+    answer = placeit.Placement.load(placement)
+    assert len(answer.device_names) == devices
+    where = answer.as_dict()
+    graph = placeit.load("chain-mm:shards=4,size=64").graph
+    heavy = {where[name] for name, size in zip(graph.names, graph.param_bytes, strict=True) if size}
+    assert heavy
+    assert heavy.isdisjoint({"gpu0", "gpu1"})
+
+
+@pytest.mark.slow
+def test_a_policy_learns_on_described_machines_and_keeps_to_their_memory(cli: Any, tmp_path: Path) -> None:
+    cluster = tmp_path / "cluster.yaml"
+    text = (EXAMPLES / "four_gpus.yaml").read_text(encoding="utf-8")
+    cluster.write_text(text.replace("16 GiB", "60 kB"), encoding="utf-8")
+    model = "chain-mm:shards=4,size=64"  # the blocks that its ops read take 164 kB, and 8 kB each
+    weights, placement = tmp_path / "weights.safetensors", tmp_path / "placement.json"
+    on = ("--model", model, "--devices", cluster, "-o", weights, "--placement", placement, "--updates", 2, "--json")
+    done = cli("train", "placeto:devices=4", *on)
+    assert done.exit_code == 0, done.stderr
+    graph, where = placeit.load(model).graph, placeit.Placement.load(placement).as_dict()
+    used: dict[str, float] = {}
+    for name, size in zip(graph.names, graph.param_bytes, strict=True):
+        used[where[name]] = used.get(where[name], 0.0) + size
+    assert sum(used.values()) > 60e3
+    assert max(used.values()) <= 60e3
 
 
 def test_inputs_of_a_program_can_be_given(cli: Any, cores: Sequence[str], tmp_path: Path) -> None:
