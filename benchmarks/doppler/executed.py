@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from benchmarks._models import settled_race, two_cores
 from benchmarks.doppler.jobs import Setup
 from benchmarks.doppler.training import by_cost, learn, met, stages
 from placeit.backends.torch.tensor_program import parse_tensor_model
+from placeit.core.errors import TrainingError
 from placeit.core.files import write_text
 from placeit.core.problem import CostFunction
 from placeit.optimizer.learning import session_source
@@ -113,22 +113,23 @@ class Learned(_Run):
         agent = make_agent("doppler", seed=seed)
         whole = stages(agent, sizes.episodes_of(self.graph))
         second = by_cost(whole)
-        first = whole[: len(whole) - len(second)]
-        third = [one for one in stages(agent, sizes.measured) if one.kind == "reinforce"][-1:]
-        third = [dataclasses.replace(one, cost=MEASURED, seconds=sizes.measured_s) for one in third]
-        plan = {"I": first, "II": second, "III": third}
-        plan = {part: plan[part] for part in self.parts}
-        chosen = [stage for part in plan.values() for stage in part]
-        watched = iter(learn(agent, chosen, instance, seed=seed, measured=dropping(measured)))
-        by_part = {part: list(itertools.islice(watched, len(of))) for part, of in plan.items()}
+        last = [stage for stage in second if stage.kind == "reinforce"][-1]
+        updates = max(1, sizes.measured // (last.problems * last.episodes))
+        third = dataclasses.replace(last, updates=updates, cost=MEASURED, seconds=sizes.measured_s)
+        of = {"I": whole[: len(whole) - len(second)], "II": second, "III": [third]}
+        plan = [(part, stage) for part in self.parts for stage in of[part]]
+        watched = learn(agent, [stage for _, stage in plan], instance, seed=seed, measured=dropping(measured))
+        by_part = {part: [one for (its, _), one in zip(plan, watched, strict=True) if its == part] for part in self.parts}
         found: dict[str, NDArray[np.generic]] = {}
         if "II" in by_part:
             found["simulated"] = met(by_part["II"])["placement"]
         if "III" in by_part:
-            last = met(by_part["III"])
-            measured(np.stack([last["placement"], *found.values()]))
+            learned = met(by_part["III"])
+            if not len(learned["curve"]):
+                raise TrainingError(f"None of {learned['episodes']} episodes could be measured.")
+            measured(np.stack([learned["placement"], *found.values()]))
             won = measured.winner(_FEW, _LAST_ROUNDS).outcome.devices
-            found |= {"measured": won, "curve": last["curve"], "episodes": last["episodes"]}
+            found |= {"measured": won, "curve": learned["curve"], "episodes": learned["episodes"]}
         return found
 
 

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from placeit.runtime.measure import Ratio, faster, summed_up
 
-__all__ = ["EQUAL", "correlations", "episodes_to", "least_of", "not_worse", "ratio"]
+__all__ = ["EQUAL", "best_at", "correlations", "episodes_to", "least_of", "not_worse", "ratio"]
 
 EQUAL = 1e-3
 """Share by which two costs may differ and still be told apart by nobody."""
@@ -41,6 +41,11 @@ def episodes_to(level: float, curve: NDArray[np.float64]) -> float:
     """
     reached = curve[curve[:, 1] <= level]
     return float(reached[0, 0]) if len(reached) else float("inf")
+
+
+def best_at(curve: NDArray[np.float64]) -> int | None:
+    """Return after how many episodes the best was met; None if nothing was."""
+    return int(curve[-1, 0]) if len(curve) else None
 
 
 def correlations(a: ArrayLike, b: ArrayLike) -> tuple[float, float]:

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from placeit.core.errors import TrainingError
 from placeit.core.problem import CostFunction
 from placeit.placers.learned.agent import Agent, ProblemInstance
 from placeit.placers.learned.agents.doppler.agent import DopplerAgent
@@ -67,7 +66,7 @@ class Watched:
 def met(watched: Sequence[Watched]) -> dict[str, NDArray[np.generic]]:
     """Return what stages of one training came to, one after the other: ``best``, its ``placement``, ``episodes``, ``curve``.
 
-    Episodes of stages that value nothing, such as imitation, do not count. Raises TrainingError if nothing could be valued.
+    Episodes of stages that value nothing, such as imitation, do not count. If no placement had a cost, the best is infinite.
     """
     best, placement, before, curve = np.inf, np.empty(0, np.int32), 0, []
     for one in watched:
@@ -77,9 +76,8 @@ def met(watched: Sequence[Watched]) -> dict[str, NDArray[np.generic]]:
         if one.best < best:
             best, placement = one.best, one.placement
         before += one.episodes
-    if not curve:
-        raise TrainingError(f"None of {before} episodes met a placement that has a cost.")
-    return {"best": np.array(best), "placement": placement, "episodes": np.array(before), "curve": np.array(curve)}
+    points = np.array(curve, np.float64).reshape(-1, 2)
+    return {"best": np.array(best), "placement": placement, "episodes": np.array(before), "curve": points}
 
 
 def stages(agent: Agent, episodes: int, *, imitation: bool = True) -> list[Stage]:

@@ -20,9 +20,8 @@ from benchmarks.doppler.executed import SLOWDOWNS, BestOfEach, Fidelity, Learned
 from benchmarks.doppler.graphs import GRAPHS, Case
 from benchmarks.doppler.jobs import Placed, Setup, Training
 from benchmarks.doppler.sizes import FULL, QUICK, Sizes
-from benchmarks.doppler.statistics import correlations, episodes_to, least_of, not_worse, ratio
+from benchmarks.doppler.statistics import best_at, correlations, episodes_to, least_of, not_worse, ratio
 from benchmarks.doppler.training import Watched, learn, met, stages
-from placeit.core.errors import TrainingError
 from placeit.devices.clusterfile import read_cluster
 from placeit.devices.host import allowed_cores
 from placeit.placers.learned.agent import ProblemInstance
@@ -223,8 +222,8 @@ def test_stages_by_cost_count_on_and_those_that_value_nothing_do_not() -> None:
     found = met([first, idle, second])
     assert found["curve"].tolist() == [[8, 4.0], [16, 3.0], [24, 2.0]]
     assert (found["best"], found["episodes"], found["placement"].tolist()) == (2.0, 24, [1] * 4)
-    with pytest.raises(TrainingError, match="None of 0 episodes"):
-        met([idle])
+    nothing = met([idle])
+    assert (nothing["best"], len(nothing["curve"]), best_at(nothing["curve"]), best_at(found["curve"])) == (np.inf, 0, None, 24)
 
 
 def test_placeto_learns_by_the_schedule_of_the_paper() -> None:

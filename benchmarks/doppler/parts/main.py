@@ -17,7 +17,7 @@ from benchmarks._lab import Job, Lab
 from benchmarks.doppler.graphs import Case, published_folder
 from benchmarks.doppler.jobs import Placed, Setup, Training
 from benchmarks.doppler.paper import BEST_KNOWN, FOUND_HERE, LIST_SCHEDULING, ZERO_SHOT_GIPH
-from benchmarks.doppler.statistics import least_of
+from benchmarks.doppler.statistics import best_at, least_of
 
 __all__ = ["jobs", "tell"]
 
@@ -60,7 +60,7 @@ def tell(lab: Lab, report: Report) -> None:
                 best_known=known,
                 over_best_known=None if known is None else float(found["best"]) / known,
                 episodes=int(found["episodes"]),
-                best_at=int(found["curve"][-1, 0]),
+                best_at=best_at(found["curve"]),
                 seconds=float(found["seconds"]),
             )
         if there:

@@ -13,6 +13,7 @@ from benchmarks._lab import Job, Lab
 from benchmarks.doppler.graphs import Case
 from benchmarks.doppler.jobs import Setup, Training
 from benchmarks.doppler.paper import TABLE_6
+from benchmarks.doppler.statistics import best_at
 
 __all__ = ["jobs", "tell"]
 
@@ -31,13 +32,13 @@ def _training(setup: Setup, name: str) -> Training:
 def tell(lab: Lab, report: Report) -> None:
     for name, paper in TABLE_6.items():
         found = lab[_training(lab.setup, name)]
-        best_at, every = int(found["curve"][-1, 0]), len(_CASE.problem) if name == "once per step" else 1
+        at, every = best_at(found["curve"]), len(_CASE.problem) if name == "once per step" else 1
         report.row(
             part="table6",
             messages=name,
             best_ms=float(found["best"]) * 1e3,
-            best_at_episode=best_at,
-            passings=best_at * every,
+            best_at_episode=at,
+            passings=None if at is None else at * every,
             episodes=int(found["episodes"]),
             training_s=float(found["seconds"]),
             paper_ms=paper["ms"],

@@ -14,6 +14,7 @@ from benchmarks._lab import Job, Lab
 from benchmarks.doppler.graphs import Case
 from benchmarks.doppler.jobs import Setup, Training
 from benchmarks.doppler.paper import TABLE_7
+from benchmarks.doppler.statistics import best_at
 
 __all__ = ["jobs", "tell"]
 
@@ -42,7 +43,7 @@ def tell(lab: Lab, report: Report) -> None:
             graph=job.case.graph,
             policy=name,
             best_ms=float(found["best"]) * 1e3,
-            best_at_episode=int(found["curve"][-1, 0]),
+            best_at_episode=best_at(found["curve"]),
             episodes=int(found["episodes"]),
             training_s=float(found["seconds"]),
             paper_ms=TABLE_7.get(name),

@@ -51,4 +51,5 @@ def tell(lab: Lab, report: Report) -> None:
                 **{f"paper_{name.replace(' ', '_')}": paper[name] for name in costs},
             )
             others = [cost for name, cost in costs.items() if name != "doppler" and np.isfinite(cost)]
-            report.claim(f"{graph}, {memory}: DOPPLER over the best of the others", costs["doppler"] / min(others), "")
+            over = costs["doppler"] / min(others) if others else None
+            report.claim(f"{graph}, {memory}: DOPPLER over the best of the others", over, "")
