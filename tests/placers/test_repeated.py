@@ -87,6 +87,28 @@ def test_shards_beside_each_other_are_no_blocks():
         assert repeated_blocks(problem).shape == (0, 0)
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_blocks_of_any_wiring_are_found_behind_whatever_comes_first(seed):
+    rng = np.random.default_rng(seed)
+    size, count, before, after = (int(rng.integers(low, high)) for low, high in ((1, 8), (2, 6), (8, 12), (0, 4)))
+    inner = [(i, j) for i in range(size) for j in range(i + 1, size) if j == i + 1 or rng.random() < 0.3]
+    onward = [(i, j) for i in range(size) for j in range(size) if (i, j) == (size - 1, 0) or rng.random() < 0.2]
+    shared = [(0, j) for j in range(size) if rng.random() < 0.3]  # the first op of all, which no block reads otherwise
+    edges = []
+    for first in range(before, before + count * size, size):
+        edges += [(first + i, first + j) for i, j in inner] + [(first - size + i, first + j) for i, j in onward]
+        edges += [(u, first + j) for u, j in shared]
+    end = before + count * size
+    edges += [(int(rng.integers(v)), v) for v in range(end, end + after)]
+    costs = np.concatenate([100.0 + np.arange(before), np.tile(1.0 + np.arange(size), count), 200.0 + np.arange(after)])
+    links = (np.ones((3, 3)), np.zeros((3, 3)))
+    problem = Problem.from_arrays(np.repeat(costs[:, None], 3, axis=1), edges, np.ones(len(edges)), *links)
+    blocks = repeated_blocks(problem)
+    assert blocks.tolist() == np.arange(before, end).reshape(count, size).tolist()
+    found = parse_placer("repeated:placer=random").place(problem, SimulatedCost(problem), seed=seed, evaluations=5)
+    assert (found[blocks] == found[blocks[0]]).all()
+
+
 @pytest.mark.parametrize("placer", ["random", "annealing:evaluations=300", "heft"])
 def test_every_block_is_placed_like_the_first(placer):
     problem = layers()
