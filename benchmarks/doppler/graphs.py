@@ -22,11 +22,11 @@ from placeit.workloads.tensor_graphs import tensor_graph
 from placeit.workloads.tensors import BlockProgram, shard
 from placeit.workloads.tensors.expression import einsum, elementwise, tensor
 
-__all__ = ["GRAPHS", "Case", "published_folder"]
+__all__ = ["GRAPHS", "Case", "Where", "published_folder"]
 
 GRAPHS = ("chain-mm", "ffnn", "llama-block", "llama-layer")
 
-Where: TypeAlias = Literal["published", "four", "four, 8 GB", "meshes", "stack"]
+Where: TypeAlias = Literal["published", "four", "four, 8 GB", "four, 3 GB", "meshes", "stack"]
 
 _CLUSTERS = Path(__file__).parents[2] / "examples"
 _CHAIN_MM: dict[str, dict[str, int]] = {
@@ -35,7 +35,6 @@ _CHAIN_MM: dict[str, dict[str, int]] = {
     "CDE": {"i": 4, "j": 2, "k": 2},
     "sum": {"i": 4, "j": 2},
 }
-_HALF = "8 GB"
 _LAYERS = 12
 
 
@@ -54,7 +53,7 @@ class Case:
         where: ``published``: the authors' costs, on four equal devices by their simulator's rules (links without contention,
             first in, first out), or our own graph by these rules where the data are not there. ``four`` and ``meshes``: our own
             graph of the paper's sizes on ``examples/four_gpus.yaml`` or ``examples/two_meshes.yaml``, by the rules of a
-            work-conserving system (Algorithm 1: a link moves one tensor at a time). ``four, 8 GB``: with half the memory, which
+            work-conserving system (Algorithm 1: a link moves one tensor at a time). ``four, 8 GB``: with less memory, which
             live tensors take as well. ``stack``: twelve feed-forward blocks, one after the other, on the four GPUs.
     """
 
@@ -66,6 +65,11 @@ class Case:
         return f"{self.graph}-{self.where}".replace(",", "").replace(" ", "-")
 
     @property
+    def limit(self) -> str | None:
+        """Of the memory of each device, beside what it has."""
+        return self.where.partition(", ")[2] or None
+
+    @property
     def problem(self) -> Problem:
         """Of placing it."""
         return _problem(self)
@@ -74,7 +78,7 @@ class Case:
         """Make what values placements, in seconds (of published graphs in their unit); infinite for what does not fit."""
         if self.where == "published":
             return SimulatedCost(self.problem)
-        return SimulatedCost(self.problem, links="channel", queue="priority", memory=self.where == "four, 8 GB")
+        return SimulatedCost(self.problem, links="channel", queue="priority", memory=self.limit is not None)
 
     def instance(self) -> ProblemInstance:
         """Return it to be learned from; what does not fit is left out."""
@@ -90,7 +94,7 @@ def _problem(case: Case) -> Problem:
     if case.where == "meshes":
         return _program(case.graph, 8).problem(read_cluster(_CLUSTERS / "two_meshes.yaml"))
     program = _stack(_LAYERS) if case.where == "stack" else _program(case.graph, 4)
-    return program.problem(_four(_HALF if case.where == "four, 8 GB" else None))
+    return program.problem(_four(case.limit))
 
 
 def _published(path: Path) -> Problem:

@@ -245,13 +245,14 @@ def test_two_meshes_are_joined_by_four_links() -> None:
     assert np.array_equal(between == 25e9, np.eye(4, dtype=bool))
 
 
-def test_half_the_memory_bars_placements_whose_live_tensors_need_more() -> None:
-    whole, half = Case("ffnn", "four"), Case("ffnn", "four, 8 GB")
-    assert half.problem.memory.tolist() == [8e9] * 4
+def test_less_memory_bars_placements_whose_weights_or_live_tensors_need_more() -> None:
+    whole, less = Case("ffnn", "four"), Case("ffnn", "four, 8 GB")
+    assert less.problem.memory.tolist() == [8e9] * 4
     one_device = np.zeros((1, len(whole.problem)), np.int32)
     assert np.isfinite(whole.cost()(one_device)[0])
-    assert np.isinf(half.cost()(one_device)[0])
-    assert np.isnan(half.instance().cost(one_device)[0])
+    assert np.isinf(less.cost()(one_device)[0])
+    assert np.isnan(less.instance().cost(one_device)[0])
+    assert Case("chain-mm", "four, 3 GB").problem.single_devices == ()
 
 
 @pytest.mark.parametrize("graph", GRAPHS)
