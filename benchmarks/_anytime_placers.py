@@ -1,0 +1,60 @@
+"""Who takes part: every registered placer, as far as possible without an end of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from placeit.placers.learned.checkpoint import read_checkpoint
+from placeit.placers.registry import parse_placer, placer_names
+
+__all__ = ["contenders", "in_full", "is_learned", "name_of", "training_seconds"]
+
+_ENDLESS = {
+    "annealing": "evaluations=1000000000000",
+    "giph": "episodes=1000000",
+    "local-search": "evaluations=1000000000000",
+    "random": "samples=10000",
+    "random-task-eft": "episodes=100",
+}
+"""Options of placers that would otherwise be over in a part of a second; all others keep their defaults."""
+
+_TIMED, _UNTIMED = {"cp-sat": "effort=1000000"}, {"cp-sat": "effort=0.1"}
+"""Of those that only a deadline limits: where there is one, and where there is none."""
+
+_SHIPPED_TRAINING_S = {"giph": 540.0, "guided": 540.0}
+"""Training of the policy that ships with placeit, by docs/giph.md."""
+
+
+def contenders(extra: Sequence[str] = ()) -> list[str]:
+    """Return all registered placers by name, and others with options, such as ``doppler:weights=FILE``."""
+    return [*placer_names(), *extra]
+
+
+def in_full(placer: str, *, timed: bool) -> str:
+    """Return a placer with options by which it goes on for as long as its budget lasts, unless it has options already."""
+    options = _ENDLESS | (_TIMED if timed else _UNTIMED)
+    return f"{placer}:{options[placer]}" if placer in options else placer
+
+
+def name_of(placer: str) -> str:
+    """Return a placer as it was asked for, without the options of :func:`in_full`."""
+    name = placer.partition(":")[0]
+    return name if placer in (in_full(name, timed=True), in_full(name, timed=False)) else placer
+
+
+def is_learned(placer: str) -> bool:
+    """Whether a placer learns, before or while it places; what is no placer, such as all of ``optimize``, does not."""
+    return placer.partition(":")[0] in placer_names() and type(parse_placer(placer)).__module__.startswith(
+        "placeit.placers.learned."
+    )
+
+
+def training_seconds(placer: str) -> float | None:
+    """Return for how long a policy was trained before; None if it was not, or its file does not say."""
+    made = parse_placer(placer)
+    weights = getattr(made, "weights", "") if dataclasses.is_dataclass(made) else ""
+    if not weights:
+        return _SHIPPED_TRAINING_S.get(placer.partition(":")[0])
+    seconds = read_checkpoint(weights).about.get("seconds")
+    return float(seconds) if isinstance(seconds, int | float) else None

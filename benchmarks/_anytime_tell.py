@@ -1,0 +1,238 @@
+"""Tables of regrets, the decision, and both as files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks._anytime_placers import is_learned, training_seconds
+from benchmarks._anytime_regret import Interval, front, learning_pays, mean_interval
+from benchmarks._harness import Report
+from placeit.core.files import write_text
+
+__all__ = ["ALL", "Table", "tell", "write_results"]
+
+ALL = "all"
+"""The problems of all families together."""
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Regrets of placers on some problems after different budgets.
+
+    Attributes:
+        part: ``simulated`` or ``measured``.
+        unit: of the budgets: ``seconds`` or ``evaluations``.
+        problems: name of the family.
+        budgets: ascending.
+        regrets: by budget, placer and problem; a problem is there if it is decided about for every placer.
+        counts: by budget, on how many problems all placers were tried.
+        search: whom learning is compared with.
+    """
+
+    part: str
+    unit: str
+    problems: str
+    budgets: Sequence[float]
+    regrets: Mapping[float, Mapping[str, Mapping[str, float]]]
+    counts: Mapping[float, int]
+    search: str
+
+    @classmethod
+    def of(
+        cls,
+        part: str,
+        unit: str,
+        problems: str,
+        budgets: Sequence[float],
+        values: Mapping[str, Mapping[float, Mapping[str, float | None]]],
+        best: Mapping[str, float],
+        search: str,
+    ) -> Table:
+        """Make a table from values by placer, budget and problem, as far as they are decided about."""
+        regrets: dict[float, dict[str, dict[str, float]]] = {}
+        counts: dict[float, int] = {}
+        for budget in budgets:
+            decided = [set(some.get(budget, {})) for some in values.values()]
+            common = sorted(set.intersection(*decided) & set(best)) if decided else []
+            counts[budget] = len(common)
+            regrets[budget] = {
+                placer: {p: v / best[p] - 1 for p in common if (v := some[budget][p]) is not None}
+                for placer, some in values.items()
+                if common
+            }
+        return cls(part, unit, problems, budgets, regrets, counts, search)
+
+
+def tell(tables: Iterable[Table], report: Report, seed: int) -> list[dict[str, Any]]:
+    """Add the rows of all tables and of the decisions to a report; return every mean with its interval."""
+    points: list[dict[str, Any]] = []
+    tables = list(tables)
+    for table in tables:
+        points += _regret_rows(table, report, seed)
+    for unit in dict.fromkeys(table.unit for table in tables):
+        some = [table for table in tables if table.unit == unit]
+        pays = [paid for table in some for paid in _decision_rows(table, report, seed)]
+        named = {table.part for table in some}
+        if pays:
+            report.claim(
+                f"{', '.join(sorted(named))}: share of families and numbers of {unit} where learning pays",
+                sum(pays) / len(pays),
+                "",
+            )
+    return points
+
+
+def _regret_rows(table: Table, report: Report, seed: int) -> list[dict[str, Any]]:
+    points: list[dict[str, Any]] = []
+    placers = list(dict.fromkeys(placer for some in table.regrets.values() for placer in some))
+    cells: dict[str, dict[float, Interval]] = {}
+    for placer in placers:
+        cells[placer] = {
+            budget: mean_interval(list(found.values()), seed)
+            for budget in table.budgets
+            if (found := table.regrets[budget].get(placer))
+        }
+    used = [budget for budget in table.budgets if table.counts[budget]]
+
+    def order(placer: str) -> tuple[int, float]:
+        complete = [budget for budget in used if budget in cells[placer]]
+        return -len(complete), cells[placer][complete[-1]].mean if complete else 0.0
+
+    for placer in sorted(placers, key=order):
+        learned = is_learned(placer)
+        columns = {_after(budget, table.unit): _cell(cells[placer].get(budget), table.counts[budget]) for budget in used}
+        trained = training_seconds(placer) if learned else None
+        report.row(part=table.part, problems=table.problems, placer=placer, learns=learned, trained_before_s=trained, **columns)
+        for budget, interval in cells[placer].items():
+            points.append(
+                {
+                    "part": table.part,
+                    "problems": table.problems,
+                    "unit": table.unit,
+                    "placer": placer,
+                    "budget": budget,
+                    "regret": interval.mean,
+                    "low": interval.low,
+                    "high": interval.high,
+                    "count": interval.count,
+                    "of": table.counts[budget],
+                }
+            )
+    return points
+
+
+def _decision_rows(table: Table, report: Report, seed: int) -> list[bool]:
+    """Say who is on the front at each budget, and whether a placer that learns beats the search; return the latter."""
+    pays = []
+    for budget in table.budgets:
+        regrets = table.regrets[budget]
+        if not table.counts[budget]:
+            continue
+        learned = [placer for placer in regrets if is_learned(placer)]
+        found = learning_pays(regrets, learned, table.search, seed)
+        report.row(
+            decision=f"{table.part}, {table.problems}",
+            after=f"{budget:g} {table.unit}",
+            count=table.counts[budget],
+            front=", ".join(front(regrets, seed)),
+            best_learned=None if found is None else found.learned,
+            its_regret_less_that_of=table.search,
+            points=None if found is None else _cell(found.difference, found.difference.count),
+            learning_pays=None if found is None else found.pays,
+        )
+        if found is not None and found.pays is not None:
+            pays.append(found.pays)
+    return pays
+
+
+def _after(budget: float, unit: str) -> str:
+    return f"{budget:g} {'s' if unit == 'seconds' else 'evals'}"
+
+
+def _cell(interval: Interval | None, of: int) -> str | None:
+    """A mean in percent with its interval, and on how many problems if not on all."""
+    if interval is None:
+        return None
+    text = f"{100 * interval.mean:.1f}"
+    if interval.low is not None and interval.high is not None:
+        text += f" [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
+    return text if interval.count == of else f"{text} ({interval.count} of {of})"
+
+
+def write_results(folder: Path, parts: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write ``report.json`` and ``report.md`` of some parts; those that were not run stay as the folder has them.
+
+    Args:
+        folder: made if it is not there.
+        parts: by name, each with its origin (``command``, ``commits``, ``seed``, ``machine``, ``note``, ``plan``) and its
+            ``rows``, ``claims`` and ``points``.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "report.json"
+    before = json.loads(path.read_text(encoding="utf-8"))["parts"] if path.exists() else {}
+    merged = {**before, **parts}
+    write_text(path, json.dumps({"benchmark": "anytime", "parts": merged}, indent=1, allow_nan=False) + "\n")
+    write_text(folder / "report.md", _text_of(merged))
+
+
+def _text_of(parts: Mapping[str, Mapping[str, Any]]) -> str:
+    lines = [
+        "# Placers against time and evaluations",
+        "",
+        "Regret in percent: by how much placements exceed the best known ones in the mean, with 95 % bootstrap intervals over",
+        "problems.",
+        "[anytime.md](../../anytime.md) says how to read it; [report.json](report.json) has all figures and versions.",
+        "",
+    ]
+    for name, part in parts.items():
+        machine = part["machine"]
+        lines += [
+            f"## {name.capitalize()}",
+            "",
+            f"    {part['command']}",
+            "",
+            f"Commits {', '.join(part['commits']) or 'unknown'}; seed {part['seed']}; {machine['cpu']}, "
+            f"{machine['cores']} cores, "
+            f"Python {machine['python']}, torch {machine['libraries'].get('torch')}. {part['note']}".rstrip(),
+            "",
+            *(f"- {line}" for line in part["plan"]),
+            "",
+        ]
+        rows = list(part["rows"])
+        while rows:
+            same = next((i for i, row in enumerate(rows) if _kind(row) != _kind(rows[0])), len(rows))
+            lines += [f"### {_title(rows[0])}", "", *_table([_body(row) for row in rows[:same]])]
+            rows = rows[same:]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _kind(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return ("decision", "decision" in row) if "decision" in row else (row.get("problems"), *row)
+
+
+def _title(row: Mapping[str, Any]) -> str:
+    if "decision" in row:
+        return "Decision"
+    return f"{row['problems']}, by {'seconds' if any(name.endswith(' s') for name in row) else 'evaluations'}"
+
+
+def _body(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in ("part", "problems")}
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    head = [name.replace("_", " ") for name in rows[0]]
+    body = [[_text(value) for value in row.values()] for row in rows]
+    return ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *body)] + [""]
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

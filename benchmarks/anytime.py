@@ -1,0 +1,244 @@
+"""Every placer against wall clock and against evaluations: what it is good for with how much of either.
+
+The value of a placer at a budget is that of its answer when it is told this budget (a deadline, or a number of evaluations), in
+a run of its own with the same seed; a run that comes to its end earlier answers for all larger budgets. So placers that plan by
+their budget, as annealing does, are asked as ``placeit optimize`` asks them. An answer that is late by more than a quarter
+does not count. Regret is by how much a value exceeds the best one that any run found of that problem.
+
+Simulated: GiPH's generated sets, tensor programs and ONNX models, twenty each, on described devices. Two processes at a time
+answer, each on one core. Measured: models on two cores, one of them slowed; placers get measured values (``MeasuredCost``),
+beside ``placeit optimize`` as it is by default and with the placers that it asks at any budget (calibrated search); all answers
+are raced once more, and only that race counts.
+
+The smallest budget comes first, on as many problems as there is time for; larger ones are tried on the first of them. What was
+answered is kept in the folder ``--work``, and the same command goes on from it, also with more ``--minutes``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks._anytime_journal import Journal, Unit
+from benchmarks._anytime_placers import contenders, name_of
+from benchmarks._harness import Report, output, parser, quiet_output, show
+
+__all__ = ["FULL", "PARTS", "QUICK", "Sizes", "main"]
+
+PARTS = ("simulated", "measured")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much work is done.
+
+    Attributes:
+        problems: of each family.
+        seconds: budgets of simulated problems.
+        evaluations: likewise.
+        reference: seconds for which each simulated problem is annealed with another seed, for the best known value.
+        measured: budgets of measured ones, in seconds.
+        models: that are measured.
+        slowdowns: of one core of each measured cluster.
+        minutes: for all of it.
+    """
+
+    problems: int
+    seconds: tuple[float, ...]
+    evaluations: tuple[float, ...]
+    reference: float
+    measured: tuple[float, ...]
+    models: tuple[str, ...]
+    slowdowns: tuple[float, ...]
+    minutes: float
+
+
+FULL = Sizes(
+    problems=20,
+    seconds=(1, 3, 10, 30, 100),
+    evaluations=(1, 3, 10, 30, 100, 300, 1000),
+    reference=3,
+    measured=(10, 30, 100),
+    models=("resnet50", "inception_v3", "bert_base"),
+    slowdowns=(2, 3),
+    minutes=45,
+)
+QUICK = Sizes(
+    problems=2,
+    seconds=(0.3, 1),
+    evaluations=(1, 10, 100),
+    reference=1,
+    measured=(3,),
+    models=("light_squeezenet",),
+    slowdowns=(2,),
+    minutes=3,
+)
+_SHARES = {"reference": 0.06, "evaluations": 0.14, "seconds": 0.38, "measured": 0.34}
+"""Of the minutes; the rest is for starting and for the last races."""
+_SEARCH = "annealing"  # whom learning is compared with in simulation
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the benchmark."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # before anything loads it, here and in the workers
+    options = parser("python -m benchmarks.anytime", __doc__)
+    options.formatter_class = argparse.RawDescriptionHelpFormatter
+    options.add_argument("--part", choices=PARTS, action="append", help="one of them alone; both without it")
+    options.add_argument(
+        "--minutes", type=float, help=f"for both parts (default {FULL.minutes:g}, {QUICK.minutes:g} with --quick)"
+    )
+    options.add_argument(
+        "--placers", nargs="+", metavar="PLACER", help="ask these, in place of every registered one; options may follow a colon"
+    )
+    options.add_argument("--also", nargs="+", default=(), metavar="PLACER", help="ask these, too: doppler:weights=FILE")
+    options.add_argument("--work", type=Path, metavar="DIR", help="keep answers there, and go on from them")
+    options.add_argument("--results", type=Path, metavar="DIR", help="write report.md and report.json there")
+    options.add_argument("--note", default="", metavar="TEXT", help="say this beside the results")
+    options.add_argument("--workers", type=int, default=2, help="processes that simulate; 0 for none (default 2)")
+    chosen = options.parse_args(arguments)
+    sizes = QUICK if chosen.quick else FULL
+    minutes = sizes.minutes if chosen.minutes is None else chosen.minutes
+    placers = [*(chosen.placers or contenders()), *chosen.also]
+    report, parts = Report(), {}
+    with tempfile.TemporaryDirectory() as temporary, quiet_output():
+        work = chosen.work or Path(temporary)
+        for part in chosen.part or PARTS:
+            run = _simulated if part == "simulated" else _measured
+            parts[part] = run(report, sizes, placers, chosen, work, 60 * minutes)
+    result = output("anytime", report)
+    for part in parts.values():
+        part.update(machine=result["machine"], command=_command(chosen), note=chosen.note, seed=chosen.seed)
+    if chosen.results:
+        from benchmarks._anytime_tell import write_results
+
+        write_results(chosen.results, parts)
+    if chosen.json:
+        print(json.dumps(result | {"points": [point for part in parts.values() for point in part["points"]]}, allow_nan=False))
+    else:
+        show(result)
+
+
+def _simulated(
+    report: Report, sizes: Sizes, placers: Sequence[str], chosen: argparse.Namespace, work: Path, seconds: float
+) -> dict[str, Any]:
+    from benchmarks._anytime_plan import answered
+    from benchmarks._anytime_problems import FAMILIES, Case, family
+    from benchmarks._anytime_simulated import REFERENCE, Simulated
+    from benchmarks._anytime_tell import ALL, Table, tell
+
+    journal = Journal(work / "simulated.jsonl")
+    report.note("  stating the problems")
+    families = {name: family(name, sizes.problems, chosen.seed) for name in FAMILIES}
+    turns: list[Case] = [case for some in zip(*families.values(), strict=False) for case in some]
+    plan: list[str] = []
+    units: list[tuple[Unit, tuple[float, ...]]] = [("evaluations", sizes.evaluations), ("seconds", sizes.seconds)]
+    with Simulated(journal, placers, chosen.seed, chosen.workers, report.commit) as simulated:
+        simulated.reference(turns, sizes.reference, _SHARES["reference"] * seconds)
+        for unit, budgets in units:
+            tried = simulated.budgets(unit, budgets, turns, _SHARES[unit] * seconds)
+            plan.append(f"{unit}: " + ", ".join(f"{budget:g} on {count} problems" for budget, count in tried.items()))
+    best = _best_simulated(journal, chosen.seed)
+    tables = []
+    for unit, budgets in units:
+        for name, cases in [*families.items(), (ALL, turns)]:
+            values: dict[str, dict[float, dict[str, float | None]]] = {placer: {} for placer in placers}
+            for placer in placers:
+                for case in cases:
+                    runs = simulated.runs(unit, case.name, placer, budgets)
+                    for budget, answer in answered(runs, unit, budgets).items():
+                        values[placer].setdefault(budget, {})[case.name] = None if answer is None else answer.value
+            tables.append(Table.of("simulated", unit, name, budgets, values, best, _SEARCH))
+    first = len(report.rows)
+    points = tell(tables, report, chosen.seed)
+    for name, cases in families.items():
+        bounds = {key.problem: answer.bound for key, answer in journal.items() if key.placer == REFERENCE}
+        over = [best[c.name] / bound - 1 for c in cases if c.name in best and (bound := bounds.get(c.name))]
+        if over:
+            mean = 100 * sum(over) / len(over)
+            plan.append(f"{name}: the best known exceeds a lower bound of all placements by {mean:.1f} % in the mean")
+    return _part(report, first, points, plan, journal)
+
+
+def _measured(
+    report: Report, sizes: Sizes, placers: Sequence[str], chosen: argparse.Namespace, work: Path, seconds: float
+) -> dict[str, Any]:
+    import functools
+
+    from benchmarks._anytime_measured import CALIBRATED, Measured, Setting, placed_values
+    from benchmarks._anytime_problems import LIGHT, light_model, unequal_cores
+    from benchmarks._anytime_regret import best_known
+    from benchmarks._anytime_tell import Table, tell
+    from benchmarks._models import load_model, two_cores
+    from placeit.profiler.cache import Cache
+
+    journal = Journal(work / "measured.jsonl")
+    settings = [
+        Setting(
+            f"{model}, a core slowed {slowdown:g} times",
+            functools.cache(functools.partial(light_model if model in LIGHT else load_model, model)),
+            unequal_cores(two_cores(), slowdown),
+        )
+        for slowdown in sizes.slowdowns
+        for model in sizes.models
+    ]
+    measured = Measured(journal, placers, chosen.seed, Cache(work / "costs"), report.commit)
+    tried = measured.budgets(sizes.measured, settings, _SHARES["measured"] * seconds)
+    for setting in settings:
+        measured.race(setting, sizes.measured)
+    names = [setting.name for setting in settings]
+    values = placed_values(measured, names, measured.contenders, sizes.measured)
+    best = best_known({n: [found.get(n) for some in values.values() for found in some.values()] for n in names})
+    table = Table.of("measured", "seconds", "models on unequal cores", sizes.measured, values, best, CALIBRATED)
+    first = len(report.rows)
+    points = tell([table], report, chosen.seed)
+    plan = ["seconds: " + ", ".join(f"{budget:g} in {count} settings" for budget, count in tried.items())]
+    return _part(report, first, points, plan, journal)
+
+
+def _best_simulated(journal: Journal, seed: int) -> Mapping[str, float]:
+    from benchmarks._anytime_regret import best_known
+
+    values: dict[str, list[float | None]] = {}
+    for key, answer in journal.items():
+        if key.seed == seed:
+            values.setdefault(key.problem, []).append(answer.value)
+    return best_known(values)
+
+
+def _part(report: Report, first: int, points: list[dict[str, Any]], plan: list[str], journal: Journal) -> dict[str, Any]:
+    for line in plan:
+        report.note(f"  {line}")
+    commits = sorted({answer.commit for answer in journal.values() if answer.commit})
+    failed: dict[str, str] = {}
+    for key, answer in journal.items():
+        if answer.why is not None and key.unit != "race":
+            failed.setdefault(name_of(key.placer), answer.why)
+    notes = [f"No answer somewhere: {name}: {why.splitlines()[0]}" for name, why in sorted(failed.items())]
+    return {"rows": report.rows[first:], "points": points, "plan": [*plan, *notes], "commits": commits}
+
+
+def _command(chosen: argparse.Namespace) -> str:
+    """Return what to type for the same figures, without where answers were kept meanwhile."""
+    words = ["python", "-m", "benchmarks.anytime"]
+    if chosen.quick:
+        words.append("--quick")
+    if chosen.seed:
+        words += ["--seed", str(chosen.seed)]
+    if chosen.minutes is not None:
+        words += ["--minutes", f"{chosen.minutes:g}"]
+    for part in chosen.part or ():
+        words += ["--part", part]
+    for flag, some in (("--placers", chosen.placers), ("--also", chosen.also)):
+        words += [flag, *some] if some else []
+    return shlex.join([*words, *(["--results", str(chosen.results)] if chosen.results else [])])
+
+
+if __name__ == "__main__":
+    main()

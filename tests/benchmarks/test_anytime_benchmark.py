@@ -1,0 +1,279 @@
+"""The anytime benchmark: its computations by hand-made values, and its whole on few small problems."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks import anytime
+from benchmarks._anytime_journal import Answer, Journal, Key
+from benchmarks._anytime_placers import contenders, in_full, is_learned, name_of, training_seconds
+from benchmarks._anytime_plan import answered, problems_at
+from benchmarks._anytime_problems import FAMILIES, Case, family
+from benchmarks._anytime_regret import best_known, front, learning_pays, mean_interval, regrets
+from benchmarks._anytime_simulated import Simulated
+from benchmarks._anytime_tell import Table, tell
+from benchmarks._harness import Report
+from placeit.core.errors import FileError, UsageError
+from placeit.placers.registry import placer_names
+from placeit.testing.problems import random_problem
+
+KEY = Key("seconds", "a problem", "heft", 1, 0)
+QUICKLY = Answer(2.0, 0.01, 0)
+
+
+def answer(value, took_s=0.01, evaluations=5, why=None):
+    return Answer(value, took_s, evaluations, why)
+
+
+def cases(count, ops=8):
+    return [Case(f"problem {i}", random_problem(ops, 3, seed=i), {}) for i in range(count)]
+
+
+def test_regret_is_the_share_by_which_a_value_exceeds_the_best_known():
+    best = best_known({"a": [4.0, 2.0, None], "b": [3.0], "c": [None]})
+    assert best == {"a": 2.0, "b": 3.0}
+    assert regrets({"a": 2.5, "b": 3.0, "c": None}, best) == {"a": 0.25, "b": 0.0}
+
+
+def test_the_interval_of_equal_values_is_a_point_and_a_single_value_has_none():
+    same = mean_interval([0.5] * 20)
+    assert (same.mean, same.low, same.high, same.count) == (0.5, 0.5, 0.5, 20)
+    one = mean_interval([0.5])
+    assert (one.mean, one.low, one.high, one.count) == (0.5, None, None, 1)
+
+
+def test_the_interval_is_that_of_the_bootstrap_distribution_of_the_mean():
+    # of two values the resampled mean is 0, 1/2 or 1 with probabilities 1/4, 1/2, 1/4
+    two = mean_interval([0.0, 1.0])
+    assert (two.low, two.high) == (0.0, 1.0)
+    # of many its spread is that of the normal distribution: 1.96 standard errors
+    values = np.random.default_rng(0).normal(3.0, 1.0, 400)
+    many = mean_interval(values.tolist())
+    error = values.std() / 20
+    assert many.low == pytest.approx(values.mean() - 1.96 * error, abs=0.1 * error)
+    assert many.high == pytest.approx(values.mean() + 1.96 * error, abs=0.1 * error)
+
+
+def test_the_front_has_the_best_and_whoever_is_not_worse_beyond_the_interval():
+    problems = [f"p{i}" for i in range(10)]
+    best = dict.fromkeys(problems, 0.0)
+    worse = dict.fromkeys(problems, 0.1)
+    mixed = {p: 0.2 if i == 0 else 0.0 for i, p in enumerate(problems)}  # equal on nine of ten
+    found = front({"worse": worse, "mixed": mixed, "best": best})
+    assert found == ["best", "mixed"]
+
+
+def test_nobody_is_on_the_front_without_an_answer_to_every_problem():
+    assert front({"some": {"p": 0.0}, "all": {"p": 0.3, "q": 0.3}}) == ["all"]
+    assert front({"some": {"p": 0.0}, "others": {"q": 0.3}}) == []
+    assert front({}) == []
+
+
+def test_of_a_single_problem_the_front_is_who_is_best():
+    assert front({"a": {"p": 0.1}, "b": {"p": 0.0}, "c": {"p": 0.0}}) == ["b", "c"]
+
+
+def test_learning_pays_where_the_best_learned_placer_is_better_beyond_the_interval():
+    problems = [f"p{i}" for i in range(8)]
+    placers = {
+        "search": dict.fromkeys(problems, 0.10),
+        "good": {p: 0.04 + 0.001 * i for i, p in enumerate(problems)},
+        "bad": dict.fromkeys(problems, 0.5),
+        "partly": {"p0": 0.0},
+    }
+    found = learning_pays(placers, ["good", "bad", "partly"], "search")
+    assert found.learned == "good"
+    assert found.difference.mean == pytest.approx(0.0435 - 0.10)
+    assert found.pays is True
+    assert learning_pays(placers, ["bad"], "search").pays is False
+    assert learning_pays(placers, ["partly"], "search").pays is None  # one problem says nothing
+    assert learning_pays(placers, [], "search") is None
+    assert learning_pays({"good": placers["good"]}, ["good"], "search") is None
+
+
+def test_one_problem_for_each_budget_comes_first_and_the_rest_is_shared():
+    # 10 + 30 + 100 = 140 of 200 s; the other 60 s are 20 s for each budget: two problems more of 10 s
+    assert problems_at(200, [10, 30, 100], most=20) == 3
+    # of what is left, 170 s, 130 s are for one of 30 s and one of 100 s, and half of 40 s does not do for another one
+    assert problems_at(170, [30, 100], most=20) == 1
+    assert problems_at(140, [100], most=20) == 1
+
+
+def test_budgets_that_there_is_no_time_for_leave_theirs_to_the_others():
+    assert problems_at(60, [10, 30, 100], most=20) == 2  # 40 s for two budgets, and 10 s more for each
+    assert problems_at(5, [10, 30], most=20) == 0
+    assert problems_at(10_000, [1, 2], most=20) == 20
+
+
+@pytest.mark.parametrize(("minutes", "most"), [(45, 20), (5, 20)])
+def test_the_planned_problems_take_no_longer_than_there_is_time(minutes, most):
+    budgets, each, left, spent = (1, 3, 10, 30, 100), 6, 60.0 * minutes, 0.0
+    for i in range(len(budgets)):
+        costs = [budget * each for budget in budgets[i:]]
+        most = problems_at(left - spent, costs, most)
+        spent += most * costs[0]
+    assert 0.5 * left < spent <= left
+
+
+def test_a_run_that_came_to_its_end_answers_for_all_larger_budgets():
+    found = answered({1: answer(3.0, took_s=0.5)}, "seconds", (1, 3, 10))
+    assert [found[budget].value for budget in (1, 3, 10)] == [3.0, 3.0, 3.0]
+    assert answered({1: answer(3.0, took_s=1.0)}, "seconds", (1, 3, 10)).keys() == {1}
+    heft = answered({1: answer(3.0, evaluations=0)}, "evaluations", (1, 3))
+    assert heft[3].value == 3.0
+    assert answered({1: answer(3.0, evaluations=1)}, "evaluations", (1, 3)).keys() == {1}
+
+
+def test_an_answer_that_is_late_counts_for_the_first_budget_that_it_fits_and_spares_those_before():
+    late = {1: answer(3.0, took_s=5.0)}
+    assert answered(late, "seconds", (1, 3, 10)) == {1: None, 3: None}
+    late[10] = answer(2.0, took_s=9.5)
+    assert answered(late, "seconds", (1, 3, 10)) == {1: None, 3: None, 10: late[10]}
+
+
+def test_runs_with_more_evaluations_than_there_is_time_for_are_left_out():
+    slow = {10: answer(3.0, took_s=1.0, evaluations=10)}
+    assert answered(slow, "evaluations", (10, 100, 1000)) == {10: slow[10], 1000: None}
+
+
+def test_a_placer_that_failed_for_want_of_evaluations_is_asked_again():
+    failed = answer(None, evaluations=3, why="too few")
+    assert answered({3: failed}, "evaluations", (3, 10)) == {3: None}
+    assert answered({10: failed}, "evaluations", (10, 30)) == {10: None, 30: None}
+
+
+def test_a_journal_goes_on_after_the_last_whole_line(tmp_path):
+    path = tmp_path / "work" / "answers.jsonl"
+    journal = Journal(path)
+    journal.add(KEY, QUICKLY)
+    other = replace(KEY, placer="cpop")
+    journal.add(other, Answer(None, 1.0, 3, "no", None, (0, 1), "abc"))
+    with path.open("a") as file:
+        file.write('{"key": {"unit": "sec')
+    again = Journal(path)
+    assert dict(again) == {KEY: QUICKLY, other: Answer(None, 1.0, 3, "no", None, (0, 1), "abc")}
+    again.add(replace(KEY, budget=3), QUICKLY)
+    assert len(Journal(path)) == 3
+
+
+def test_a_file_that_is_no_journal_is_refused(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text('{"something": "else"}\n')
+    with pytest.raises(FileError, match="Line 1"):
+        Journal(path)
+
+
+def test_every_registered_placer_takes_part():
+    assert [name_of(in_full(name, timed=True)) for name in contenders()] == list(placer_names())
+    assert contenders(["giph:episodes=2"])[-1] == "giph:episodes=2"
+    assert in_full("giph:episodes=2", timed=True) == "giph:episodes=2"
+
+
+def test_who_learns_is_known_from_where_it_is():
+    assert {name for name in placer_names() if is_learned(name)} >= {"giph", "guided", "hdp", "placeto", "doppler"}
+    assert not is_learned("annealing")
+    assert training_seconds("guided") > 0
+    assert training_seconds("hdp") is None
+
+
+def test_a_run_that_was_interrupted_asks_only_what_it_has_no_answers_to(tmp_path):
+    some = cases(2)
+    whole = Journal(tmp_path / "whole.jsonl")
+    with Simulated(whole, ["heft", "local-search"], 0, workers=0) as simulated:
+        assert simulated.budgets("evaluations", (1, 3), some, limit_s=60) == {1: 2, 3: 2}
+    assert simulated.asked == 6  # heft asks for nothing: once for each problem is enough
+    part = Journal(tmp_path / "part.jsonl")
+    for key in list(whole)[:4]:
+        part.add(key, whole[key])
+    with Simulated(part, ["heft", "local-search"], 0, workers=0) as again:
+        again.budgets("evaluations", (1, 3), some, limit_s=60)
+    assert again.asked == 2
+    assert {key: part[key].value for key in part} == {key: whole[key].value for key in whole}
+
+
+def test_what_there_is_no_time_for_is_left_for_the_next_run():
+    journal = Journal()
+    with Simulated(journal, ["heft"], 0, workers=0) as simulated:
+        assert simulated.budgets("seconds", (1, 3), cases(2), limit_s=0) == {1: 0, 3: 0}
+        assert not journal
+        simulated.reference(cases(2), 0.05, limit_s=0)
+        assert not journal
+
+
+def test_the_reference_is_bounded_from_below(tmp_path):
+    journal = Journal(tmp_path / "answers.jsonl")
+    with Simulated(journal, [], 0, workers=0) as simulated:
+        simulated.reference(cases(2, ops=6), 0.1, limit_s=60)
+    assert len(journal) == 2
+    assert all(0 < found.bound <= found.value * (1 + 1e-9) for found in journal.values())
+
+
+def test_a_problem_counts_where_every_placer_is_decided_about():
+    values = {
+        "annealing": {1: {"p": 2.0, "q": 4.0}, 3: {"p": 2.0}},
+        "hdp": {1: {"p": 3.0, "q": None}},
+    }
+    table = Table.of("simulated", "seconds", "some", (1, 3), values, {"p": 2.0, "q": 4.0}, "annealing")
+    assert table.counts == {1: 2, 3: 0}
+    assert table.regrets[1] == {"annealing": {"p": 0.0, "q": 0.0}, "hdp": {"p": 0.5}}
+    report = Report()
+    points = tell([table], report, 0)
+    assert report.rows[0]["1 s"] == "0.0 [0.0, 0.0]"
+    assert report.rows[1]["1 s"] == "50.0 (1 of 2)"
+    assert "3 s" not in report.rows[0]
+    assert report.rows[2]["front"] == "annealing"
+    assert (report.rows[2]["best_learned"], report.rows[2]["learning_pays"]) == ("hdp", None)
+    assert [(point["placer"], point["regret"], point["of"]) for point in points] == [("annealing", 0.0, 2), ("hdp", 0.5, 2)]
+
+
+@pytest.mark.parametrize("name", ["giph", *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES if name != "giph")])
+def test_a_family_is_the_same_for_the_same_seed_and_begins_with_its_larger_problems(name):
+    found, again = family(name, 3, seed=3), family(name, 3, seed=3)
+    assert len({case.name for case in found}) == 3
+    assert [case.name for case in found] == [case.name for case in again]
+    assert found[0].problem.compute.size >= found[-1].problem.compute.size
+    for one, other in zip(found, again, strict=True):
+        np.testing.assert_array_equal(one.problem.compute, other.problem.compute)
+        somewhere = one.problem.feasible.argmax(axis=1).astype(np.int32)
+        assert np.isfinite(one.cost()(somewhere[None])).all()
+
+
+def test_an_unknown_family_is_told():
+    with pytest.raises(UsageError, match="giph, tensor, model"):
+        family("other", 1, seed=0)
+
+
+@pytest.mark.slow
+def test_the_benchmark_writes_its_results_and_goes_on_from_them(tmp_path, capsys, monkeypatch):
+    sizes = replace(anytime.QUICK, problems=1, seconds=(0.05,), evaluations=(1, 3), reference=0.05)
+    monkeypatch.setattr(anytime, "QUICK", sizes)
+    words = [
+        "--quick",
+        "--json",
+        "--part",
+        "simulated",
+        "--minutes",
+        "60",
+        "--workers",
+        "0",
+        "--placers",
+        "heft",
+        "annealing",
+        "giph",
+    ]
+    words += ["--work", str(tmp_path / "work"), "--results", str(tmp_path / "results")]
+    anytime.main(words)
+    first = json.loads(capsys.readouterr().out)
+    assert {row["problems"] for row in first["rows"] if "problems" in row} == {"giph", "tensor", "model", "all"}
+    assert [row["decision"] for row in first["rows"] if "decision" in row][-1] == "simulated, all"
+    assert {point["placer"] for point in first["points"]} == {"heft", "annealing", "giph"}
+    journal = (tmp_path / "work" / "simulated.jsonl").read_text()
+    anytime.main(words)
+    again = json.loads(capsys.readouterr().out)
+    assert (tmp_path / "work" / "simulated.jsonl").read_text() == journal
+    assert (again["rows"], again["points"]) == (first["rows"], first["points"])
+    text = (tmp_path / "results" / "report.md").read_text()
+    assert "python -m benchmarks.anytime --quick --minutes 60 --part simulated" in text
+    assert "### Decision" in text
