@@ -14,24 +14,24 @@ _EARLY = 0.9  # a run that ends before this share of its seconds has come to its
 
 
 def problems_at(left_s: float, costs: Sequence[float], most: int) -> int:
-    """Return on how many problems the first of some budgets is tried, at most ``most``.
+    """Return on how many problems the first of some budgets is tried, so that there is time for the larger ones, too.
 
-    One problem for each budget comes first, for as many budgets as there is time for, the shortest first; what is then left is
-    shared equally by these budgets.
+    Problem by problem, the next goes to the budget that has got the least time so far, if there is as much left. A larger
+    budget is tried on no more problems than a smaller one.
 
     Args:
         left_s: seconds that there are.
         costs: seconds that a problem takes at each budget, all placers together, the budget in question first; positive.
         most: problems that there are.
     """
-    fits, total = 0, 0.0
-    for cost in costs:
-        if total + cost > left_s:
-            break
-        fits, total = fits + 1, total + cost
-    if not fits:
-        return 0
-    return min(most, 1 + int((left_s - total) / fits / costs[0]))
+    counts = [0] * len(costs)
+    while True:
+        spent = sum(count * cost for count, cost in zip(counts, costs, strict=True))
+        room = [most, *counts]
+        able = [i for i in range(len(costs)) if counts[i] < room[i] and spent + costs[i] <= left_s]
+        if not able:
+            return counts[0]
+        counts[min(able, key=lambda i: counts[i] * costs[i])] += 1
 
 
 def ended(answer: Answer, unit: str, budget: float) -> bool:

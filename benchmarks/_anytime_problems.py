@@ -23,7 +23,7 @@ from placeit.session import Session
 from placeit.simulator.simulate import SimulatedCost
 from placeit.workloads.datasets import DatasetKind, cases
 
-__all__ = ["EXECUTED", "FAMILIES", "LIGHT", "Case", "family", "light_model", "placing", "unequal_cores"]
+__all__ = ["EXECUTED", "FAMILIES", "LIGHT", "Case", "family", "measured_model", "placing", "unequal_cores"]
 
 LIGHT = tuple(
     f"light_{name}" for name in ("inception_v1", "squeezenet", "resnet50", "shufflenet", "inception_v2", "densenet121")
@@ -115,8 +115,7 @@ def _model(count: int, seed: int) -> list[Case]:
     """ONNX models on described devices: a processor with its graphics and NPU, and a server with a GPU."""
 
     def case(name: str, where: str) -> Case:
-        model = light_model(name) if name in LIGHT else load_model(name)
-        return _executed(f"{name} on {where}", model, *_MODEL_CLUSTERS[where])
+        return _executed(f"{name} on {where}", measured_model(name), *_MODEL_CLUSTERS[where])
 
     return _drawn(list(product((*LIGHT, *_OTHERS), _MODEL_CLUSTERS)), count, seed, lambda pair: case(*pair))
 
@@ -124,8 +123,18 @@ def _model(count: int, seed: int) -> list[Case]:
 FAMILIES: Mapping[str, Callable[[int, int], list[Case]]] = {"giph": _giph, "tensor": _tensor, "model": _model}
 
 
-def light_model(name: str) -> Model:
-    """Load a model of :data:`LIGHT`. Raises UsageError if the package that it comes with is not installed."""
+def measured_model(name: str) -> Model:
+    """Load a model by name, of :data:`LIGHT`, of the other models of benchmarks, or a tensor program with its options.
+
+    Raises:
+        UsageError: the package that it comes with is not installed.
+    """
+    if name in LIGHT:
+        return _light_model(name)
+    return backends.load(name) if ":" in name else load_model(name)
+
+
+def _light_model(name: str) -> Model:
     found = importlib.util.find_spec("onnx")
     if found is None or found.origin is None:
         raise UsageError(f"The model '{name}' comes with the package onnx, which is not installed: pip install onnx.")

@@ -17,6 +17,7 @@ answered is kept in the folder ``--work``, and the same command goes on from it,
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import shlex
@@ -33,6 +34,7 @@ from benchmarks._harness import Report, output, parser, quiet_output, show
 __all__ = ["FULL", "PARTS", "QUICK", "Sizes", "main"]
 
 PARTS = ("simulated", "measured")
+TENSOR = "chain-mm:shards=8,size=1024"
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ FULL = Sizes(
     evaluations=(1, 3, 10, 30, 100, 300, 1000),
     reference=3,
     measured=(10, 30, 100),
-    models=("resnet50", "inception_v3", "bert_base"),
+    models=("light_inception_v1", "inception_v3", TENSOR),
     slowdowns=(2, 3),
     minutes=45,
 )
@@ -169,20 +171,19 @@ def _simulated(
 def _measured(
     report: Report, sizes: Sizes, placers: Sequence[str], chosen: argparse.Namespace, work: Path, seconds: float
 ) -> dict[str, Any]:
-    import functools
-
     from benchmarks._anytime_measured import CALIBRATED, Measured, Setting, placed_values
-    from benchmarks._anytime_problems import LIGHT, light_model, unequal_cores
+    from benchmarks._anytime_problems import measured_model, unequal_cores
     from benchmarks._anytime_regret import best_known
     from benchmarks._anytime_tell import Table, tell
-    from benchmarks._models import load_model, two_cores
+    from benchmarks._models import two_cores
     from placeit.profiler.cache import Cache
 
     journal = Journal(work / "measured.jsonl")
+    placers = [placer for placer in placers if placer != "annealing"]  # it is local-search where values are measured
     settings = [
         Setting(
             f"{model}, a core slowed {slowdown:g} times",
-            functools.cache(functools.partial(light_model if model in LIGHT else load_model, model)),
+            functools.cache(functools.partial(measured_model, model)),
             unequal_cores(two_cores(), slowdown),
         )
         for slowdown in sizes.slowdowns
