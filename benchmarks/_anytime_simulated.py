@@ -6,7 +6,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from typing import Any, Self
@@ -142,6 +142,8 @@ class Simulated:
                 break
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 key, error = running.pop(future), future.exception()
+                if isinstance(error, BrokenExecutor):  # a process was killed: no fault of who is asked next
+                    raise error
                 answer = future.result() if error is None else Answer(None, 0.0, 0, f"{type(error).__name__}: {error}")
                 self.journal.add(key, replace(answer, commit=self.commit))
                 self.asked += 1

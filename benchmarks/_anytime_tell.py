@@ -28,7 +28,8 @@ class Table:
         unit: of the budgets: ``seconds`` or ``evaluations``.
         problems: name of the family.
         budgets: ascending.
-        regrets: by budget, placer and problem; a problem is there if it is decided about for every placer.
+        regrets: by budget, placer and problem; a problem is there if it is decided about for every placer
+            that was asked at all.
         counts: by budget, on how many problems all placers were tried.
         search: whom learning is compared with.
     """
@@ -53,15 +54,16 @@ class Table:
         search: str,
     ) -> Table:
         """Make a table from values by placer, budget and problem, as far as they are decided about."""
+        asked = {placer: some for placer, some in values.items() if any(some.values())}
         regrets: dict[float, dict[str, dict[str, float]]] = {}
         counts: dict[float, int] = {}
         for budget in budgets:
-            decided = [set(some.get(budget, {})) for some in values.values()]
+            decided = [set(some.get(budget, {})) for some in asked.values()]
             common = sorted(set.intersection(*decided) & set(best)) if decided else []
             counts[budget] = len(common)
             regrets[budget] = {
                 placer: {p: v / best[p] - 1 for p in common if (v := some[budget][p]) is not None}
-                for placer, some in values.items()
+                for placer, some in asked.items()
                 if common
             }
         return cls(part, unit, problems, budgets, regrets, counts, search)

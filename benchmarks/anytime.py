@@ -21,6 +21,7 @@ import functools
 import json
 import os
 import shlex
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ from typing import Any
 from benchmarks._anytime_journal import Journal, Unit
 from benchmarks._anytime_placers import contenders, name_of
 from benchmarks._harness import Report, output, parser, quiet_output, show
+from placeit.core.errors import PlaceitError
+from placeit.placers.registry import parse_placer
 
 __all__ = ["FULL", "PARTS", "QUICK", "Sizes", "main"]
 
@@ -109,11 +112,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     minutes = sizes.minutes if chosen.minutes is None else chosen.minutes
     placers = [*(chosen.placers or contenders()), *chosen.also]
     report, parts = Report(), {}
-    with tempfile.TemporaryDirectory() as temporary, quiet_output():
-        work = chosen.work or Path(temporary)
-        for part in chosen.part or PARTS:
-            run = _simulated if part == "simulated" else _measured
-            parts[part] = run(report, sizes, placers, chosen, work, 60 * minutes)
+    try:
+        with tempfile.TemporaryDirectory() as temporary, quiet_output():
+            for placer in placers:
+                parse_placer(placer)  # a typing error should not cost a run first
+            work = chosen.work or Path(temporary)
+            for part in chosen.part or PARTS:
+                run = _simulated if part == "simulated" else _measured
+                parts[part] = run(report, sizes, placers, chosen, work, 60 * minutes)
+    except PlaceitError as error:
+        sys.exit(f"benchmarks.anytime: {error}")
     result = output("anytime", report)
     for part in parts.values():
         part.update(machine=result["machine"], command=_command(chosen), note=chosen.note, seed=chosen.seed)

@@ -244,6 +244,19 @@ def test_a_family_is_the_same_for_the_same_seed_and_begins_with_its_larger_probl
         assert np.isfinite(one.cost()(somewhere[None])).all()
 
 
+def test_placers_that_were_never_asked_have_no_row():
+    values = {"annealing": {1: {"p": 2.0}}, "hdp": {}}
+    table = Table.of("simulated", "seconds", "some", (1,), values, {"p": 2.0}, "annealing")
+    assert table.counts == {1: 1}
+    assert table.regrets[1] == {"annealing": {"p": 0.0}}
+
+
+def test_a_placer_that_does_not_exist_ends_the_benchmark_before_it_begins(tmp_path):
+    with pytest.raises(SystemExit, match="nobody"):
+        anytime.main(["--placers", "nobody", "--work", str(tmp_path)])
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_unknown_family_is_told():
     with pytest.raises(UsageError, match="giph, tensor, model"):
         family("other", 1, seed=0)
