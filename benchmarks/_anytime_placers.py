@@ -13,6 +13,7 @@ __all__ = ["contenders", "in_full", "is_learned", "name_of", "training_seconds"]
 _ENDLESS = {
     "annealing": "evaluations=1000000000000",
     "giph": "episodes=1000000",
+    "guided": "evaluations=1000000000000",
     "local-search": "evaluations=1000000000000",
     "random": "samples=10000",
     "random-task-eft": "episodes=100",

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,9 +9,11 @@ from hypothesis import strategies as st
 
 from placeit.core.errors import UsageError
 from placeit.core.problem import Problem
+from placeit.placers import base
 from placeit.placers.exact import Exact
 from placeit.placers.feasibility import fits
 from placeit.placers.heft import Heft
+from placeit.placers.learned.agents.giph import guided
 from placeit.placers.learned.agents.giph.agent import GiphAgent
 from placeit.placers.learned.agents.giph.guided import Guided
 from placeit.placers.learned.checkpoint import save_agent
@@ -147,3 +151,24 @@ def test_any_giph_policy_that_scores_devices_will_do(tmp_path):
     assert fits(problem, place(problem, SimulatedCost(problem), 30, weights=str(tmp_path / "own.safetensors")))
     with pytest.raises(UsageError, match="giph-task-eft"):
         place(problem, SimulatedCost(problem), 30, weights=str(tmp_path / "eft.safetensors"))
+
+
+def test_it_cools_down_by_its_deadline_if_there_is_no_time_for_all_evaluations(monkeypatch):
+    problem = random_problem(40, 4, 1, everywhere=1.0)
+    cost = SimulatedCost(problem)
+    now = [0.0]
+
+    def slow(placements):  # a second for each
+        now[0] += len(placements)
+        return cost(placements)
+
+    clock = SimpleNamespace(perf_counter=lambda: now[0])
+    monkeypatch.setattr(guided, "time", clock)
+    monkeypatch.setattr(base, "time", clock)
+    hurried = [
+        Guided(evaluations=10**6).place(problem, slow, seed=s, evaluations=None, deadline=now[0] + 400) for s in range(4)
+    ]
+    enough = [Guided(evaluations=400).place(problem, slow, seed=s, evaluations=None, deadline=now[0] + 1e6) for s in range(4)]
+    planned = [Guided(evaluations=400).place(problem, cost, seed=s, evaluations=None) for s in range(4)]
+    np.testing.assert_array_equal(enough, planned)  # a deadline that is far changes nothing
+    assert cost(np.stack(hurried)).mean() <= 1.01 * cost(np.stack(planned)).mean()

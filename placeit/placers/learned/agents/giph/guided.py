@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,7 @@ _UNIFORM = 0.02  # share of the proposals that are of any move: the policy has n
 _AGAIN = 0.5  # how much less likely a move gets each time that it is refused
 _KEPT = 1000  # placements whose scores are kept, as the search comes back to many
 _IDLE = 100  # proposals in a row that are known already, after which all are accepted
+_LOOK, _LOOK_S = 50, 0.5  # evaluations between two looks at the clock, or seconds if those take longer
 _PROPOSALS = 5  # for each evaluation; small problems have fewer placements than may be valued
 
 
@@ -31,7 +33,8 @@ class Guided:
 
     Starts from the better of HEFT and the best single device, so it is never worse than these. The policy sees the placement
     as it is and scores every move of one op; moves are drawn from the softmax of the scores. What a placement costs is
-    remembered: none is valued twice, and the search passes freely through those that it knows.
+    remembered: none is valued twice, and the search passes freely through those that it knows. The temperature falls with the
+    evaluations; if there is a deadline before which not all of them can be made, with the time.
 
     Meant for placements that are expensive to value, as in measured runs: for what a few hundred find, ``annealing`` needs
     two to five times as many. Where they are simulated, that one values far more of them in the same time.
@@ -90,6 +93,7 @@ class Guided:
         moves = _Moves(agent, problem, current)
         rng = np.random.default_rng(seed)
         idle = 0
+        reach, began, looked, seen = total, time.perf_counter(), 0.0, time.perf_counter()
         for _ in range(int(_PROPOSALS * total)):
             drawn = moves.draw(self.batch, rng)
             if not len(drawn) or found.left < 1 or found.over:
@@ -100,7 +104,13 @@ class Guided:
             costs = known.value(placements)
             idle = idle + 1 if found.left == left else 0
             at = int(np.argmin(costs))
-            temperature = hot * min(1.0, cold / hot) ** (1 - left / total)
+            valued = total - left
+            if deadline is not None and valued and (valued - looked >= _LOOK or time.perf_counter() - seen >= _LOOK_S):
+                looked, seen = valued, time.perf_counter()
+                reach = min(
+                    total, valued * max(1.0, (deadline - began) / max(seen - began, 1e-9))
+                )  # as many as there is time for
+            temperature = hot * min(1.0, cold / hot) ** min(1.0, valued / reach)
             bound = now - temperature * np.log(rng.random()) if idle < _IDLE else np.inf
             if costs[at] < np.inf and costs[at] <= bound:
                 current, now = placements[at], float(costs[at])
