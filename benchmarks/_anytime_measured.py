@@ -118,7 +118,7 @@ class Measured:
         return [CALIBRATED, DEFAULT, *self.placers]
 
     def _key(self, setting: str, placer: str, budget: float) -> Key:
-        full = placer if placer in _SEARCHES else in_full(placer, timed=True)
+        full = placer if placer in _SEARCHES else in_full(placer)
         return Key(_UNIT, setting, full, budget, self.seed)
 
     def _race_key(self, setting: str, devices: tuple[int, ...]) -> Key:

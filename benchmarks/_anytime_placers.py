@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from placeit.placers.learned.checkpoint import read_checkpoint
 from placeit.placers.registry import parse_placer, placer_names
 
-__all__ = ["contenders", "in_full", "is_learned", "name_of", "training_seconds"]
+__all__ = ["contenders", "in_full", "is_learned", "name_of", "needs_time", "training_seconds"]
 
 _ENDLESS = {
     "annealing": "evaluations=1000000000000",
@@ -20,8 +20,8 @@ _ENDLESS = {
 }
 """Options of placers that would otherwise be over in a part of a second; all others keep their defaults."""
 
-_TIMED, _UNTIMED = {"cp-sat": "effort=1000000"}, {"cp-sat": "effort=0.1"}
-"""Of those that only a deadline limits: where there is one, and where there is none."""
+_TIMED = {"cp-sat": "effort=1000000"}
+"""Of those that ask for no values and that only a deadline limits: they take no part where there is none."""
 
 _SHIPPED_TRAINING_S = {"giph": 540.0, "guided": 540.0}
 """Training of the policy that ships with placeit, by docs/giph.md."""
@@ -32,16 +32,21 @@ def contenders(extra: Sequence[str] = ()) -> list[str]:
     return [*placer_names(), *extra]
 
 
-def in_full(placer: str, *, timed: bool) -> str:
+def in_full(placer: str) -> str:
     """Return a placer with options by which it goes on for as long as its budget lasts, unless it has options already."""
-    options = _ENDLESS | (_TIMED if timed else _UNTIMED)
+    options = _ENDLESS | _TIMED
     return f"{placer}:{options[placer]}" if placer in options else placer
+
+
+def needs_time(placer: str) -> bool:
+    """Whether only a deadline limits a placer."""
+    return name_of(in_full(placer)) in _TIMED
 
 
 def name_of(placer: str) -> str:
     """Return a placer as it was asked for, without the options of :func:`in_full`."""
     name = placer.partition(":")[0]
-    return name if placer in (in_full(name, timed=True), in_full(name, timed=False)) else placer
+    return name if placer == in_full(name) else placer
 
 
 def is_learned(placer: str) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from benchmarks._anytime_journal import Answer, Journal, Key, Unit
-from benchmarks._anytime_placers import in_full
+from benchmarks._anytime_placers import in_full, needs_time
 from benchmarks._anytime_plan import answered, problems_at
 from benchmarks._anytime_problems import EXECUTED, Case
 from placeit.core.errors import PlaceitError
@@ -85,14 +85,22 @@ class Simulated:
             limit_s: seconds for all of it; what has begun is ended.
         """
         end = time.perf_counter() + limit_s
+        placers = self.asked_about(unit)
         tried: dict[float, int] = {}
         for i, budget in enumerate(budgets):
             costs = [self._expected(unit, budgets[:i], later, cases) / max(1, self.workers) for later in budgets[i:]]
-            tried[budget] = problems_at(end - time.perf_counter(), costs, min([len(cases), *tried.values()]))
-            _tell(f"{budget:g} {unit}: {tried[budget]} problems, {tried[budget] * costs[0]:.0f} s expected at most")
-            todo = [(self._key(unit, case, placer, budget), case) for case in cases[: tried[budget]] for placer in self.placers]
-            self._run([(key, case) for key, case in todo if not self._decided(key, budgets[: i + 1])], end)
+            now = time.perf_counter()
+            tried[budget] = problems_at(end - now, costs, min([len(cases), *tried.values()]))
+            expected = tried[budget] * costs[0]
+            _tell(f"{budget:g} {unit}: {tried[budget]} problems, {expected:.0f} s expected at most")
+            todo = [(self._key(unit, case, placer, budget), case) for case in cases[: tried[budget]] for placer in placers]
+            todo = [(key, case) for key, case in todo if not self._decided(key, budgets[: i + 1])]
+            self._run(todo, min(end, now + max(2 * expected, (end - now) / len(costs))))  # a wrong guess leaves time for others
         return tried
+
+    def asked_about(self, unit: Unit) -> list[str]:
+        """Return who is asked with budgets of a unit."""
+        return [placer for placer in self.placers if unit == "seconds" or not needs_time(placer)]
 
     def runs(self, unit: Unit, case: str, placer: str, budgets: Sequence[float]) -> dict[float, Answer]:
         """Return the answers that there are, by budget."""
@@ -101,7 +109,7 @@ class Simulated:
 
     def _key(self, unit: Unit, case: Case | str, placer: str, budget: float) -> Key:
         name = case if isinstance(case, str) else case.name
-        return Key(unit, name, in_full(placer, timed=unit == "seconds"), budget, self.seed)
+        return Key(unit, name, in_full(placer), budget, self.seed)
 
     def _decided(self, key: Key, budgets: Sequence[float]) -> bool:
         keys = {budget: replace(key, budget=budget) for budget in budgets}
@@ -112,7 +120,7 @@ class Simulated:
         """Seconds of all placers for one problem: of those that did not come to their end before, all their budget."""
         totals = []
         for case in cases:
-            runs = [self.runs(unit, case.name, placer, before) for placer in self.placers]
+            runs = [self.runs(unit, case.name, placer, before) for placer in self.asked_about(unit)]
             if not before or not all(runs):
                 continue
             on = [(max(some), some[max(some)]) for some in runs if budget not in answered(some, unit, [*before, budget])]

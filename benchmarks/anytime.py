@@ -158,8 +158,9 @@ def _simulated(
     tables = []
     for unit, budgets in units:
         for name, cases in [*families.items(), (ALL, turns)]:
-            values: dict[str, dict[float, dict[str, float | None]]] = {placer: {} for placer in placers}
-            for placer in placers:
+            values: dict[str, dict[float, dict[str, float | None]]] = {}
+            for placer in simulated.asked_about(unit):
+                values[placer] = {}
                 for case in cases:
                     runs = simulated.runs(unit, case.name, placer, budgets)
                     for budget, answer in answered(runs, unit, budgets).items():

@@ -169,9 +169,15 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path):
 
 
 def test_every_registered_placer_takes_part():
-    assert [name_of(in_full(name, timed=True)) for name in contenders()] == list(placer_names())
+    assert [name_of(in_full(name)) for name in contenders()] == list(placer_names())
     assert contenders(["giph:episodes=2"])[-1] == "giph:episodes=2"
-    assert in_full("giph:episodes=2", timed=True) == "giph:episodes=2"
+    assert in_full("giph:episodes=2") == "giph:episodes=2"
+
+
+def test_who_only_time_limits_is_asked_with_seconds_alone():
+    simulated = Simulated(Journal(), ["heft", "cp-sat"], 0, workers=0)
+    assert simulated.asked_about("seconds") == ["heft", "cp-sat"]
+    assert simulated.asked_about("evaluations") == ["heft"]
 
 
 def test_who_learns_is_known_from_where_it_is():
