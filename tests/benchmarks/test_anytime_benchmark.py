@@ -14,7 +14,7 @@ from benchmarks._anytime_plan import answered, problems_at
 from benchmarks._anytime_problems import FAMILIES, Case, family, unequal_cores
 from benchmarks._anytime_regret import best_known, front, learning_pays, mean_interval, regrets
 from benchmarks._anytime_simulated import Simulated
-from benchmarks._anytime_tell import Table, tell
+from benchmarks._anytime_tell import Table, tell, write_results
 from benchmarks._harness import Report
 from placeit import backends
 from placeit.core.errors import FileError, UsageError
@@ -248,6 +248,20 @@ def test_a_family_is_the_same_for_the_same_seed_and_begins_with_its_larger_probl
         np.testing.assert_array_equal(one.problem.compute, other.problem.compute)
         somewhere = one.problem.feasible.argmax(axis=1).astype(np.int32)
         assert np.isfinite(one.cost()(somewhere[None])).all()
+
+
+def test_results_of_a_part_that_is_not_run_stay(tmp_path):
+    def part(text):
+        origin = {"command": "python -m benchmarks.anytime", "commits": ["abc"], "seed": 0, "note": "", "plan": [text]}
+        machine = {"cpu": "a CPU", "cores": 2, "python": "3", "libraries": {}}
+        return origin | {"machine": machine, "rows": [{"problems": "some", "placer": "heft", "1 s": "0.0"}], "points": []}
+
+    write_results(tmp_path, {"simulated": part("plan A"), "measured": part("plan B")})
+    write_results(tmp_path, {"measured": part("plan C")})
+    text = (tmp_path / "report.md").read_text()
+    assert [word in text for word in ("plan A", "plan B", "plan C")] == [True, False, True]
+    assert "| heft | 0.0 |" in text
+    assert json.loads((tmp_path / "report.json").read_text())["parts"].keys() == {"simulated", "measured"}
 
 
 def test_placers_that_were_never_asked_have_no_row():
