@@ -228,7 +228,7 @@ def _part(report: Report, first: int, points: list[dict[str, Any]], plan: list[s
     commits = sorted({answer.commit for answer in journal.values() if answer.commit})
     failed: dict[str, str] = {}
     for key, answer in journal.items():
-        if answer.why is not None and key.unit != "race":
+        if answer.value is None and answer.why and key.unit != "race":
             failed.setdefault(name_of(key.placer), answer.why)
     notes = [f"No answer somewhere: {name}: {why.splitlines()[0]}" for name, why in sorted(failed.items())]
     return {"rows": report.rows[first:], "points": points, "plan": [*plan, *notes], "commits": commits}
