@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
@@ -32,8 +32,8 @@ REFERENCE = "reference"
 _REFERENCE_SEED = 1000
 _CONSTRAINTS = 20_000  # edges times pairs of devices, beyond which building the model of cp-sat takes longer than that
 _WARM_S = 0.5
-# what all placers together are expected to take for one problem at first, beside what each evaluation takes
-_FIRST_S, _FIRST_EVALUATION_S = 0.5, 0.01
+# what all placers together are expected to take for one problem at first, and for each evaluation at least
+_FIRST_S, _EVALUATION_S = 0.5, 0.01
 
 
 @dataclass(eq=False)
@@ -117,20 +117,24 @@ class Simulated:
         return budgets[-1] in answered(runs, key.unit, budgets)
 
     def _expected(self, unit: Unit, before: Sequence[float], budget: float, cases: Sequence[Case]) -> float:
-        """Seconds of all placers for one problem: of those that did not come to their end before, all their budget."""
-        totals = []
+        """Seconds of all placers for one problem: of those that did not come to their end before, all their budget.
+
+        What evaluations take grows with their number, from what the smallest budget takes.
+        """
+        totals, placers = [], self.asked_about(unit)
         for case in cases:
-            runs = [self.runs(unit, case.name, placer, before) for placer in self.asked_about(unit)]
+            runs = [self.runs(unit, case.name, placer, before) for placer in placers]
             if not before or not all(runs):
                 continue
-            on = [(max(some), some[max(some)]) for some in runs if budget not in answered(some, unit, [*before, budget])]
+            on = [some for some in runs if budget not in answered(some, unit, [*before, budget])]
             if unit == "seconds":
                 totals.append(budget * len(on))
             else:
-                totals.append(sum(answer.took_s * budget / last for last, answer in on))
+                least = _EVALUATION_S * budget / len(placers)
+                totals.append(sum(_grown({b: answer.took_s for b, answer in some.items()}, budget, least) for some in on))
         if totals:
             return max(1e-3, float(np.mean(totals)))
-        return budget * len(self.placers) if unit == "seconds" else _FIRST_S + _FIRST_EVALUATION_S * budget
+        return budget * len(placers) if unit == "seconds" else _FIRST_S + _EVALUATION_S * budget
 
     def _run(self, todo: Iterable[tuple[Key, Case]], end: float) -> None:
         """Have questions answered that the journal has no answer to, as long as there is time to begin."""
@@ -159,6 +163,12 @@ class Simulated:
                 _progress(f"[{time.perf_counter() - began:6.1f} s] {done}/{count} {key.problem}: {key.placer}", done == count)
         if waiting:
             _tell(f"There was no time left for {len(waiting)} of {count} runs; the same command goes on with them.")
+
+
+def _grown(took_s: Mapping[float, float], budget: float, least: float) -> float:
+    """Seconds that a number of evaluations is expected to take, by what smaller ones took; ``least`` more than the smallest."""
+    first, last = min(took_s), max(took_s)
+    return took_s[first] + max(least, (took_s[last] - took_s[first]) * budget / last)
 
 
 class _Counted(SimulatedCost):
