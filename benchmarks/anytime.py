@@ -23,6 +23,7 @@ import os
 import shlex
 import sys
 import tempfile
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -230,7 +231,7 @@ def _part(report: Report, first: int, points: list[dict[str, Any]], plan: list[s
     for key, answer in journal.items():
         if answer.value is None and answer.why and key.unit != "race":
             failed.setdefault(name_of(key.placer), answer.why)
-    notes = [f"No answer somewhere: {name}: {why.splitlines()[0]}" for name, why in sorted(failed.items())]
+    notes = [f"No answer somewhere: {name}: {textwrap.shorten(why, 160)}" for name, why in sorted(failed.items())]
     return {"rows": report.rows[first:], "points": points, "plan": [*plan, *notes], "commits": commits}
 
 
