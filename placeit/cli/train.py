@@ -67,7 +67,7 @@ def train(
     agent: Annotated[
         str,
         typer.Argument(
-            metavar="AGENT[:OPTION=VALUE,...]", help="doppler, giph, hdp, placeto or a plug-in's.", show_default=False
+            metavar="AGENT[:OPTION=VALUE,...]", help="doppler, giph, hdp, hsdag, placeto or a plug-in's.", show_default=False
         ),
     ],
     *,

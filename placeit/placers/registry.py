@@ -32,6 +32,7 @@ _BUILTIN = {
     "guided": "placeit.placers.learned.agents.giph.guided:Guided",
     "hdp": "placeit.placers.learned.agents.hdp:Hdp",
     "heft": "placeit.placers.heft:Heft",
+    "hsdag": "placeit.placers.learned.agents.hsdag.placer:Hsdag",
     "local-search": "placeit.placers.local_search:LocalSearch",
     "metis": "placeit.placers.metis:Metis",
     "placeto": "placeit.placers.learned.agents.placeto.agent:Placeto",

@@ -136,7 +136,7 @@ def test_what_cannot_be_trained_is_an_error_in_a_sentence(train: Any, args: tupl
 
 
 def test_an_unknown_agent_or_source_is_an_error_that_lists_the_known_ones(cli: Any, train: Any) -> None:
-    assert "the agents are doppler, giph, hdp, placeto" in train(agent="girafe").stderr
+    assert "the agents are doppler, giph, hdp, hsdag, placeto" in train(agent="girafe").stderr
     result = cli("train", AGENT, "--problems", "multiple", "-o", "out.safetensors")
     assert result.exit_code == 2
     assert "no problems 'multiple'" in result.stderr
@@ -310,6 +310,19 @@ def test_a_trained_policy_goes_on_learning_on_another_model(train: Any, train_ti
         ),
     ):
         assert words in train(*SHORT, agent=wrong).stderr
+
+
+def test_hsdag_learns_in_simulation_and_then_by_measured_runs(cli: Any, tiny: Path, cores: Sequence[str]) -> None:
+    on = ("--model", tiny, "--devices", ",".join(cores), "-o", "hsdag.safetensors", "--json")
+    stages = ("--stage", "reinforce:updates=2,problems=1", "--stage", "reinforce:cost=measured,updates=1,problems=1,seconds=60")
+    result = cli("train", "hsdag:width=8,steps=4", *on, *stages)
+    assert result.exit_code == 0, result.stderr
+    simulated, measured = json.loads(result.stdout)["stage_results"]
+    assert (simulated["cost"], measured["cost"]) == ("simulated", "measured")
+    assert len(measured["found"][0]["placement"]) == 4
+    placer = "hsdag:weights=hsdag.safetensors"
+    answer = cli("optimize", tiny, "--devices", ",".join(cores), "--placer", placer, "--budget", "2", "--json")
+    assert answer.exit_code == 0, answer.stderr
 
 
 def test_devices_that_are_only_described_measure_nothing(cli: Any, tiny: Path) -> None:

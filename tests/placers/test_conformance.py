@@ -55,6 +55,11 @@ class TestHeft(PlacerConformance):
     placer = "heft"
 
 
+@pytest.mark.slow
+class TestHsdag(PlacerConformance):
+    placer = "hsdag:updates=2,episodes=1,samples=1"
+
+
 class TestLocalSearch(PlacerConformance):
     placer = "local-search:evaluations=2000"
 

@@ -23,6 +23,7 @@ _BUILTIN = {
     "doppler": "placeit.placers.learned.agents.doppler.agent:DopplerAgent",
     "giph": "placeit.placers.learned.agents.giph.agent:GiphAgent",
     "hdp": "placeit.placers.learned.agents.hdp:HdpAgent",
+    "hsdag": "placeit.placers.learned.agents.hsdag.agent:HsdagAgent",
     "placeto": "placeit.placers.learned.agents.placeto.agent:PlacetoAgent",
 }
 

@@ -83,7 +83,7 @@ def test_an_agent_of_an_unknown_name_is_refused(saved, tmp_path):
     save_agent(Other(), path)
     with pytest.raises(UsageError, match="no agent 'other'"):
         load_agent(path, find)
-    with pytest.raises(UsageError, match="no agent 'toy'; the agents are doppler, giph, hdp, placeto"):
+    with pytest.raises(UsageError, match="no agent 'toy'; the agents are doppler, giph, hdp, hsdag, placeto"):
         load_agent(saved)
 
 

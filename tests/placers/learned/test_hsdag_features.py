@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from placeit.core.errors import UsageError
 from placeit.core.problem import Problem
 from placeit.placers.learned.agents.hsdag.features import (
-    FeatureLayout,
+    COLUMNS,
+    KINDS,
+    WIDTH,
     degrees,
     fractal_dimensions,
     node_features,
@@ -71,66 +72,75 @@ def test_positions_are_sines_and_cosines_of_the_place_in_topological_order() -> 
     for v, place in ((2, 1), (1, 2), (0, 3)):
         expected = [math.sin(place), math.cos(place), math.sin(place / 100), math.cos(place / 100)]
         assert found[v].tolist() == pytest.approx(expected)
-    assert positions(problem, 0).shape == (3, 0)
-    with pytest.raises(UsageError, match="even number of columns"):
-        FeatureLayout.of([problem], encoding=3)
 
 
-def test_columns_are_those_of_the_layout() -> None:
-    problem = problem_of(
-        [(0, 1), (0, 2), (1, 3), (2, 3), (0, 3)],
-        4,
-        kinds=["Conv", "Relu", "Relu", "Add"],
-        output_shapes=[(1, 8, 4, 4), (1, 8), None, ()],
-    )
-    layout = FeatureLayout.of([problem], encoding=2)
-    assert (layout.kinds, layout.in_degrees, layout.out_degrees, layout.dimensions) == (
-        ("Add", "Conv", "Relu"),
-        (0, 1, 3),
-        (0, 1, 3),
-        4,
-    )
-    features = node_features(problem, layout)
-    assert (features.shape, features.dtype) == ((4, layout.width), np.float32)
-    columns = layout.columns
-    assert features[:, columns["kind"]].tolist() == [[0, 1, 0], [0, 0, 1], [0, 0, 1], [1, 0, 0]]
-    assert features[:, columns["in-degree"]].tolist() == [[1, 0, 0], [0, 1, 0], [0, 1, 0], [0, 0, 1]]
-    assert features[:, columns["out-degree"]].tolist() == [[0, 0, 1], [0, 1, 0], [0, 1, 0], [1, 0, 0]]
-    shapes = np.expm1(features[:, columns["output shape"]])
-    np.testing.assert_allclose(shapes, [[1, 8, 4, 4], [1, 8, 0, 0], [0] * 4, [0] * 4], rtol=1e-6)
-    np.testing.assert_allclose(features[:, columns["fractal dimension"]][:, 0], fractal_dimensions(problem), rtol=1e-6)
-    np.testing.assert_allclose(features[:, columns["position"]], positions(problem, 2), rtol=1e-6)
+def small() -> Problem:
+    """Ops that differ in everything: an op that feeds ten others, two of which feed the last."""
+    edges = [(0, v) for v in range(1, 11)] + [(1, 11), (2, 11), (1, 2)]
+    kinds = ["Convolution", "Relu", "MatMul", "mine", "", *["Relu"] * 6, "Add"]
+    shapes = [(1, 8, 4, 4), (1, 8), (3,), None, (), *[(2,)] * 6, (1, 2, 3, 4, 5, 6, 7, 8)]
+    return problem_of(edges, 12, kinds=kinds, output_shapes=shapes)
 
 
-def test_a_layout_of_several_problems_fits_each_and_what_it_does_not_have_is_zero() -> None:
-    one = problem_of([(0, 1)], 2, kinds=["a", "b"], output_shapes=[(2, 3), (4,)])
-    other = problem_of([(0, 1), (0, 2)], 3, kinds=["a", "c", "a"], output_shapes=[(2, 3, 4), None, None])
-    both = FeatureLayout.of([one, other])
-    assert node_features(one, both).shape[1] == node_features(other, both).shape[1] == both.width
-    foreign = node_features(other, FeatureLayout.of([one], encoding=0))
-    assert foreign.shape == (3, 2 + 2 + 2 + 2 + 1)
-    assert foreign[1, :2].tolist() == [0, 0]
-    assert foreign[0, 6:8].tolist() == [0, 0]  # two consumers
-    np.testing.assert_allclose(np.expm1(foreign[0, 2:4]), [2, 3], rtol=1e-6)
+def test_every_feature_has_columns_of_its_own_in_the_order_of_the_paper() -> None:
+    names = ["kind", "output shape", "in-degree", "out-degree", "fractal dimension", "position"]
+    assert list(COLUMNS) == names
+    assert [COLUMNS[name].start for name in names] == [0, *(COLUMNS[name].stop for name in names[:-1])]
+    assert COLUMNS["position"].stop == WIDTH == node_features(small()).shape[1]
+
+
+def test_features_are_those_of_the_ops_one_by_one() -> None:
+    problem = small()
+    features = node_features(problem)
+    assert features.dtype == np.float32
+    kinds = features[:, COLUMNS["kind"]]
+    assert kinds.sum(axis=1).tolist() == [1, 1, 1, 1, 0, *[1] * 7]
+    for v, kind in ((0, "Convolution"), (1, "Relu"), (2, "MatMul"), (11, "Add")):
+        assert kinds[v, KINDS.index(kind)] == 1
+    shapes = np.expm1(features[:, COLUMNS["output shape"]])
+    expected = [[1, 8, 4, 4, 0, 0], [1, 8, 0, 0, 0, 0], [3, 0, 0, 0, 0, 0], [0] * 6, [0] * 6, *[[2, 0, 0, 0, 0, 0]] * 6]
+    np.testing.assert_allclose(shapes, [*expected, [1, 2, 3, 4, 5, 6]], rtol=1e-6)
+    ones = features[:, COLUMNS["in-degree"]], features[:, COLUMNS["out-degree"]]
+    assert all((one.sum(axis=1) == 1).all() for one in ones)
+    assert ones[0].argmax(axis=1).tolist() == [0, 1, 2, *[1] * 8, 2]
+    assert ones[1].argmax(axis=1).tolist() == [8, 2, 1, *[0] * 9]  # ten are eight or more
+    found = features[:, COLUMNS["fractal dimension"]][:, 0]
+    np.testing.assert_allclose(found, [slow_dimension(problem, v) for v in range(12)], rtol=1e-5)
+    np.testing.assert_allclose(features[:, COLUMNS["position"]], positions(problem, 16), rtol=1e-5, atol=1e-6)
+
+
+def test_a_kind_that_is_not_in_the_vocabulary_has_a_column_by_its_name() -> None:
+    problem = problem_of([(0, 1), (1, 2)], 3, kinds=["mine", "aten.relu", "mine"])
+    kinds = node_features(problem)[:, COLUMNS["kind"]]
+    where = kinds.argmax(axis=1)
+    assert kinds.sum(axis=1).tolist() == [1, 1, 1]
+    assert (where >= len(KINDS)).all()
+    assert where[0] == where[2] != where[1]
+
+
+@pytest.mark.parametrize("name", list(COLUMNS))
+def test_what_is_left_out_is_zero_and_nothing_else_changes(name: str) -> None:
+    whole, less = node_features(small()), node_features(small(), [name])
+    assert whole[:, COLUMNS[name]].any()
+    assert not less[:, COLUMNS[name]].any()
+    others = np.ones(WIDTH, bool)
+    others[COLUMNS[name]] = False
+    assert np.array_equal(whole[:, others], less[:, others])
 
 
 def test_problems_without_kinds_or_edges_have_features_too() -> None:
-    problem = random_problem(1, 2)
-    layout = FeatureLayout.of([problem])
-    assert node_features(problem, layout).shape == (1, 1 + 0 + 1 + 1 + 1 + 16)
-    assert np.isfinite(node_features(problem, FeatureLayout((), (), (), 0, 0))).all()
+    features = node_features(random_problem(1, 2))
+    assert features.shape == (1, WIDTH)
+    assert np.isfinite(features).all()
+    assert not features[:, : COLUMNS["output shape"].stop].any()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "groups", "kinds", "width"), [("resnet50", 37, 3, 30), ("inception_v3", 66, 6, 37), ("bert_base", 90, 5, 35)]
-)
-def test_groups_of_real_models_have_so_many_features(loaded_model: Any, name: str, groups: int, kinds: int, width: int) -> None:
+@pytest.mark.parametrize("name", ["resnet50", "inception_v3", "bert_base"])
+def test_groups_of_real_models_have_kinds_of_the_vocabulary_and_fractal_dimensions(loaded_model: Any, name: str) -> None:
     graph = coarsen(loaded_model(name).graph).groups
     problem = problem_of(graph.edges.tolist(), len(graph), kinds=graph.kinds, output_shapes=graph.output_shapes)
-    layout = FeatureLayout.of([problem])
-    features = node_features(problem, layout)
-    assert (len(layout.kinds), layout.dimensions, features.shape) == (kinds, 4, (groups, width))
-    found = features[:, layout.columns["fractal dimension"]][:, 0]
-    np.testing.assert_allclose(found, [slow_dimension(problem, v) for v in range(groups)], rtol=1e-5)
+    assert set(graph.kinds) <= set(KINDS)
+    found = node_features(problem)[:, COLUMNS["fractal dimension"]][:, 0]
+    np.testing.assert_allclose(found, [slow_dimension(problem, v) for v in range(len(graph))], rtol=1e-5)
     assert 0.5 < found.min() < found.max() < 2.5

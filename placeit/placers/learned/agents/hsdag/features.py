@@ -2,110 +2,98 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.core.errors import UsageError
 from placeit.core.graph import csr, unique_rows
 from placeit.core.kernels import jit
 from placeit.core.problem import Problem
 
-__all__ = ["FeatureLayout", "degrees", "fractal_dimensions", "node_features", "positions"]
+__all__ = ["COLUMNS", "KINDS", "WIDTH", "degrees", "fractal_dimensions", "node_features", "pairs", "positions"]
 
+_NAMES = (
+    "Add AvgPool BatchNormInference Broadcast Clamp Concat Convert Convolution ConvolutionBackpropData Divide Elu Equal Exp "
+    "Gather Gelu GroupConvolution GRUSequence HSwish Interpolate LRN LSTMSequence MatMul Maximum MaxPool Multiply MVN "
+    "NormalizeL2 Pad Parameter Power PRelu ReduceMax ReduceMean ReduceSum Relu Reshape Result Select Sigmoid Slice Softmax "
+    "Split SquaredDifference Sqrt Squeeze StridedSlice Subtract Swish Tanh Tile Transpose Unsqueeze VariadicSplit"
+)
+KINDS = tuple(_NAMES.split())
+"""Kinds of OpenVINO's ops that have a column of their own. All others share :data:`_OTHERS` columns."""
+
+_OTHERS = 16
+_DEGREES = 9  # 0 to 7, and 8 or more
+_DIMENSIONS = 6
+_ENCODING = 16
 _BASE = 10000.0
+_COLUMN = {kind: column for column, kind in enumerate(KINDS)}
 
 
-@dataclass(frozen=True)
-class FeatureLayout:
-    """Which columns features have, so that those of several problems fit one policy.
-
-    Attributes:
-        kinds: what ops compute, a column for each.
-        in_degrees: numbers of producers, a column for each.
-        out_degrees: numbers of consumers, a column for each.
-        dimensions: of output shapes, a column for each.
-        encoding: columns of the positional encoding; even.
-    """
-
-    kinds: tuple[str, ...]
-    in_degrees: tuple[int, ...]
-    out_degrees: tuple[int, ...]
-    dimensions: int
-    encoding: int = 16
-
-    @classmethod
-    def of(cls, problems: Iterable[Problem], *, encoding: int = 16) -> FeatureLayout:
-        """Give every kind, degree and dimension of some problems a column.
-
-        Raises:
-            UsageError: the encoding is odd or negative.
-        """
-        if encoding < 0 or encoding % 2:
-            raise UsageError(f"A positional encoding has an even number of columns, a sine and a cosine each; got {encoding}.")
-        kinds, incoming, outgoing, dimensions = set[str](), set[int](), set[int](), 0
-        for problem in problems:
-            producers, consumers = degrees(problem)
-            kinds.update(problem.kinds)
-            incoming.update(producers.tolist())
-            outgoing.update(consumers.tolist())
-            dimensions = max(dimensions, *(len(shape or ()) for shape in problem.output_shapes))
-        return cls(tuple(sorted(kinds)), tuple(sorted(incoming)), tuple(sorted(outgoing)), dimensions, encoding)
-
-    @property
-    def columns(self) -> Mapping[str, slice]:
-        """Which columns a feature has, in the order of the paper: for ablations, which leave some out."""
-        widths = {
-            "kind": len(self.kinds),
-            "output shape": self.dimensions,
-            "in-degree": len(self.in_degrees),
-            "out-degree": len(self.out_degrees),
-            "fractal dimension": 1,
-            "position": self.encoding,
-        }
-        ends = np.cumsum(list(widths.values())).tolist()
-        return {name: slice(end - width, end) for (name, width), end in zip(widths.items(), ends, strict=True)}
-
-    @property
-    def width(self) -> int:
-        """Number of columns."""
-        return int(self.columns["position"].stop)
+def _columns() -> Mapping[str, slice]:
+    widths = {
+        "kind": len(KINDS) + _OTHERS,
+        "output shape": _DIMENSIONS,
+        "in-degree": _DEGREES,
+        "out-degree": _DEGREES,
+        "fractal dimension": 1,
+        "position": _ENCODING,
+    }
+    ends = np.cumsum(list(widths.values())).tolist()
+    return {name: slice(end - width, end) for (name, width), end in zip(widths.items(), ends, strict=True)}
 
 
-def node_features(problem: Problem, layout: FeatureLayout) -> NDArray[np.float32]:
+COLUMNS = _columns()
+"""Which columns each feature has, in the order of the paper."""
+
+WIDTH = int(COLUMNS["position"].stop)
+"""Number of columns."""
+
+
+def node_features(problem: Problem, without: Collection[str] = ()) -> NDArray[np.float32]:
     """Compute all features of all ops.
 
-    A kind or degree that the layout does not have is all zero, as is a shape that is not known; dimensions that it does not
-    have are left out.
+    Columns are the same for all problems, so that one policy fits each. A kind that is not among :data:`KINDS` takes one of the
+    columns that such kinds share, by its name. A kind that is not known is all zero, as is a shape; of a shape the first six
+    sizes count.
 
-    Differs from the paper: of sizes of the output the logarithm is taken, ``log(1 + size)``, as they go into the thousands
-    where everything else is around one.
+    Differs from the paper, whose columns are the kinds, degrees and dimensions that its models have: degrees of eight and more
+    are one. Of sizes of the output the logarithm is taken, ``log(1 + size)``, as they go into the thousands where everything
+    else is around one.
+
+    Args:
+        problem: with kinds and output shapes, as far as they are known.
+        without: features that are to be zero, by names of :data:`COLUMNS`: the ablations of Table 3.
 
     Returns:
-        ``float32[V, layout.width]``.
+        ``float32[V, WIDTH]``.
     """
-    producers, consumers = degrees(problem)
-    shape = np.zeros((len(problem), layout.dimensions))
-    for v, sizes in enumerate(problem.output_shapes):
-        known = (sizes or ())[: layout.dimensions]
-        shape[v, : len(known)] = known
-    parts = (
-        np.array(problem.kinds)[:, None] == np.array(layout.kinds or ("",))[None, : len(layout.kinds)],
-        np.log1p(shape),
-        producers[:, None] == np.array(layout.in_degrees),
-        consumers[:, None] == np.array(layout.out_degrees),
-        fractal_dimensions(problem)[:, None],
-        positions(problem, layout.encoding),
-    )
-    return np.concatenate(parts, axis=1).astype(np.float32)
+    features = np.zeros((len(problem), WIDTH), np.float32)
+    of_kind, of_shape = features[:, COLUMNS["kind"]], features[:, COLUMNS["output shape"]]
+    for v, (kind, sizes) in enumerate(zip(problem.kinds, problem.output_shapes, strict=True)):
+        if kind:
+            of_kind[v, _COLUMN.get(kind, len(KINDS) + crc32(kind.encode()) % _OTHERS)] = 1.0
+        known = (sizes or ())[:_DIMENSIONS]
+        of_shape[v, : len(known)] = np.log1p(known)
+    for name, degree in zip(("in-degree", "out-degree"), degrees(problem), strict=True):
+        features[np.arange(len(problem)), COLUMNS[name].start + np.minimum(degree, _DEGREES - 1)] = 1.0
+    features[:, COLUMNS["fractal dimension"]] = fractal_dimensions(problem)[:, None]
+    features[:, COLUMNS["position"]] = positions(problem, _ENCODING)
+    for name in without:
+        features[:, COLUMNS[name]] = 0.0
+    return features
+
+
+def pairs(problem: Problem) -> NDArray[np.int32]:
+    """Return each pair of a producer and a consumer once, however many tensors go from one to the other: ``int32[E, 2]``."""
+    return unique_rows(problem.edges)[0].astype(np.int32)
 
 
 def degrees(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Count the different producers and the different consumers of each op: ``int64[V]`` each."""
-    pairs = _pairs(problem)
-    producers, consumers = (np.bincount(pairs[:, end], minlength=len(problem)) for end in (1, 0))
+    edges = pairs(problem)
+    producers, consumers = (np.bincount(edges[:, end], minlength=len(problem)) for end in (1, 0))
     return producers, consumers
 
 
@@ -115,8 +103,8 @@ def fractal_dimensions(problem: Problem) -> NDArray[np.float64]:
     That is the slope of the straight line through ``log N(r)`` over ``log r``, where ``N(r)`` counts the other ops that are at
     most ``r`` edges away, in whichever direction, for every distance that there is. It is zero where there are fewer than two.
     """
-    pairs = _pairs(problem)
-    ends = np.concatenate([pairs, pairs[:, ::-1]]).astype(np.int32)
+    edges = pairs(problem)
+    ends = np.concatenate([edges, edges[:, ::-1]]).astype(np.int32)
     around = csr(np.ascontiguousarray(ends[:, 0]), len(problem))
     dimensions = np.zeros(len(problem))
     _slopes(dimensions, around.ptr.copy(), ends[around.edge, 1].astype(np.int32))
@@ -124,16 +112,15 @@ def fractal_dimensions(problem: Problem) -> NDArray[np.float64]:
 
 
 def positions(problem: Problem, columns: int) -> NDArray[np.float64]:
-    """Encode the place of each op in topological order, which counts from 1 (Eq. 5): ``float64[V, columns]``."""
+    """Encode the place of each op in topological order, which counts from 1 (Eq. 5): ``float64[V, columns]``.
+
+    The number of columns is even: a sine and a cosine make a pair.
+    """
     place = np.empty(len(problem))
     place[problem.order] = np.arange(1, len(problem) + 1)
-    angle = place[:, None] / _BASE ** (np.arange(0, columns, 2) / max(1, columns))
+    angle = place[:, None] / _BASE ** (np.arange(0, columns, 2) / columns)
     encoded: NDArray[np.float64] = np.stack([np.sin(angle), np.cos(angle)], axis=2).reshape(len(problem), columns)
     return encoded
-
-
-def _pairs(problem: Problem) -> NDArray[np.int32]:
-    return unique_rows(problem.edges)[0]
 
 
 @jit

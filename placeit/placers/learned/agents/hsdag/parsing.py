@@ -1,7 +1,7 @@
 """Graph parsing: groups of ops from scores of edges (HSDAG, section 2.4, after the graph parsing network that it uses).
 
-Every op keeps the best of the edges that it has, whichever way they go; what hangs together by kept edges is a group (Eq. 9 and
-10). Scores belong to edges as they are directed, and the graph of groups keeps directions (Eq. 11).
+Every op keeps one of the edges that it has, whichever way they go, the best or one that is drawn; what hangs together by kept
+edges is a group (Eq. 9 and 10). Scores belong to edges as they are directed.
 
 Differs from the public code: this is done once, and not repeated until nothing changes, which in a connected graph ends in a
 single group; and the number of groups is bounded from both sides.
@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from placeit.core.errors import UsageError
-from placeit.core.graph import unique_rows
 from placeit.core.kernels import jit
 
-__all__ = ["Parsing", "parse", "pool", "pooled_edges", "spread"]
+__all__ = ["Parsing", "pair_up", "parse", "pool", "score_edges", "spread"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,24 +30,21 @@ class Parsing:
         group: ``int64[V]``, the group of each op; groups are numbered by their first op.
         count: how many groups there are.
         kept: ``int64[V]``, the edge that each op has kept; -1 for an op without edges.
-        log_probability: a number, with gradients: of drawing these edges; zero if they were not drawn.
     """
 
     group: NDArray[np.int64]
     count: int
     kept: NDArray[np.int64]
-    log_probability: Tensor
 
 
 def parse(
-    log_scores: Tensor,
-    edges: NDArray[np.int32],
+    log_scores: NDArray[np.floating],
+    edges: NDArray[np.integer],
     ops: int,
     *,
     least: int = 1,
     most: int | None = None,
     rng: np.random.Generator | None = None,
-    kept: NDArray[np.int64] | None = None,
 ) -> Parsing:
     """Group the ops of a graph by scores of its edges.
 
@@ -58,71 +54,68 @@ def parse(
 
     Args:
         log_scores: ``[E]``, logarithms of the scores of Eq. 7.
-        edges: ``int32[E, 2]``, producer and consumer.
+        edges: ``int[E, 2]``, producer and consumer.
         ops: how many there are, ``V``.
         least: fewest groups.
         most: most groups; None for any number.
         rng: draws which edge each op keeps, in proportion to its edges' scores (Eq. 8); None for the best.
-        kept: edges that were drawn before, to be scored again, instead.
 
     Raises:
-        UsageError: the bounds are not in order; there are scores of other edges, or some that are not finite; an edge was kept
-            that is not an op's own.
+        UsageError: the bounds are not in order; there are scores of other edges, or some that are not finite.
     """
     most = ops if most is None else most
     if not 1 <= least <= most:
         raise UsageError(f"A graph is parsed into {least} to {most} groups; it must be at least one, and no fewer than that.")
     if log_scores.shape != (len(edges),):
-        raise UsageError(f"Scores have shape {tuple(log_scores.shape)}; the graph has {len(edges)} edges.")
-    scores = log_scores.detach().numpy(force=True).astype(np.float64)
-    if not np.isfinite(scores).all():
+        raise UsageError(f"Scores have shape {log_scores.shape}; the graph has {len(edges)} edges.")
+    if not np.isfinite(log_scores).all():
         raise UsageError("The logarithm of an edge's score is not finite.")
-    ends = np.concatenate([edges[:, 0], edges[:, 1]]).astype(np.int64)
-    own = np.tile(np.arange(len(edges)), 2)
-    drawn = rng is not None or kept is not None
-    if kept is None:
-        values = scores[own] if rng is None else scores[own] + rng.gumbel(size=len(own))
-        kept = _best(ends, own, values, ops)
-    elif kept.shape != (ops,) or not _belong(kept, edges, ops):
-        raise UsageError("Edges that were kept before are one for each op, of its own, and -1 for an op without any.")
-    has = np.flatnonzero(kept >= 0)
-    log_probability = log_scores.new_zeros(())
-    if drawn and len(has):
-        total = _log_sums(log_scores[own], torch.from_numpy(ends).to(log_scores.device), ops)
-        log_probability = (log_scores[kept[has]] - total[has]).sum()
+    ends, own = pair_up(edges)
+    scores = log_scores.astype(np.float64)
+    values = scores[own] if rng is None else scores[own] + rng.gumbel(size=len(own))
+    kept = np.full(ops, -1, np.int64)
+    by_value = np.lexsort((-own, values))  # what is written last stays: the greatest value, the first of equal ones
+    kept[ends[by_value]] = own[by_value]
     by_score = np.lexsort((np.arange(len(edges)), -scores))
     of_some = np.zeros(len(edges), bool)
-    of_some[kept[has]] = True
+    of_some[kept[kept >= 0]] = True
     first = by_score[of_some[by_score]]
     order = np.concatenate([first, by_score[~of_some[by_score]]])
     group = np.arange(ops)
     count = _join(group, edges[order].astype(np.int64).reshape(-1, 2), len(first), least, most)
-    return Parsing(group, int(count), kept, log_probability)
+    return Parsing(group, int(count), kept)
 
 
-def _best(ends: NDArray[np.int64], own: NDArray[np.int64], values: NDArray[np.float64], ops: int) -> NDArray[np.int64]:
-    """For each op its edge of the greatest value, the first of equal ones; -1 if it has none."""
-    kept = np.full(ops, -1, np.int64)
-    order = np.lexsort((-own, values))  # what is written last stays
-    kept[ends[order]] = own[order]
-    return kept
+def pair_up(edges: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return every op that has an edge, and which: producers first, then consumers, ``int64[2 E]`` each."""
+    ends = np.concatenate([edges[:, 0], edges[:, 1]]).astype(np.int64)
+    return ends, np.tile(np.arange(len(edges)), 2)
 
 
-def _belong(kept: NDArray[np.int64], edges: NDArray[np.int32], ops: int) -> bool:
-    isolated = np.bincount(edges.reshape(-1), minlength=ops) == 0
+def score_edges(log_scores: Tensor, edges: NDArray[np.integer], kept: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    """Score the drawing of edges, with gradients.
+
+    Args:
+        log_scores: ``[E]``, logarithms of scores.
+        edges: ``int[E, 2]``, producer and consumer.
+        kept: ``int64[V]``, the edge that each op drew, one of its own; -1 for an op without edges.
+
+    Returns:
+        The log-probability of each op's draw, and the entropy of what it was drawn from (nats), ``[V]`` each; zero for an op
+        without edges.
+    """
+    of_op, own = map(torch.from_numpy, pair_up(edges))
+    values = log_scores[own]
+    top = torch.full((len(kept),), -torch.inf, dtype=values.dtype)
+    top = top.scatter_reduce(0, of_op, values.detach(), "amax")[of_op]
+    sums = values.new_zeros(len(kept)).index_add(0, of_op, torch.exp(values - top))[of_op]
+    log = values - top - torch.log(sums)
+    entropy = values.new_zeros(len(kept)).index_add(0, of_op, -torch.exp(log) * log)
+    # of an edge, the log-probability that its producer draws it is at its number, that of its consumer E further on
     has = np.flatnonzero(kept >= 0)
-    if kept.max(initial=-1) >= len(edges) or not np.array_equal(kept < 0, isolated):
-        return False
-    return bool((edges[kept[has]] == has[:, None]).any(axis=1).all())
-
-
-def _log_sums(values: Tensor, index: Tensor, count: int) -> Tensor:
-    """Logarithms of the sums of exponentials of the values of each index; gradients flow."""
-    top = torch.full((count,), -torch.inf, dtype=values.dtype, device=values.device)
-    top = top.scatter_reduce(0, index, values.detach(), "amax")
-    top = torch.where(torch.isfinite(top), top, torch.zeros_like(top))
-    sums = torch.zeros_like(top).index_add(0, index, torch.exp(values - top[index]))
-    return torch.log(sums) + top
+    at = kept[has] + np.where(edges[kept[has], 0] == has, 0, len(edges))
+    drawn = values.new_zeros(len(kept)).index_copy(0, torch.from_numpy(has), log[torch.from_numpy(at)])
+    return drawn, entropy
 
 
 @jit
@@ -153,27 +146,11 @@ def _join(group: NDArray[np.int64], edges: NDArray[np.int64], kept: int, least: 
     return count
 
 
-def pool(embeddings: Tensor, parsing: Parsing) -> Tensor:
-    """Sum the embeddings of the ops of each group; gradients flow.
-
-    Args:
-        embeddings: ``[..., V, F]``.
-        parsing: of the graph.
-
-    Returns:
-        ``[..., count, F]``.
-    """
-    shape = (*embeddings.shape[:-2], parsing.count, embeddings.shape[-1])
-    index = torch.from_numpy(parsing.group).to(embeddings.device)
-    return embeddings.new_zeros(shape).index_add(-2, index, embeddings)
+def pool(embeddings: Tensor, group: NDArray[np.int64], count: int) -> Tensor:
+    """Sum the embeddings of the ops of each group: ``[count, F]`` of ``[V, F]``; gradients flow."""
+    return embeddings.new_zeros(count, embeddings.shape[-1]).index_add(0, torch.from_numpy(group), embeddings)
 
 
-def spread(pooled: Tensor, parsing: Parsing) -> Tensor:
-    """Give each op what its group has: ``[..., V, F]`` of ``[..., count, F]``. Added to Z, it is the update of section 2.5."""
-    return pooled.index_select(-2, torch.from_numpy(parsing.group).to(pooled.device))
-
-
-def pooled_edges(edges: NDArray[np.int32], parsing: Parsing) -> NDArray[np.int64]:
-    """Edges between different groups, each once, as they are directed (Eq. 11): ``int64[E', 2]``; they may form cycles."""
-    between = parsing.group[edges].reshape(-1, 2)
-    return unique_rows(between[between[:, 0] != between[:, 1]])[0]
+def spread(pooled: Tensor, group: NDArray[np.int64]) -> Tensor:
+    """Give each op what its group has: ``[V, F]`` of ``[count, F]``."""
+    return pooled[torch.from_numpy(group)]
