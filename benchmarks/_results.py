@@ -11,7 +11,7 @@ from typing import Any
 
 from placeit.core.files import write_text
 
-__all__ = ["Origin", "write_results"]
+__all__ = ["Origin", "table", "write_results"]
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,14 @@ def _text_of(head: str, parts: Mapping[str, ModuleType], merged: dict[str, Any])
     claims = [
         {name: claim[name] for name in ("part", "name", "value", "unit", "target", "holds")} for claim in merged["claims"]
     ]
-    lines = [*head.splitlines(), "", *_origins(merged["parts"]), "## Claims", "", *_table(claims)]
+    lines = [*head.splitlines(), "", *_origins(merged["parts"]), "## Claims", "", *table(claims)]
     for part, origin in merged["parts"].items():
         rows = [{k: v for k, v in row.items() if k != "part"} for row in merged["rows"] if row["part"] == part]
         title, _, text = str(parts[part].__doc__).strip().partition("\n\n")
         lines += [f"## {title.rstrip('.')}", "", text.strip(), ""]
         while rows:
             same = next((i for i, row in enumerate(rows) if list(row) != list(rows[0])), len(rows))
-            lines += _table(rows[:same])
+            lines += table(rows[:same])
             rows = rows[same:]
         lines += [line for name in origin["figures"] for line in (f"![{name}]({name}.svg)", "")]
     return "\n".join(lines).rstrip() + "\n"
@@ -90,7 +90,7 @@ def _origins(parts: dict[str, Any]) -> list[str]:
     return [line for text, names in runs.items() for line in (f"{', '.join(names)}:", "", text, "")]
 
 
-def _table(rows: list[dict[str, Any]]) -> list[str]:
+def table(rows: list[dict[str, Any]]) -> list[str]:
     if not rows:
         return ["none", ""]
     head = [name.replace("_", " ") for name in rows[0]]

@@ -1,0 +1,1 @@
+"""HSDAG's experiments (Duan et al. 2024, section 3) on real models and unequal cores."""

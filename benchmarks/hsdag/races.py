@@ -1,0 +1,95 @@
+"""Races of placements and of OpenVINO's automatic modes, and whether outputs agree."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from benchmarks._models import settled_race
+from benchmarks._plain import Plain, bound_thread, by_name, openvino_alone
+from placeit.backends.openvino.model import OpenVinoModel
+from placeit.core.placement import Placement
+from placeit.devices.openvino import openvino_core
+from placeit.runtime.check import OutputError
+from placeit.runtime.measure import Measurement, Ratio, faster
+from placeit.session import Session
+
+__all__ = ["AUTOMATIC", "Entry", "Raced", "Ratios", "race"]
+
+Ratios: TypeAlias = Mapping[tuple[str, str], Ratio]
+
+AUTOMATIC: Mapping[str, str] = {"OpenVINO, CPU first": "AUTO:CPU", "OpenVINO, GPU first": "AUTO"}
+"""Automatic modes by their rows in Table 2. With a CPU alone they choose among one device."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What takes part: a placement, or a device name of OpenVINO's that runs on the first core."""
+
+    name: str
+    placement: Placement | str
+
+
+@dataclass(frozen=True)
+class Raced:
+    """What an entry came to.
+
+    Attributes:
+        measured: seconds.
+        ratio: time over the anchor's in the same rounds, with its interval.
+        max_rel: largest difference from the outputs of the uncut model, over their largest value.
+        l2: 2-norm of the difference, of all outputs together.
+    """
+
+    measured: Measurement
+    ratio: Ratio
+    max_rel: float
+    l2: float
+
+
+def race(
+    session: Session, entries: list[Entry], anchor: str, core: int, *, rounds: int, seed: int
+) -> tuple[dict[str, Raced], Ratios]:
+    """Run all entries interleaved; return what each came to, and the ratio of each pair."""
+    assert isinstance(session.model, OpenVinoModel)
+    inputs = session.model.sample_inputs()
+    expected = session.reference(inputs)
+    timers: dict[str, Callable[[], float]] = {}
+    errors: dict[str, tuple[float, float]] = {}
+    with ExitStack() as stack:
+        for entry in entries:
+            if isinstance(entry.placement, Placement):
+                executor = stack.enter_context(session.executor(session.plan_of(entry.placement)))
+                error = session.check_outputs(executor).max_rel
+                outputs = executor.run(inputs)
+                timers[entry.name] = executor.time
+            else:
+                plain = _automatic(session.model, entry.placement, core, stack)
+                outputs = by_name(session.model, plain.run())
+                error = OutputError.between(outputs, expected).max_rel
+                timers[entry.name] = plain.time
+            far = sum(float(np.square(outputs[n].astype(float) - expected[n]).sum()) for n in expected)
+            errors[entry.name] = error, far**0.5
+        found = settled_race(timers, rounds=rounds, seed=seed)
+    ratios = {(one, other): faster(found[one], found[other]) for one in found for other in found if one != other}
+    own = Ratio(1.0, 1.0, 1.0)
+    raced = {name: Raced(found[name], ratios.get((name, anchor), own), *errors[name]) for name in found}
+    return raced, ratios
+
+
+def _automatic(model: OpenVinoModel, device: str, core: int, stack: ExitStack) -> Plain:
+    """Compile a model as OpenVINO chooses, with one thread, which is bound to a core like that of a one-core device."""
+    thread = stack.enter_context(bound_thread(core))
+    options: dict[str, Any] = {
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": "f32",
+        "DEVICE_PROPERTIES": {"CPU": {"INFERENCE_NUM_THREADS": 1, "ENABLE_CPU_PINNING": False}},
+    }
+    compiled = thread.submit(functools.partial(openvino_core().compile_model, model.ov_model, device, options)).result()
+    values = [model.sample_inputs()[spec.name] for spec in model.inputs]
+    return Plain(thread.submit(openvino_alone, compiled, values).result(), thread)
