@@ -13,14 +13,11 @@ from benchmarks._models import load_model, model_file, progress, two_cores
 from benchmarks.hsdag.learners import LEARNERS
 from placeit.core.files import write_text
 from placeit.core.placement import Placement
-from placeit.core.problem import CostFunction, Problem
-from placeit.optimizer.learning import session_source
-from placeit.optimizer.measured_cost import MeasuredCost
+from placeit.core.problem import Problem
+from placeit.optimizer.learning import MeasuredCosts, session_source
 from placeit.optimizer.optimize import optimize
-from placeit.placers.learned.agent import ProblemInstance
 from placeit.placers.learned.training.loop import train
 from placeit.placers.learned.training.stages import MEASURED
-from placeit.placers.learned.training.valuing import dropping
 from placeit.profiler.cache import Cache
 from placeit.session import Session
 
@@ -148,29 +145,20 @@ class Bench:
 
     def _train(self, session: Session, problem: Problem, learner: str, folder: Path) -> tuple[Placement, Found]:
         source = session_source(session, problem)
-        made: list[MeasuredCost] = []
-
-        def measured(_: ProblemInstance) -> CostFunction:
-            """Measure from now on, and no longer than the stage lasts: what an update asks for after that is dropped."""
-            until = time.perf_counter() + self.sizes.measured_s
-            made.append(MeasuredCost(session, journal=folder / "runs.jsonl", deadline=until, seed=self.seed, progress=progress))
-            return dropping(made[-1])
-
+        costs = MeasuredCosts(session, journal=folder / "runs.jsonl", seed=self.seed, progress=progress)
         agent, stages = LEARNERS[learner](problem, source.draw, self.seed, self.sizes.updates, self.sizes.measured_s)
         result = train(
             agent,
             stages,
             evaluate_on=source.held_out,
             seed=self.seed,
-            costs={MEASURED: measured},
+            costs={MEASURED: costs},
             folder=folder,
             resume=True,
             progress=progress,
         )
         began = time.perf_counter()
-        if not made:  # the training was over before
-            measured(source.held_out[0])
-        cost = made[-1]
+        cost = costs.measured
         best = cost.winner()
         simulated = [record.seconds for record in result.history if stages[record.stage - 1].cost != MEASURED]
         before, whole = max(simulated, default=0.0), result.history[-1].seconds + time.perf_counter() - began

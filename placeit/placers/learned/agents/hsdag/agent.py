@@ -232,6 +232,11 @@ class HsdagAgent:
         """
         return self._play(self._side_by_side([problem]), None)[1][0]
 
+    def greedy_placement(self, problem: Problem) -> NDArray[np.int32]:
+        """Return the first of :meth:`greedy_placements`, ``int32[V]``; raises as that."""
+        first: NDArray[np.int32] = self.greedy_placements(problem)[0]
+        return first
+
     def _side_by_side(self, problems: Sequence[Problem]) -> _Batch:
         for problem in problems:
             if problem.devices > self.devices:
