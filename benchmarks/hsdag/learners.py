@@ -58,7 +58,6 @@ def _measured(stage: Stage, seconds: float) -> Stage:
         cost=MEASURED,
         seconds=seconds,
         schedule="constant",
-        entropy=0.0,
         final_entropy=None,
         evaluate_every=_EVERY,
     )

@@ -171,6 +171,7 @@ class HsdagAgent:
                 normalize=True,
                 entropy=0.1,
                 final_entropy=0.0,
+                evaluate_every=5,
             )
         ]
 
