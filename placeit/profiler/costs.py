@@ -25,7 +25,7 @@ from placeit.profiler.cache import Cache, Kept, are_numbers, are_times
 from placeit.profiler.links import LinkCosts, device_key, probe
 from placeit.profiler.load import MachineLoad
 from placeit.profiler.passes import Passes
-from placeit.runtime.budget import TRIFLE_S
+from placeit.runtime.budget import STEP_S
 from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.runtime import Runtime
 
@@ -136,6 +136,7 @@ def profile(
     links = probe(
         cluster, chain=model.chain, precision=runtime.precision, cache=cache, afresh=afresh, deadline=begin + budget / 2
     )
+    runtime.compiling_s += links.compiling_s
     cached = found is not None and not afresh
     if found is None or afresh:
         load, profiling = MachineLoad(), _Profile(grouping, runtime, can, links)
@@ -223,11 +224,11 @@ class _Profile:
             once = float(self.once[np.isfinite(self.once)].sum())
             if worth is not None and once > 0 and not worth(self.once):
                 return None
-            self.short = max(deadline - time.perf_counter(), TRIFLE_S) < once * (_FULL if self.devices > 1 else _FULL_ALONE)
+            self.short = max(deadline - time.perf_counter(), STEP_S) < once * (_FULL if self.devices > 1 else _FULL_ALONE)
             cut = [passes(self.on(d)) for d in devices]
             apart = [passes(self.apart(d)) for d in devices] if self.devices > 1 and not self.short else []
             others = [*(timed for timed in whole if timed is not None), *apart]
-            deadline = max(deadline, time.perf_counter() + TRIFLE_S)
+            deadline = max(deadline, time.perf_counter() + STEP_S)
             self._repeat(cut, [] if self.short else others, deadline, progress)
         return self._costs(cut, whole, apart)
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 from placeit.runtime.measure import FEWEST, WARMUP
 
-__all__ = ["CHECKS", "HOPELESS", "TRIFLE_S", "hopeless", "least", "needed"]
+__all__ = ["CHECKS", "HOPELESS", "STEP_S", "TRIFLE_S", "hopeless", "least", "needed"]
 
 CHECKS = 4  # runs of what is measured whose outputs are compared, before and after
 REFERENCES = 3  # runs of the uncut model, for outputs to compare with
 HOPELESS = 5.0  # times what the best takes by which something is not worth a run
-TRIFLE_S = 0.5  # what nobody minds
+TRIFLE_S, STEP_S = 0.5, 0.2  # what nobody minds, of a search, and of each of several steps of it
 
 
 def needed(seconds: Iterable[float], rounds: int) -> float:

@@ -51,7 +51,7 @@ def test_links_of_a_gpu_are_measured_with_what_runs_on_all_devices(
     def measured(cluster: Cluster, precision: str, chain: Any, deadline: float) -> Any:
         asked.append(cluster)
         assert len(chain(4, 3).graph) == 5
-        return {"dispatch": [1e-6, 1e-6], "empty": [1e-7, 1e-7], "links": [[0, 1, None, 0.0], [1, 0, None, 0.0]]}, 11
+        return {"dispatch": [1e-6, 1e-6], "empty": [1e-7, 1e-7], "links": [[0, 1, None, 0.0], [1, 0, None, 0.0]]}, 11, 0.0
 
     monkeypatch.setattr(links, "_measure", measured)
     probe(Cluster((Device("cuda:0", "cuda", Address("cuda:0"), driver="NVIDIA 1"), beside)))
@@ -79,7 +79,7 @@ class _Measuring:
     def __init__(self) -> None:
         self.times = 0
 
-    def __call__(self, cluster: Cluster, precision: str, chain: object, deadline: float) -> tuple[dict[str, Any], int]:
+    def __call__(self, cluster: Cluster, precision: str, chain: object, deadline: float) -> tuple[dict[str, Any], int, float]:
         self.times += 1
         number = {name: i for i, name in enumerate(cluster.names)}
         found = {
@@ -87,7 +87,7 @@ class _Measuring:
             "empty": [self.times * 1e-7] * len(cluster),
             "links": [[number[a], number[b], None if number[a] else 1e9, 1e-6 * number[b]] for a, b in cluster.missing_links()],
         }
-        return found, 11
+        return found, 11, 0.25
 
 
 @pytest.fixture
@@ -102,6 +102,13 @@ def test_one_device_has_a_dispatch_and_no_links(measuring: _Measuring, tmp_path:
         found = probe(on_one_core("a"), cache=Cache(tmp_path))
         assert found.dispatch.tolist() == [1e-6]
         assert not found.cluster.links
+    assert measuring.times == 1
+
+
+def test_compiling_chains_is_counted_once(measuring: _Measuring, tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    assert probe(on_one_core("a"), cache=cache).compiling_s == 0.25
+    assert probe(on_one_core("a"), cache=cache).compiling_s == 0
     assert measuring.times == 1
 
 
