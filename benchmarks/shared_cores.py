@@ -34,7 +34,8 @@ from placeit.core.files import cache_folder
 from placeit.core.placement import Placement
 from placeit.devices.plain import plain_devices
 from placeit.optimizer.candidates import alone_on
-from placeit.optimizer.optimize import DEFAULT_PLACERS, optimize
+from placeit.optimizer.optimize import optimize
+from placeit.optimizer.portfolio import DEFAULT_PLACERS
 from placeit.placers.cp_sat import CpSat
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.cache import Cache

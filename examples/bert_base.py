@@ -1,7 +1,9 @@
 """Place BERT-base on the devices of this machine, and embed sentences with it.
 
-python -m examples.bert_base --devices CPU@0,CPU@1
-python -m examples.bert_base --seq 384 --placer metis --placer annealing
+A second placement is learned from runs, and both are compared with the best single device (``--learn 0`` leaves that out).
+
+python -m examples.bert_base --devices examples/cluster.yaml
+python -m examples.bert_base --devices CPU@0,CPU@1 --seq 384 --placer metis --placer annealing --learn 0
 """
 
 import sys

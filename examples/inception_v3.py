@@ -1,7 +1,9 @@
 """Place Inception-V3 on the devices of this machine, and classify images with it.
 
-python -m examples.inception_v3 --devices CPU@0,CPU@1
-python -m examples.inception_v3 --devices examples/cluster.yaml --placer heft
+A second placement is learned from runs, and both are compared with the best single device (``--learn 0`` leaves that out).
+
+python -m examples.inception_v3 --devices examples/cluster.yaml
+python -m examples.inception_v3 --devices CPU@0,CPU@1 --placer heft --learn 0
 """
 
 import sys

@@ -1,7 +1,9 @@
 """Place ResNet-50 on the devices of this machine, and classify images with it.
 
-python -m examples.resnet50 --devices CPU@0,CPU@1
-python -m examples.resnet50 --devices examples/cluster.yaml --placer heft
+A second placement is learned from runs, and both are compared with the best single device (``--learn 0`` leaves that out).
+
+python -m examples.resnet50 --devices examples/cluster.yaml
+python -m examples.resnet50 --devices CPU@0,CPU@1 --placer heft --learn 0
 """
 
 import sys

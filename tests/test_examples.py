@@ -50,8 +50,12 @@ def test_the_demo_leaves_a_placement_and_a_trace(example: Example, tmp_path: Pat
 def test_resnet50_is_placed_on_an_emulated_cluster(example: Example) -> None:
     if not {0, 1} <= set(allowed_cores()):
         pytest.skip("needs the CPU cores 0 and 1, which the example's cluster file names")
-    printed = example("resnet50", "--devices", "examples/cluster.yaml", "--placer", "heft", "--budget", "1")
+    options = ("--devices", "examples/cluster.yaml", "--placer", "heft", "--budget", "1", "--learn", "3")
+    printed = example("resnet50", *options)
     assert "chosen: " in printed
+    assert "learning: 0 s; not asked: there was no time" in printed
+    assert "speed-up over " in printed
+    assert {line.split()[0] for line in printed.splitlines() if line} >= {"search", "image"}
     assert "image 0: classes " in printed
 
 
@@ -59,6 +63,7 @@ def test_resnet50_is_placed_on_an_emulated_cluster(example: Example) -> None:
 def test_inception_v3_runs_whole_where_there_is_one_device(example: Example) -> None:
     printed = example("inception_v3", "--devices", "CPU", "--placer", "heft", "--budget", "1")
     assert "chosen: CPU;" in printed
+    assert "learning: 0 s; not asked: there is nothing to place" in printed
     assert "image 0: classes " in printed
 
 

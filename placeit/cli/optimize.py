@@ -91,7 +91,6 @@ def optimize(
     # imported only now, because it takes a second
     from placeit.devices.caps import parse_caps
     from placeit.devices.clusterfile import find_cluster
-    from placeit.optimizer.optimize import DEFAULT_PLACERS
     from placeit.optimizer.optimize import optimize as find
     from placeit.planning.pins import parse_pins
 
@@ -103,7 +102,7 @@ def optimize(
         found = find(
             model,
             cluster,
-            placers=placer or DEFAULT_PLACERS,
+            placers=placer or None,
             budget=budget,
             seed=seed,
             objective=objective,

@@ -48,6 +48,7 @@ class Candidate:
             would do without placeit (:func:`placeit.devices.plain.plain_devices`).
         of: name of the single device whose other precision this is; None of all that may be chosen.
         given: whether the search was told to begin with it.
+        start: name of the candidate that it was searched for from; None of one that a placer made without any.
         measured: latency, in the last race that it took part in; None if it was not measured.
         value: the objective by the times of the runs that ``measured`` is of; for latency the same. Joules come from a power
             model and measured busy times: they are not measured themselves. None if the candidate was not measured.
@@ -73,6 +74,7 @@ class Candidate:
     plain: bool = False
     of: str | None = None
     given: bool = False
+    start: str | None = None
     measured: Measurement | None = None
     value: Measurement | None = None
     cost: float | None = None

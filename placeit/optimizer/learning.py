@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +16,21 @@ from placeit.optimizer.measured_cost import MeasuredCost, Source
 from placeit.placers.learned.agent import ProblemInstance
 from placeit.placers.learned.training.sources import Source as ProblemSource
 from placeit.placers.learned.training.sources import draw_from
+from placeit.placers.learned.training.valuing import dropping
 from placeit.profiler.costs import Progress
 from placeit.session import Session
 from placeit.simulator.simulate import SimulatedCost
 
-__all__ = ["MeasuredCosts", "session_source"]
+__all__ = ["MeasuredCosts", "learn_measured", "session_source"]
+
+_IMITATION_SHARE, _SIMULATION_SHARE = 0.05, 0.15  # of the time to learn in, at most
+_IMITATION, _SIMULATION = 50, 250  # updates, at most
+_EPISODES, _MEASURED_EPISODES = 16, 14  # of an update; the latter are two races
+_RATE = 3e-3
+_EXPLORE = 0.05  # how often any answer is taken where placements are measured, so that policies that are sure go on finding
+_IDLE = 4  # measured updates in a row that propose nothing new, after which there is nothing more to learn
+_PATIENCE = 12  # and those without anything better
+_BETTER = 0.99  # than the best before
 
 
 def session_source(session: Session, problem: Problem | None = None) -> ProblemSource:
@@ -105,3 +116,82 @@ class MeasuredCosts:
         self.sources |= {one.devices.tobytes(): one.source for one in outcomes}
         values = np.array([one.value for one in outcomes])
         return np.where(np.isfinite(values), values, np.nan)
+
+
+def learn_measured(
+    cost: MeasuredCost,
+    instance: ProblemInstance,
+    starts: NDArray[np.int32],
+    *,
+    deadline: float,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> None:
+    """Train DOPPLER's policies on one problem: they imitate a list scheduler, learn by simulation, and then by runs.
+
+    What they have found is in ``cost`` in the end. Training ends before its deadline where the policies have come to propose
+    the same plans again and again, or nothing better for a long time.
+
+    Differs from the paper: the stages are short; episodes of an update are compared with their mean.
+
+    Args:
+        cost: measures placements, and keeps to the same deadline.
+        instance: the problem, with costs corrected by measured runs, and its simulated cost.
+        starts: placements that were measured before, ``int32[N, G]``, at least one: the values of others are ratios to theirs.
+        deadline: by ``time.perf_counter()``; the gradient step under way is completed.
+        seed: of everything random.
+        progress: told what is being done.
+    """
+    import torch
+
+    from placeit.placers.learned.agents.doppler.agent import DopplerAgent
+    from placeit.placers.learned.training.loop import Stage, train
+
+    begin = time.perf_counter()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed % 2**63)
+        agent = DopplerAgent()
+    simulated = functools.partial(
+        Stage, draw_from([instance]), problems=1, episodes=_EPISODES, learning_rate=_RATE, schedule="linear", gamma=1.0
+    )
+    room = max(deadline - begin, 1e-3)
+    stages = [
+        simulated(updates=_IMITATION, kind="imitation", seconds=room * _IMITATION_SHARE),
+        simulated(updates=_SIMULATION, seconds=room * _SIMULATION_SHARE, entropy=0.01),
+    ]
+    trained = train(agent, stages, evaluate_on=(), seed=seed, progress=progress)
+    cost(starts)
+    if (found := trained.stages[-1].found) and time.perf_counter() < deadline:
+        cost(found[0].placement[None])
+    measured = Stage(
+        _Promising(cost, instance, deadline),
+        updates=10**6,
+        problems=1,
+        episodes=_MEASURED_EPISODES,
+        learning_rate=_RATE / 3,
+        gamma=1.0,
+        entropy=0.01,
+        explore=_EXPLORE,
+        cost=lambda _: dropping(cost),
+    )
+    train(agent, [measured], evaluate_on=(), seed=seed + 1)
+
+
+class _Promising:
+    """Draws a problem to learn from as long as that still finds something."""
+
+    def __init__(self, cost: MeasuredCost, instance: ProblemInstance, deadline: float) -> None:
+        self.cost, self.instance, self.deadline = cost, instance, deadline
+        self.tried, self.best = 0, float("inf")
+        self.idle = self.stale = 0
+
+    def __call__(self, rng: np.random.Generator, count: int, progress: float) -> list[ProblemInstance]:  # noqa: ARG002
+        """Return the problem, or nothing to end with."""
+        tried, best = len(self.cost.tried), self.cost.incumbent
+        self.idle = 0 if tried > self.tried else self.idle + 1
+        better = best is not None and best.value < _BETTER * self.best
+        self.stale = 0 if better else self.stale + 1
+        self.best = best.value if better and best is not None else self.best
+        self.tried = tried
+        over = time.perf_counter() >= self.deadline or self.idle >= _IDLE or self.stale >= _PATIENCE
+        return [] if over else [self.instance] * count

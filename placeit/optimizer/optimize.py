@@ -18,11 +18,15 @@ from placeit.core.cluster import Cluster
 from placeit.core.errors import UsageError
 from placeit.devices.clusterfile import find_cluster
 from placeit.optimizer.candidates import Candidate, known_value
+from placeit.optimizer.decision import Decision
 from placeit.optimizer.journal import open_journal
+from placeit.optimizer.ledger import LOADING, MEASURING, PROFILING, Ledger
 from placeit.optimizer.measured_cost import MeasuredCost
+from placeit.optimizer.portfolio import LEARNING, PORTFOLIO, default_placers
 from placeit.optimizer.reasons import chosen_of
 from placeit.optimizer.result import Optimized, OtherPrecision, Unplanned
-from placeit.optimizer.search import Decision, Search
+from placeit.optimizer.search import Search
+from placeit.optimizer.spending import spending
 from placeit.optimizer.starts import Start, divide_for, fitted, read_starts, without_plain
 from placeit.optimizer.warmup import compile_kernels
 from placeit.placers.bound import lower_bound
@@ -38,10 +42,7 @@ from placeit.runtime.runtime import Runtime
 from placeit.session import Session, check_tolerance
 from placeit.simulator.objectives import check_objective, get_objective
 
-__all__ = ["DEFAULT_PLACERS", "decide", "optimize"]
-
-DEFAULT_PLACERS = ("heft", "cpop", "critical-path", "metis", "random-task-eft", "annealing")
-"""Placers whose answers become candidates, beside every single device and the search over segments."""
+__all__ = ["decide", "optimize"]
 
 _PROFILE_SHARE = 0.4  # of the budget
 _KNOWING_SHARE, _KNOWN = 0.5, 3  # of it, for what is not known of given placements; and of those that are, so many take part
@@ -76,8 +77,8 @@ def optimize(
     Args:
         model: a model, or the path of one.
         devices: device names, the path of a cluster file, a cluster, or None to discover.
-        placers: who proposes, by name, with options if need be (``annealing:evaluations=100000``); None for
-            :data:`DEFAULT_PLACERS`.
+        placers: who proposes, by name, with options if need be (``annealing:evaluations=100000``), or ``doppler, measured`` to
+            learn from runs; None for those of :data:`placeit.optimizer.portfolio.PORTFOLIO` that the budget is enough for.
         budget: seconds; profiling counts. All of it takes at most 1.2 times that, beside one run of each single device,
             loading, compiling, and half a second. When placeit is new on a machine, compiling its own kernels comes first
             and takes most of a minute. Where that is too short to compare placements over several devices, a warning
@@ -125,15 +126,22 @@ def optimize(
     if seed < 0:
         raise UsageError(f"The seed is {seed}; it must not be negative.")
     check_tolerance(tolerance)
-    placers = DEFAULT_PLACERS if placers is None else [placers] if isinstance(placers, str) else placers
-    for name in placers:
+    begin, named = time.perf_counter(), placers is not None
+    placers = default_placers(budget) if placers is None else [placers] if isinstance(placers, str) else placers
+    others = [name for name in placers if name != LEARNING]
+    kernels = [name for name in others if name in PORTFOLIO]
+    if LEARNING in placers:
+        kernels.append("doppler:imitation=1,updates=0,samples=0")
+    for name in (*others, *kernels):
         parse_placer(name)  # a typing error should not cost a profile first
+    importing = time.perf_counter() - begin  # PyTorch takes seconds
     starts = read_starts(start)
     cluster = find_cluster(devices)
     wanted = get_objective(objective, cluster)
     if len(cluster) > 1:
-        compile_kernels([name for name in placers if name in DEFAULT_PLACERS], progress)
-    begin = time.perf_counter()
+        compile_kernels(kernels, progress)
+    ledger, begin = Ledger(), time.perf_counter() - importing
+    ledger.seconds[LOADING] = importing
 
     asked: list[bool] = []  # whether it is worth it, once that is known
 
@@ -152,25 +160,28 @@ def optimize(
         asked.append(enough or not len(finite))
         return asked[-1]
 
-    with Session(
-        model,
-        cluster,
-        input_shapes=input_shapes,
-        batch=batch,
-        max_groups=max_groups,
-        precision=precision,
-        tolerance=tolerance,
-        inputs=inputs,
-        cache=cache,
-        pins=pins,
-        memory=memory,
-    ) as session:
+    with ledger.on(LOADING):
+        session = Session(
+            model,
+            cluster,
+            input_shapes=input_shapes,
+            batch=batch,
+            max_groups=max_groups,
+            precision=precision,
+            tolerance=tolerance,
+            inputs=inputs,
+            cache=cache,
+            pins=pins,
+            memory=memory,
+        )
+    with session:
         check_room(Segmenter(session.grouping, Costs.zero(len(session.grouping.groups), session.cluster)).problem())
         starts = without_plain(session, starts)
         divide_for(session, starts)
-        session.profile(budget_s=budget * _PROFILE_SHARE, check=True, worth=worth, progress=progress)
+        with ledger.on(PROFILING):
+            session.profile(budget_s=budget * _PROFILE_SHARE, check=True, worth=worth, progress=progress)
         given = fitted(session, starts)
-        search = Search(session, wanted, begin + budget, seed, progress)
+        search = Search(session, wanted, begin + budget, seed, progress, ledger)
         if resume is not None:
             search.resume(open_journal(Path(resume), session, wanted))
         search.singles(plain=plain)
@@ -184,13 +195,17 @@ def optimize(
             if session.costs.shared and singles:
                 search.once = {one.name: one.simulated_s for one in singles if one.simulated_s is not None}
             else:
-                search.propose(placers)
+                search.propose(others)
             search.improve()
             decision = search.confirm()
+            if LEARNING in placers:
+                from placeit.optimizer.learned_part import learn  # with PyTorch
+
+                decision = learn(search, decision, named=named)
         except KeyboardInterrupt:
             interrupted = True
             session.hurry()
-        return _optimized(search, decision, without, budget, time.perf_counter() - begin, interrupted)
+        return _optimized(search, decision, without, budget, interrupted)
 
 
 def decide(
@@ -237,19 +252,20 @@ def decide(
     try:
         if session.executable:
             search.deadline = begin + _KNOWING_SHARE * budget
-            if cost is not None:
-                _learn_from(search, cost)
-            search.time_plain()
-            if search.promising():
-                search.measure()
-            elif not search.ranked:
-                search.time_singles()
+            with search.ledger.on(MEASURING):
+                if cost is not None:
+                    _learn_from(search, cost)
+                search.time_plain()
+                if search.promising():
+                    search.measure()
+                elif not search.ranked:
+                    search.time_singles()
             search.deadline = begin + budget
         decision = search.confirm()
     except KeyboardInterrupt:
         interrupted = True
         session.hurry()
-    return _optimized(search, decision, (), budget, time.perf_counter() - begin, interrupted)
+    return _optimized(search, decision, (), budget, interrupted)
 
 
 def _learn_from(search: Search, cost: MeasuredCost) -> None:
@@ -263,9 +279,7 @@ def _learn_from(search: Search, cost: MeasuredCost) -> None:
     search.take_over(one for one in known.values() if search.find(one.devices) is not None)
 
 
-def _optimized(
-    search: Search, decision: Decision, without: Sequence[str], asked: float, spent: float, interrupted: bool
-) -> Optimized:
+def _optimized(search: Search, decision: Decision, without: Sequence[str], asked: float, interrupted: bool) -> Optimized:
     """Sum up."""
     session, candidates = search.session, search.candidates
     order = sorted(
@@ -286,7 +300,7 @@ def _optimized(
         and (chosen is single or chosen.final)
     ):
         speedup = faster(single.measured, chosen.measured)
-    grouping, home = session.grouping, search.home(chosen.name)
+    grouping, home, spent = session.grouping, search.home(chosen.name), spending(search, chosen)
     return Optimized(
         model=str(session.model.path),
         ops=len(grouping.graph),
@@ -311,7 +325,8 @@ def _optimized(
             "spearman": spearman(predicted, actual),
         },
         asked_s=asked,
-        spent_s=spent,
+        spent_s=sum(one.seconds for one in spent),
+        spending=spent,
         compiling_s=session.runtime.compiling_s if session.executable else 0.0,
         least_s=None if not session.executable else least(_single_seconds(search)) or None,
         interrupted=interrupted,

@@ -16,6 +16,7 @@ from placeit.core.errors import DeviceError, ExecutionError, NoRoomError, Placei
 from placeit.devices.host import free_bytes
 from placeit.optimizer.candidates import Alone, Candidate, Raced
 from placeit.optimizer.journal import Journal, Known
+from placeit.optimizer.ledger import COMPILING, Ledger
 from placeit.optimizer.runner import Runner
 from placeit.planning.segments import Costs, Plan
 from placeit.profiler.calibration import calibrated
@@ -40,6 +41,7 @@ class Races:
         deadline: when the last of them should be over, by ``time.perf_counter()``.
         seed: decides the order within each round.
         progress: told what is being done.
+        ledger: what time is booked on; None for one of its own.
 
     Attributes:
         known: candidates by name, as far as they are known now; single devices in another precision, which race whenever
@@ -50,11 +52,18 @@ class Races:
         warmup: runs of each candidate before a race that do not count.
         duration: seconds of a race, at most.
         twice: whether outputs are checked after a race as well as before it.
-        opening_s: seconds in which executors were opened, which is mostly compiling.
         running_s: seconds of the rest of all races: runs, and what is done between them.
     """
 
-    def __init__(self, session: Session, objective: Objective, deadline: float, seed: int, progress: Progress | None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        objective: Objective,
+        deadline: float,
+        seed: int,
+        progress: Progress | None,
+        ledger: Ledger | None = None,
+    ) -> None:
         self.session, self.objective, self.deadline = session, objective, deadline
         self.seed, self.progress = seed, progress
         self.known: dict[str, Candidate] = {}
@@ -62,13 +71,18 @@ class Races:
         self.races: list[Raced] = []
         self.journal: Journal | None = None
         self.warmup, self.duration, self.twice = WARMUP, math.inf, True
-        self.opening_s = self.running_s = 0.0
+        self.ledger, self.running_s = Ledger() if ledger is None else ledger, 0.0
         self._priced: dict[str, tuple[Plan, Plan]] = {}  # plans of candidates, and the same by the session's costs
 
     @property
     def candidates(self) -> list[Candidate]:
         """All that may be chosen, as far as they are known now."""
         return [candidate for candidate in self.known.values() if candidate.of is None]
+
+    @property
+    def opening_s(self) -> float:
+        """Seconds in which executors were opened, which is mostly compiling."""
+        return self.ledger.seconds.get(COMPILING, 0.0)
 
     def enter(self, candidate: Candidate, alone: Alone | None = None) -> Candidate:
         """Let a candidate take part; ``alone`` runs it if it is on none of the cluster's devices."""
@@ -197,17 +211,15 @@ class Races:
                     if may_wait and (len(runners) >= most or not self.has_room()):
                         later.append(candidate)
                         continue
-                    opening = time.perf_counter()
                     try:
-                        executor = stack.enter_context(self.home(candidate.name).executor(candidate.plan))
+                        with self.ledger.on(COMPILING):
+                            executor = stack.enter_context(self.home(candidate.name).executor(candidate.plan))
                     except FAILURES as error:
                         if may_wait and isinstance(error, DeviceError | MemoryError):  # there may be room without the others
                             later.append(candidate)
                         else:
                             self.fail(candidate.name, error)
                         continue
-                    finally:
-                        self.opening_s += time.perf_counter() - opening
                     if self.checked(candidate.name, executor):
                         runners[candidate.name] = Runner(executor, self.objective, self.homes.get(candidate.name))
                     else:

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from placeit.core.errors import ExecutionError, InfeasibleError
 from placeit.optimizer.candidates import Candidate, known_value, measured_median
-from placeit.optimizer.search import WORTH_MEASURING, Decision, Search
+from placeit.optimizer.decision import Decision
+from placeit.optimizer.search import WORTH_MEASURING, Search
 from placeit.placers.bound import lower_bound
 
 __all__ = ["chosen_of"]

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
 from placeit.simulator.objectives import Objective
 
-__all__ = ["Optimized", "OtherPrecision", "Unplanned"]
+__all__ = ["Optimized", "OtherPrecision", "Spent", "Unplanned"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +54,34 @@ class OtherPrecision:
 
 
 @dataclass(frozen=True, eq=False)
+class Spent:
+    """What a part of the time went into: a step of the search, or a placer and what it proposed.
+
+    Attributes:
+        what: the step, or the placer's name.
+        placer: whether it is a placer.
+        seconds: those that went into nothing else; what one part of a search did within another counts once.
+        proposed: how many placements were proposed; 0 of a step, as all that follows is nothing.
+        fresh: those of them that nobody had proposed before.
+        simulated_value: the lowest objective of them, as it was simulated when they were proposed; None if there is none.
+        measured_value: the lowest objective that was measured of them, comparable over races; None if there is none.
+        role: ``answer`` if the answer was among them; ``start`` if the search for the answer began with one of them; None also
+            where that is a single device, which needs no placer.
+        note: what else there is to say; None for nothing.
+    """
+
+    what: str
+    placer: bool
+    seconds: float
+    proposed: int = 0
+    fresh: int = 0
+    simulated_value: float | None = None
+    measured_value: float | None = None
+    role: Literal["answer", "start"] | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class Optimized:
     """The answer of :func:`optimize`.
 
@@ -79,6 +108,7 @@ class Optimized:
             it is not defined; None if nothing was measured.
         asked_s: budget.
         spent_s: seconds that all of it took.
+        spending: what they went into; the seconds of all of it are their sum.
         compiling_s: those of them in which models were compiled, which no budget can shorten.
         least_s: what comparing placements over several devices takes at least, about; None if nothing was to be run.
         interrupted: whether Ctrl-C ended the search early.
@@ -105,6 +135,7 @@ class Optimized:
     simulator_error: Mapping[str, float | None] | None
     asked_s: float
     spent_s: float
+    spending: tuple[Spent, ...]
     compiling_s: float
     least_s: float | None
     interrupted: bool

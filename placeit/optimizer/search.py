@@ -8,11 +8,12 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.core.problem import CostFunction, Problem
 from placeit.optimizer.candidates import (
     Candidate,
     in_other_precision,
@@ -21,29 +22,29 @@ from placeit.optimizer.candidates import (
     plain_candidates,
     value_of,
 )
+from placeit.optimizer.decision import DECISION_ROUNDS, Decision, decision_rounds
 from placeit.optimizer.journal import Journal, Known
+from placeit.optimizer.ledger import COMPILING, DECIDING, MEASURING, Item, Ledger
 from placeit.optimizer.races import Races, reason_of
 from placeit.placers.asking import ask
-from placeit.placers.base import Measured, is_over
+from placeit.placers.base import Measured, Refiner, is_over
 from placeit.placers.feasibility import fits
 from placeit.placers.registry import parse_placer
 from placeit.planning.segments import Plan, Segmenter
 from placeit.profiler.costs import Progress
 from placeit.runtime.budget import CHECKS, TRIFLE_S, hopeless, needed
-from placeit.runtime.measure import FAILURES, FEWEST, WARMUP, Ratio, faster, summed_up
+from placeit.runtime.measure import FAILURES, FEWEST, WARMUP, faster, summed_up
 from placeit.session import Session
 from placeit.simulator.objectives import Objective
 from placeit.simulator.simulate import SimulatedCost
 
-__all__ = ["WORTH_MEASURING", "Decision", "Search"]
+__all__ = ["WORTH_MEASURING", "Proposal", "Search"]
 
 _LOG = logging.getLogger(__name__)
 
 _FINALISTS = 5  # most new placements that are measured in one turn
 _TURNS = 3  # most turns of measuring and searching again
 _ROUNDS, _SELECTION_ROUNDS = 6, 9  # of a race in a turn, and of the one that selects who is decided about
-_DECISION_ROUNDS, _MOST_DECISION_ROUNDS = 25, 75  # of the race that decides, where runs vary little, and at most
-_STEADY = 0.1  # how much a ratio of two runs may vary, as a share of it, for so few rounds to be enough
 _FINAL_SINGLES, _FINAL_SPLITS = 2, 3  # single devices, and placements over several, that take part in the selection
 WORTH_MEASURING, _FAR_BEHIND = 0.99, 1.05  # of the best measured, and of the best single device
 _TURN_SHARE, _SELECTION_SHARE = 0.35, 0.5  # of what is left of the budget
@@ -53,33 +54,44 @@ _STARTS, _STEPS = 2, 600  # of a search among plans by their makespan
 _PLANS = 200  # moves that are tried in a search among plans by another objective
 
 
-@dataclass(frozen=True, eq=False)
-class Decision:
-    """What a search came to.
+class Proposal(NamedTuple):
+    """What a placer came up with.
 
     Attributes:
-        winner: the best placement; None if nothing was measured.
-        single: the single device that it was compared with, or that it is; None if there is none.
-        ratio: objective of the best placement over several devices over that of the single one; None if they were not compared.
-        hurried: whether there was no time for a decision.
+        placer: who proposed it.
+        candidate: its name.
+        fresh: whether nobody had proposed it before.
+        same: whether it is what the placer was told to go on from.
+        measured: the objective, as the placer itself has measured it; None if it has not.
     """
 
-    winner: Candidate | None = None
-    single: Candidate | None = None
-    ratio: Ratio | None = None
-    hurried: bool = False
+    placer: str
+    candidate: str
+    fresh: bool
+    same: bool
+    measured: float | None = None
 
 
 class Search(Races):
     """The steps of :func:`placeit.optimizer.optimize.optimize` and what they have found so far."""
 
-    def __init__(self, session: Session, objective: Objective, deadline: float, seed: int, progress: Progress | None) -> None:
-        super().__init__(session, objective, deadline, seed, progress)
+    def __init__(
+        self,
+        session: Session,
+        objective: Objective,
+        deadline: float,
+        seed: int,
+        progress: Progress | None,
+        ledger: Ledger | None = None,
+    ) -> None:
+        super().__init__(session, objective, deadline, seed, progress, ledger)
         self.segmenter = session.segmenter
         self.problem = self.segmenter.problem()
         self.unplanned: dict[str, tuple[str, str]] = {}  # candidate -> who was to propose it, and why it came to nothing
         self.once: dict[str, float] = {}  # seconds of one run of single devices, as far as they are known
         self.placers: list[str] = []  # those that gave a placement
+        self.proposals: list[Proposal] = []
+        self.notes: dict[str, str] = {}  # by placer
         self._named: dict[bytes, str] = {}  # names of the placements on the session's own devices
 
     def find(self, groups: NDArray[np.int32]) -> Candidate | None:
@@ -87,23 +99,27 @@ class Search(Races):
         name = self._named.get(_key(groups))
         return None if name is None else self.known[name]
 
-    def add(self, name: str, placer: str, propose: Callable[[], NDArray[np.int32]]) -> None:
-        """Enter a placement, unless it is there already; if it cannot be had or planned, remember why."""
+    def add(self, name: str, placer: str, propose: Callable[[], NDArray[np.int32]], *, start: str | None = None) -> None:
+        """Enter a placement, unless it is there already; if it cannot be had or planned, remember why.
+
+        ``start`` names the candidate that it is searched for from.
+        """
         try:
             groups = propose()
-            if self.find(groups) is None:
-                self.enter_plan(name, placer, self.segmenter.plan(groups))
+            known = self.find(groups)
+            candidate = self.enter_plan(name, placer, self.segmenter.plan(groups), start) if known is None else known
+            self.proposals.append(Proposal(placer, candidate.name, known is None, candidate.name == start))
         except FAILURES as error:
             self.unplanned[name] = (placer, reason_of(error))
 
-    def enter_plan(self, name: str, placer: str, plan: Plan) -> Candidate:
+    def enter_plan(self, name: str, placer: str, plan: Plan, start: str | None = None) -> Candidate:
         """Enter a plan, under another name if there is one of that name: an earlier search may have used it."""
         free = (
             name if name not in self.known else next(n for i in itertools.count(2) if (n := f"{name} ({i})") not in self.known)
         )
         schedule = plan.schedule
         simulated = schedule.makespan, self.objective.of_schedule(schedule)
-        candidate = self.enter(Candidate(free, placer, plan, self.session.placing, *simulated))
+        candidate = self.enter(Candidate(free, placer, plan, self.session.placing, *simulated, start=start))
         self._named[_key(candidate.groups)] = free
         return candidate
 
@@ -160,6 +176,8 @@ class Search(Races):
 
     def propose(self, placers: Sequence[str]) -> None:
         """Ask every placer, then search among plans from the best answers."""
+        if self.indivisible and self.candidates:
+            return
         self.ask_all(placers)
         self.placers = [name for name in placers if name not in self.unplanned]
         self.refine("segment-search")
@@ -173,16 +191,29 @@ class Search(Races):
         ranked = [one for one in self.ranked if one.name not in self.homes]
         if turn > 1 and ranked:
             measured = Measured(np.stack([one.groups for one in ranked]), np.array([value_of(one) for one in ranked]))
-        cost = self.objective.cost(problem, SimulatedCost(problem, links="channel", queue="priority"))
+        cost = self.simulated(problem)
         for i, placer in enumerate(placers):
             kind, name = placer.partition(":")[0], placer if turn == 1 else f"{placer}, turn {turn}"
             self.say(f"asking {kind}", i / len(placers))
             deadline = time.perf_counter() + max(0.0, self.left()) * share / (len(placers) - i)
-            asked = functools.partial(ask, parse_placer(placer), problem, cost, seed=self.seed, deadline=deadline)
-            self.add(name, kind, functools.partial(asked, measured=measured))
+            with self.ledger.on(Item(kind, placer=True)):  # PyTorch may have to be imported
+                who = parse_placer(placer)
+            start = ranked[0].name if measured is not None and isinstance(who, Refiner) else None
+            asked = functools.partial(ask, who, problem, cost, seed=self.seed, deadline=deadline, measured=measured)
+            with self.ledger.on(Item(kind, placer=True)):
+                self.add(name, kind, asked, start=start)
             if name in self.unplanned and self.known:  # or an error will say it all
                 why = self.unplanned[name][1]
                 _LOG.warning("The placer '%s' gave no placement; the others continue: %s", placer, why)
+
+    def simulated(self, problem: Problem) -> CostFunction:
+        """The objective of placements of a problem, by the rules by which the session's executors run."""
+        return self.objective.cost(problem, SimulatedCost(problem, links="channel", queue="priority"))
+
+    @property
+    def indivisible(self) -> bool:
+        """Whether each placement is that of the whole model on one device."""
+        return 1 in self.problem.compute.shape
 
     def refine(self, name: str) -> None:
         """Search among plans from the best candidates."""
@@ -192,7 +223,8 @@ class Search(Races):
         given = [one for one in placed if one.given and one.measured is None]
         for i, one in enumerate(dict.fromkeys([*ranked[:_STARTS], *given])):
             improve = functools.partial(self.improved, one.groups, self.seed + i)
-            self.add(name if i == 0 else f"{name}, start {i + 1}", "segment-search", improve)
+            with self.ledger.on(Item("segment-search", placer=True)):
+                self.add(name if i == 0 else f"{name}, start {i + 1}", "segment-search", improve, start=one.name)
 
     def improved(self, groups: NDArray[np.int32], seed: int) -> NDArray[np.int32]:
         """Search among plans from a placement on."""
@@ -213,15 +245,17 @@ class Search(Races):
         """Measure the most promising candidates, learn from how long their segments took, search again."""
         if not self.session.executable:
             return
-        self.time_plain()
-        if not self.promising():  # there is time for one run of each
-            self.time_singles()
-            return
+        with self.ledger.on(MEASURING):
+            self.time_plain()
+            if not self.promising():  # there is time for one run of each
+                self.time_singles()
+                return
         for turn in range(_TURNS):
             begin = time.perf_counter()
-            self.measure()
+            with self.ledger.on(MEASURING):
+                self.measure()
             one_more = self.left() - (time.perf_counter() - begin) > self.final_s()
-            if not one_more or turn == _TURNS - 1 or len(self.problem.device_names) == 1:
+            if not one_more or turn == _TURNS - 1 or self.indivisible:
                 return
             self.learn()
             known = len(self.known)
@@ -243,7 +277,7 @@ class Search(Races):
             needed(map(measured_median, self.with_others(some)), rounds)
             for rounds, some in (
                 (_SELECTION_ROUNDS, [*singles, *splits]),
-                (_DECISION_ROUNDS, [*singles[:1], *splits[:1]]),
+                (DECISION_ROUNDS, [*singles[:1], *splits[:1]]),
             )
         )
         return select + decide
@@ -309,7 +343,9 @@ class Search(Races):
         if (seconds := self.once.get(candidate.name)) is not None:
             return seconds
         try:
-            with self.home(candidate.name).executor(candidate.plan) as executor:
+            with self.ledger.on(COMPILING):
+                opened = self.home(candidate.name).executor(candidate.plan)
+            with opened as executor:
                 seconds = executor.time()
                 return min(seconds, executor.time()) if seconds < self.left() else seconds  # the first one is cold
         except FAILURES as error:
@@ -350,8 +386,9 @@ class Search(Races):
         """
         if not self.session.executable:
             return Decision()
-        while (decision := self.settled(*self.selected())) is None:
-            pass
+        with self.ledger.on(DECIDING):
+            while (decision := self.settled(*self.selected())) is None:
+                pass
         return decision
 
     def selected(self) -> tuple[Candidate | None, Candidate | None]:
@@ -389,19 +426,6 @@ class Search(Races):
         """How many of some rounds there is time for, in a share of what is left."""
         each = sum(map(measured_median, self.with_others(candidates)))
         return min(rounds, int(self.left() * share / each) - WARMUP - CHECKS)
-
-
-def decision_rounds(single: Candidate, split: Candidate) -> int:
-    """Rounds of the race that decides: more where a gain is likely and runs vary much, by earlier races of the two."""
-    assert single.value is not None  # noqa: S101
-    assert split.value is not None  # noqa: S101
-    if split.value.median >= single.value.median:
-        return _DECISION_ROUNDS
-    variance = 0.0
-    for value in (single.value, split.value):
-        logs = np.log(np.maximum(value.samples, np.finfo(float).tiny))
-        variance += float(1.48 * np.median(abs(logs - np.median(logs)))) ** 2
-    return int(np.clip(_DECISION_ROUNDS * variance / _STEADY**2, _DECISION_ROUNDS, _MOST_DECISION_ROUNDS))
 
 
 def _key(groups: NDArray[np.int32]) -> bytes:

@@ -55,6 +55,20 @@ def optimized(found: Optimized, placement_file: str | Path | None = None) -> dic
             "compiling_s": found.compiling_s,
             "least_s": found.least_s,
         },
+        "spending": [
+            {
+                "what": one.what,
+                "placer": one.placer,
+                "seconds": one.seconds,
+                "proposed": one.proposed,
+                "new": one.fresh,
+                "simulated_value": one.simulated_value,
+                "measured_value": one.measured_value,
+                "role": one.role,
+                "note": one.note,
+            }
+            for one in found.spending
+        ],
         "interrupted": found.interrupted,
         "pins": dict(found.pins),
         "memory_limits": {name: _finite(held) for name, held in found.memory.items()},

@@ -180,8 +180,30 @@ def optimized(console: Console, found: Optimized, path: Path | None) -> None:
             note = f"{candidate.name} is a plain device: all core sets together, as their runtime uses them without placeit."
             text.paragraph(console, note)
     console.print()
+    _show_spending(console, found)
+    console.print()
     text.facts(console, _facts(found) | ({} if path is None else {"placement": str(path)}))
     text.show_notes(console, found.cluster)
+
+
+def _show_spending(console: Console, found: Optimized) -> None:
+    """Print what the time went into, and what each placer made of its share."""
+    unit = found.objective.unit
+    roles = {"answer": "the answer", "start": "start of the search for the answer", None: ""}
+    rows = [
+        (
+            one.what,
+            ", ".join(filter(None, (roles[one.role], one.note))),
+            text.duration(one.seconds),
+            f"{one.proposed} ({one.fresh})" if one.placer else "",
+            text.amount(one.simulated_value, unit, least=-3) if one.placer else "",
+            text.amount(one.measured_value, unit, least=-3) if one.placer else "",
+        )
+        for one in found.spending
+    ]
+    rows.append(("all", "", text.duration(found.spent_s), "", "", ""))
+    heads = ("time went into", "note", "time", "placements (new)", "best simulated", "best measured")
+    text.table(console, heads, rows, left=2, spare=["placements (new)", "best simulated"])
 
 
 def _section(found: Optimized, candidate: Candidate) -> str:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = [
     "NOTHING",
     "amount",
+    "duration",
     "error",
     "facts",
     "interval",
@@ -59,6 +60,11 @@ def amount(value: float | None, unit: str = "", *, least: int = 0) -> str:
 def seconds(value: float | None) -> str:
     """Write a time: ``46.8 ms``, ``25.1 us``."""
     return amount(value, "s", least=-3)
+
+
+def duration(value: float) -> str:
+    """Write how long something took, in seconds of one decimal, so that rows of it can be added up: ``12.3 s``."""
+    return f"{value:.1f} s"
 
 
 def interval(measured: Measurement | None) -> str:

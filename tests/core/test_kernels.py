@@ -181,7 +181,7 @@ def test_processes_that_compile_at_once_do_not_mix_up_what_they_keep(package):
 @pytest.mark.slow
 def test_no_kernel_of_placeit_is_compiled_twice(package):
     warm = USE.partition("import outer")[0] + (
-        "from placeit.optimizer.optimize import DEFAULT_PLACERS\n"
+        "from placeit.optimizer.portfolio import DEFAULT_PLACERS\n"
         "from placeit.optimizer.warmup import compile_kernels\n"
         "compile_kernels([*DEFAULT_PLACERS, 'giph', 'exact', 'cpop', 'critical-path', 'random-task-eft'])\n"
         "print('', sorted(set(compiled)))"

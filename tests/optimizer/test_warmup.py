@@ -10,7 +10,7 @@ import pytest
 SEARCH = """
 from numba.core import event
 from placeit import optimize
-from placeit.optimizer.optimize import DEFAULT_PLACERS
+from placeit.optimizer.portfolio import DEFAULT_PLACERS
 from placeit.optimizer.warmup import compile_kernels
 from small_models import inception_like
 

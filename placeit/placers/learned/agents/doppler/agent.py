@@ -89,10 +89,10 @@ class DopplerAgent:
     Differs from the paper: once a placement of a problem has been met, most episodes that are learned from keep a good one but
     for a connected part of its ops, and only what PLC decides about these is learned from
     (:mod:`placeit.placers.learned.agents.doppler.neighbourhoods`). A whole episode has one reward for hundreds of decisions,
-    most of which have nothing to do with it. PLC also sees the op's compute on a device and its affinity to the ops there, without
-    which it cannot tell ops of the same shape apart. Features of devices are in multiples of the time that all devices take for
-    all ops if they share them evenly. A device without room for an op's weights is barred. If none has room, the op goes to any
-    that can run it, and the whole placement is repaired.
+    most of which have nothing to do with it. PLC also sees the op's compute on a device and its affinity to the ops there,
+    without which it cannot tell ops of the same shape apart. Features of devices are in multiples of the time that all devices
+    take for all ops if they share them evenly. A device without room for an op's weights is barred. If none has room, the op
+    goes to any that can run it, and the whole placement is repaired.
 
     Args:
         width: of the network.

@@ -28,7 +28,10 @@ class Lessons:
         numbers: dict[Problem, list[int]] = {}
         for row, problem in enumerate(problems):
             numbers.setdefault(problem, []).append(row)
-        self._of = [(np.array(rows), Graph.of(problem), EpisodeState(problem, len(rows))) for problem, rows in numbers.items()]
+        self._of = []
+        for problem, rows in numbers.items():
+            graph = Graph.of(problem, affinity=False)  # teachers do not look at it
+            self._of.append((np.array(rows), graph, EpisodeState(problem, len(rows), graph.tables)))
 
     def go_on(self, rows: NDArray[np.intp], ops: NDArray[np.int64], devices: NDArray[np.intp]) -> NDArray[np.intp]:
         """Return where the teacher would place an op in each row, ``intp[N]``, and go on with where it was placed.

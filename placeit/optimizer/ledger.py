@@ -1,0 +1,58 @@
+"""What the time of a search went into."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+__all__ = ["COMPILING", "DECIDING", "LOADING", "MEASURING", "PROFILING", "REST", "Item", "Ledger"]
+
+
+class Item(NamedTuple):
+    """What time is booked on.
+
+    Attributes:
+        what: a step of the search, or the name of a placer.
+        placer: whether it is a placer.
+    """
+
+    what: str
+    placer: bool = False
+
+
+LOADING, PROFILING, COMPILING = Item("loading"), Item("profiling"), Item("compiling")
+MEASURING, DECIDING, REST = Item("measuring"), Item("deciding"), Item("everything else")
+
+
+class Ledger:
+    """Books every second on one item: the innermost of those that are under way, or :data:`REST`.
+
+    Attributes:
+        seconds: of each item, in the order in which they were begun.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[Item, float] = {}
+        self._open, self._since = [REST], time.perf_counter()
+
+    @contextlib.contextmanager
+    def on(self, item: Item) -> Iterator[None]:
+        """Book what is done inside on an item."""
+        self.book()
+        self.seconds.setdefault(item, 0.0)
+        self._open.append(item)
+        try:
+            yield
+        finally:
+            self.book()
+            self._open.pop()
+
+    def book(self) -> float:
+        """Book the time until now; return the sum of all that is booked."""
+        now = time.perf_counter()
+        item = self._open[-1]
+        self.seconds[item] = self.seconds.get(item, 0.0) + now - self._since
+        self._since = now
+        return sum(self.seconds.values())

@@ -1,0 +1,139 @@
+"""What the time of a search went into, what each placer made of it, and who is asked by default."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from small_models import inception_like
+
+from placeit.core.address import Address
+from placeit.core.cluster import Cluster, Device, Link
+from placeit.devices.host import allowed_cores
+from placeit.optimizer.ledger import MEASURING, REST, Item, Ledger
+from placeit.optimizer.optimize import optimize
+from placeit.optimizer.portfolio import DEFAULT_PLACERS, LEARNING, PORTFOLIO, default_placers
+from placeit.optimizer.result import Optimized
+from placeit.profiler.cache import Cache
+from placeit.report import as_json, as_text
+
+CORE = f"CPU@{allowed_cores()[0]}"
+
+
+def described(count: int) -> Cluster:
+    names = [f"d{i}" for i in range(count)]
+    links = {(a, b): Link(1e12, 1e-9, "described") for a in names for b in names if a != b}
+    return Cluster(tuple(Device(name, kind="described", flops_per_s=1e9, bytes_per_s=1e12) for name in names), links)
+
+
+@pytest.fixture(scope="module")
+def found(cache: Cache) -> Optimized:
+    cores = Address("CPU", (allowed_cores()[0],))
+    links = {pair: Link(1e12, 1e-9, "emulated") for pair in (("fast", "slow"), ("slow", "fast"))}
+    cluster = Cluster((Device("fast", address=cores), Device("slow", address=cores, slowdown=1.5)), links)
+    return optimize(inception_like(), cluster, placers=("heft", "metis", "heft"), budget=5, cache=cache)
+
+
+def test_every_second_is_booked_once() -> None:
+    ledger = Ledger()
+    heft = Item("heft", placer=True)
+    with ledger.on(MEASURING):
+        with ledger.on(heft), ledger.on(MEASURING):
+            pass
+        inside = dict(ledger.seconds)
+    total = ledger.book()
+    assert list(ledger.seconds) == [REST, MEASURING, heft]
+    assert total == sum(ledger.seconds.values())
+    assert all(inside[item] <= ledger.seconds[item] for item in inside)
+
+
+def test_what_the_time_went_into_adds_up(found: Optimized) -> None:
+    assert sum(one.seconds for one in found.spending) == pytest.approx(found.spent_s)
+    names = [one.what for one in found.spending]
+    assert len(set(names)) == len(names)
+    assert names[:2] == ["loading", "profiling"]
+    assert names[-1] == "everything else"
+    assert {"compiling", "measuring", "deciding"} <= set(names)
+    assert [one.what for one in found.spending if one.placer] == ["heft", "metis", "segment-search"]
+
+
+def test_what_each_placer_proposed_is_told(found: Optimized) -> None:
+    rows = {one.what: one for one in found.spending if one.placer}
+    proposed = [candidate for candidate in found.candidates if candidate.placer != "single"]
+    assert sum(one.fresh for one in rows.values()) == len(proposed)
+    assert rows["heft"].proposed >= 2  # it was named twice
+    assert rows["heft"].fresh < rows["heft"].proposed
+    for candidate in proposed:
+        row = rows[candidate.placer]
+        assert row.simulated_value is not None
+        assert row.simulated_value <= candidate.simulated_value
+    for row in rows.values():
+        assert row.role != "answer" or found.chosen.placer != "single"
+        assert row.role == "answer" or found.chosen.placer != row.what
+    measured = {candidate.placer for candidate in proposed if candidate.measured is not None}
+    assert {name for name, row in rows.items() if row.measured_value is not None} >= measured
+
+
+def test_what_the_time_went_into_is_in_both_reports(found: Optimized) -> None:
+    rows = as_json.optimized(found)["spending"]
+    assert [(row["what"], row["placer"], row["new"]) for row in rows] == [
+        (one.what, one.placer, one.fresh) for one in found.spending
+    ]
+    console = Console(file=StringIO(), width=200)
+    as_text.optimized(console, found, Path("p.json"))
+    printed = console.file.getvalue()
+    assert f"all {found.spent_s:.1f} s" in " ".join(printed.split())
+    lines = [line.split()[0] for line in printed.partition("time went into")[2].splitlines()[2:] if line.strip()]
+    assert lines[: len(found.spending)] == [one.what.split()[0] for one in found.spending]
+
+
+def test_the_start_of_the_search_for_the_answer_is_marked(cache: Cache) -> None:
+    found = optimize(inception_like(), described(3), placers=("random:samples=1", "metis"), budget=3, cache=cache)
+    known = {candidate.name: candidate for candidate in found.candidates}
+    before, start = set(), found.chosen.start
+    while start is not None:
+        before.add(known[start].placer)
+        start = known[start].start
+    for one in found.spending:
+        if one.role == "start":
+            assert found.chosen.placer == "segment-search"
+        if one.placer and one.what in before - {found.chosen.placer}:
+            assert one.role is not None
+
+
+@pytest.mark.parametrize(("devices", "groups"), [(CORE, 96), (described(2), 1)], ids=["one device", "one group"])
+def test_where_there_is_nothing_to_place_nobody_is_asked(cache: Cache, devices: str | Cluster, groups: int) -> None:
+    found = optimize(
+        inception_like(), devices, placers=("heft", "annealing", LEARNING), budget=3, cache=cache, max_groups=groups
+    )
+    assert all(candidate.placer == "single" for candidate in found.candidates)
+    rows = [one for one in found.spending if one.placer]
+    assert [(one.what, one.note) for one in rows] == [(LEARNING, "not asked: there is nothing to place")]
+    assert found.unplanned == ()
+
+
+def test_more_placers_take_part_with_a_larger_budget() -> None:
+    assert default_placers(1) == DEFAULT_PLACERS
+    asked = [default_placers(budget) for budget in (1, 60, 120, 300, 1e6)]
+    assert all(set(less) <= set(more) for less, more in itertools.pairwise(asked))
+    assert asked[-1] == tuple(PORTFOLIO)
+    assert asked[1] == DEFAULT_PLACERS
+    assert LEARNING not in asked[2]
+    assert LEARNING in asked[3]
+
+
+@pytest.mark.slow
+def test_a_small_budget_does_not_import_torch() -> None:
+    script = (
+        "import sys\nfrom placeit import optimize\nfrom small_models import inception_like\n"
+        f"optimize(inception_like(), {CORE!r}, budget=2, cache=None)\nprint('torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "False"
