@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from placeit.core.errors import UsageError
+from placeit.core.problem import Problem
 from placeit.placers.learned.agent import ProblemInstance, Trajectory
 from placeit.placers.learned.training.loop import Stage
 from placeit.simulator.simulate import SimulatedCost
@@ -103,7 +104,10 @@ class ExploringAgent(ToyAgent):
         return {"costs": torch.tensor(self.costs, dtype=torch.float64)}
 
     def recall(self, memory: Mapping[str, Tensor]) -> None:
-        self.costs = memory["costs"].tolist()
+        self.costs = memory["costs"].tolist() if memory else []
+
+    def meet(self, problem: Problem, placements: NDArray[np.int32], costs: NDArray[np.float64]) -> None:
+        self.costs.extend(costs[~np.isnan(costs)].tolist())
 
 
 def toy(seed: int = 0, **options: Any) -> ToyAgent:

@@ -19,6 +19,7 @@ class Sizes:
         seeds: trainings on ChainMM where the paper has five.
         other_seeds: trainings on the other graphs of the main part, and of both policies and either alone.
         episodes: of a training in simulation, by graph; as in the paper.
+        main: the same, for the published graphs.
         few: episodes of the trainings after a transfer, fewer and more.
         placeto: episodes of Placeto in simulation, which take several times as long as DOPPLER's.
         measured: episodes whose placements are run, at most.
@@ -33,6 +34,7 @@ class Sizes:
     seeds: int = 5
     other_seeds: int = 2
     episodes: tuple[int, ...] = (4000, 4000, 8000, 8000)
+    main: tuple[int, ...] = (4000, 16_000, 16_000, 24_000)
     few: tuple[int, int] = (2000, 4000)
     placeto: int = 960
     measured: int = 240
@@ -45,6 +47,10 @@ class Sizes:
     def episodes_of(self, graph: str) -> int:
         """Episodes of a training in simulation."""
         return self.episodes[GRAPHS.index(graph)]
+
+    def main_of(self, graph: str) -> int:
+        """Episodes of a training on a published graph."""
+        return self.main[GRAPHS.index(graph)]
 
     def seeds_of(self, graph: str) -> range:
         """Numbers of the trainings on a graph in the main part."""
@@ -59,6 +65,7 @@ class Sizes:
         return replace(
             self,
             episodes=(episodes,) * len(GRAPHS),
+            main=(episodes,) * len(GRAPHS),
             few=(max(1, episodes // 2), episodes),
             placeto=min(self.placeto, episodes),
             measured=min(self.measured, episodes),
@@ -76,6 +83,7 @@ QUICK = Sizes(
     seeds=1,
     other_seeds=1,
     episodes=(500,) * 4,
+    main=(500,) * 4,
     few=(250, 500),
     placeto=64,
     measured=64,

@@ -20,6 +20,7 @@ from placeit.placers.learned.training.valuing import least
 __all__ = ["Watched", "by_cost", "learn", "met", "of_policy", "stages"]
 
 _EPISODES = 16  # of an update of Placeto
+_DISTILLING, _ROWS = 200, 8  # updates of imitation of the best placement met, and episodes of each
 
 
 @dataclass(eq=False)
@@ -84,7 +85,8 @@ def stages(agent: Agent, episodes: int, *, imitation: bool = True) -> list[Stage
     """Plan a training: an agent's own stages, in which so many episodes are valued.
 
     Placeto's are those of DOPPLER's Table 7: a learning rate from 1e-3 to 1e-6, exploration from 0.5 to 0, an entropy weight of
-    1e-2; a sixth of the updates imitates the critical path, if any does. Differs from the paper: 16 episodes an update.
+    1e-2; a sixth of the updates imitates the critical path, if any does. Differs from the paper: 16 episodes an update. In the
+    end DOPPLER imitates the best placement that it has met.
 
     Args:
         agent: who is trained.
@@ -94,7 +96,16 @@ def stages(agent: Agent, episodes: int, *, imitation: bool = True) -> list[Stage
     whole = _placeto() if isinstance(agent, PlacetoAgent) else default_stages(agent, _nothing)
     valued = sum(stage.updates * stage.problems * stage.episodes for stage in whole if stage.kind == "reinforce")
     chosen = whole if imitation else by_cost(whole)
-    return [replace(stage, updates=max(1, round(stage.updates * episodes / valued))) for stage in chosen]
+    plan = [replace(stage, updates=max(1, round(stage.updates * episodes / valued))) for stage in chosen]
+    if isinstance(agent, DopplerAgent) and (agent.place, agent.passing) == ("learned", "episode"):
+        plan.append(distilling())
+    return plan
+
+
+def distilling() -> Stage:
+    """Imitate the best placement met, so that what policies like best is near it; values nothing."""
+    rates = {"learning_rate": 5e-3, "schedule": "linear"}
+    return Stage(_nothing, _DISTILLING, "imitation", problems=1, episodes=_ROWS, teacher="best", **rates)
 
 
 def by_cost(plan: Sequence[Stage]) -> Sequence[Stage]:

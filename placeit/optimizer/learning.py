@@ -161,8 +161,10 @@ def learn_measured(
     ]
     trained = train(agent, stages, evaluate_on=(), seed=seed, progress=progress)
     cost(starts)
+    agent.recall({})  # what it remembers is by simulated costs
     if (found := trained.stages[-1].found) and time.perf_counter() < deadline:
-        cost(found[0].placement[None])
+        starts = np.concatenate([starts, found[0].placement[None]])
+    agent.meet(instance.problem, starts, dropping(cost)(starts) / instance.unit)
     measured = Stage(
         _Promising(cost, instance, deadline),
         updates=10**6,

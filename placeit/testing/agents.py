@@ -194,8 +194,12 @@ class AgentConformance:
         """If it has any: the loss is a number that weights can be changed by."""
         agent = self.make()
         if isinstance(agent, Taught):
+            instances = self.instances()
+            agent.network.train()
+            played = agent.rollout(instances, np.random.default_rng(1))  # what was met may teach as well
+            agent.rewards(played, [one.cost(path) / one.unit for one, path in zip(instances, played.visited, strict=True)])
             for kind, name in ((kind, name) for kind, names in agent.teachers.items() for name in names):
-                loss = agent.loss(kind, self.instances(), np.random.default_rng(0), name)
+                loss = agent.loss(kind, instances, np.random.default_rng(0), name)
                 assert torch.isfinite(loss)
                 assert loss.requires_grad
 

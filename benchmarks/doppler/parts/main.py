@@ -2,8 +2,9 @@
 
 Costs are those that DOPPLER's authors publish, in their unit, by the rules of their simulator: links without contention, first
 in, first out. Without the data they are our own graphs of the same programs, and nothing is claimed. A training is that of the
-agent's default stages; the best placement that it met counts, and beside it stand the best of 64 that are drawn from the
-trained policies and the one that they like best (greedy).
+agent's default stages, of as many episodes as a few minutes are enough for (the paper has 4,000 and 8,000), and imitates the
+best placement met in the end. That placement counts; beside it stand the best of 64 that are drawn from the trained policies
+and the one that they like best (greedy).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def jobs(setup: Setup) -> Sequence[Job]:
 
 def _trainings(setup: Setup, graph: str) -> list[Training]:
     sizes, case = setup.sizes, Case(graph, "published")
-    return [Training(case, number, sizes.episodes_of(graph)) for number in sizes.seeds_of(graph)]
+    return [Training(case, number, sizes.main_of(graph)) for number in sizes.seeds_of(graph)]
 
 
 def _placed(graph: str) -> list[Placed]:

@@ -139,13 +139,12 @@ class Decisive(Protocol):
 
 @runtime_checkable
 class Taught(Protocol):
-    """An agent that has several teachers to choose from (``Stage.teacher``).
+    """An agent that has several teachers to choose from (``Stage.teacher``)."""
 
-    Attributes:
-        teachers: names, by the kind of training that they are for. The first is taken where none is named.
-    """
-
-    teachers: ClassVar[Mapping[str, Sequence[str]]]
+    @property
+    def teachers(self) -> Mapping[str, Sequence[str]]:
+        """Names, by the kind of training that they are for. The first is taken where none is named."""
+        ...
 
     def loss(
         self, kind: str, instances: Sequence[ProblemInstance], rng: np.random.Generator, teacher: str | None = None
@@ -163,6 +162,10 @@ class Remembering(Protocol):
 
     def memory(self) -> Mapping[str, Tensor]:
         """Return what is kept, by name."""
+        ...
+
+    def meet(self, problem: Problem, placements: NDArray[np.int32], costs: NDArray[np.float64]) -> None:
+        """Take ``int32[S, V]`` placements into account that were not met in an episode, of ``float64[S]`` costs, in units."""
         ...
 
     def recall(self, memory: Mapping[str, Tensor]) -> None:

@@ -284,6 +284,10 @@ def test_what_was_met_is_forgotten_where_costs_do_not_compare(tmp_path):
     stages = [Stage(draw, updates=2), Stage(draw, 2, "imitation", teacher="best"), Stage(draw, updates=2, cost=dearer)]
     train(one, stages, evaluate_on=(), seed=0)
     assert [bool(count) for count in remembered] == [False, True, True, True, False, True]
+    result = train(one, [stages[0], stages[2]], evaluate_on=[instance(problem)], seed=0)
+    first, second = (stage.found[0] for stage in result.stages)
+    assert second.cost <= 10.0 * first.cost * (1 + 1e-12)  # what the first has met was valued again, by the other cost
+    assert remembered[-2:] == [1 + 1, 1 + 1]
     again = agent()
     again.recall(one.memory())
     assert {name: row.tolist() for name, row in again.memory().items()} == {n: row.tolist() for n, row in one.memory().items()}

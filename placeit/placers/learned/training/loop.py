@@ -177,6 +177,7 @@ class _Training:
             self._save()  # so that there is a state to resume from before anything is measured
             if judges:
                 with clock.evaluation():
+                    self._carry_over(stage, judges)
                     figure = self._opening(stage, judges)
                 self._report({}, figure)
             self._save()
@@ -220,6 +221,20 @@ class _Training:
             ):
                 self.agent.recall({})  # what it remembers is by costs that do not compare
         self._save()
+
+    def _carry_over(self, stage: Stage, judges: Sequence[ProblemInstance]) -> None:
+        """Value the best placements of the stage before by this one's cost, if that is another."""
+        run = self.run
+        if not run.stage or self.stages[run.stage - 1].cost == stage.cost:
+            return
+        for judge in judges:
+            if (best := run.found.get((run.stage, judge.problem.key))) is None:
+                continue
+            visited = [best.placement[None]]
+            costs = value([judge], visited)
+            run.meet([judge], visited, costs)
+            if isinstance(self.agent, Remembering):
+                self.agent.meet(judge.problem, visited[0], costs[0] / judge.unit)
 
     def _opening(self, stage: Stage, judges: Sequence[ProblemInstance]) -> float | None:
         """Figure of the weights that a stage begins with: that of the stage before, if it has the same cost."""

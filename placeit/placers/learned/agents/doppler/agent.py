@@ -106,7 +106,8 @@ class DopplerAgent:
         affinity: whether PLC sees :func:`~placeit.placers.learned.agents.doppler.features.affinity`.
 
     Attributes:
-        teachers: whom ``imitation`` may learn from (:data:`placeit.placers.learned.agents.doppler.teachers.TEACHERS`).
+        teachers: whom ``imitation`` may learn from: :data:`~placeit.placers.learned.agents.doppler.teachers.TEACHERS`, and
+            ``best`` where PLC is learned.
         explore: how often episodes that are learned from take any answer.
 
     Raises:
@@ -115,7 +116,6 @@ class DopplerAgent:
 
     name: ClassVar[str] = "doppler"
     version: ClassVar[int] = 2
-    teachers: ClassVar[Mapping[str, Sequence[str]]] = {"imitation": (*TEACHERS, BEST)}
     network: nn.Module
 
     def __init__(
@@ -148,6 +148,7 @@ class DopplerAgent:
             affinity,
             0.0,
         )
+        self.teachers = {"imitation": (*TEACHERS, BEST) if place == "learned" else tuple(TEACHERS)}
         self.network = self._network = Network(width, rounds, progress=passing == "step")
         self._best = Best()
         self._graphs: weakref.WeakKeyDictionary[Problem, Graph] = weakref.WeakKeyDictionary()
@@ -235,6 +236,10 @@ class DopplerAgent:
         ((graph, rows),) = self._grouped([instance])
         placement: NDArray[np.int32] = self._play(graph, rows, None).placements[0]
         return placement
+
+    def meet(self, problem: Problem, placements: NDArray[np.int32], costs: NDArray[np.float64]) -> None:
+        """Remember the best of ``int32[S, V]`` placements, of ``float64[S]`` costs."""
+        self._best.meet(problem, placements, costs)
 
     def memory(self) -> Mapping[str, Tensor]:
         """Return the best placements met."""
