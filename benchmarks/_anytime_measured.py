@@ -19,7 +19,8 @@ from placeit.backends.base import Model
 from placeit.core.cluster import Cluster
 from placeit.core.errors import PlaceitError
 from placeit.optimizer.measured_cost import MeasuredCost
-from placeit.optimizer.optimize import DEFAULT_PLACERS, optimize
+from placeit.optimizer.optimize import optimize
+from placeit.optimizer.portfolio import DEFAULT_PLACERS
 from placeit.optimizer.warmup import compile_kernels
 from placeit.placers.learned.training.valuing import dropping
 from placeit.placers.registry import parse_placer

@@ -23,7 +23,7 @@ from placeit.session import Session
 def learn(session: Session, costs: MeasuredCosts, updates: int = 3, **options: object) -> TrainingResult:  # noqa: F811
     source = session_source(session)
     stage = Stage(source.draw, updates, problems=4, cost="measured", **options)  # type: ignore[arg-type]
-    agent = make_agent("doppler", seed=0, width=8)
+    agent = make_agent("doppler", seed=0, width=8, neighbourhood=0.0)  # which would go back to what has been measured
     return train(agent, [stage], evaluate_on=source.held_out, seed=0, costs={"measured": costs})
 
 
