@@ -2,19 +2,22 @@
 
 A KeyboardInterrupt reaches a program only between two instructions of the main thread: not while that waits for a library, nor
 where a finalizer or an import takes the exception. So a thread watches: it sends again what was swallowed, and ends the process
-if the command is not over in time. Programs that use placeit as a library keep their own signal handlers.
+if the command is not over in time. While an extension module is being loaded the exception waits: some crash if it comes then.
+Programs that use placeit as a library keep their own signal handlers.
 """
 
 from __future__ import annotations
 
 import _thread
 import contextlib
+import functools
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
+from importlib.machinery import ExtensionFileLoader
 from types import FrameType
 from typing import Any
 
@@ -36,12 +39,14 @@ class _Guard:
         raises: whether a KeyboardInterrupt is what to do about Ctrl-C, or else the end.
         at: when the first one was heard, by ``time.monotonic()``; None before.
         swallowed: whether the exception came where it was lost.
+        loading: extension modules that are being loaded by the main thread, one in another.
         safe: whether the command needs no watching any more: it has come to its results, or to its message.
     """
 
     def __init__(self) -> None:
         self.raises = self.swallowed = self.safe = False
         self.at: float | None = None
+        self.loading, self._waits = 0, False
         self._ending = threading.Lock()
         self._reading, writing = os.pipe()
         os.set_blocking(writing, False)
@@ -49,6 +54,8 @@ class _Guard:
         signal.signal(signal.SIGINT, self._heard)
         self._hooks = sys.unraisablehook, threading.excepthook
         sys.unraisablehook, threading.excepthook = self._unraisable, self._in_thread
+        for name in ("create_module", "exec_module"):
+            setattr(ExtensionFileLoader, name, self._waiting(getattr(ExtensionFileLoader, name)))
         threading.Thread(target=self._watch, name="placeit ctrl-c", daemon=True).start()
 
     def _heard(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
@@ -57,8 +64,28 @@ class _Guard:
         self.at = now if self.at is None else self.at
         if not self.raises or now - self.at > _AGAIN_S:
             self.end()
-        if first:
+        if first and self.loading:
+            self._waits = True
+        elif first:
             raise KeyboardInterrupt
+
+    def _waiting(self, load: Callable[..., Any]) -> Callable[..., Any]:
+        """Have Ctrl-C wait until a loader is done, if that is the main thread's."""
+
+        @functools.wraps(load)
+        def loads(*args: Any) -> Any:
+            if threading.current_thread() is not threading.main_thread():
+                return load(*args)
+            self.loading += 1
+            try:
+                return load(*args)
+            finally:
+                self.loading -= 1
+                if self._waits and not self.loading:
+                    self._waits = False
+                    raise KeyboardInterrupt
+
+        return loads
 
     def _watch(self) -> None:
         while os.read(self._reading, 1)[0] != signal.SIGINT:

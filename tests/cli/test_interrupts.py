@@ -214,3 +214,29 @@ interrupts.guarded(run)
     ended, _, error = interrupted(process, 0.5)
     assert ended == INTERRUPTED
     assert error in ("", "interrupted\n")
+
+
+def test_ctrl_c_waits_for_an_extension_module_to_be_loaded(tmp_path: Path, cost_cache: Path) -> None:
+    """Some crash where their initialisation meets an exception: onnx did, in three of three hundred commands."""
+    code = """
+import os, signal, sys, time
+from importlib.machinery import ExtensionFileLoader
+from placeit.core import interrupts
+create = ExtensionFileLoader.create_module
+def slowly(loader, spec):
+    if spec.name == "_lsprof":
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.2)
+        print("loaded", flush=True)
+    return create(loader, spec)
+ExtensionFileLoader.create_module = slowly
+def run():
+    sys.modules.pop("_lsprof", None)
+    import _lsprof
+    print("goes on", flush=True)
+interrupts.guarded(run)
+"""
+    process = start(tmp_path, cost_cache, code=code)
+    out, error = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, out) == (INTERRUPTED, "loaded\n")
+    assert error in ("", "interrupted\n")
