@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks._lab import Job, Outcome
 from benchmarks.doppler.graphs import Case
 from benchmarks.doppler.sizes import Sizes
-from benchmarks.doppler.training import learn, met, of_policy, stages
+from benchmarks.doppler.training import distilling, learn, met, of_policy, stages
 from placeit.core.errors import InfeasibleError
 from placeit.placers import parse_placer
 from placeit.placers.learned.agents.doppler.agent import DopplerAgent
@@ -80,7 +80,8 @@ class Training(Job):
             agent = load_agent(setup.folder / f"{self.begin.name}.safetensors")
         watched = []
         if self.episodes:
-            watched = learn(agent, stages(agent, self.episodes, imitation=self.imitation), instance, seed=seed)
+            plan = [*stages(agent, self.episodes, imitation=self.imitation), *distilling(agent)]
+            watched = learn(agent, plan, instance, seed=seed)
         spent = time.perf_counter() - began
         save_agent(agent, setup.folder / f"{self.name}.safetensors")
         kept = met(watched) if watched else {}

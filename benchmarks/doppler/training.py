@@ -17,7 +17,7 @@ from placeit.placers.learned.training.loop import Stage, train
 from placeit.placers.learned.training.stages import MEASURED, default_stages
 from placeit.placers.learned.training.valuing import least
 
-__all__ = ["Watched", "by_cost", "learn", "met", "of_policy", "stages"]
+__all__ = ["Watched", "by_cost", "distilling", "learn", "met", "of_policy", "stages"]
 
 _EPISODES = 16  # of an update of Placeto
 _DISTILLING, _ROWS = 200, 8  # updates of imitation of the best placement met, and episodes of each
@@ -85,8 +85,7 @@ def stages(agent: Agent, episodes: int, *, imitation: bool = True) -> list[Stage
     """Plan a training: an agent's own stages, in which so many episodes are valued.
 
     Placeto's are those of DOPPLER's Table 7: a learning rate from 1e-3 to 1e-6, exploration from 0.5 to 0, an entropy weight of
-    1e-2; a sixth of the updates imitates the critical path, if any does. Differs from the paper: 16 episodes an update. In the
-    end DOPPLER imitates the best placement that it has met.
+    1e-2; a sixth of the updates imitates the critical path, if any does. Differs from the paper: 16 episodes an update.
 
     Args:
         agent: who is trained.
@@ -96,16 +95,15 @@ def stages(agent: Agent, episodes: int, *, imitation: bool = True) -> list[Stage
     whole = _placeto() if isinstance(agent, PlacetoAgent) else default_stages(agent, _nothing)
     valued = sum(stage.updates * stage.problems * stage.episodes for stage in whole if stage.kind == "reinforce")
     chosen = whole if imitation else by_cost(whole)
-    plan = [replace(stage, updates=max(1, round(stage.updates * episodes / valued))) for stage in chosen]
-    if isinstance(agent, DopplerAgent) and (agent.place, agent.passing) == ("learned", "episode"):
-        plan.append(distilling())
-    return plan
+    return [replace(stage, updates=max(1, round(stage.updates * episodes / valued))) for stage in chosen]
 
 
-def distilling() -> Stage:
-    """Imitate the best placement met, so that what policies like best is near it; values nothing."""
+def distilling(agent: Agent) -> list[Stage]:
+    """Have DOPPLER imitate the best placement met, so that what policies like best is near it; values nothing."""
+    if not isinstance(agent, DopplerAgent) or (agent.place, agent.passing) != ("learned", "episode"):
+        return []
     rates = {"learning_rate": 5e-3, "schedule": "linear"}
-    return Stage(_nothing, _DISTILLING, "imitation", problems=1, episodes=_ROWS, teacher="best", **rates)
+    return [Stage(_nothing, _DISTILLING, "imitation", problems=1, episodes=_ROWS, teacher="best", **rates)]
 
 
 def by_cost(plan: Sequence[Stage]) -> Sequence[Stage]:
