@@ -34,7 +34,7 @@ class Sizes:
     seeds: int = 5
     other_seeds: int = 2
     episodes: tuple[int, ...] = (4000, 4000, 8000, 8000)
-    main: tuple[int, ...] = (4000, 16_000, 16_000, 24_000)
+    main: tuple[int, ...] = (60_000,) * 4
     few: tuple[int, int] = (2000, 4000)
     placeto: int = 960
     measured: int = 240
