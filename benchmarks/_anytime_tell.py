@@ -11,6 +11,7 @@ from typing import Any
 from benchmarks._anytime_placers import is_learned, training_seconds
 from benchmarks._anytime_regret import Interval, front, learning_pays, mean_interval
 from benchmarks._harness import Report
+from benchmarks._results import table
 from placeit.core.files import write_text
 
 __all__ = ["ALL", "Table", "tell", "write_results"]
@@ -73,12 +74,12 @@ def tell(tables: Iterable[Table], report: Report, seed: int) -> list[dict[str, A
     """Add the rows of all tables and of the decisions to a report; return every mean with its interval."""
     points: list[dict[str, Any]] = []
     tables = list(tables)
-    for table in tables:
-        points += _regret_rows(table, report, seed)
-    for unit in dict.fromkeys(table.unit for table in tables):
-        some = [table for table in tables if table.unit == unit]
-        pays = [paid for table in some for paid in _decision_rows(table, report, seed)]
-        named = {table.part for table in some}
+    for each in tables:
+        points += _regret_rows(each, report, seed)
+    for unit in dict.fromkeys(each.unit for each in tables):
+        some = [each for each in tables if each.unit == unit]
+        pays = [paid for each in some for paid in _decision_rows(each, report, seed)]
+        named = {each.part for each in some}
         if pays:
             report.claim(
                 f"{', '.join(sorted(named))}: share of families and numbers of {unit} where learning pays",
@@ -207,7 +208,7 @@ def _text_of(parts: Mapping[str, Mapping[str, Any]]) -> str:
         rows = list(part["rows"])
         while rows:
             same = next((i for i, row in enumerate(rows) if _kind(row) != _kind(rows[0])), len(rows))
-            lines += [f"### {_title(rows[0])}", "", *_table([_body(row) for row in rows[:same]])]
+            lines += [f"### {_title(rows[0])}", "", *table([_body(row) for row in rows[:same]])]
             rows = rows[same:]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -224,17 +225,3 @@ def _title(row: Mapping[str, Any]) -> str:
 
 def _body(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name not in ("part", "problems")}
-
-
-def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    head = [name.replace("_", " ") for name in rows[0]]
-    body = [[_text(value) for value in row.values()] for row in rows]
-    return ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *body)] + [""]
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

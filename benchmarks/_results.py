@@ -90,7 +90,8 @@ def _origins(parts: dict[str, Any]) -> list[str]:
     return [line for text, names in runs.items() for line in (f"{', '.join(names)}:", "", text, "")]
 
 
-def table(rows: list[dict[str, Any]]) -> list[str]:
+def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the lines of a table in Markdown, and an empty one."""
     if not rows:
         return ["none", ""]
     head = [name.replace("_", " ") for name in rows[0]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -53,7 +54,7 @@ def test_resnet50_is_placed_on_an_emulated_cluster(example: Example) -> None:
     options = ("--devices", "examples/cluster.yaml", "--placer", "heft", "--budget", "1", "--learn", "3")
     printed = example("resnet50", *options)
     assert "chosen: " in printed
-    assert "learning: " in printed  # whether there is time for it depends on the machine
+    assert re.search("^learning: 0 s; not asked: (there was no time|the budget is too short)", printed, re.MULTILINE)
     assert "speed-up over " in printed
     assert {line.split()[0] for line in printed.splitlines() if line} >= {"search", "image"}
     assert "image 0: classes " in printed

@@ -15,9 +15,8 @@ import tempfile
 from pathlib import Path
 from zlib import crc32
 
-from benchmarks._harness import Report, output, parser, quiet_output, show
+from benchmarks._harness import Report, add_lab_options, output, parser, quiet_output, show
 
-WORKERS = 2
 _HEAD = """# DOPPLER's experiments
 
 Figures named `paper` are those of Yao et al. 2025, on four P100s (Table 9: eight V100s); they stand beside ours and are no
@@ -38,19 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     options.add_argument("--seeds", type=_count, metavar="N", help="trainings that differ in their seed alone")
     options.add_argument("--episodes", type=_count, metavar="N", help="episodes of each training that are valued, at most")
-    options.add_argument(
-        "--work", type=Path, metavar="DIR", help="keep trained policies and outcomes there, and go on from them"
-    )
-    options.add_argument(
-        "--results",
-        type=Path,
-        metavar="DIR",
-        help="write report.md and report.json there; of parts that are not run, what is there stays",
-    )
-    options.add_argument(
-        "--note", default="", metavar="TEXT", help="say this beside the results, such as what else was running"
-    )
-    options.add_argument("--workers", type=int, default=WORKERS, help=f"processes; 0 for none (default {WORKERS})")
+    add_lab_options(options, written="report.md and report.json")
     chosen = options.parse_args(arguments)
     sizes = (QUICK if chosen.quick else FULL).at(seeds=chosen.seeds, episodes=chosen.episodes)
     report = Report()

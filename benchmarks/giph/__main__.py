@@ -14,9 +14,7 @@ import tempfile
 from pathlib import Path
 from zlib import crc32
 
-from benchmarks._harness import Report, output, parser, quiet_output, show
-
-WORKERS = 2
+from benchmarks._harness import Report, add_lab_options, output, parser, quiet_output, show
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -31,19 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     options.add_argument(
         "--parts", nargs="+", choices=PARTS, default=(), metavar="PART", help=f"all, or some of {', '.join(PARTS)}"
     )
-    options.add_argument(
-        "--work", type=Path, metavar="DIR", help="keep trained policies and outcomes there, and go on from them"
-    )
-    options.add_argument(
-        "--results",
-        type=Path,
-        metavar="DIR",
-        help="write report.md, report.json and figures there; of parts that are not run, what is there stays",
-    )
-    options.add_argument(
-        "--note", default="", metavar="TEXT", help="say this beside the results, such as what else was running"
-    )
-    options.add_argument("--workers", type=int, default=WORKERS, help=f"processes; 0 for none (default {WORKERS})")
+    add_lab_options(options, written="report.md, report.json and figures")
     chosen = options.parse_args(arguments)
     sizes = QUICK if chosen.quick else FULL
     report = Report()

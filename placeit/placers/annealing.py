@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from placeit.core.kernels import jit
 from placeit.core.problem import CostFunction, Problem
-from placeit.core.splitmix import uniform
 from placeit.placers.base import Incumbent, Measured, is_over, option
 from placeit.placers.local_search import LocalSearch, starts
+from placeit.simulator.events import uniform
 from placeit.simulator.kernel import makespan_kernel
 from placeit.simulator.queues import Records
 from placeit.simulator.simulate import SimulatedCost

@@ -24,6 +24,19 @@ def _mix(x: np.uint64) -> np.uint64:
 
 
 @uncounted
+def _unit(bits: np.uint64) -> float:
+    """Make a number in [0, 1) of 64 bits."""
+    return np.float64(bits >> np.uint64(11)) / 9007199254740992.0
+
+
+@uncounted
+def uniform(state: NDArray[np.uint64]) -> float:
+    """Return the next number in [0, 1) of SplitMix64, and change its state, ``uint64[1]``."""
+    state[0] += np.uint64(0x9E3779B97F4A7C15)
+    return _unit(_mix(state[0]))
+
+
+@uncounted
 def stream_of(seed: np.uint64, index: int) -> np.uint64:
     """Return the random stream of the ``index``-th placement of a batch."""
     return _mix(_mix(seed) + np.uint64(index))
@@ -33,7 +46,7 @@ def stream_of(seed: np.uint64, index: int) -> np.uint64:
 def factor(noise: float, stream: np.uint64, item: int) -> float:
     """Return the ``item``-th factor of a stream, uniform in [1 - noise, 1 + noise] whatever the order of asking."""
     bits = _mix(stream + np.uint64(item + 1) * np.uint64(0x9E3779B97F4A7C15))
-    return 1.0 + noise * (2.0 * (np.float64(bits >> np.uint64(11)) / 9007199254740992.0) - 1.0)
+    return 1.0 + noise * (2.0 * _unit(bits) - 1.0)
 
 
 @inline

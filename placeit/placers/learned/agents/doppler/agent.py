@@ -218,13 +218,9 @@ class DopplerAgent:
         answering = None if name == BEST else find_teacher(name)
         total, count = torch.zeros(()), 0
         for graph, rows in self._grouped(instances):
-            if answering is None:
-                best = self._best.placement(graph.problem)
-                one = self._play(graph, rows, rng, np.repeat(best[None], len(rows), axis=0))
-                answers = _replayed(one, None)
-            else:
-                one = self._play(graph, rows, rng)
-                answers = _replayed(one, answering)
+            kept = np.repeat(self._best.placement(graph.problem)[None], len(rows), axis=0) if answering is None else None
+            one = self._play(graph, rows, rng, kept)
+            answers = _replayed(one, answering)
             for r, t in self._parts(one):
                 log, _ = self._scored(one, answers, r, t, select=answering is not None)
                 total, count = total - log.sum(), count + len(log)
@@ -320,18 +316,15 @@ class DopplerAgent:
         placement = np.where(before, record.chosen[r], -1).astype(np.int32)
         progress = None if self.passing == "episode" else _progress(one.graph, placement, one.finish[r])
         encoded = self._network.encode(one.graph, progress)
-        ops, which = (
-            torch.from_numpy(answers.ops[r, t]),
-            torch.arange(len(r)) if progress is not None else torch.zeros(1).long(),
-        )
         log = entropy = torch.zeros(len(r))
         if self.select == "learned" and select:
             candidates = (record.ready[r] <= t[:, None]) & ~before
             chosen, spread = score_choice(encoded.select.expand(candidates.shape), candidates, answers.ops[r, t])
             log, entropy = log + chosen, entropy + spread
         if self.place == "learned":
-            on = device_sums(encoded.placed if progress is not None else encoded.placed[0], placement, devices)
-            logits = self._network.place(encoded.node[which, ops], on, torch.from_numpy(answers.inputs[r, t]))
+            on = device_sums(encoded.placed.squeeze(0), placement, devices)
+            node = encoded.node.expand(len(r), -1, -1)[torch.arange(len(r)), torch.from_numpy(answers.ops[r, t])]
+            logits = self._network.place(node, on, torch.from_numpy(answers.inputs[r, t]))
             chosen, spread = score_choice(logits, answers.allowed[r, t], answers.devices[r, t])
             log, entropy = log + chosen, entropy + spread
         return log, entropy
@@ -341,13 +334,14 @@ def _replayed(one: _Played, teacher: Teacher | None) -> _Answers:
     """What a teacher says in the states of episodes; without one, what was decided there."""
     problem = one.graph.problem
     state = EpisodeState(problem, len(one.rows), one.graph.tables)
-    answers = one.made._replace(**{name: np.empty_like(array) for name, array in one.made._asdict().items()})
+    made = one.made
+    answers = made._replace(**{name: np.empty_like(array) for name, array in made._asdict().items()})
     for t in range(len(problem)):
-        made = one.made.ops[:, t], one.made.devices[:, t]
-        asked = made if teacher is None else teacher.decide(one.graph, state)
+        decided = made.ops[:, t], made.devices[:, t]
+        asked = decided if teacher is None else teacher.decide(one.graph, state)
         answers.ops[:, t], answers.devices[:, t] = asked
         see(answers.inputs, answers.allowed, t, answers.ops[:, t], state.arrays, one.graph.tables, one.graph.unit)
-        state.place(*made)
+        state.place(*decided)
     return answers
 
 

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.kernels import jit
-from placeit.core.splitmix import uniform
 from placeit.placers.learned.agents.doppler.features import DEVICE_FEATURES, HOPS, Arrays, Tables, device_features, place_op
+from placeit.simulator.events import uniform
 
 __all__ = ["DEVICE_INPUTS", "EARLIEST_START", "Manner", "Policy", "Record", "play", "see"]
 
