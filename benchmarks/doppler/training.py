@@ -20,6 +20,7 @@ from placeit.placers.learned.training.valuing import least
 __all__ = ["Watched", "by_cost", "distilling", "learn", "met", "of_policy", "stages"]
 
 _EPISODES = 16  # of an update of Placeto
+_IMITATION, _WHOLE = 200, 2000  # least updates of imitation in trainings of so many episodes or more
 _DISTILLING, _ROWS = 200, 8  # updates of imitation of the best placement met, and episodes of each
 
 
@@ -84,18 +85,24 @@ def met(watched: Sequence[Watched]) -> dict[str, NDArray[np.generic]]:
 def stages(agent: Agent, episodes: int, *, imitation: bool = True) -> list[Stage]:
     """Plan a training: an agent's own stages, in which so many episodes are valued.
 
-    Placeto's are those of DOPPLER's Table 7: a learning rate from 1e-3 to 1e-6, exploration from 0.5 to 0, an entropy weight of
-    1e-2; a sixth of the updates imitates the critical path, if any does. Differs from the paper: 16 episodes an update.
+    Imitation values nothing, so DOPPLER's trainings of 2,000 episodes or more have at least 200 updates of it. Placeto's stages
+    are those of DOPPLER's Table 7: a learning rate from 1e-3 to 1e-6, exploration from 0.5 to 0, an entropy weight of 1e-2; a
+    sixth of the updates imitates the critical path, if any does. Differs from the paper: 16 episodes an update.
 
     Args:
         agent: who is trained.
         episodes: that are valued.
         imitation: whether what comes before the first stage by cost, such as imitation, is among them.
     """
-    whole = _placeto() if isinstance(agent, PlacetoAgent) else default_stages(agent, _nothing)
+    placeto = isinstance(agent, PlacetoAgent)
+    whole = _placeto() if placeto else default_stages(agent, _nothing)
     valued = sum(stage.updates * stage.problems * stage.episodes for stage in whole if stage.kind == "reinforce")
-    chosen = whole if imitation else by_cost(whole)
-    return [replace(stage, updates=max(1, round(stage.updates * episodes / valued))) for stage in chosen]
+    least = 0 if placeto else round(_IMITATION * min(1.0, episodes / _WHOLE))
+
+    def updates(stage: Stage) -> int:
+        return max(1, least if stage.kind == "imitation" else 0, round(stage.updates * episodes / valued))
+
+    return [replace(stage, updates=updates(stage)) for stage in (whole if imitation else by_cost(whole))]
 
 
 def distilling(agent: Agent) -> list[Stage]:

@@ -267,7 +267,7 @@ def test_without_the_published_graphs_our_own_take_their_place(graph, monkeypatc
 # --- the whole
 
 
-@pytest.mark.parametrize("part", ["main", "table4", "table9", *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)])
+@pytest.mark.parametrize("part", ["table9", *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)])
 def test_a_part_runs_on_little_work_and_goes_on_from_what_is_done(part, tmp_path, monkeypatch) -> None:
     setup = Setup(TINY, 0, tmp_path)
     report, again = Report(), Report()
@@ -283,6 +283,7 @@ def test_a_part_runs_on_little_work_and_goes_on_from_what_is_done(part, tmp_path
     assert (again.rows, again.claims) == (report.rows, report.claims)
 
 
+@pytest.mark.slow
 def test_a_training_that_failed_costs_its_part_and_no_other(tmp_path, monkeypatch, capsys) -> None:
     real = Training.run
 

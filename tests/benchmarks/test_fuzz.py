@@ -16,6 +16,7 @@ needs_two_cores = pytest.mark.skipif(len(DEVICES) < 2, reason="needs two CPU cor
 
 
 @needs_two_cores
+@pytest.mark.slow
 def test_placeit_bears_cases_of_every_kind(tmp_path: Path) -> None:
     report = Report(commit=None)
     fuzz.run(Args(last=20, keep=str(tmp_path / "kept")), report)
@@ -51,6 +52,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 def test_whatever_goes_wrong_is_found_out(tmp_path: Path) -> None:
     assert set(WRONG.values()) == set(STATUSES)
     paths = {name: tmp_path / f"{name}.zip" for name in WRONG}

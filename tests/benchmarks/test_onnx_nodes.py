@@ -31,6 +31,7 @@ def tried(**options: object) -> Report:
     return report
 
 
+@pytest.mark.slow
 def test_cases_pass_or_are_refused_with_a_clear_error_on_both_runtimes() -> None:
     report = tried(cases=ON_BOTH + ON_OPENVINO + ON_NEITHER)
     counts = {(row["runtime"], row["form"]): row for row in report.rows if "form" in row}

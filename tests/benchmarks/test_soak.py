@@ -9,6 +9,7 @@ from benchmarks._harness import Args, Report, main
 pytestmark = pytest.mark.usefixtures("small_model")
 
 
+@pytest.mark.slow
 def test_three_hundred_placements_leave_memory_and_threads_within_their_bounds() -> None:
     report = Report()
     soak.run(Args(), report)

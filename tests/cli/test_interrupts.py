@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,14 @@ def interrupted(process: subprocess.Popen[str], after: float) -> tuple[int, str,
     finally:
         process.kill()
     return process.returncode, out, error
+
+
+@pytest.fixture(autouse=True)
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C has its effect in the processes that a test starts, though a shell may have started this one without."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def cluster(folder: Path, *, bandwidth: str = "10 Gbit/s", slowdown: float = 1.5) -> Path:
@@ -89,14 +97,9 @@ def at_random(count: int, seed: int, folder: Path, cache: Path, todo: Sequence[l
             raise AssertionError(f"{command} after {after} s: {code}\n{out}\n{error}") from failure
 
 
-def test_ctrl_c_at_random_moments(tiny: Path, tmp_path: Path, cost_cache: Path, place_on: Any) -> None:
-    todo = commands(tiny, place_on(("a", "b")), cluster(tmp_path))
-    at_random(3, 0, tmp_path, cost_cache, todo)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-def test_ctrl_c_at_many_random_moments(tiny: Path, tmp_path: Path, cost_cache: Path, place_on: Any) -> None:
+def test_ctrl_c_at_random_moments(tiny: Path, tmp_path: Path, cost_cache: Path, place_on: Any) -> None:
     todo = commands(tiny, place_on(("a", "b")), cluster(tmp_path))
     at_random(100, 1, tmp_path, cost_cache, todo)
 
@@ -115,7 +118,15 @@ main()
 """
 
 
-@pytest.mark.parametrize(("command", "machine"), [("run", True), ("run", False), ("compare", True), ("compare", False)])
+@pytest.mark.parametrize(
+    ("command", "machine"),
+    [
+        ("run", True),
+        pytest.param("run", False, marks=pytest.mark.slow),
+        pytest.param("compare", True, marks=pytest.mark.slow),
+        ("compare", False),
+    ],
+)
 def test_what_was_measured_is_kept(
     command: str, machine: bool, tiny: Path, tmp_path: Path, cost_cache: Path, place_on: Any
 ) -> None:

@@ -101,7 +101,7 @@ def test_the_next_process_compiles_nothing(package):
     ("changes", "figures", "compiled"),
     [
         ({"inner": INNER.replace("2 * x", "5 * x")}, "151 51 161", ALL),
-        ({"constants": "FACTOR = 4\n"}, "81 21 91", ["run", "twice"]),
+        pytest.param({"constants": "FACTOR = 4\n"}, "81 21 91", ["run", "twice"], marks=pytest.mark.slow),
         ({"constants": "from inner import jit\n\n@jit\ndef FACTOR():\n    return 4\n"}, None, None),
     ],
     ids=["a function of another module", "a constant of another module", "another thing of the same name"],
