@@ -155,7 +155,7 @@ def makespan_kernel(
             ws.moving,
         )
     times, log = np.empty((2, 0)), np.empty((0, 2, 0))
-    return requests_kernel(tables, place, priority, links, queue, noise, stream, memory, ws, 1, 0.0, times, log)
+    return requests_kernel(tables, place, priority, links, queue, noise, stream, memory, ws, np.zeros(1), times, log)
 
 
 @jit
@@ -169,8 +169,7 @@ def requests_kernel(
     stream: np.uint64,
     memory: int,
     ws: Workspace,
-    requests: int,
-    interval: float,
+    arrivals: NDArray[np.float64],
     times: NDArray[np.float64],
     log: NDArray[np.float64],
 ) -> float:
@@ -186,10 +185,9 @@ def requests_kernel(
         stream: which of them.
         memory: what is known of memory.
         ws: from :func:`new_workspace`; overwritten.
-        requests: how many.
-        interval: seconds from the arrival of one to that of the next; one that finds no free slot waits for it.
-        times: ``float64[2, requests]``, receives when each began and ended; ``[2, 0]`` if nobody wants to know.
-        log: ``float64[requests, 2, V + E]``, receives the start and the finish of every node, NaN of transfers that do not
+        arrivals: ``float64[R]``, seconds, ascending: when each request arrives; one that finds no free slot waits for it.
+        times: ``float64[2, R]``, receives when each began and ended; ``[2, 0]`` if nobody wants to know.
+        log: ``float64[R, 2, V + E]``, receives the start and the finish of every node, NaN of transfers that do not
             happen; ``[0, 2, 0]`` if nobody wants to know.
 
     Returns:
@@ -223,8 +221,7 @@ def requests_kernel(
         ws.uses,
         ws.device,
         ws.number,
-        requests,
-        interval,
+        arrivals,
         times,
         log,
     )
@@ -262,14 +259,14 @@ def _run(
     uses: NDArray[np.int32],
     device: Records,
     number: NDArray[np.int64],
-    requests: int,
-    interval: float,
+    arrivals: NDArray[np.float64],
     times: NDArray[np.float64],
     log: NDArray[np.float64],
 ) -> float:
     """Drive the rules from the event heap on a prepared workspace."""
     ops, edges, devices, slots = len(place), len(edge), len(lost), len(request)
     nodes, tensors = ops + edges, len(uses) // slots
+    requests = len(arrivals)
     arrival = slots * nodes  # events from here on are no nodes
     for q in range(len(queue)):
         queue[q].root = -1
@@ -278,7 +275,7 @@ def _run(
         request[r].active = False
     events, sequence, arrived, begun, done = 0, 0, 0, 0, 0
     time, handled = 0.0, False  # whether the first event of the heap has been handled, and is to be replaced or removed
-    push(event, events, 0.0, int64(-requests) << 32 | arrival)
+    push(event, events, arrivals[0], int64(-requests) << 32 | arrival)
     events += 1
     while True:
         if handled:
@@ -293,7 +290,7 @@ def _run(
         if n >= arrival:
             arrived += 1
             if arrived < requests:  # before anything else that happens at that time
-                push(event, events, arrived * interval, int64(arrived - requests) << 32 | arrival)
+                push(event, events, arrivals[arrived], int64(arrived - requests) << 32 | arrival)
                 events += 1
             r = 0
             while slot < 0 and r < slots:
@@ -383,8 +380,7 @@ def makespans(
     noise: float,
     seed: np.uint64,
     memory: int,
-    requests: int,
-    interval: float,
+    arrivals: NDArray[np.float64],
     slots: int,
     begin: int,
     end: int,
@@ -401,8 +397,7 @@ def makespans(
         noise: half width of the random factors.
         seed: of all random factors.
         memory: what is known of memory.
-        requests: how many requests.
-        interval: seconds from the arrival of one to that of the next.
+        arrivals: ``float64[R]``, seconds, ascending: when each request arrives.
         slots: most of them in flight.
         begin: first placement.
         end: one after the last.
@@ -422,10 +417,8 @@ def makespans(
             return b
         row = priority[b if len(priority) > 1 else 0] if len(priority) else none
         place, stream = placements[b], stream_of(seed, b)
-        if requests == 1:
+        if len(arrivals) == 1 and arrivals[0] == 0:
             out[b] = makespan_kernel(tables, place, row, links, queue, noise, stream, memory, ws)
         else:
-            out[b] = requests_kernel(
-                tables, place, row, links, queue, noise, stream, memory, ws, requests, interval, times, log
-            )
+            out[b] = requests_kernel(tables, place, row, links, queue, noise, stream, memory, ws, arrivals, times, log)
     return -1

@@ -152,6 +152,8 @@ class SimulatedCost:
         requests: how many requests run over a placement; the cost is then when the last one has ended. Of several that are in
             flight, the one that began first goes first; under ``fifo``, whatever was queued first.
         interval: seconds between the arrivals of two requests, the first at 0; 0 for all at once.
+        arrivals: ``float[R]``, in place of these two: when each request arrives, in seconds, ascending
+            (:func:`placeit.simulator.load.poisson_arrivals`).
         in_flight: most requests in flight; others wait, in order, until one of these has ended. None for no limit.
         threads: how many threads share a batch; None for all cores that the process may use. The result is the same.
 
@@ -172,11 +174,13 @@ class SimulatedCost:
         memory: bool = False,
         requests: int = 1,
         interval: float = 0.0,
+        arrivals: ArrayLike | None = None,
         in_flight: int | None = None,
         threads: int | None = 1,
     ) -> None:
         check_discipline(links, queue, priority)
-        _check_requests(requests, interval, in_flight)
+        self._arrivals = _arrivals(requests, interval, arrivals)
+        _check_in_flight(in_flight)
         if not 0 <= noise < 1:
             raise UsageError(f"'noise' is {noise}; it must be at least 0 and less than 1.")
         if threads is not None and threads < 1:
@@ -188,7 +192,7 @@ class SimulatedCost:
         self._noise = float(noise)
         self._seed = np.uint64(seed % 2**64)
         self._memory = _kernel.LIMIT if memory else _kernel.WEIGHTS_ONLY
-        self._requests, self._interval, self._slots = requests, float(interval), min(requests, in_flight or requests)
+        self._slots = min(len(self._arrivals), in_flight or len(self._arrivals))
         self._threads = threads if threads is not None else _cores()
         self._tables = tables(problem)
 
@@ -199,7 +203,7 @@ class SimulatedCost:
         None if the cost of a placement depends on its number in the batch, with noise or with a priority for each, or if there
         are several requests.
         """
-        if self._noise > 0 or len(self._priority) > 1 or self._requests > 1:
+        if self._noise > 0 or len(self._priority) > 1 or len(self._arrivals) > 1 or self._arrivals[0] > 0:
             return None
         return self._tables, self._priority.reshape(-1), self._links, self._queue, self._memory
 
@@ -225,7 +229,7 @@ class SimulatedCost:
             raise ProblemError(f"'priority' has {len(self._priority)} rows for {size} placements.")
         out = np.empty(size)
         options = (self._priority, self._links, self._queue, self._noise, self._seed, self._memory)
-        flights = (self._requests, self._interval, self._slots)
+        flights = (self._arrivals, self._slots)
         workers = min(self._threads, size)
         if workers <= 1:
             strange = [_kernel.makespans(self._tables, array, *options, *flights, 0, size, out)]
@@ -264,6 +268,7 @@ def simulate(
     memory: bool = False,
     requests: int = 1,
     interval: float = 0.0,
+    arrivals: ArrayLike | None = None,
     in_flight: int | None = None,
     threads: int | None = 1,
 ) -> NDArray[np.float64]:
@@ -283,6 +288,7 @@ def simulate(
         memory=memory,
         requests=requests,
         interval=interval,
+        arrivals=arrivals,
         in_flight=in_flight,
         threads=threads,
     )
@@ -301,6 +307,7 @@ def schedule(
     memory: bool = False,
     requests: int = 1,
     interval: float = 0.0,
+    arrivals: ArrayLike | None = None,
     in_flight: int | None = None,
 ) -> Schedule:
     """Simulate one placement, ``int[V]``, and return when everything happens.
@@ -321,6 +328,7 @@ def schedule(
         seed=seed,
         requests=requests,
         interval=interval,
+        arrivals=arrivals,
         in_flight=in_flight,
     )
     if len(cost._priority) > 1:
@@ -329,6 +337,7 @@ def schedule(
     ops, out = len(problem), problem.successors.edge
     ws = new_workspace(cost._tables, cost._slots)
     ws.node["start"] = np.nan
+    requests = len(cost._arrivals)
     times, log = np.empty((2, requests)), np.empty((requests, 2, ops + len(out)))
     makespan = _kernel.requests_kernel(
         cost._tables,
@@ -340,8 +349,7 @@ def schedule(
         np.uint64(stream_of(cost._seed, 0)),
         _kernel.TRACK,
         ws,
-        requests,
-        cost._interval,
+        cost._arrivals,
         times,
         log,
     )
@@ -373,7 +381,7 @@ def schedule(
         busy=busy,
         peak_memory=peak.copy(),
         requests=Requests(
-            arrived=np.arange(requests) * np.float64(cost._interval),
+            arrived=cost._arrivals.copy(),
             begun=times[0],
             ended=times[1],
             start=start[:, :ops].copy(),
@@ -382,11 +390,23 @@ def schedule(
     )
 
 
-def _check_requests(requests: int, interval: float, in_flight: int | None) -> None:
+def _arrivals(requests: int, interval: float, arrivals: ArrayLike | None) -> NDArray[np.float64]:
+    """Return when each request arrives, ``float64[R]``."""
+    if arrivals is not None:
+        times = np.array(arrivals, np.float64, order="C")
+        if times.ndim != 1 or not len(times) or not np.isfinite(times).all() or times[0] < 0 or (np.diff(times) < 0).any():
+            raise UsageError("'arrivals' must be seconds of one request or more, ascending, finite and not negative.")
+        if interval != 0 or requests not in (1, len(times)):
+            raise UsageError(f"'arrivals' says when {len(times)} requests arrive: leave 'requests' and 'interval' out.")
+        return times
     if requests < 1:
         raise UsageError(f"'requests' is {requests}; it must be at least 1.")
     if not 0 <= interval < np.inf:
         raise UsageError(f"'interval' is {interval}; it must be a number of seconds that is finite and not negative.")
+    return np.arange(requests) * np.float64(interval)
+
+
+def _check_in_flight(in_flight: int | None) -> None:
     if in_flight is not None and in_flight < 1:
         raise UsageError(f"'in_flight' is {in_flight}; it must be at least 1, or None for no limit.")
 

@@ -76,11 +76,11 @@ def test_every_call_answers_what_the_readable_rules_answer(seed, ops, devices, l
     assert not in_flight
 
 
-def pipelined(problem, place, links, queue, requests, interval, in_flight):
+def pipelined(problem, place, links, queue, arrivals, in_flight):
     """When each request began and ended, and when each op and transfer of each started, by the readable rules."""
     scheduler = ReferenceScheduler(problem, place, links=links, queue=queue)
     seconds, moves = slow.durations(problem, place)
-    events = [(r * interval, -requests + r, r) for r in range(requests)]  # arrivals come before all else of their time
+    events = [(when, r - len(arrivals), r) for r, when in enumerate(arrivals)]  # arrivals come before all else of their time
     begun, ended, started, waiting, flying, sequence = {}, {}, {}, [], set(), 0
 
     def carry_out(steps):
@@ -120,7 +120,7 @@ def pipelined(problem, place, links, queue, requests, interval, in_flight):
     links=links_,
     queue=queues,
     requests=st.integers(1, 6),
-    interval=st.sampled_from([0.0, 1.0, 2.5, 7.0]),
+    interval=st.sampled_from([0.0, 1.0, 2.5, 7.0, None]),
     in_flight=st.sampled_from([None, 1, 2, 3]),
     conflicts=st.booleans(),
 )
@@ -128,11 +128,17 @@ def test_requests_in_flight_are_simulated_by_the_readable_rules(
     seed, ops, devices, cut, links, queue, requests, interval, in_flight, conflicts
 ):
     problem, place = some_case(seed, ops, devices, cut, conflicts)
-    options = {"links": links, "queue": queue, "requests": requests, "interval": interval, "in_flight": in_flight}
-    begun, ended, started = pipelined(problem, place, links, queue, requests, interval, in_flight or math.inf)
+    options = {"links": links, "queue": queue, "in_flight": in_flight}
+    if interval is None:  # any times
+        arrivals = np.random.default_rng([seed, 5]).integers(0, 8, requests).cumsum().astype(float).tolist()
+        options["arrivals"] = arrivals
+    else:
+        arrivals = [r * interval for r in range(requests)]
+        options |= {"requests": requests, "interval": interval}
+    begun, ended, started = pipelined(problem, place, links, queue, arrivals, in_flight or math.inf)
     found = schedule(problem, place, **options)
     flights = found.requests
-    assert flights.arrived.tolist() == [r * interval for r in range(requests)]
+    assert flights.arrived.tolist() == arrivals
     assert flights.begun.tolist() == [begun[r] for r in range(requests)]
     assert flights.ended.tolist() == [ended[r] for r in range(requests)]
     for step, when in started.items():

@@ -1,0 +1,146 @@
+"""Requests under load: when they arrive, how long they take, how many wait.
+
+The same figures for simulated times (:attr:`placeit.simulator.simulate.Schedule.requests`) and for those of a clock.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from placeit.core.errors import UsageError
+
+__all__ = ["ARRIVALS", "LoadReport", "arrival_times", "check_rate", "constant_arrivals", "poisson_arrivals"]
+
+ARRIVALS = ("constant", "poisson")
+"""How requests can arrive."""
+
+
+@dataclass(frozen=True, eq=False)
+class LoadReport:
+    """How requests fared. Times in seconds; those of the first request need not begin at 0.
+
+    Attributes:
+        requests: how many ended.
+        offered: requests per second that arrived: of those after the first, over the time that they came in; None of a single
+            request, or if all came at once.
+        achieved: requests per second that ended, from the first arrival to the last end; None if that took no time.
+        p50: median of the latencies, from the arrival of a request to its end, waiting included.
+        p95: their 95th percentile.
+        p99: their 99th percentile.
+        worst: the longest of them.
+        mean_queue: requests that had arrived and not begun, averaged over the time from the first arrival to the last end.
+        most_queued: most of them at any time.
+        queue_at: ``float64[N]``, when their number changed, ascending, the first arrival being 0.
+        queue: ``int64[N]``, how many there were from then on.
+    """
+
+    requests: int
+    offered: float | None
+    achieved: float | None
+    p50: float
+    p95: float
+    p99: float
+    worst: float
+    mean_queue: float
+    most_queued: int
+    queue_at: NDArray[np.float64]
+    queue: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, arrived: ArrayLike, begun: ArrayLike, ended: ArrayLike) -> LoadReport:
+        """Sum up requests that ended.
+
+        Args:
+            arrived: ``float[R]``, seconds by any clock, in any order.
+            begun: ``float[R]``, when the execution of each began; not before its arrival.
+            ended: ``float[R]``, when each was answered.
+
+        Raises:
+            UsageError: no request, arrays of different lengths, times that are not finite, or not in this order.
+        """
+        times = [np.asarray(what, np.float64) for what in (arrived, begun, ended)]
+        if times[0].ndim != 1 or not len(times[0]) or any(what.shape != times[0].shape for what in times):
+            raise UsageError("A load is summed up from one arrival, one beginning and one end of each of its requests.")
+        came, started, over = times
+        if not np.isfinite(times).all() or (started < came).any() or (over < started).any():
+            raise UsageError("Requests arrive, begin and end in this order, at times that are finite.")
+        first, last = came.min(), over.max()
+        count, span, coming = len(came), float(last - first), float(came.max() - first)
+        latency = over - came
+        p50, p95, p99 = (float(value) for value in np.percentile(latency, (50, 95, 99)))
+        at, change = np.unique(np.concatenate([came, started]) - first, return_inverse=True)
+        steps = np.bincount(change, np.repeat([1.0, -1.0], count), len(at))
+        queue = np.rint(steps.cumsum()).astype(np.int64)
+        kept = np.flatnonzero(np.diff(queue, prepend=0))  # an arrival that begins at once changes nothing
+        return cls(
+            requests=count,
+            offered=(count - 1) / coming if coming > 0 else None,
+            achieved=count / span if span > 0 else None,
+            p50=p50,
+            p95=p95,
+            p99=p99,
+            worst=float(latency.max()),
+            mean_queue=float((started - came).sum()) / span if span > 0 else 0.0,
+            most_queued=int(queue.max()),
+            queue_at=at[kept],
+            queue=queue[kept],
+        )
+
+
+def constant_arrivals(rate: float, requests: int) -> NDArray[np.float64]:
+    """Return when requests arrive at regular intervals, ``float64[R]`` seconds, the first at 0.
+
+    Args:
+        rate: requests per second.
+        requests: how many.
+
+    Raises:
+        UsageError: a rate that is not positive and finite, or no request.
+    """
+    check_rate(rate)
+    _check_count(requests)
+    return np.arange(requests) / rate
+
+
+def poisson_arrivals(rate: float, requests: int, *, seed: int = 0) -> NDArray[np.float64]:
+    """Return when requests arrive independently of each other, ``float64[R]`` seconds, the first at 0.
+
+    Args:
+        rate: requests per second, on average.
+        requests: how many.
+        seed: of the intervals, which are exponentially distributed.
+
+    Raises:
+        UsageError: a rate that is not positive and finite, no request, or a negative seed.
+    """
+    check_rate(rate)
+    _check_count(requests)
+    if seed < 0:
+        raise UsageError(f"The seed is {seed}; it must not be negative.")
+    between = np.random.default_rng(seed).exponential(1.0 / rate, requests)
+    between[0] = 0.0
+    return between.cumsum()
+
+
+def arrival_times(arrivals: str, rate: float, requests: int, *, seed: int = 0) -> NDArray[np.float64]:
+    """Return when requests arrive, by the name of how: one of :data:`ARRIVALS`. Raises UsageError."""
+    if arrivals not in ARRIVALS:
+        raise UsageError(f"Requests cannot arrive '{arrivals}'; there are {', '.join(ARRIVALS)}.")
+    if arrivals == "poisson":
+        return poisson_arrivals(rate, requests, seed=seed)
+    return constant_arrivals(rate, requests)
+
+
+def check_rate(rate: float) -> None:
+    """Raise UsageError unless it is a rate at which requests can arrive."""
+    if not 0 < rate < math.inf:
+        raise UsageError(f"The rate is {rate:g} requests per second; it must be positive and finite.")
+
+
+def _check_count(requests: int) -> None:
+    if requests < 1:
+        raise UsageError(f"'requests' is {requests}; it must be at least 1.")
