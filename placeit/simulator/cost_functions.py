@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from placeit.core.errors import PlacementError, UsageError
 from placeit.core.problem import CostFunction, Problem
 
-__all__ = ["AmortisedCost", "EnergyCost", "RelocationCost", "TotalCost"]
+__all__ = ["AmortisedCost", "EnergyCost", "RelocationCost", "TotalCost", "as_batch"]
 
 _ELEMENTS = 1 << 17  # ops and edges times placements that are valued at once, so that they stay in the cache
 
@@ -54,7 +54,7 @@ class _Sum:
         self._shared = [edges for edges in np.split(self._by_tensor, self._begin[1:]) if len(edges) > 1]
 
     def __call__(self, placements: ArrayLike) -> NDArray[np.float64]:
-        batch = _batch(self.problem, placements)
+        batch = as_batch(self.problem, placements)
         rows = max(1, _ELEMENTS // (len(self.problem) + len(self.problem.edges)))
         parts = [self._part(batch[first : first + rows]) for first in range(0, len(batch), rows)]
         return np.concatenate(parts) if parts else np.empty(0)
@@ -159,7 +159,7 @@ class EnergyCost:
 
     def __call__(self, placements: ArrayLike) -> NDArray[np.float64]:
         """Return joules. Raises PlacementError, and what the makespan raises."""
-        batch = _batch(self._work.problem, placements)
+        batch = as_batch(self._work.problem, placements)
         seconds = self._makespan(batch)
         possible = np.isfinite(seconds)
         joules = self._work(batch) + self._idle * np.where(possible, seconds, 0.0)
@@ -226,7 +226,7 @@ class AmortisedCost:
         return self._base(placements) + self._relocation(placements) / self._runs
 
 
-def _batch(problem: Problem, placements: ArrayLike) -> NDArray[np.int32]:
+def as_batch(problem: Problem, placements: ArrayLike) -> NDArray[np.int32]:
     """Return ``int32[B, V]``; ``int[V]`` is a batch of one."""
     array = np.atleast_2d(np.asarray(placements))
     if array.ndim != 2 or array.shape[1] != len(problem) or array.dtype.kind not in "iu":

@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.core.conflicts import cliques
 from placeit.core.problem import Problem
 from placeit.simulator.queues import EDGE, OP, Records
 
@@ -27,6 +28,7 @@ class Tables(NamedTuple):
     cut: NDArray[np.float64]  # [E, D] by position, or [0, D] if it is zero everywhere
     memory: NDArray[np.float64]  # [D]
     conflict: NDArray[np.bool_]  # [D * D] whether two devices never run at the same time; [0] if all may
+    clique: NDArray[np.bool_]  # [C, D] sets of several devices of which only one runs at a time
 
 
 _TABLES: WeakKeyDictionary[Problem, Tables] = WeakKeyDictionary()
@@ -54,6 +56,7 @@ def conflict_table(conflicts: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 def _build(problem: Problem) -> Tables:
     ops, count = len(problem), len(problem.edges)
+    groups = cliques(problem.conflicts)
     out, into = problem.successors, problem.predecessors
     op = np.zeros(ops + 1, OP)
     op["first"], op["in_first"] = out.ptr, into.ptr
@@ -95,4 +98,5 @@ def _build(problem: Problem) -> Tables:
         cut=problem.cut[out.edge] if problem.cut.any() else np.zeros((0, problem.devices)),
         memory=problem.memory.copy(),
         conflict=conflict_table(problem.conflicts),
+        clique=groups[groups.sum(axis=1) > 1],
     )
