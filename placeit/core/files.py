@@ -262,7 +262,8 @@ def read_json(path: Path, format_name: str, versions: Sequence[int] = (1,)) -> d
     if not isinstance(data, dict) or data.get("format", format_name) != format_name:
         raise FileError(f"{path} is not a {format_name} file.")
     if data.get("version", 1) not in versions:
-        known = " and ".join(map(str, versions))
+        *others, last = map(str, versions)
+        known = f"{', '.join(others)} and {last}" if others else last
         raise FileError(f"{path} has version {data['version']!r}; this placeit reads version {known} of {format_name}.")
     return data
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,8 @@ class Placement:
         device_names: the devices that could have been used.
         graph_hash: identity of the task graph that the ops belong to.
         segments: ``int32[V]``, the segment of each op, in an order in which they can run; None if they are still to be planned.
+        replicas: further placements of the same ops on other devices, each of which serves whole requests like this one; they
+            have no replicas themselves.
     """
 
     op_names: tuple[str, ...]
@@ -33,6 +36,12 @@ class Placement:
     device_names: tuple[str, ...]
     graph_hash: str = ""
     segments: NDArray[np.int32] | None = None
+    replicas: tuple[Placement, ...] = ()
+
+    @property
+    def every(self) -> tuple[Placement, ...]:
+        """All that serve whole requests: this one, and its replicas."""
+        return (self, *self.replicas)
 
     def __len__(self) -> int:
         return len(self.op_names)
@@ -42,58 +51,47 @@ class Placement:
         return {name: self.device_names[d] for name, d in zip(self.op_names, self.devices.tolist(), strict=True)}
 
     def counts(self) -> dict[str, int]:
-        """Number of ops on each device, zero included."""
-        counts = np.bincount(self.devices, minlength=len(self.device_names)).tolist()
+        """Number of ops on each device, zero included; those of all replicas."""
+        used = np.concatenate([one.devices for one in self.every])
+        counts = np.bincount(used, minlength=len(self.device_names)).tolist()
         return dict(zip(self.device_names, counts, strict=True))
 
     def save(self, path: str | Path) -> None:
         """Write the placement as JSON, one op per line, so that ``diff`` can compare two placements.
 
-        With segments the file has version 2, and without them version 1.
+        With replicas the file has version 3, else with segments 2, and without them version 1.
         """
-        version = 1 if self.segments is None else 2
+        version = 3 if self.replicas else 1 if self.segments is None else 2
         head = {"format": "placeit-placement", "version": version, "graph": self.graph_hash, "devices": list(self.device_names)}
-        text = json.dumps(head, indent=2)[:-2] + ',\n  "ops": ' + json.dumps(self.as_dict(), indent=4)[:-1] + "  }"
-        if self.segments is not None:
-            text += ',\n  "segments": ' + json.dumps(self.segments.tolist())
-        text += "\n}\n"
-        write_text(Path(path), text)
+        text = json.dumps(head, indent=2)[:-2] + ",\n" + self._body()
+        if self.replicas:
+            text += ',\n  "replicas": [' + ", ".join("{\n" + one._body() + "\n  }" for one in self.replicas) + "]"
+        write_text(Path(path), text + "\n}\n")
+
+    def _body(self) -> str:
+        text = '  "ops": ' + json.dumps(self.as_dict(), indent=4)[:-1] + "  }"
+        return text if self.segments is None else text + ',\n  "segments": ' + json.dumps(self.segments.tolist())
 
     @classmethod
     def load(cls, path: str | Path) -> Placement:
         """Read a placement. Raises FileError or PlacementError, naming the file, if it is not a placement."""
-        data = read_json(Path(path), "placeit-placement", (1, 2))
-        ops, devices = data.get("ops"), data.get("devices")
-        if (
-            not isinstance(ops, dict)
-            or not ops
-            or not isinstance(devices, list)
-            or not devices
-            or not all(isinstance(name, str) for name in (*devices, *ops.values()))
-        ):
-            raise PlacementError(f"{path}: a placement has a list 'devices' of names and a mapping 'ops' from op to device.")
+        data = read_json(Path(path), "placeit-placement", (1, 2, 3))
+        devices, replicas = data.get("devices"), data.get("replicas", [])
+        if not isinstance(devices, list) or not devices or not all(isinstance(name, str) for name in devices):
+            raise _no_placement(path)
         twice = [name for i, name in enumerate(devices) if name in devices[:i]]
         if twice:
             raise PlacementError(f"{path}: 'devices' lists the device '{twice[0]}' twice.")
-        unknown = [(op, device) for op, device in ops.items() if device not in devices]
-        if unknown:
-            raise PlacementError(
-                f"{path}: op '{unknown[0][0]}' is on the unknown device '{unknown[0][1]}'; its devices are "
-                f"{', '.join(devices)}."
-            )
-        numbers = np.array([devices.index(device) for device in ops.values()], np.int32)
-        segments = data.get("segments")
-        if segments is not None:
-            if not isinstance(segments, list) or not all(type(s) is int and 0 <= s < len(ops) for s in segments):
-                raise PlacementError(f"{path}: 'segments' is the number of a segment for each op.")
-            pairs = set(zip(segments, numbers.tolist(), strict=False))
-            if len(segments) != len(ops) or not len(pairs) == len(set(segments)) == max(segments) + 1:
-                raise PlacementError(
-                    f"{path}: 'segments' has a number for each op, from 0 on, and the ops of a segment are on one device. "
-                    "Without 'segments' they are planned anew."
-                )
-            segments = np.array(segments, np.int32)
-        return cls(tuple(ops), numbers, tuple(devices), str(data.get("graph", "")), segments)
+        if not isinstance(replicas, list) or not all(isinstance(one, dict) for one in replicas):
+            raise PlacementError(f"{path}: 'replicas' is a list of mappings with 'ops', and 'segments' if they are known.")
+        first, *others = (_read(path, one, devices, str(data.get("graph", ""))) for one in (data, *replicas))
+        used = np.concatenate([np.unique(one.devices) for one in (first, *others)])
+        shared = [devices[d] for d in np.flatnonzero(np.bincount(used) > 1)]
+        if shared:
+            raise PlacementError(f"{path}: replicas serve whole requests on devices of their own; two of them use {shared[0]}.")
+        if any(set(one.op_names) != set(first.op_names) for one in others):
+            raise PlacementError(f"{path}: replicas place the same ops, and one of them places others than the first.")
+        return replace(first, replicas=tuple(others))
 
     def segments_for(self, op_names: Sequence[str]) -> NDArray[np.int32] | None:
         """Segment of each of the given ops, matched by name, ``int32[V]``; None if segments are still to be planned."""
@@ -131,3 +129,32 @@ class Placement:
                     f"{', '.join(device_names)}."
                 )
         return np.array([numbers[mine[name]] for name in op_names], np.int32)
+
+
+def _no_placement(path: str | Path) -> PlacementError:
+    return PlacementError(f"{path}: a placement has a list 'devices' of names and a mapping 'ops' from op to device.")
+
+
+def _read(path: str | Path, data: Mapping[str, Any], devices: list[str], graph: str) -> Placement:
+    """Read what serves whole requests: the placement itself, or a replica."""
+    ops = data.get("ops")
+    if not isinstance(ops, dict) or not ops or not all(isinstance(name, str) for name in ops.values()):
+        raise _no_placement(path)
+    unknown = [(op, device) for op, device in ops.items() if device not in devices]
+    if unknown:
+        raise PlacementError(
+            f"{path}: op '{unknown[0][0]}' is on the unknown device '{unknown[0][1]}'; its devices are {', '.join(devices)}."
+        )
+    numbers = np.array([devices.index(device) for device in ops.values()], np.int32)
+    segments = data.get("segments")
+    if segments is not None:
+        if not isinstance(segments, list) or not all(type(s) is int and 0 <= s < len(ops) for s in segments):
+            raise PlacementError(f"{path}: 'segments' is the number of a segment for each op.")
+        pairs = set(zip(segments, numbers.tolist(), strict=False))
+        if len(segments) != len(ops) or not len(pairs) == len(set(segments)) == max(segments) + 1:
+            raise PlacementError(
+                f"{path}: 'segments' has a number for each op, from 0 on, and the ops of a segment are on one device. "
+                "Without 'segments' they are planned anew."
+            )
+        segments = np.array(segments, np.int32)
+    return Placement(tuple(ops), numbers, tuple(devices), graph, segments)

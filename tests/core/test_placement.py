@@ -56,7 +56,7 @@ def test_ops_and_devices_are_matched_by_name_not_by_position(edited: Callable[..
         ({"ops": {}}, "a mapping 'ops'"),
         ({"ops": ["x"]}, "a mapping 'ops'"),
         ({"ops": {"x": 0}}, "a mapping 'ops'"),
-        ({"version": 3}, "version 3; this placeit reads version 1 and 2"),
+        ({"version": 4}, "version 4; this placeit reads version 1, 2 and 3"),
         ({"format": "other"}, "not a placeit-placement file"),
     ],
 )
@@ -110,3 +110,39 @@ def test_segments_are_saved_with_the_placement_as_version_2(tmp_path: Path) -> N
 def test_segments_that_are_none_are_refused_with_the_name_of_the_file(edited: Callable[..., Path], segments: Any) -> None:
     with pytest.raises(PlacementError, match=r"p\.json: 'segments'"):
         Placement.load(edited(version=2, segments=segments))
+
+
+def replicated() -> Placement:
+    """Each op on the device of the other replica, and segments that differ."""
+    first = replace(PLACEMENT, devices=np.zeros(3, np.int32), segments=np.array([0, 1, 1], np.int32))
+    return replace(first, replicas=(replace(PLACEMENT, devices=np.ones(3, np.int32), segments=np.array([0, 0, 1], np.int32)),))
+
+
+def test_replicas_are_saved_with_the_placement_as_version_3(tmp_path: Path) -> None:
+    replicated().save(tmp_path / "p.json")
+    assert json.loads((tmp_path / "p.json").read_text())["version"] == 3
+    again = Placement.load(tmp_path / "p.json")
+    assert [one.devices.tolist() for one in again.every] == [[0, 0, 0], [1, 1, 1]]
+    assert [one.segments.tolist() for one in again.every if one.segments is not None] == [[0, 1, 1], [0, 0, 1]]
+    assert [one.graph_hash for one in again.every] == ["abc", "abc"]
+    assert again.counts() == {"CPU@0": 3, "CPU@1": 3}
+
+
+@pytest.mark.parametrize(
+    ("replicas", "says"),
+    [
+        ("two", "'replicas' is a list"),
+        ([["x"]], "'replicas' is a list"),
+        ([{}], "a mapping 'ops'"),
+        ([{"ops": {"x": "CPU@1", "left branch": "CPU@1"}}], "places others than the first"),
+        ([{"ops": dict.fromkeys(OPS, "CPU@7")}], "unknown device 'CPU@7'"),
+        ([{"ops": dict.fromkeys(OPS, "CPU@0")}], "two of them use CPU@0"),
+        ([{"ops": dict.fromkeys(OPS, "CPU@1"), "segments": [0, 1]}], "'segments' has a number for each op"),
+    ],
+)
+def test_replicas_that_are_none_are_refused_with_the_name_of_the_file(tmp_path: Path, replicas: Any, says: str) -> None:
+    path = tmp_path / "p.json"
+    replicated().save(path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"replicas": replicas}))
+    with pytest.raises(PlacementError, match=rf"p\.json: .*{says}"):
+        Placement.load(path)
