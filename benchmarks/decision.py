@@ -116,7 +116,7 @@ def search_of(case: Case, machine: Machine, *, seed: int, left_s: float = 1e9, p
         tolerance=1e-3,
         grouping=SimpleNamespace(groups=SimpleNamespace(param_bytes=np.zeros(1))),
         segmenter=SimpleNamespace(problem=lambda: None),
-        executor=lambda seconds: Drawn(seconds, machine),
+        executor=lambda seconds, **_: Drawn(seconds, machine),
         check_outputs=lambda _, **__: OutputError(0.0, 0.0),
     )
     search = Search(cast("Session", session), _LATENCY, time.perf_counter() + left_s, seed, progress)

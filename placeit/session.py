@@ -296,8 +296,10 @@ class Session:
         """Placement of the model's ops from the device of each group, ``int32[G]``, and from the segments of its plan."""
         return self.placing.placement(groups, plan)
 
-    def plan_of(self, placement: Placement) -> Plan:
+    def plan_of(self, placement: Placement, segmenter: Segmenter | None = None) -> Plan:
         """Plan a placement: its own segments, or else those of the lowest simulated makespan.
+
+        A segmenter by the costs may be given in place of :attr:`segmenter`. Of a placement with replicas this is the first.
 
         Its own segments are those that were measured. They count if every group of the session is within one of them, and need
         no costs; where those are not known, nothing in the plan takes any time.
@@ -315,7 +317,7 @@ class Session:
                 "The placement has no segments of its own that these groups could run as, and good ones are found by what ops "
                 "cost: call the session's profile() first."
             )
-        else:
+        elif segmenter is None:
             segmenter = self.segmenter
         groups = segmenter.problem().check(groups)
         return segmenter.plan(groups) if of is None else segmenter.merged(of, groups)

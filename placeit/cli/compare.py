@@ -23,6 +23,7 @@ Examples:
   placeit compare model.onnx -p a.json -p b.json --devices CPU@0,CPU@1
   placeit compare model.onnx -p placement.json --runs 100
   placeit compare model.onnx -p placement.json --duration 20 --warmup 5
+  placeit compare model.onnx -p replicas.json --objective throughput
 """
 
 
@@ -32,6 +33,9 @@ def compare(
         list[Path] | None,
         typer.Option("--placement", "-p", metavar="FILE", help="Placement to compare; repeatable.", show_default=False),
     ] = None,
+    objective: Annotated[
+        str, typer.Option("--objective", metavar="NAME", help="What is compared: latency or throughput.")
+    ] = "latency",
     length: LengthOptions,
     seed: SeedOption = 0,
     options: CheckedOptions,
@@ -40,20 +44,32 @@ def compare(
     """Race placements against each single-device placement.
 
     Each round runs every placement, and the whole model on each device, once, in a new random order, so that a machine that
-    slows down slows all of them down. A speed-up is a ratio of times, paired by round, with its 95 % interval. A placement that
-    fails, or has wrong outputs, is excluded, with the reason; the others are compared, and the exit code is 1. Ctrl-C ends
-    the race and keeps the results so far.
+    slows down slows all of them down. For throughput a run is of many requests in flight, by all replicas at once if the
+    placement has some, and times are per request. A speed-up is a ratio of times, paired by round, with its 95 % interval. A
+    placement that fails, or has wrong outputs, is excluded, with the reason; the others are compared, and the exit code is 1.
+    Ctrl-C ends the race and keeps the results so far.
     """
+    from placeit.optimizer.compare import check_compared
     from placeit.optimizer.compare import compare as race
 
     runs = length.rounds()
+    check_compared(objective)
     files = placement or []
     if len({path.resolve() for path in files}) < len(files):
         raise UsageError("--placement names the same file twice.")
     with terminal.progress() as progress, open_session(options, files) as (session, placements):
         session.profile(progress=progress)
         named = dict(zip(map(str, files), placements, strict=True))
-        found = race(session, named, runs=runs, duration=length.duration, warmup=length.warmup, seed=seed, progress=progress)
+        found = race(
+            session,
+            named,
+            objective=objective,
+            runs=runs,
+            duration=length.duration,
+            warmup=length.warmup,
+            seed=seed,
+            progress=progress,
+        )
     code = FAILED if any(candidate.failed is not None for candidate in found.candidates) else 0
     code = INTERRUPTED if found.interrupted else code
     return Output(as_json.comparison(found), partial(as_text.comparison, found=found), code)

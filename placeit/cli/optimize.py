@@ -23,6 +23,7 @@ Examples:
   placeit optimize model.onnx --inputs x.npz
   placeit optimize model.onnx --devices cluster.yaml --placer heft --placer annealing:evaluations=200000
   placeit optimize model.onnx --devices cluster.yaml --objective energy
+  placeit optimize model.onnx -d CPU@0,CPU@1 --objective throughput --rate 40
   placeit optimize model.onnx --devices CPU@0,GPU.0 --pin 'conv1*=CPU@0'
   placeit optimize model.onnx --devices CPU@0,CPU@1 --memory CPU@0=2GB
   placeit optimize model.onnx --start placement.json --output better.json
@@ -40,8 +41,16 @@ def optimize(
         ),
     ] = None,
     objective: Annotated[
-        str, typer.Option("--objective", metavar="NAME", help="What to minimise: latency, total-cost or energy.")
+        str, typer.Option("--objective", metavar="NAME", help="What to minimise: latency, throughput, total-cost or energy.")
     ] = "latency",
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            "--rate",
+            metavar="PER_SECOND",
+            help="Arrival rate, for throughput: which share of the requests is served, and how long they take.",
+        ),
+    ] = None,
     budget: Annotated[
         float,
         typer.Option("--budget", metavar="SECONDS", help="Time limit, without the first compilation of placeit's kernels."),
@@ -80,10 +89,11 @@ def optimize(
 
     Candidates are each single-device placement, the whole CPU as its runtime uses it by itself (if devices are parts of it),
     the placers' proposals, and the results of a search among plans. They are measured against each other; if no placement on
-    several devices is faster than the best single device, or better by another objective, that device is the answer. Energy is
-    computed by a power model from measured times. The answer is written to a file, by default beside the model. Ctrl-C
-    ends the search and keeps the best placement so far. A candidate that fails, or has wrong outputs, is excluded; the table
-    says why.
+    several devices is faster than the best single device, or better by another objective, that device is the answer. For
+    throughput, many requests are in flight, and groups of devices that each serve whole requests (replicas) are candidates,
+    too. Energy is computed by a power model from measured times. The answer is written to a file, by default beside the model.
+    Ctrl-C ends the search and keeps the best placement so far. A candidate that fails, or has wrong outputs, is excluded; the
+    table says why.
     """
     path = options.model.parent / f"{options.model.name}.placement.json" if output is None else output
     beside_nothing = output is None and not path.parent.is_dir()  # then there is no model, which reading it will say
@@ -117,6 +127,7 @@ def optimize(
             memory=caps,
             start=start,
             resume=resume,
+            rate=rate,
         )
 
     file = OutputFile(path, "the placement", lambda: found.save(path))

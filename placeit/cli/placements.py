@@ -69,11 +69,12 @@ def open_session(
     with options.session(cluster) as session:
         for path, placement in zip(files, placements, strict=True):
             with naming(path):
-                if session.home_of(placement) is session:
-                    session.divide(placement, by_segments=by_segments)
+                for one in placement.every if session.home_of(placement) is session else ():
+                    session.divide(one, by_segments=by_segments)
         for path, placement in zip(files, placements, strict=True):
             with naming(path):
-                session.home_of(placement).placing.groups_of(placement)
+                for one in placement.every:
+                    session.home_of(placement).placing.groups_of(one)
         yield session, placements
 
 

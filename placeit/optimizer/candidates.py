@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -41,21 +41,23 @@ class Candidate:
         placer: who proposed it; ``single`` for a whole model on one device.
         plan: its segments, as they were simulated and measured; a session of the same model on the same devices can run them.
         placing: the model's groups on the devices that it is on.
-        simulated_s: seconds that the simulator said before this candidate was measured; None of a plain one, of which nothing
-            was profiled.
+        simulated_s: seconds that the simulator said before this candidate was measured, to compare with ``measured``; None of a
+            plain one, of which nothing was profiled.
         simulated_value: the objective, in its unit, of the same simulation.
         plain: whether it is the whole model on a device that is none of the cluster's, but all its core sets at once: what one
             would do without placeit (:func:`placeit.devices.plain.plain_devices`).
         of: name of the single device whose other precision this is; None of all that may be chosen.
         given: whether the search was told to begin with it.
         start: name of the candidate that it was searched for from; None of one that a placer made without any.
-        measured: latency, in the last race that it took part in; None if it was not measured.
-        value: the objective by the times of the runs that ``measured`` is of; for latency the same. Joules come from a power
+        replicas: plans on other devices, which serve whole requests as ``plan`` does; for throughput only.
+        measured: latency, or for throughput seconds per request with many in flight, in the last race that it took part in;
+            None if it was not measured.
+        value: the objective by the times of the runs that ``measured`` is of; for these two the same. Joules come from a power
             model and measured busy times: they are not measured themselves. None if the candidate was not measured.
         cost: the objective, so that those of different races compare: by the ratio to what ran beside it in the same rounds,
             times the cost of that. None if it was raced beside nothing of known cost.
         steady: whether that ratio did not change for good while they ran.
-        segment_s: median seconds of each segment in these runs, ``float64[S]``; None if they are not known.
+        segment_s: median seconds of each segment of ``plan`` in these runs, ``float64[S]``; None if they are not known.
         race: number of that race in ``Optimized.races``; times of different races do not compare. None if it took part in none.
         final: whether that race was the one that decided.
         earlier: whether ``measured`` is from an earlier search (``resume``).
@@ -75,6 +77,7 @@ class Candidate:
     of: str | None = None
     given: bool = False
     start: str | None = None
+    replicas: tuple[Plan, ...] = ()
     measured: Measurement | None = None
     value: Measurement | None = None
     cost: float | None = None
@@ -90,18 +93,24 @@ class Candidate:
 
     @cached_property
     def groups(self) -> NDArray[np.int32]:
-        """``int32[G]``, the device of each group."""
+        """``int32[G]``, the device of each group; of replicas, in the first."""
         return self.plan.placement[self.plan.segment_of]
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """All that serve whole requests."""
+        return (self.plan, *self.replicas)
 
     @cached_property
     def placement(self) -> Placement:
         """Device of every op, and its segment."""
-        return self.placing.placement(self.groups, self.plan)
+        first, *others = (self.placing.placement(plan.placement[plan.segment_of], plan) for plan in self.plans)
+        return replace(first, replicas=tuple(others))
 
     @property
     def segments(self) -> int:
         """Number of programs that run."""
-        return len(self.plan.programs)
+        return sum(len(plan.programs) for plan in self.plans)
 
 
 @dataclass(frozen=True, eq=False)

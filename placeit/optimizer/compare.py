@@ -14,13 +14,14 @@ from placeit.core.errors import ExecutionError, PlacementError, UsageError
 from placeit.core.placement import Placement
 from placeit.optimizer.candidates import Alone, Candidate, alone_on, measured_median, plain_candidates
 from placeit.optimizer.races import Races
-from placeit.planning.segments import Plan
+from placeit.optimizer.replicas import replicated
+from placeit.planning.segments import Plan, Segmenter
 from placeit.profiler.costs import Progress
 from placeit.runtime.measure import WARMUP, Ratio, check_length, faster
 from placeit.session import Session
-from placeit.simulator.objectives import Latency
+from placeit.simulator.objectives import Latency, Objective, Throughput, check_objective, get_objective
 
-__all__ = ["Comparison", "compare"]
+__all__ = ["Comparison", "check_compared", "compare"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +30,7 @@ class Comparison:
 
     Attributes:
         model: path of the model.
+        objective: what was measured: latency, or throughput as seconds per request.
         candidates: the fastest first; then those that failed.
         singles: names of those of them that are whole models on one device, and were not given.
         warmup: runs of each before the rounds.
@@ -38,6 +40,7 @@ class Comparison:
     """
 
     model: str
+    objective: Objective
     candidates: tuple[Candidate, ...]
     singles: tuple[str, ...]
     warmup: int
@@ -60,6 +63,7 @@ def compare(
     session: Session,
     placements: Mapping[str, Placement],
     *,
+    objective: str = "latency",
     runs: int = 30,
     duration: float | None = None,
     warmup: int = WARMUP,
@@ -71,6 +75,8 @@ def compare(
     Args:
         session: the model on the devices, profiled (:meth:`placeit.Session.profile`).
         placements: by name. Groups that they divide have to be split (:meth:`placeit.Session.divide`).
+        objective: what is compared: ``latency``, or ``throughput``, for which a run has many requests in flight. For latency,
+            of a placement with replicas only the first runs.
         runs: timed runs of each, one in each round.
         duration: seconds, in place of their number: as many rounds as fit, and one in any case.
         warmup: runs of each before the rounds, which do not count.
@@ -78,13 +84,15 @@ def compare(
         progress: told what is being done.
 
     Raises:
-        UsageError: no runs, no time for them, or nothing to compare; or the session was not profiled.
+        UsageError: no runs, no time for them, or nothing to compare; another objective; or the session was not profiled.
         PlacementError: a placement does not fit the model, the devices or their memory; names it.
         KeyboardInterrupt: Ctrl-C before anything was measured; afterwards it ends the race.
         ExecutionError: all of them failed; says why each did.
     """
     check_length(runs, duration, warmup)
-    races = Races(session, Latency(), math.inf, seed, progress)
+    check_compared(objective)
+    wanted = get_objective(objective, session.cluster)
+    races = Races(session, wanted, math.inf, seed, progress)
     races.warmup = warmup
     if duration is not None:
         races.duration = duration
@@ -111,6 +119,7 @@ def compare(
         raise ExecutionError(" ".join(["Everything that was to be compared failed.", *reasons]))
     return Comparison(
         model=str(session.model.path),
+        objective=wanted,
         candidates=tuple(sorted(candidates, key=lambda one: (one.failed is not None, measured_median(one)))),
         singles=tuple(candidate.name for candidate in candidates if candidate.name not in placements),
         warmup=warmup,
@@ -123,11 +132,12 @@ def compare(
 def _enter(races: Races, placements: Mapping[str, Placement]) -> None:
     """Enter every single device that can hold the model, and each placement."""
     session = races.session
-    problem, segmenter = session.segmenter.problem(), session.segmenter
+    segmenter, steady = races.segmenter_of(session.costs), races.objective.steady
+    problem = segmenter.problem()
     names = session.cluster.names
     homes = {name: session.home_of(placement) for name, placement in placements.items()}
-    plans = {names[d]: segmenter.plan(np.full(len(problem), d, np.int32)) for d in problem.single_devices}
-    plans |= {name: _planned(session, name, one) for name, one in placements.items() if homes[name] is session}
+    plans = {names[d]: [segmenter.plan(np.full(len(problem), d, np.int32))] for d in problem.single_devices}
+    plans |= {name: _planned(session, segmenter, name, one) for name, one in placements.items() if homes[name] is session}
     alone = {name: home for name, home in homes.items() if home is not session}
     if not plans and not alone:
         raise UsageError(
@@ -138,15 +148,29 @@ def _enter(races: Races, placements: Mapping[str, Placement]) -> None:
         races.enter(candidate, home)
     for name, other in alone.items():
         races.enter(alone_on(other, name), Alone(other, np.ones(len(session.cluster))))
-    for name, plan in plans.items():
-        simulated_s = plan.schedule.makespan
-        races.enter(
-            Candidate(name, "given" if name in placements else "single", plan, session.placing, simulated_s, simulated_s)
+    for name, (plan, *others) in plans.items():
+        replicas = others if steady else []
+        served = replicated(segmenter, [plan, *replicas]) if replicas else [plan]
+        simulated = races.simulated_of(plan)
+        if replicas:
+            value = 1 / sum(1 / races.objective.of_plan(one) for one in served)
+            simulated = value, value
+        placer = "given" if name in placements else "single"
+        races.enter(Candidate(name, placer, served[0], session.placing, *simulated, replicas=tuple(served[1:])))
+
+
+def check_compared(objective: str) -> None:
+    """Raise UsageError unless placements can be compared by an objective: what is measured itself."""
+    check_objective(objective)
+    if objective not in (Latency.name, Throughput.name):
+        raise UsageError(
+            f"Placements are compared by {Latency.name} or {Throughput.name}, which are measured; not '{objective}'."
         )
 
 
-def _planned(session: Session, name: str, placement: Placement) -> Plan:
+def _planned(session: Session, segmenter: Segmenter, name: str, placement: Placement) -> list[Plan]:
+    """Plan a placement, and its replicas."""
     try:
-        return session.plan_of(placement)
+        return [session.plan_of(one, segmenter) for one in placement.every]
     except PlacementError as error:
         raise PlacementError(f"{name}: {error}") from error

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from placeit.optimizer.candidates import Candidate, measured_median, value_of
+from placeit.optimizer.candidates import Candidate, value_of
 from placeit.optimizer.decision import Decision
 from placeit.optimizer.learning import learn_measured
 from placeit.optimizer.ledger import MEASURING, Item
@@ -16,7 +16,6 @@ from placeit.optimizer.races import reason_of
 from placeit.optimizer.search import WORTH_MEASURING, Proposal, Search
 from placeit.placers.bound import lower_bound
 from placeit.placers.learned.agent import ProblemInstance
-from placeit.planning.segments import Segmenter
 from placeit.runtime.budget import needed
 from placeit.runtime.measure import FAILURES
 
@@ -79,7 +78,7 @@ def _pointless(search: Search, named: bool) -> str | None:
     if not named and search.objective.is_makespan and lower_bound(problem) >= WORTH_MEASURING * best:
         return "no placement can be much faster than the best one, by the lower bound"
     opened = sum(len(race.measured) for race in search.races)
-    each = search.opening_s / max(1, opened) + needed([measured_median(ranked[0])], _ROUNDS)
+    each = search.opening_s / max(1, opened) + needed([search.run_s(ranked[0])], _ROUNDS)
     fewest = _FEWEST_NAMED if named else _FEWEST
     if _room(search) < fewest * each:
         return f"there was no time to measure {fewest} placements, which take about {fewest * each:.0f} s"
@@ -88,7 +87,7 @@ def _pointless(search: Search, named: bool) -> str | None:
 
 def _measured(search: Search) -> list[Candidate]:
     """Placements on the session's own devices that were measured, best first."""
-    return [one for one in search.ranked if one.name not in search.homes]
+    return [one for one in search.ranked if search.is_placed(one)]
 
 
 def _room(search: Search) -> float:
@@ -122,12 +121,12 @@ def _search(search: Search) -> bool:
     better = [one for one in fresh if one.value < WORTH_MEASURING * known]
     for number, one in enumerate(better or fresh[:1], 1):
         name = LEARNING if number == 1 else f"{LEARNING} ({number})"
-        candidate = search.enter_plan(name, LEARNING, session.segmenter.plan(one.devices))
+        candidate = search.enter_plan(name, LEARNING, search.segmenter_of(session.costs).plan(one.devices))
         search.proposals.append(Proposal(LEARNING, candidate.name, True, False, one.value))
         if better:
             search.learn_of(candidate.name, given=True)
         else:
             search.learn_of(candidate.name, not_run=f"while learning, it took {one.value / known:.2f} of the best before")
     if better:
-        search.segmenter = Segmenter(session.grouping, cost.calibrated())
+        search.segmenter = search.segmenter_of(cost.calibrated())
     return bool(better)

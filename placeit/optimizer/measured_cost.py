@@ -17,7 +17,7 @@ from placeit.core.placement import Placement
 from placeit.optimizer.candidates import Candidate
 from placeit.optimizer.journal import Known, open_journal
 from placeit.optimizer.races import Races
-from placeit.planning.segments import Costs, Plan, Segmenter
+from placeit.planning.segments import Costs, Plan
 from placeit.profiler.costs import Progress
 from placeit.runtime.budget import CHECKS, HOPELESS
 from placeit.runtime.measure import Measurement, Ratio, faster
@@ -126,9 +126,9 @@ class MeasuredCost:
             raise UsageError("Devices that are only described run nothing, so there is nothing to measure.")
         if rounds < 1 or (hopeless is not None and not hopeless > 1):
             raise UsageError(f"'rounds' is at least 1 and 'hopeless' more than 1; got {rounds} and {hopeless}.")
-        self._segmenter = session.segmenter
-        self._problem = self._segmenter.problem()
         self._races = Races(session, wanted, deadline, seed, progress)
+        self._segmenter = self._races.segmenter_of(session.costs)
+        self._problem = self._segmenter.problem()
         self._races.warmup = 1
         self._rounds, self._hopeless = rounds, hopeless
         self._measured = 0  # plans, by this process
@@ -307,8 +307,7 @@ class MeasuredCost:
         of = plan.programs if self._shared else plan.segments
         key = frozenset((segment.device, segment.groups) for segment in of)
         if key not in self._names:
-            name, schedule = f"placement {len(self._races.known) + 1}", plan.schedule
-            simulated = schedule.makespan, self._races.objective.of_schedule(schedule)
+            name, simulated = f"placement {len(self._races.known) + 1}", self._races.simulated_of(plan)
             self._races.enter(Candidate(name, placer, plan, self._races.session.placing, *simulated))
             self._names[key] = name
         return self._names[key]
@@ -320,9 +319,9 @@ class MeasuredCost:
         """The objective of a candidate by calibrated costs: by those of the last time that much more had become known."""
         known, segmenter = self._estimator
         if (races := len(self._races.races)) > known * _GROWN:
-            segmenter = Segmenter(self._races.session.grouping, self.calibrated())
+            segmenter = self._races.segmenter_of(self.calibrated())
             self._estimator = races, segmenter
-        return self._races.objective.of_schedule(segmenter.priced(self._races.known[name].plan).schedule)
+        return self._races.objective.of_plan(segmenter.priced(self._races.known[name].plan))
 
     def _is_hopeless(self, name: str) -> bool:
         """Whether a candidate is not worth a run; if so, remember what is expected of it."""
@@ -344,7 +343,7 @@ class MeasuredCost:
         if left <= average / 2:
             return 0
         runs = CHECKS + self._races.warmup + self._rounds
-        needed = np.cumsum([max(average, runs * self._races.known[name].plan.schedule.makespan) for name in names])
+        needed = np.cumsum([max(average, runs * self._races.simulated_run_s(self._races.known[name])) for name in names])
         return min(_AT_ONCE - 1, max(1, int(np.searchsorted(needed, left, side="right"))))
 
     def _value(self, name: str) -> float:

@@ -24,8 +24,10 @@ from placeit.optimizer.ledger import LOADING, MEASURING, PROFILING, Ledger
 from placeit.optimizer.measured_cost import MeasuredCost
 from placeit.optimizer.portfolio import LEARNING, PORTFOLIO, default_placers
 from placeit.optimizer.reasons import chosen_of
+from placeit.optimizer.replicas import enter_replicas
 from placeit.optimizer.result import Optimized, OtherPrecision, Unplanned
 from placeit.optimizer.search import Search
+from placeit.optimizer.service import service_of
 from placeit.optimizer.spending import spending
 from placeit.optimizer.starts import Start, divide_for, fitted, read_starts, without_plain
 from placeit.optimizer.warmup import compile_kernels
@@ -40,7 +42,8 @@ from placeit.runtime.budget import TRIFLE_S, least
 from placeit.runtime.measure import faster
 from placeit.runtime.runtime import Runtime
 from placeit.session import Session, check_tolerance
-from placeit.simulator.objectives import check_objective, get_objective
+from placeit.simulator.load import check_rate
+from placeit.simulator.objectives import Throughput, check_objective, get_objective
 
 __all__ = ["decide", "optimize"]
 
@@ -71,6 +74,7 @@ def optimize(
     memory: Mapping[str, float | str] | None = None,
     start: Start | Sequence[Start] | None = None,
     resume: str | Path | None = None,
+    rate: float | None = None,
 ) -> Optimized:
     """Find the placement of a model that is best by an objective, the lowest latency without another one, by measuring.
 
@@ -86,8 +90,10 @@ def optimize(
             the end to decide between a single device and a placement, the single device is the answer. The search ends
             earlier when it finds nothing new.
         seed: of everything random.
-        objective: what to minimise: ``latency``; ``total-cost``, seconds that devices and links are busy, in sum; or
-            ``energy``, joules of a power model (:mod:`placeit.simulator.objectives`). What is measured are times in any case.
+        objective: what to minimise: ``latency``; ``throughput``, seconds per request with many in flight, for which replicas
+            are candidates, too (:mod:`placeit.optimizer.replicas`); ``total-cost``, seconds that devices and links are busy, in
+            sum; or ``energy``, joules of a power model (:mod:`placeit.simulator.objectives`). What is measured are times in any
+            case.
         input_shapes: sizes by input name, where the model leaves them open.
         batch: first size of every input that leaves it open.
         max_groups: most groups that placers decide about.
@@ -105,6 +111,8 @@ def optimize(
         memory: most memory by device name, in bytes or with a unit (``{"CPU@0": "2 GB"}``); less than the device has.
         resume: a file with what an earlier search has measured, if it is there; what this one measures is added to it as it
             goes. What is known is not measured again before the races that decide, which are always run.
+        rate: requests per second that arrive; for ``throughput``, to know which share of them the answer serves, and how long
+            they wait in simulation (``Optimized.service``).
         start: placements of this model on these devices, or files of them, that are candidates and that the search begins
             with.
 
@@ -112,8 +120,8 @@ def optimize(
         What was found. With a described device in the cluster nothing is measured, and the simulator decides.
 
     Raises:
-        UsageError: an unknown placer or objective, energy of devices whose power is not known, a budget that is not positive,
-            a negative seed or tolerance, or inputs that do not fit the model.
+        UsageError: an unknown placer or objective, a rate that is not positive or not of use, energy of devices whose power is
+            not known, a budget that is not positive, a negative seed or tolerance, or inputs that do not fit the model.
         InfeasibleError: there is no placement at all, or a device cannot run what is pinned there.
         ExecutionError: every placement that was tried failed; says why each did.
         PlaceitError: the model, the devices or a file are not what they should be.
@@ -121,6 +129,12 @@ def optimize(
         KeyboardInterrupt: Ctrl-C before there was any placement; afterwards it ends the search.
     """
     check_objective(objective)
+    if rate is not None:
+        check_rate(rate)
+        if objective != Throughput.name:
+            raise UsageError(
+                f"A rate says which requests arrive, which the objective '{objective}' has no use for: leave it out."
+            )
     if not 0 < budget < math.inf:
         raise UsageError(f"The budget is {budget:g} seconds; it must be positive and finite.")
     if seed < 0:
@@ -196,6 +210,8 @@ def optimize(
                 search.once = {one.name: one.simulated_s for one in singles if one.simulated_s is not None}
             else:
                 search.propose(others)
+            if wanted.steady:
+                enter_replicas(search)
             search.improve()
             decision = search.confirm()
             if LEARNING in placers:
@@ -205,7 +221,7 @@ def optimize(
         except KeyboardInterrupt:
             interrupted = True
             session.hurry()
-        return _optimized(search, decision, without, budget, interrupted)
+        return _optimized(search, decision, without, budget, interrupted, rate)
 
 
 def decide(
@@ -271,7 +287,7 @@ def decide(
 def _learn_from(search: Search, cost: MeasuredCost) -> None:
     """Value candidates by a measured cost, and enter the best splits that it knows."""
     cost.deadline = search.deadline
-    cost(np.stack([one.groups for one in search.candidates if one.name not in search.homes]))
+    cost(np.stack([one.groups for one in search.candidates if search.is_placed(one)]))
     known = {one.devices.tobytes(): one for one in cost.known if one.cost is not None}
     splits = [one for one in known.values() if (one.devices != one.devices[0]).any() and search.find(one.devices) is None]
     best = sorted(splits, key=lambda one: one.cost or 0.0)[:_KNOWN]
@@ -279,7 +295,9 @@ def _learn_from(search: Search, cost: MeasuredCost) -> None:
     search.take_over(one for one in known.values() if search.find(one.devices) is not None)
 
 
-def _optimized(search: Search, decision: Decision, without: Sequence[str], asked: float, interrupted: bool) -> Optimized:
+def _optimized(
+    search: Search, decision: Decision, without: Sequence[str], asked: float, interrupted: bool, rate: float | None = None
+) -> Optimized:
     """Sum up."""
     session, candidates = search.session, search.candidates
     order = sorted(
@@ -316,7 +334,8 @@ def _optimized(search: Search, decision: Decision, without: Sequence[str], asked
         best_single=single,
         speedup=speedup,
         reason=reason,
-        bound_s=math.nan if session.costs.shared else lower_bound(search.problem),
+        bound_s=math.nan if session.costs.shared or search.objective.steady else lower_bound(search.problem),
+        service=service_of(chosen, rate, seed=search.seed) if search.objective.steady else None,
         simulator_error=None
         if not pairs or session.costs.shared
         else {

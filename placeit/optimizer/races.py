@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import sys
 import time
@@ -15,14 +16,14 @@ import numpy as np
 from placeit.core.errors import DeviceError, ExecutionError, NoRoomError, PlaceitError
 from placeit.devices.host import free_bytes
 from placeit.optimizer.candidates import Alone, Candidate, Raced
+from placeit.optimizer.deployed import Deployed, in_flight, run_lengths
 from placeit.optimizer.journal import Journal, Known
 from placeit.optimizer.ledger import COMPILING, Ledger
 from placeit.optimizer.runner import Runner
-from placeit.planning.segments import Costs, Plan
+from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.calibration import calibrated
 from placeit.profiler.costs import Progress
 from placeit.runtime.measure import FAILURES, FEWEST, WARMUP, Measurement, Race, faster, summed_up
-from placeit.runtime.plan_executor import PlanExecutor
 from placeit.session import Session
 from placeit.simulator.objectives import Objective
 
@@ -101,6 +102,33 @@ class Races:
         alone = self.homes.get(name)
         return self.session if alone is None else alone.session
 
+    def segmenter_of(self, costs: Costs) -> Segmenter:
+        """What makes plans for the objective, by given costs."""
+        return Segmenter(self.session.grouping, costs, steady=self.objective.steady)
+
+    def simulated_of(self, plan: Plan) -> tuple[float, float]:
+        """Seconds that a run of a plan takes in simulation, per request if many are in flight, and the objective of that."""
+        value = self.objective.of_plan(plan)
+        return (value if self.objective.steady else plan.schedule.makespan), value
+
+    def is_placed(self, candidate: Candidate) -> bool:
+        """Whether a candidate is one placement of the groups on the session's own devices."""
+        return candidate.name not in self.homes and not candidate.replicas
+
+    def deploy(self, candidate: Candidate) -> Deployed:
+        """Open what serves a candidate's requests, of which many are in flight if the objective says so."""
+        home, steady = self.home(candidate.name), self.objective.steady
+        opened = [functools.partial(home.executor, plan, requests=in_flight(plan) if steady else 1) for plan in candidate.plans]
+        return Deployed(opened, run_lengths(candidate.plans) if steady else None)
+
+    def requests_of(self, candidate: Candidate) -> int:
+        """How many requests a run of a candidate serves."""
+        return sum(run_lengths(candidate.plans)) if self.objective.steady else 1
+
+    def simulated_run_s(self, candidate: Candidate) -> float:
+        """Seconds that all requests of a run of a candidate take in simulation."""
+        return (candidate.simulated_s or 0.0) * self.requests_of(candidate)
+
     def say(self, what: str, share: float) -> None:
         """Tell what is being done, and which share of it is done."""
         if self.progress is not None:
@@ -118,7 +146,7 @@ class Races:
         """Write what has been measured of candidates on the session's own devices to the journal, if there is one."""
         if self.journal is None:
             return
-        for known in (self.recorded(name) for name in names if name not in self.homes):
+        for known in (self.recorded(name) for name in names if self.is_placed(self.known[name])):
             if known is not None:
                 self.journal.add(known)
 
@@ -145,15 +173,17 @@ class Races:
 
     def calibrated(self) -> Costs:
         """The session's costs, corrected by what segments really took beside each other."""
-        segmenter = self.session.segmenter  # a candidate's plan may say what corrected costs have already put right
+        segmenter = self.segmenter_of(
+            self.session.costs
+        )  # a candidate's plan may say what corrected costs have already put right
         runs = []
         for name, one in self.known.items():
-            if one.segment_s is None or one.value is None or len(one.plan.segments) < 2 or name in self.homes:
+            if one.segment_s is None or one.value is None or len(one.plan.segments) < 2 or not self.is_placed(one):
                 continue
             if self._priced.get(name, (None, None))[0] is not one.plan:
                 self._priced[name] = one.plan, segmenter.priced(one.plan)
             # the machine may have been faster or slower than when the others ran
-            drift = one.cost / one.value.median if self.objective.is_makespan and one.cost is not None else 1.0
+            drift = one.cost / one.value.median if self.objective.is_measured and one.cost is not None else 1.0
             runs.append((self._priced[name][1], one.segment_s * drift))
         return calibrated(self.session.costs, runs)
 
@@ -213,17 +243,17 @@ class Races:
                         continue
                     try:
                         with self.ledger.on(COMPILING):
-                            executor = stack.enter_context(self.home(candidate.name).executor(candidate.plan))
+                            deployed = stack.enter_context(self.deploy(candidate))
                     except FAILURES as error:
                         if may_wait and isinstance(error, DeviceError | MemoryError):  # there may be room without the others
                             later.append(candidate)
                         else:
                             self.fail(candidate.name, error)
                         continue
-                    if self.checked(candidate.name, executor):
-                        runners[candidate.name] = Runner(executor, self.objective, self.homes.get(candidate.name))
+                    if self.checked(candidate.name, deployed):
+                        runners[candidate.name] = Runner(deployed, self.objective, self.homes.get(candidate.name))
                     else:
-                        executor.close()
+                        deployed.close()
                 stuck = len(later) == len(waiting)  # nothing finds room beside the anchor
                 if runners:
                     found |= self.raced(runners, what, rounds, share, min_rounds, drop_losers, anchor)
@@ -248,14 +278,14 @@ class Races:
         """Race what is open, by the candidates' names; close who leaves."""
 
         def leave(name: str, error: ExecutionError | None) -> None:
-            executor = runners[name].executor
+            deployed = runners[name].deployed
             if error is None:
-                self.learn_of(name, segment_s=executor.segment_seconds())
+                self.learn_of(name, segment_s=deployed.segment_seconds())
                 if self.twice:
-                    self.checked(name, executor, after=True)
+                    self.checked(name, deployed, after=True)
             else:
                 self.fail(name, error)
-            executor.close()
+            deployed.close()
 
         race = Race(runners, seed=self.seed + len(self.races) + 1, warmup=self.warmup, leave=leave)
         found: dict[str, Measurement] = {}
@@ -279,10 +309,10 @@ class Races:
                 self.learn_of(name, measured=measurement, value=found[name], race=len(self.races), earlier=False)
                 learned.append(name)
                 if name in race.running:
-                    self.learn_of(name, segment_s=runners[name].executor.segment_seconds())
+                    self.learn_of(name, segment_s=runners[name].deployed.segment_seconds())
             self.races.append(Raced(what, max((len(result.samples) for result in results.values()), default=0), results))
         for name in race.running if self.twice else ():
-            self.checked(name, runners[name].executor, after=True)
+            self.checked(name, runners[name].deployed, after=True)
         found = {name: value for name, value in found.items() if self.known[name].failed is None}
         if anchor is not None:
             self.pair(found, learned, anchor.name)
@@ -308,13 +338,14 @@ class Races:
             # objectives other than time can be zero
             self.learn_of(name, cost=cost if math.isfinite(cost) else value.median, steady=steady(value, beside))
 
-    def checked(self, name: str, executor: PlanExecutor, *, after: bool = False) -> bool:
+    def checked(self, name: str, deployed: Deployed, *, after: bool = False) -> bool:
         """Whether a candidate runs and its outputs are right; the worst of all checks of its outputs counts."""
-        try:
-            found = self.session.check_outputs(executor, after=after)
-        except FAILURES as error:
-            self.fail(name, error)
-        else:
+        for executor in deployed.executors:
+            try:
+                found = self.session.check_outputs(executor, after=after)
+            except FAILURES as error:
+                self.fail(name, error)
+                return False
             before = self.known[name].output_error
             worst = found if before is None else before.worse(found)
             self.learn_of(name, output_error=worst)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from placeit.core.errors import ExecutionError, InfeasibleError
 from placeit.optimizer.candidates import Candidate, known_value, measured_median
 from placeit.optimizer.decision import Decision
@@ -12,6 +14,8 @@ from placeit.optimizer.search import WORTH_MEASURING, Search
 from placeit.placers.bound import lower_bound
 
 __all__ = ["chosen_of"]
+
+_EQUAL = 1.1  # devices are equal if none takes so many times as long as another
 
 
 def chosen_of(
@@ -42,7 +46,8 @@ def chosen_of(
         least = known_value(order[0])
         most = least / WORTH_MEASURING if single is None else min(least / WORTH_MEASURING, known_value(single))
         # a trifle less of something else is not worth being slow
-        best = min((one for one in order if known_value(one) <= most), key=lambda one: one.plan.schedule.makespan)
+        by = known_value if objective.is_measured else _makespan
+        best = min((one for one in order if known_value(one) <= most), key=by)
         if best is single:
             margin = " by more than 1 %" if least < known_value(best) else ""
             return (
@@ -50,7 +55,11 @@ def chosen_of(
                 f"in simulation, no placement is {objective.better} than {best.name} alone{margin}; nothing was measured",
             )
         lowest = "the lowest" if known_value(best) == least else "within 1 % the lowest"
-        return best, f"it has {lowest} simulated {objective.name}; nothing was measured, because a device is only described"
+        simulated = objective.quantity if objective.steady else objective.name
+        return best, (
+            f"it has {lowest} simulated {simulated}{_of_replicas(best)}; nothing was measured, because a device is only "
+            "described"
+        )
     if decision.winner is None and decision.hurried:
         return order[0], "there was no time to measure anything; it is the best in simulation"
     if decision.winner is None:
@@ -61,32 +70,52 @@ def chosen_of(
         able = "may, by the pins, run the model whole" if search.session.pins else "can run the model whole"
         if search.problem.feasible.all(axis=0).any():
             able = "has memory for the whole model"
-        return decision.winner, f"it was measured to be {objective.best}; no single device {able}"
+        return (
+            decision.winner,
+            f"it was measured to be {objective.best}; no single device {able}{_of_replicas(decision.winner)}",
+        )
     if decision.winner.placer != "single":
         ratio = decision.ratio
         assert ratio is not None  # noqa: S101
         return decision.winner, (
             f"in the deciding race it takes {ratio.ratio:.3f} of the {objective.quantity} of {single.name} "
             f"(95 % interval {ratio.ci_low:.3f} to {ratio.ci_high:.3f})"
+            f"{_of_replicas(decision.winner)}"
         )
     if search.session.costs.shared and len(search.problem.device_names) > 1:
         return decision.winner, "the budget is too short to compare placements over several devices with the single ones"
     if len(order) == 1 and len(search.problem.device_names) == 1:
         return decision.winner, "it is the only device"
+    several = "placement over several devices" if objective.steady else "split placement"
     if decision.hurried:
-        why = f"no time was left to decide whether a split placement is {objective.better}; a larger budget may find one"
+        why = f"no time was left to decide whether a {several} is {objective.better}; a larger budget may find one"
     elif decision.ratio is not None:
         why = (
-            f"the best split placement takes {decision.ratio.ratio:.3f} of its {objective.quantity} (95 % interval "
+            f"the best {several} takes {decision.ratio.ratio:.3f} of its {objective.quantity} (95 % interval "
             f"{decision.ratio.ci_low:.3f} to {decision.ratio.ci_high:.3f}), which is not {objective.better} beyond the interval"
         )
     else:
-        why = f"no split placement was measured to be {objective.better}"
+        why = f"no {several} was measured to be {objective.better}"
     whole = measured_median(single) if single.simulated_s is None else single.simulated_s
     if objective.is_makespan and 0 < whole < math.inf:
         share = lower_bound(search.problem) / whole
         why += f"; the lower bound, ignoring cut costs, is {share:.3f} of its time"
     return decision.winner, why
+
+
+def _of_replicas(chosen: Candidate) -> str:
+    """What is to be known of replicas, where they are the answer; empty if they are not."""
+    if not chosen.replicas:
+        return ""
+    why = "; each of its groups of devices serves whole requests, which hand nothing over and wait for no other group"
+    speeds = [plan.schedule.makespan for plan in chosen.plans]
+    if all(len(np.unique(plan.placement)) == 1 for plan in chosen.plans) and max(speeds) <= _EQUAL * min(speeds):
+        why += ": on equal devices that is hardly to be beaten"
+    return why
+
+
+def _makespan(candidate: Candidate) -> float:
+    return candidate.plan.schedule.makespan
 
 
 def _by_reason(unplanned: Mapping[str, tuple[str, str]]) -> dict[str, list[str]]:

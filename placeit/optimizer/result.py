@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from placeit.core.cluster import Cluster
 from placeit.core.placement import Placement
 from placeit.optimizer.candidates import Candidate, Raced
+from placeit.optimizer.service import Service
 from placeit.runtime.measure import Ratio, faster
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
@@ -103,7 +104,8 @@ class Optimized:
         speedup: time of the best single device over that of the chosen one, with its interval; None if not measured.
         reason: why the chosen one was chosen, in a sentence.
         bound_s: simulated lower bound of any placement: critical path and work over devices, without any cost of cutting;
-            NaN where the budget was too short to profile.
+            NaN where the budget was too short to profile, and for throughput.
+        service: what the chosen one serves; for throughput only, None for other objectives.
         simulator_error: ``mape``, ``pearson`` and ``spearman`` of the simulator on the measured candidates, each None where
             it is not defined; None if nothing was measured.
         asked_s: budget.
@@ -132,6 +134,7 @@ class Optimized:
     speedup: Ratio | None
     reason: str
     bound_s: float
+    service: Service | None
     simulator_error: Mapping[str, float | None] | None
     asked_s: float
     spent_s: float
@@ -146,7 +149,7 @@ class Optimized:
 
     @property
     def placement(self) -> Placement:
-        """Device of every op."""
+        """Device of every op; for throughput there may be replicas."""
         return self.chosen.placement
 
     def speedup_over(self, other: Candidate, candidate: Candidate) -> Ratio | None:

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.optimizer.candidates import Alone
+from placeit.optimizer.deployed import Deployed
 from placeit.runtime.measure import Measurement, summed_up
-from placeit.runtime.plan_executor import PlanExecutor
 from placeit.simulator.objectives import Objective
 
 __all__ = ["Runner"]
@@ -16,21 +16,22 @@ __all__ = ["Runner"]
 class Runner:
     """Runs a plan, in a race, and values each run by the objective."""
 
-    def __init__(self, executor: PlanExecutor, objective: Objective, alone: Alone | None = None) -> None:
-        self.executor, self.objective, self.alone = executor, objective, alone
+    def __init__(self, deployed: Deployed, objective: Objective, alone: Alone | None = None) -> None:
+        self.deployed, self.objective, self.alone = deployed, objective, alone
         self.values: list[float] = []
 
     def __call__(self) -> float:
-        """Run once and return the seconds it took."""
-        seconds = self.executor.time()
+        """Run once and return the seconds it took, or if many requests are in flight the seconds per request."""
+        seconds = self.deployed.time()
         self.values.append(self.objective.of_run(seconds, self.work))
         return seconds
 
     def work(self) -> tuple[NDArray[np.float64], float]:
         """Seconds that each device of the cluster was busy in the last run, and links in sum."""
-        busy = dict.fromkeys(self.executor.plan.problem.device_names, 0.0)
+        executor = self.deployed.executors[0]
+        busy = dict.fromkeys(executor.plan.problem.device_names, 0.0)
         moving = 0.0
-        for span in self.executor.spans():
+        for span in executor.spans():
             if span.kind == "compute":
                 busy[span.where[0]] += span.seconds
             else:

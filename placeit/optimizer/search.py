@@ -18,7 +18,6 @@ from placeit.optimizer.candidates import (
     Candidate,
     in_other_precision,
     known_value,
-    measured_median,
     plain_candidates,
     value_of,
 )
@@ -30,7 +29,7 @@ from placeit.placers.asking import ask
 from placeit.placers.base import Measured, Refiner, is_over
 from placeit.placers.feasibility import fits
 from placeit.placers.registry import parse_placer
-from placeit.planning.segments import Plan, Segmenter
+from placeit.planning.segments import Plan
 from placeit.profiler.costs import Progress
 from placeit.runtime.budget import CHECKS, TRIFLE_S, hopeless, needed
 from placeit.runtime.measure import FAILURES, FEWEST, WARMUP, faster, summed_up
@@ -50,7 +49,7 @@ WORTH_MEASURING, _FAR_BEHIND = 0.99, 1.05  # of the best measured, and of the be
 _TURN_SHARE, _SELECTION_SHARE = 0.35, 0.5  # of what is left of the budget
 _ASKED_SHARE = 0.25  # of it, for what is left of the placers; and for a search among plans
 _AGAIN_SHARE = 0.1  # of it, for placers that are asked again
-_STARTS, _STEPS = 2, 600  # of a search among plans by their makespan
+_STARTS, _STEPS = 2, 600  # of a search among plans by what their runs take
 _PLANS = 200  # moves that are tried in a search among plans by another objective
 
 
@@ -85,7 +84,7 @@ class Search(Races):
         ledger: Ledger | None = None,
     ) -> None:
         super().__init__(session, objective, deadline, seed, progress, ledger)
-        self.segmenter = session.segmenter
+        self.segmenter = self.segmenter_of(session.costs) if objective.steady else session.segmenter
         self.problem = self.segmenter.problem()
         self.unplanned: dict[str, tuple[str, str]] = {}  # candidate -> who was to propose it, and why it came to nothing
         self.once: dict[str, float] = {}  # seconds of one run of single devices, as far as they are known
@@ -117,9 +116,7 @@ class Search(Races):
         free = (
             name if name not in self.known else next(n for i in itertools.count(2) if (n := f"{name} ({i})") not in self.known)
         )
-        schedule = plan.schedule
-        simulated = schedule.makespan, self.objective.of_schedule(schedule)
-        candidate = self.enter(Candidate(free, placer, plan, self.session.placing, *simulated, start=start))
+        candidate = self.enter(Candidate(free, placer, plan, self.session.placing, *self.simulated_of(plan), start=start))
         self._named[_key(candidate.groups)] = free
         return candidate
 
@@ -188,7 +185,7 @@ class Search(Races):
         After the first turn, they are asked to go on from what has been measured by then.
         """
         problem, measured = self.segmenter.problem(), None
-        ranked = [one for one in self.ranked if one.name not in self.homes]
+        ranked = [one for one in self.ranked if self.is_placed(one)]
         if turn > 1 and ranked:
             measured = Measured(np.stack([one.groups for one in ranked]), np.array([value_of(one) for one in ranked]))
         cost = self.simulated(problem)
@@ -218,7 +215,7 @@ class Search(Races):
     def refine(self, name: str) -> None:
         """Search among plans from the best candidates."""
         self.say("searching among plans", 0.0)
-        placed = [one for one in self.standing if one.name not in self.homes]
+        placed = [one for one in self.standing if self.is_placed(one)]
         ranked = sorted(placed, key=lambda one: float(self.expected(one.groups[None])[0]))
         given = [one for one in placed if one.given and one.measured is None]
         for i, one in enumerate(dict.fromkeys([*ranked[:_STARTS], *given])):
@@ -229,7 +226,7 @@ class Search(Races):
     def improved(self, groups: NDArray[np.int32], seed: int) -> NDArray[np.int32]:
         """Search among plans from a placement on."""
         deadline = time.perf_counter() + max(0.0, self.left()) * _ASKED_SHARE / _STARTS
-        if self.objective.is_makespan:
+        if self.objective.is_measured:
             return self.segmenter.search(groups, self.problem, steps=_STEPS, seed=seed, deadline=deadline)
         rng, now = np.random.default_rng(seed), self.expected(groups[None])[0]
         for _ in range(_PLANS):
@@ -266,7 +263,7 @@ class Search(Races):
 
     def worth_another_turn(self) -> bool:
         """Whether some unmeasured candidate is now expected to beat the best that was measured."""
-        fresh = [e for e in self.standing if e.measured is None and e.placer != "single"]
+        fresh = [e for e in self.standing if e.measured is None and e.placer != "single" and self.is_placed(e)]
         best = min(map(value_of, self.standing), default=math.inf)
         return any(self.expected(e.groups[None])[0] < best * WORTH_MEASURING for e in fresh)
 
@@ -274,7 +271,7 @@ class Search(Races):
         """Seconds that selection and decision will take."""
         singles, splits = self.finalists()
         select, decide = (
-            needed(map(measured_median, self.with_others(some)), rounds)
+            needed(map(self.run_s, self.with_others(some)), rounds)
             for rounds, some in (
                 (_SELECTION_ROUNDS, [*singles, *splits]),
                 (DECISION_ROUNDS, [*singles[:1], *splits[:1]]),
@@ -316,14 +313,14 @@ class Search(Races):
         return [*beside, *fresh]
 
     def run_s(self, candidate: Candidate) -> float:
-        """Seconds that a run takes, as it was measured, or else simulated."""
+        """Seconds that a run takes, with all its requests, as it was measured, or else simulated."""
         if candidate.measured is not None:
-            return candidate.measured.median
+            return candidate.measured.median * self.requests_of(candidate)
         simulated = candidate.simulated_s
         if simulated is None:  # a plain device; what it is made of is hardly faster
             parts = (one.simulated_s for one in self.candidates if one.placer == "single")
             simulated = min((seconds for seconds in parts if seconds is not None), default=0.0)
-        return self.once.get(candidate.name, simulated)
+        return self.once.get(candidate.name, simulated) * self.requests_of(candidate)
 
     @property
     def fresh_singles(self) -> list[Candidate]:
@@ -344,10 +341,10 @@ class Search(Races):
             return seconds
         try:
             with self.ledger.on(COMPILING):
-                opened = self.home(candidate.name).executor(candidate.plan)
-            with opened as executor:
-                seconds = executor.time()
-                return min(seconds, executor.time()) if seconds < self.left() else seconds  # the first one is cold
+                opened = self.deploy(candidate)
+            with opened as deployed:
+                seconds = deployed.time()
+                return min(seconds, deployed.time()) if seconds < self.left() else seconds  # the first one is cold
         except FAILURES as error:
             self.fail(candidate.name, error)
             return None
@@ -376,7 +373,7 @@ class Search(Races):
 
     def learn(self) -> None:
         """Correct the costs by what segments really took beside each other."""
-        self.segmenter = Segmenter(self.session.grouping, self.calibrated())
+        self.segmenter = self.segmenter_of(self.calibrated())
 
     def confirm(self) -> Decision:
         """Select the best single device and the best placement over several, then decide between the two.
@@ -424,7 +421,7 @@ class Search(Races):
 
     def affordable(self, rounds: int, candidates: Sequence[Candidate], share: float) -> int:
         """How many of some rounds there is time for, in a share of what is left."""
-        each = sum(map(measured_median, self.with_others(candidates)))
+        each = sum(map(self.run_s, self.with_others(candidates)))
         return min(rounds, int(self.left() * share / each) - WARMUP - CHECKS)
 
 

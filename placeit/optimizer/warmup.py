@@ -55,7 +55,7 @@ def compile_kernels(placers: Iterable[str], progress: Progress | None = None) ->
     placement = np.arange(groups, dtype=np.int32) % 2
     segmenter.search(placement, problem, steps=2, seed=0)
     segmenter.priced(segmenter.plan(placement))
-    segmenter.makespan(placement)
+    segmenter.seconds(placement)
     compile_loop()
 
 

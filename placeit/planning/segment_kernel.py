@@ -28,6 +28,9 @@ class Groups(NamedTuple):
     read: NDArray[np.float64]  # [D] seconds per byte that another device wrote
     link: Records  # LINK[D, D]
     passthrough: NDArray[np.bool_]  # [G] whether a group runs nothing
+    clique: NDArray[np.bool_]  # [C, D] sets of several devices of which only one runs at a time
+    steady: bool  # whether as many requests are in flight as keep the busiest device or link busy all the time
+    outside: NDArray[np.float64]  # [D] share of the time for which something else keeps a device busy meanwhile; if steady
 
 
 @jit
@@ -85,7 +88,8 @@ def seconds_of_segments(
     """Return ``float64[S]``, the seconds of segments as sums of their parts; zero for segments that run nothing.
 
     What a group takes more while other devices work counts by the share of the segment's time in which they do, in the
-    schedule that there would be without it; of several others that can work at once, by the mean of their shares.
+    schedule that there would be without it; of several others that can work at once, by the mean of their shares. With many
+    requests in flight that is the share of all time for which they are busy.
 
     Args:
         groups: groups and costs.
@@ -110,7 +114,16 @@ def seconds_of_segments(
         if place[moves[m, 0]] != place[moves[m, 1]]:
             seconds[moves[m, 1]] += groups.read[place[moves[m, 1]]] * groups.tensor_bytes[moves[m, 2]]
     seconds = np.where(runs, seconds, 0.0)
-    if (place != place[0]).any() and load.any():
+    if groups.steady:
+        busy = _busy(groups, moves, place, seconds)
+        most = max(busy.max(), 1e-300)
+        for s in range(count):
+            if runs[s] and seconds[s] > 0:
+                beside = 0.0
+                for d in range(len(groups.dispatch)):
+                    beside += groups.beside[place[s], d] * (busy[d] / most + groups.outside[d])
+                seconds[s] = max(0.0, seconds[s] + load[s] * beside)
+    elif (place != place[0]).any() and load.any():
         start = _simulate(groups, moves, place, seconds)[1]
         end = start + seconds
         for s in range(count):
@@ -124,6 +137,36 @@ def seconds_of_segments(
             if runs[s] and seconds[s] > 0:
                 seconds[s] = max(0.0, seconds[s] + load[s])
     return seconds
+
+
+@jit
+def _busy(
+    groups: Groups, moves: NDArray[np.int32], place: NDArray[np.int32], seconds: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return for how many seconds one request keeps each resource busy: devices, ``groups.clique``, ordered pairs of devices.
+
+    What :func:`placeit.simulator.throughput.busy_kernel` says of the plan of a partition, without a problem to build first.
+    """
+    devices, sets = len(groups.dispatch), len(groups.clique)
+    busy = np.zeros(devices + sets + devices * devices)
+    for s in range(len(place)):
+        busy[place[s]] += seconds[s]
+    for k in range(sets):
+        for d in range(devices):
+            if groups.clique[k, d]:
+                busy[devices + k] += busy[d]
+    for m in range(len(moves)):
+        src, dst = place[moves[m, 0]], place[moves[m, 1]]
+        if src == dst:
+            continue
+        n, fresh = m - 1, True  # a tensor goes to a device once, however many segments read it there
+        while n >= 0 and moves[n, 0] == moves[m, 0]:
+            fresh &= moves[n, 2] != moves[m, 2] or place[moves[n, 1]] != dst
+            n -= 1
+        if fresh:
+            link = groups.link[src, dst]
+            busy[devices + sets + src * devices + dst] += link.latency + groups.tensor_bytes[moves[m, 2]] / link.bandwidth
+    return busy
 
 
 @jit
@@ -176,7 +219,8 @@ def simulate_segments(
     What :mod:`placeit.simulator.simulate` does with the plan of the partition, but without a problem to build first.
 
     Returns:
-        Makespan, NaN if segments would wait in a circle; ``float64[G]``, when the segment of each group starts.
+        Makespan, or with many requests in flight the seconds per request, for which the busiest resource is busy; NaN if
+        segments would wait in a circle. ``float64[G]``, when the segment of each group starts.
     """
     of, moves, cut_bytes, sorted_ = ordered(groups, of, count)
     if not sorted_:
@@ -186,7 +230,7 @@ def simulate_segments(
     for g in range(len(of)):
         place[of[g]] = devices[g]
     makespan, start = _simulate(groups, moves, place, seconds)
-    return makespan, start[of]
+    return _busy(groups, moves, place, seconds).max() if groups.steady else makespan, start[of]
 
 
 @jit
@@ -222,8 +266,10 @@ def _simulate(
 def merge_groups(groups: Groups, devices: NDArray[np.int32]) -> tuple[NDArray[np.int32], float]:
     """Merge consecutive segments on a device while the makespan does not grow; see ``Segmenter.plan``.
 
+    With many requests in flight it is the seconds per request that may not grow.
+
     Returns:
-        ``int32[G]``, the segment of each group, and the makespan: ``inf`` if a group cannot run where it is.
+        ``int32[G]``, the segment of each group, and these seconds: ``inf`` if a group cannot run where it is.
     """
     labels = np.arange(len(devices)).astype(np.int32)
     for g in range(len(devices)):
@@ -305,7 +351,7 @@ def search(
     heat: float,
     rng: np.random.Generator,
 ) -> None:
-    """Anneal a placement by the makespan of its plan; see ``Segmenter.search``.
+    """Anneal a placement by the makespan of its plan, or the seconds per request; see ``Segmenter.search``.
 
     Does steps ``first`` to ``last`` of ``steps``; updates the current and the best placement, and their seconds.
     """

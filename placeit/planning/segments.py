@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from placeit.core.cluster import Cluster, Link
-from placeit.core.conflicts import shares_beside
+from placeit.core.conflicts import cliques, shares_beside
 from placeit.core.errors import PlacementError
 from placeit.core.problem import Problem
 from placeit.planning import segment_kernel as kernel
@@ -161,9 +161,15 @@ class Segmenter:
     Args:
         grouping: ops and groups.
         costs: what they cost.
+        steady: whether as many requests are in flight as keep the busiest device or link busy all the time. What counts is
+            then for how long one request keeps it busy, and not the makespan: the seconds per request.
+        outside: ``float64[D]``, for which share of the time something that no plan says keeps a device busy meanwhile, such as
+            a replica; None for none. For ``steady`` only.
     """
 
-    def __init__(self, grouping: Grouping, costs: Costs) -> None:
+    def __init__(
+        self, grouping: Grouping, costs: Costs, *, steady: bool = False, outside: NDArray[np.float64] | None = None
+    ) -> None:
         graph = grouping.groups
         self.grouping, self.graph, self.costs = grouping, graph, costs
         kinds: list[set[str]] = [set() for _ in range(len(graph))]
@@ -174,6 +180,7 @@ class Segmenter:
         border = np.bincount(graph.tensor_op, graph.tensor_bytes, len(graph))
         np.add.at(border, graph.edges[:, 1], graph.tensor_bytes[graph.edge_tensor])
         by_producer = np.argsort(graph.edges[:, 0], kind="stable")
+        shared = cliques(costs.conflicts)
         self._groups = kernel.Groups(
             np.ascontiguousarray(np.column_stack([graph.edges, graph.edge_tensor])[by_producer], np.int32),
             graph.tensor_bytes,
@@ -186,6 +193,9 @@ class Segmenter:
             np.array(np.broadcast_to(costs.read, costs.dispatch.shape)),
             link_records(costs.latency, costs.bandwidth),
             np.array([kind <= _FREE_KINDS for kind in kinds]),
+            shared[shared.sum(axis=1) > 1],
+            steady,
+            np.zeros(len(costs.dispatch)) if outside is None else np.array(outside, np.float64),
         )
 
     def problem(self) -> Problem:
@@ -220,8 +230,8 @@ class Segmenter:
         """Segment a placement of the groups, ``int32[G]``.
 
         Segments that follow each other on one device are merged while the graph of segments stays acyclic and the simulated
-        makespan does not grow: merging saves dispatches and cuts, but a segment starts only when everything that it reads is
-        there, and gives nothing away before it ends.
+        makespan does not grow (if ``steady``: the seconds per request): merging saves dispatches and cuts, but a segment starts
+        only when everything that it reads is there, and gives nothing away before it ends.
 
         Args:
             placement: device of each group.
@@ -254,8 +264,10 @@ class Segmenter:
         """Return the same segments with this segmenter's costs, to re-evaluate a plan that was made with other costs."""
         return self._plan(plan.segment_of, plan.placement[plan.segment_of])
 
-    def makespan(self, placements: ArrayLike) -> NDArray[np.float64]:
+    def seconds(self, placements: ArrayLike) -> NDArray[np.float64]:
         """Simulated makespan of placements' plans, ``int32[B, G] -> float64[B]``: a cost function that includes segments.
+
+        Seconds per request if ``steady``.
 
         A placement with a group where it cannot run costs ``inf``.
 
@@ -276,14 +288,14 @@ class Segmenter:
         heat: float = 0.01,
         deadline: float = math.inf,
     ) -> NDArray[np.int32]:
-        """Anneal a placement by the simulated makespan of its plan, which placers cannot see, since they only see groups.
+        """Anneal a placement by :meth:`seconds` of its plan, which placers cannot see, since they only see groups.
 
         Args:
             placement: where to start, ``int32[G]``.
             problem: from :meth:`problem`; says what is feasible and what fits.
             steps: moves of one group that are tried; each is a plan, which takes milliseconds.
             seed: the same seed gives the same answer.
-            heat: first temperature, as a share of the makespan.
+            heat: first temperature, as a share of these seconds.
             deadline: when to end with the best so far, by ``time.perf_counter()``.
 
         Raises:

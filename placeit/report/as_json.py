@@ -15,13 +15,15 @@ if TYPE_CHECKING:
     from placeit.optimizer.candidates import Candidate
     from placeit.optimizer.compare import Comparison
     from placeit.optimizer.result import Optimized
+    from placeit.optimizer.service import Service
     from placeit.planning.segments import Profiled
     from placeit.profiler.profile_report import ProfileReport
     from placeit.runtime.check import OutputError
     from placeit.runtime.measure import Measurement, Ratio
     from placeit.runtime.run_report import RunReport
+    from placeit.simulator.load import LoadReport
 
-__all__ = ["comparison", "jsonable", "links", "optimized", "profile", "run"]
+__all__ = ["comparison", "jsonable", "links", "load", "optimized", "profile", "run"]
 
 
 def optimized(found: Optimized, placement_file: str | Path | None = None) -> dict[str, Any]:
@@ -47,6 +49,7 @@ def optimized(found: Optimized, placement_file: str | Path | None = None) -> dic
         "speedup_ci": None if found.speedup is None else _interval(found.speedup),
         "reason": found.reason,
         "bound_s": _finite(found.bound_s),
+        "throughput": None if found.service is None else _service(found.service),
         "output_error": _error(found.chosen.output_error),
         "simulator": {name: error.get(name) for name in ("mape", "pearson", "spearman")},
         "budget": {
@@ -116,6 +119,7 @@ def comparison(found: Comparison) -> dict[str, Any]:
             "name": candidate.name,
             "placement_file": None if candidate.name in found.singles else candidate.name,
             "segments": candidate.segments,
+            "replicas": len(candidate.plans),
             "devices": candidate.placement.counts(),
             "simulated_s": candidate.simulated_s,
             "measured_s": None if measured is None else measured.median,
@@ -131,6 +135,7 @@ def comparison(found: Comparison) -> dict[str, Any]:
 
     return {
         "model": found.model,
+        "objective": found.objective.name,
         "rounds": found.rounds,
         "warmup": found.warmup,
         "duration_s": found.duration_s,
@@ -221,10 +226,38 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
         "value_ci": _interval(value),
         "devices": candidate.placement.counts(),
         "segments": candidate.segments,
+        "replicas": len(candidate.plans),
         "output_error": _error(candidate.output_error),
         "measured_earlier": candidate.earlier,
         "failed": candidate.failed,
         "not_run": candidate.not_run if measured is None else None,
+    }
+
+
+def _service(service: Service) -> dict[str, Any]:
+    return {
+        "capacity": _finite(service.capacity),
+        "capacity_measured": service.measured,
+        "bottlenecks": [{"name": one.name, "seconds": one.seconds, "busy_s": one.busy} for one in service.bottlenecks],
+        "rate": service.rate,
+        "relative": service.relative,
+        "sustained": service.sustained,
+        "load": {arrivals: load(report) for arrivals, report in service.load.items()},
+    }
+
+
+def load(report: LoadReport) -> dict[str, Any]:
+    """How requests fared that arrived over time."""
+    return {
+        "requests": report.requests,
+        "offered": report.offered,
+        "achieved": report.achieved,
+        "p50_s": report.p50,
+        "p95_s": report.p95,
+        "p99_s": report.p99,
+        "worst_s": report.worst,
+        "mean_queue": report.mean_queue,
+        "most_queued": report.most_queued,
     }
 
 

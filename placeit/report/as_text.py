@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from placeit.optimizer.candidates import Candidate
     from placeit.optimizer.compare import Comparison
     from placeit.optimizer.result import Optimized, Unplanned
+    from placeit.optimizer.service import Service
     from placeit.planning.segments import Profiled
     from placeit.profiler.profile_report import ProfileReport
     from placeit.runtime.run_report import RunReport
@@ -66,7 +67,8 @@ def run(console: Console, report: RunReport, files: Mapping[str, Path | None]) -
 def comparison(console: Console, found: Comparison) -> None:
     """Print a table of what was compared, and why something is out."""
     candidates, singles = found.candidates, found.singles
-    heads = ["placement", "devices (ops)", "segments", "simulated", "measured", "95 % interval", "p95"]
+    rates = ["requests/s"] if found.objective.steady else []
+    heads = ["placement", "devices (ops)", "segments", "simulated", "measured", *rates, "95 % interval", "p95"]
     heads += [f"speed-up over {single}" for single in singles]
     rows = [
         (
@@ -75,6 +77,7 @@ def comparison(console: Console, found: Comparison) -> None:
             str(one.segments),
             text.seconds(one.simulated_s),
             text.seconds(None if one.measured is None else one.measured.median),
+            *([_rate(one)] if rates else []),
             text.interval(one.measured),
             text.seconds(None if one.measured is None else one.measured.p95),
             *map(text.ratio, found.speedups(one).values()),
@@ -88,6 +91,8 @@ def comparison(console: Console, found: Comparison) -> None:
     text.table(console, [*heads, "output error"], rows, left=2, spare=spare)
     text.show_failures(console, {one.name: one.failed for one in candidates})
     text.show_unchecked(console, (one.output_error for one in candidates))
+    if found.objective.note is not None:
+        text.paragraph(console, f"Times are {found.objective.note}.")
     if found.interrupted:
         console.print("Ended by Ctrl-C: results so far.")
     text.show_notes(console, found.cluster)
@@ -142,8 +147,9 @@ def optimized(console: Console, found: Optimized, path: Path | None) -> None:
     best = found.best_single
     others = [candidate for candidate in found.candidates if candidate.placer == "single" and candidate is not best]
     singles = [*([] if best is None else [best]), *others]
-    objective, modelled = found.objective, not found.objective.is_makespan
-    heads = ["candidate (placer)", "devices (ops)", "segments", "simulated", "measured", "95 % interval"]
+    objective, modelled = found.objective, not found.objective.is_measured
+    rates = ["requests/s"] if objective.steady else []
+    heads = ["candidate (placer)", "devices (ops)", "segments", "simulated", "measured", *rates, "95 % interval"]
     heads += [f"{objective.name} simulated", f"{objective.name} by measured times"] if modelled else []
     heads += [f"speed-up over {single.name}" for single in singles]
     heads += ["output error", "simulator off by"]
@@ -155,6 +161,7 @@ def optimized(console: Console, found: Optimized, path: Path | None) -> None:
             str(candidate.segments),
             text.seconds(candidate.simulated_s),
             text.seconds(None if candidate.measured is None else candidate.measured.median),
+            *([_rate(candidate)] if rates else []),
             text.interval(candidate.measured),
             *(_values(candidate, objective.unit) if modelled else ()),
             *(_speedup(found, single, candidate) for single in singles),
@@ -233,6 +240,7 @@ def _facts(found: Optimized) -> dict[str, str]:
         "chosen": f"{_name(found.chosen)}, marked * above",
         "why": found.reason,
         "objective": None if found.objective.note is None else f"{found.objective.name}: {found.objective.note}",
+        **_service_facts(found.service),
         "speed-up": None
         if found.speedup is None or best is None or found.chosen is best
         else f"{text.ratio(found.speedup)} over {best.name}",
@@ -251,6 +259,31 @@ def _facts(found: Optimized) -> dict[str, str]:
         "memory": f"at most {limits}" if limits else None,
     }
     return {name: line for name, line in lines.items() if line is not None}
+
+
+def _service_facts(service: Service | None) -> dict[str, str | None]:
+    """Say what the answer serves, what limits it, and how requests fare at the rate that was asked about."""
+    if service is None:
+        return {}
+    limits = list(dict.fromkeys(one.name for one in service.bottlenecks))
+    by = f"; {', '.join(limits)} {'is' if len(limits) == 1 else 'are'} busy all the time then" if limits else ""
+    how = "" if service.measured else ", in simulation"
+    facts: dict[str, str | None] = {"capacity": f"{text.rate(service.capacity)} requests/s{how}{by}"}
+    if service.rate is None:
+        return facts
+    wanted = f"{text.rate(service.rate)} requests/s"
+    facts["rate"] = f"{wanted} are served"
+    if not service.sustained:
+        facts["rate"] = (
+            f"no placement that was found sustains {wanted}: this one serves {text.percent(service.relative)} of them, "
+            f"{text.rate(service.capacity)} requests/s, and the longer they arrive the longer they wait"
+        )
+    for arrivals, load in service.load.items():
+        facts[f"{arrivals} arrivals"] = (
+            f"p50 {text.seconds(load.p50)}, p95 {text.seconds(load.p95)}, p99 {text.seconds(load.p99)}; "
+            f"{load.mean_queue:.1f} waiting on average, {load.most_queued} at most (simulated, {load.requests} requests)"
+        )
+    return facts
 
 
 def _precisions(found: Optimized) -> Iterator[str]:
@@ -289,6 +322,10 @@ def _simulator_error(candidate: Candidate) -> str:
     if candidate.measured is None or candidate.simulated_s is None:
         return text.NOTHING
     return f"{candidate.simulated_s / candidate.measured.median - 1:+.1%}".replace("%", " %")
+
+
+def _rate(candidate: Candidate) -> str:
+    return text.rate(None if candidate.measured is None else 1 / candidate.measured.median)
 
 
 def _figure(value: float | None) -> str:

@@ -24,6 +24,7 @@ __all__ = [
     "paragraph",
     "percent",
     "printable",
+    "rate",
     "ratio",
     "seconds",
     "shape",
@@ -72,6 +73,11 @@ def interval(measured: Measurement | None) -> str:
     if measured is None or not math.isfinite(measured.ci_high):
         return NOTHING
     return f"{seconds(measured.ci_low)} .. {seconds(measured.ci_high)}"
+
+
+def rate(value: float | None) -> str:
+    """Write how many requests there are per second: ``0.25``, ``33.1``, ``9.56 k``."""
+    return f"{value:.3g}" if value is not None and value < 999.5 else amount(value)
 
 
 def ratio(value: Ratio | None) -> str:

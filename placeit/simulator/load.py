@@ -6,7 +6,7 @@ The same figures for simulated times (:attr:`placeit.simulator.simulate.Schedule
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -88,6 +88,19 @@ class LoadReport:
             most_queued=int(queue.max()),
             queue_at=at[kept],
             queue=queue[kept],
+        )
+
+    def scaled(self, factor: float) -> LoadReport:
+        """The same with all times multiplied by a factor, and all rates divided by it."""
+        return replace(
+            self,
+            offered=None if self.offered is None else self.offered / factor,
+            achieved=None if self.achieved is None else self.achieved / factor,
+            p50=self.p50 * factor,
+            p95=self.p95 * factor,
+            p99=self.p99 * factor,
+            worst=self.worst * factor,
+            queue_at=self.queue_at * factor,
         )
 
 

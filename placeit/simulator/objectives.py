@@ -1,4 +1,4 @@
-"""What can be minimised: latency, total cost, energy."""
+"""What can be minimised: latency, throughput (as seconds per request), total cost, energy."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ __all__ = [
     "Objective",
     "Planned",
     "Planner",
+    "Throughput",
     "check_objective",
     "get_objective",
     "objective_names",
@@ -36,6 +37,16 @@ BusyTimes: TypeAlias = Callable[[], tuple[NDArray[np.float64], float]]
 
 class Planned(Protocol):
     """A plan of a placement, as objectives see it."""
+
+    @property
+    def problem(self) -> Problem:
+        """Its segments."""
+        ...
+
+    @property
+    def placement(self) -> NDArray[np.int32]:
+        """``int32[S]``, the device of each segment."""
+        ...
 
     @property
     def schedule(self) -> Schedule:
@@ -50,8 +61,8 @@ class Planner(Protocol):
         """Plan a placement, ``int32[V]``."""
         ...
 
-    def makespan(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
-        """Simulated seconds of placements' plans, ``int32[B, V] -> float64[B]``."""
+    def seconds(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
+        """Simulated seconds of placements' plans, ``int32[B, V] -> float64[B]``: makespans, or if ``steady`` per request."""
         ...
 
 
@@ -67,7 +78,10 @@ class Objective(ABC):
         worse: what more of it is called.
         best: what the one of least of it is called.
         note: what a report says about it; None if the name says it all.
-        is_makespan: whether it is the makespan, which is what is simulated and measured in any case.
+        is_makespan: whether it is the makespan.
+        is_measured: whether it is what is simulated and measured itself, and not a figure from such times.
+        steady: whether many requests are in flight while it is simulated and measured. The seconds of a run are then seconds
+            per request, and placements on several groups of devices may each serve whole requests.
     """
 
     name: ClassVar[str]
@@ -78,6 +92,8 @@ class Objective(ABC):
     best: ClassVar[str]
     note: ClassVar[str | None] = None
     is_makespan: ClassVar[bool] = False
+    is_measured: ClassVar[bool] = False
+    steady: ClassVar[bool] = False
 
     @classmethod
     def of_cluster(cls, cluster: Cluster) -> Self:  # noqa: ARG003 (some need its figures)
@@ -85,11 +101,11 @@ class Objective(ABC):
         return cls()
 
     @abstractmethod
-    def of_run(self, makespan: float, work: BusyTimes) -> float:
+    def of_run(self, seconds: float, work: BusyTimes) -> float:
         """Value of one run: by a simulated schedule it is a prediction; by a real run it is a figure from measured times.
 
         Args:
-            makespan: seconds.
+            seconds: the makespan, or if ``steady`` the seconds per request.
             work: asked only if it counts.
         """
 
@@ -97,14 +113,15 @@ class Objective(ABC):
     def cost(self, problem: Problem, makespan: CostFunction) -> CostFunction:
         """Cost function of a problem, by one that gives its makespans in seconds."""
 
-    def of_schedule(self, schedule: Schedule) -> float:
-        """Value of a simulated run."""
+    def of_plan(self, plan: Planned) -> float:
+        """Value of a plan's simulated run."""
+        schedule = plan.schedule
         moved = schedule.transfers
         return self.of_run(schedule.makespan, lambda: (schedule.busy, float((moved.finish - moved.start).sum())))
 
     def of_plans(self, planner: Planner, placements: NDArray[np.int32]) -> NDArray[np.float64]:
         """Values of the simulated runs of feasible placements' plans, ``int32[B, V] -> float64[B]``."""
-        return np.array([self.of_schedule(planner.plan(row).schedule) for row in placements])
+        return np.array([self.of_plan(planner.plan(row)) for row in placements])
 
 
 @dataclass(frozen=True)
@@ -115,11 +132,11 @@ class Latency(Objective):
     unit = "s"
     quantity = "time"
     better, worse, best = "faster", "slower", "the fastest"
-    is_makespan = True
+    is_makespan = is_measured = True
 
-    def of_run(self, makespan: float, work: BusyTimes) -> float:  # noqa: ARG002
+    def of_run(self, seconds: float, work: BusyTimes) -> float:  # noqa: ARG002
         """Return the makespan."""
-        return makespan
+        return seconds
 
     def cost(self, problem: Problem, makespan: CostFunction) -> CostFunction:  # noqa: ARG002
         """Return the makespans as they are."""
@@ -127,7 +144,39 @@ class Latency(Objective):
 
     def of_plans(self, planner: Planner, placements: NDArray[np.int32]) -> NDArray[np.float64]:
         """Return the makespans of the plans, in compiled code."""
-        return planner.makespan(placements)
+        return planner.seconds(placements)
+
+
+@dataclass(frozen=True)
+class Throughput(Objective):
+    """Seconds per request with many requests in flight; see :class:`placeit.simulator.throughput.ThroughputCost`."""
+
+    name = "throughput"
+    unit = "s"
+    quantity = "time per request"
+    better, worse, best = "of higher throughput", "slower per request", "the one of highest throughput"
+    note = "seconds per request, with as many requests in flight as keep the bottleneck busy"
+    is_measured = steady = True
+
+    def of_run(self, seconds: float, work: BusyTimes) -> float:  # noqa: ARG002
+        """Return the seconds per request."""
+        return seconds
+
+    def cost(self, problem: Problem, makespan: CostFunction) -> CostFunction:  # noqa: ARG002
+        """Return for how long one request keeps the busiest device or link busy."""
+        from placeit.simulator.throughput import ThroughputCost
+
+        return ThroughputCost(problem)
+
+    def of_plan(self, plan: Planned) -> float:
+        """Return for how long one request keeps the busiest device or link of the plan busy."""
+        from placeit.simulator.throughput import ThroughputCost
+
+        return float(ThroughputCost(plan.problem)(plan.placement)[0])
+
+    def of_plans(self, planner: Planner, placements: NDArray[np.int32]) -> NDArray[np.float64]:
+        """Return the seconds per request of the plans, in compiled code."""
+        return planner.seconds(placements)
 
 
 @dataclass(frozen=True)
@@ -140,7 +189,7 @@ class BusyTime(Objective):
     better, worse, best = "better by total-cost", "worse", "the one of least busy time"
     note = "busy time of all devices and links, summed"
 
-    def of_run(self, makespan: float, work: BusyTimes) -> float:  # noqa: ARG002
+    def of_run(self, seconds: float, work: BusyTimes) -> float:  # noqa: ARG002
         """Sum up what was busy."""
         busy, moving = work()
         return float(busy.sum()) + moving
@@ -183,18 +232,18 @@ class Energy(Objective):
         idle = [p.idle_w if d in apart else 0.0 for d, p in enumerate(power)]
         return cls(tuple(p.busy_w - p.idle_w + i for p, i in zip(power, idle, strict=True)), tuple(idle))
 
-    def of_run(self, makespan: float, work: BusyTimes) -> float:
+    def of_run(self, seconds: float, work: BusyTimes) -> float:
         """Return joules."""
         busy, _ = work()
         idle = np.array(self.idle_w)
-        return float(busy @ (np.array(self.busy_w) - idle) + makespan * idle.sum())
+        return float(busy @ (np.array(self.busy_w) - idle) + seconds * idle.sum())
 
     def cost(self, problem: Problem, makespan: CostFunction) -> CostFunction:
         """Return the energy of placements."""
         return EnergyCost(problem, self.busy_w, self.idle_w, makespan=makespan)
 
 
-_OBJECTIVES: dict[str, type[Objective]] = {kind.name: kind for kind in (Latency, BusyTime, Energy)}
+_OBJECTIVES: dict[str, type[Objective]] = {kind.name: kind for kind in (Latency, Throughput, BusyTime, Energy)}
 
 
 def objective_names() -> tuple[str, ...]:

@@ -140,7 +140,7 @@ def test_ctrl_c_keeps_the_best_placement_and_exits_with_130(
     [
         (["--placer", "simulated"], "simulated"),
         (["--placer", "annealing:speed=3"], "speed"),
-        (["--objective", "speed"], "latency, total-cost, energy"),
+        (["--objective", "speed"], "latency, throughput, total-cost, energy"),
         (["--objective", "energy"], "'busy_power' and 'idle_power'"),
         (["--budget", "0"], "budget"),
         (["--budget", "nan"], "budget"),

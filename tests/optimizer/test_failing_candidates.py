@@ -207,7 +207,7 @@ class Room:
         self.original, self.places, self.open, self.most = search.session.executor, places, 0, 0
         search.session.executor = self.executor  # type: ignore[method-assign, assignment]
 
-    def executor(self, seconds: float) -> Any:
+    def executor(self, seconds: float, **_: Any) -> Any:
         if self.open == self.places:
             raise DeviceError("There is no room.")
         self.open += 1

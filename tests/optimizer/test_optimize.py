@@ -213,7 +213,7 @@ def test_weights_that_fit_only_together_are_split(cache: Cache) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"objective": "speed"}, "objective 'speed' is not known; there are latency, total-cost, energy"),
+        ({"objective": "speed"}, "objective 'speed' is not known; there are latency, throughput, total-cost, energy"),
         ({"objective": "energy"}, "needs the power of every device, and that of CPU is not known"),
         ({"budget": 0}, "must be positive"),
         ({"budget": float("inf")}, "must be positive and finite"),

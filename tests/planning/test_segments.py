@@ -99,7 +99,7 @@ cases = st.builds(
 def test_every_way_of_valuing_a_placement_agrees(segmenter: Segmenter, seed: int) -> None:
     placement = feasible_placement(segmenter, seed)
     plan = segmenter.plan(placement)
-    assert segmenter.makespan(placement)[0] == plan.schedule.makespan
+    assert segmenter.seconds(placement)[0] == plan.schedule.makespan
     assert segmenter.priced(plan).segments == plan.segments
     assert segmenter.priced(plan).schedule.makespan == plan.schedule.makespan
     device, start, finish = plan.placement, plan.schedule.start, plan.schedule.finish
@@ -187,7 +187,7 @@ def test_a_search_is_never_worse_than_its_start_and_the_same_for_the_same_seed(s
     problem = segmenter.problem()
     start = feasible_placement(segmenter, seed)
     found = segmenter.search(start, problem, steps=60, seed=seed)
-    assert segmenter.makespan(found)[0] <= segmenter.makespan(start)[0]
+    assert segmenter.seconds(found)[0] <= segmenter.seconds(start)[0]
     assert problem.check(found).tolist() == segmenter.search(start, problem, steps=60, seed=seed).tolist()
 
 
@@ -195,7 +195,7 @@ def test_a_search_improves_a_random_placement() -> None:
     segmenter = random_segmenter(3, 20, 2, ties=False)
     start = feasible_placement(segmenter, 0)
     found = segmenter.search(start, segmenter.problem(), steps=400, seed=0)
-    assert segmenter.makespan(found)[0] < 0.8 * segmenter.makespan(start)[0]
+    assert segmenter.seconds(found)[0] < 0.8 * segmenter.seconds(start)[0]
 
 
 class Interrupted(BaseException):
@@ -210,7 +210,7 @@ def test_an_interrupt_during_a_kernel_reaches_who_called(searching: bool) -> Non
     start, problem = feasible_placement(segmenter, 0), segmenter.problem()
 
     def call(steps: int) -> object:
-        return segmenter.search(start, problem, steps=steps, seed=0) if searching else segmenter.makespan(start)
+        return segmenter.search(start, problem, steps=steps, seed=0) if searching else segmenter.seconds(start)
 
     def forever() -> None:
         while True:
@@ -230,8 +230,8 @@ def test_an_interrupt_during_a_kernel_reaches_who_called(searching: bool) -> Non
 def test_rows_of_placements_are_valued_one_by_one() -> None:
     segmenter = random_segmenter(1, 15, 3, ties=False)
     rows = np.random.default_rng(0).integers(3, size=(5, 15))
-    assert segmenter.makespan(rows).tolist() == [segmenter.makespan(row)[0] for row in rows]
-    assert segmenter.makespan(rows).tolist() == [segmenter.plan(row).schedule.makespan for row in rows]
+    assert segmenter.seconds(rows).tolist() == [segmenter.seconds(row)[0] for row in rows]
+    assert segmenter.seconds(rows).tolist() == [segmenter.plan(row).schedule.makespan for row in rows]
 
 
 def _nowhere_near() -> Segmenter:
@@ -264,9 +264,9 @@ def test_a_placement_that_cannot_be_is_refused(placement: list[int], says: str) 
 def test_where_a_group_cannot_run_a_placement_costs_infinitely_much() -> None:
     segmenter = _nowhere_near()
     rows = [[0, 0, 0, 0, 1, 0], [1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0]]
-    assert np.isfinite(segmenter.makespan(rows)).tolist() == [False, False, True]
+    assert np.isfinite(segmenter.seconds(rows)).tolist() == [False, False, True]
     with pytest.raises(PlacementError, match=r"device numbers 0\.\.1"):
-        segmenter.makespan([[0, 0, 0, 0, 0, 7]])
+        segmenter.seconds([[0, 0, 0, 0, 0, 7]])
 
 
 def test_the_problem_over_groups_says_what_they_compute_and_what_the_largest_tensor_is_that_leaves_them() -> None:

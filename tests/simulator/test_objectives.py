@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from placeit.placers.feasibility import fits
 from placeit.placers.local_search import LocalSearch
 from placeit.simulator.cost_functions import AmortisedCost, EnergyCost, RelocationCost, TotalCost
 from placeit.simulator.objectives import Latency, get_objective, objective_names
-from placeit.simulator.simulate import SimulatedCost, schedule
+from placeit.simulator.simulate import Schedule, SimulatedCost, schedule
 from placeit.testing.problems import random_problem
 
 seeds = st.integers(0, 2**20)
@@ -259,6 +260,14 @@ def test_placements_of_another_problem_are_refused(bad: list[float]) -> None:
 POWERED = Cluster((Device("a", power=Power(2.0, 30.0)), Device("b", power=Power(0.0, 5.0))))
 
 
+class Whole(NamedTuple):
+    """A plan whose segments are the ops."""
+
+    problem: Problem
+    placement: np.ndarray
+    schedule: Schedule
+
+
 @pytest.mark.parametrize("name", objective_names())
 @settings(deadline=None, max_examples=20)
 @given(seed=seeds)
@@ -268,8 +277,8 @@ def test_an_objective_values_placements_as_it_values_their_simulated_runs(name: 
     cost = objective.cost(problem, SimulatedCost(problem, links="channel", queue="priority"))
     for row in some_placements(problem, seed):
         if fits(problem, row):
-            done = schedule(problem, row, links="channel", queue="priority")
-            assert cost(row[None])[0] == pytest.approx(objective.of_schedule(done))
+            plan = Whole(problem, row, schedule(problem, row, links="channel", queue="priority"))
+            assert cost(row[None])[0] == pytest.approx(objective.of_plan(plan))
 
 
 def test_objectives_are_values_and_only_latency_is_the_makespan() -> None:
@@ -278,11 +287,13 @@ def test_objectives_are_values_and_only_latency_is_the_makespan() -> None:
     ]
     assert get_objective("latency", POWERED) == Latency()
     assert [name for name in objective_names() if get_objective(name, POWERED).is_makespan] == ["latency"]
+    assert [name for name in objective_names() if get_objective(name, POWERED).is_measured] == ["latency", "throughput"]
+    assert [name for name in objective_names() if get_objective(name, POWERED).steady] == ["throughput"]
     assert get_objective("energy", POWERED).of_run(2.0, lambda: (np.array([1.0, 0.5]), 0.1)) == 30 + 2 + 2.5
 
 
 def test_an_unknown_objective_and_unknown_power_are_errors_that_say_what_is_missing() -> None:
-    with pytest.raises(UsageError, match="'speed' is not known; there are latency, total-cost, energy"):
+    with pytest.raises(UsageError, match="'speed' is not known; there are latency, throughput, total-cost, energy"):
         get_objective("speed", POWERED)
     with pytest.raises(UsageError, match="that of b, c is not known: give 'busy_power'"):
         get_objective("energy", Cluster((POWERED.devices[0], Device("b"), Device("c"))))

@@ -1,0 +1,126 @@
+"""What serves the requests of a candidate: executors of its plan, or of each replica, as a race runs them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.planning.segments import Plan
+from placeit.runtime.devices.worker import Gate, Worker
+from placeit.runtime.plan_executor import PlanExecutor
+from placeit.simulator.objectives import Throughput
+
+__all__ = ["Deployed", "in_flight", "run_lengths"]
+
+_MOST_IN_FLIGHT = 8
+_FEWEST, _MOST = 4, 10_000  # requests of a run with several in flight
+_FILLED, _MOST_FILLED = 25, 64  # of them, for each request that a full pipeline holds beyond one: filling it counts 4 %
+_LEAST_S = 0.02  # of such a run
+_HURRY_S = 0.3  # for replicas to end after an interrupt
+
+
+def in_flight(plan: Plan) -> int:
+    """How many requests in flight keep the bottleneck of a plan busy: those that are in it at a time, and one that waits."""
+    return min(_MOST_IN_FLIGHT, math.ceil(_held(plan) - 1e-9) + 1)
+
+
+def run_lengths(plans: Sequence[Plan]) -> list[int]:
+    """How many requests each replica serves in a measured run, so that all of them are busy for about as long.
+
+    Filling and emptying a pipeline belongs to the run, and counts little: a plan gets the more requests the more it holds.
+    """
+    fewest = [int(np.clip(math.ceil(_FILLED * (_held(plan) - 1) - 1e-9), _FEWEST, _MOST_FILLED)) for plan in plans]
+    return _as_long(fewest, [Throughput().of_plan(plan) for plan in plans])
+
+
+def _held(plan: Plan) -> float:
+    """How many requests a plan holds when its bottleneck is always busy: makespan over seconds per request; at least 1."""
+    each = Throughput().of_plan(plan)
+    return max(1.0, plan.schedule.makespan / each) if each > 0 else 1.0
+
+
+def _as_long(fewest: Sequence[int], seconds: Sequence[float]) -> list[int]:
+    """Numbers of requests, no fewer than given, that take equally long, by the seconds per request of each replica."""
+    length = max(_LEAST_S, *(n * each for n, each in zip(fewest, seconds, strict=True)))
+    return [min(_MOST, max(n, round(length / each))) if each > 0 else n for n, each in zip(fewest, seconds, strict=True)]
+
+
+class Deployed:
+    """Executors that serve whole requests, all at the same time.
+
+    Args:
+        open_each: opens the executor of each replica; closed with this.
+        lengths: how many requests each of them serves in a run; None for one request in all, by the only executor.
+    """
+
+    def __init__(self, open_each: Sequence[Callable[[], PlanExecutor]], lengths: Sequence[int] | None = None) -> None:
+        self._fewest = None if lengths is None else list(lengths)
+        self._lengths = None if lengths is None else list(lengths)
+        self._stack = contextlib.ExitStack()
+        with contextlib.ExitStack() as stack:
+            self.executors = [stack.enter_context(contextlib.closing(each())) for each in open_each]
+            self._workers = [stack.enter_context(contextlib.closing(Worker("placeit replica"))) for _ in self.executors[1:]]
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all executors. A second call has no effect."""
+        self._stack.close()
+
+    def time(self) -> float:
+        """Run once and return seconds: of the one request, or if there are many in flight per request.
+
+        Of replicas it is one over the sum of what each serves per second while it is busy. How many requests each of them
+        serves follows what they took before, so that none is busy for much longer than the others. Raises ExecutionError.
+        """
+        if self._lengths is None or self._fewest is None:
+            return self.executors[0].time()
+        taken = self._times(self._lengths)
+        each = [seconds / n for seconds, n in zip(taken, self._lengths, strict=True)]
+        self._lengths = _as_long(self._fewest, each)
+        return 1.0 / sum(1.0 / seconds for seconds in each)
+
+    def segment_seconds(self) -> NDArray[np.float64]:
+        """``float64[S]``, median seconds of each segment; of replicas, those of the first."""
+        return self.executors[0].segment_seconds()
+
+    def _times(self, counts: Sequence[int]) -> list[float]:
+        """Seconds in which each executor serves so many requests, at the same time as the others."""
+        first, *others = zip(self.executors, counts, strict=True)
+        taken, failures = [0.0] * len(counts), list[BaseException]()
+        gates = [Gate() for _ in others]
+
+        def run(number: int, executor: PlanExecutor, count: int) -> None:
+            try:
+                taken[number] = executor.times(count)
+            except BaseException as error:  # noqa: BLE001 (who asked gets it)
+                failures.append(error)
+            gates[number - 1].open()
+
+        for number, (worker, (executor, count)) in enumerate(zip(self._workers, others, strict=True), 1):
+            worker.submit(functools.partial(run, number, executor, count))
+        try:
+            taken[0] = first[0].times(first[1])
+            for gate in gates:
+                gate.wait()
+        except BaseException:
+            for executor, _ in others:
+                executor.give_up("The run was given up, because another replica failed or nobody waits any more.")
+            for gate in gates:
+                gate.wait(_HURRY_S)
+            raise
+        if failures:
+            raise failures[0]
+        return taken

@@ -1,0 +1,123 @@
+"""Replicas: disjoint groups of devices that each serve whole requests, as candidates of a search for throughput."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.core.conflicts import together
+from placeit.core.errors import InfeasibleError
+from placeit.core.problem import Problem
+from placeit.optimizer.candidates import Candidate
+from placeit.optimizer.ledger import Item
+from placeit.optimizer.search import Proposal, Search
+from placeit.placers.feasibility import pack
+from placeit.planning.segments import Plan, Segmenter
+from placeit.simulator.throughput import bottleneck
+
+__all__ = ["REPLICAS", "enter_replicas", "replicated"]
+
+REPLICAS = "replicas"
+_MOST_DEVICES, _MOST_ENTERED = 6, 3  # that are divided into groups (203 ways); divisions that become candidates
+_STEPS, _SHARE = 300, 0.1  # of a search for the split of a group, and of the time left for all of them
+
+
+def enter_replicas(search: Search) -> None:
+    """Enter the ways to divide the devices into groups that each serve whole requests: the best of them in simulation.
+
+    A group of one device runs the model whole; a larger one splits it, by a search among plans. Of devices that share cores,
+    only some take part, which can all run at once. Devices that cannot serve whole requests alone or in any group are left out.
+    """
+    problem = search.problem
+    devices = together(problem.conflicts)[:_MOST_DEVICES]
+    if len(devices) < 2 or search.session.pins:
+        return
+    search.say("dividing devices into replicas", 0.0)
+    with search.ledger.on(Item(REPLICAS, placer=True)):
+        deadline = time.perf_counter() + max(0.0, search.left()) * _SHARE
+        splits: dict[tuple[int, ...], NDArray[np.int32] | None] = {}
+        found: dict[frozenset[tuple[int, ...]], Candidate] = {}
+        for groups in sorted(_divisions(devices), key=len, reverse=True):  # replicas on single devices first
+            for group in groups:
+                if group not in splits:
+                    splits[group] = _split(search, group, deadline)
+            able = [group for group in groups if splits[group] is not None]
+            key = frozenset(able)
+            if len(able) > 1 and key not in found:
+                found[key] = _candidate(search, [placement for group in able if (placement := splits[group]) is not None])
+        best = sorted(found.values(), key=lambda one: one.simulated_value or 0.0)[:_MOST_ENTERED]
+        for candidate in best:
+            search.enter(candidate)
+            search.proposals.append(Proposal(REPLICAS, candidate.name, True, False))
+
+
+def replicated(segmenter: Segmenter, plans: Sequence[Plan]) -> list[Plan]:
+    """Price plans on disjoint groups of devices that all serve requests at once, and so slow each other down.
+
+    Args:
+        segmenter: ``steady``.
+        plans: of it, each for its own devices only.
+    """
+    shares = []
+    for plan in plans:
+        limit = bottleneck(plan.problem, plan.placement)
+        each = [limit.busy[name] / limit.seconds if limit.seconds > 0 else 0.0 for name in plan.problem.device_names]
+        shares.append(np.array(each))
+    priced = []
+    for number, plan in enumerate(plans):
+        outside = sum((share for other, share in enumerate(shares) if other != number), np.zeros(len(shares[0])))
+        priced.append(Segmenter(segmenter.grouping, segmenter.costs, steady=True, outside=outside).priced(plan))
+    return priced
+
+
+def _divisions(devices: Sequence[int]) -> Iterator[list[tuple[int, ...]]]:
+    """All ways to divide devices into groups, but for that of one group."""
+
+    def ways(rest: Sequence[int]) -> Iterator[list[tuple[int, ...]]]:
+        if not rest:
+            yield []
+            return
+        for groups in ways(rest[1:]):
+            yield [(rest[0],), *groups]
+            for i, group in enumerate(groups):
+                yield [*groups[:i], (rest[0], *group), *groups[i + 1 :]]
+
+    yield from (groups for groups in ways(devices) if len(groups) > 1)
+
+
+def _split(search: Search, group: tuple[int, ...], deadline: float) -> NDArray[np.int32] | None:
+    """Place all groups of the model on some devices: whole on one, or by a search among plans; None if it does not fit."""
+    problem = search.problem
+    if len(group) == 1:
+        return np.full(len(problem), group[0], np.int32) if group[0] in problem.single_devices else None
+    inside = _restricted(problem, group)
+    if inside is None or search.session.costs.shared or search.indivisible:
+        return None
+    try:
+        start = pack(inside)
+    except InfeasibleError:
+        return None
+    return search.segmenter.search(start, inside, steps=_STEPS, seed=search.seed, deadline=deadline)
+
+
+def _restricted(problem: Problem, group: tuple[int, ...]) -> Problem | None:
+    """The same problem on some of its devices; None if an op can run on none of them."""
+    able = np.isin(np.arange(problem.devices), group)
+    compute = np.where(able, problem.compute, np.inf)
+    return replace(problem, compute=compute) if np.isfinite(compute).any(axis=1).all() else None
+
+
+def _candidate(search: Search, placements: Sequence[NDArray[np.int32]]) -> Candidate:
+    plans = replicated(search.segmenter, [search.segmenter.plan(placement) for placement in placements])
+    rates = [1 / each if each > 0 else math.inf for each in map(search.objective.of_plan, plans)]
+    value = 1 / sum(rates)
+    names = search.problem.device_names
+    where = (" with ".join(names[d] for d in np.unique(placement)) for placement in placements)
+    first, *others = plans
+    name = f"{REPLICAS} on {', '.join(where)}"
+    return Candidate(name, REPLICAS, first, search.session.placing, value, value, replicas=tuple(others))

@@ -1,0 +1,81 @@
+"""What a placement serves: its capacity, what limits it, and how requests fare that arrive at a rate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from placeit.core.problem import Problem
+from placeit.optimizer.candidates import Candidate
+from placeit.optimizer.deployed import in_flight
+from placeit.simulator.load import ARRIVALS, LoadReport, arrival_times
+from placeit.simulator.serving import Server, serve
+from placeit.simulator.throughput import Bottleneck, bottleneck, relative_throughput
+
+__all__ = ["Service", "service_of"]
+
+_REQUESTS = 1000  # of a simulated load
+
+
+@dataclass(frozen=True, eq=False)
+class Service:
+    """What a placement serves.
+
+    Attributes:
+        capacity: requests per second: one over the seconds per request, as they were measured, or else simulated.
+        measured: whether they were measured.
+        bottlenecks: by simulated times, what limits each replica; one if there are no replicas. Empty of a plain device.
+        rate: requests per second that arrive; None if that was not asked.
+        relative: share of them that is served, ``min(1, capacity / rate)``; None without a rate.
+        load: simulated latencies and queues at that rate, by how requests arrive
+            (:data:`placeit.simulator.load.ARRIVALS`); empty without a rate. Simulated times are multiplied by what was measured
+            over what was simulated.
+    """
+
+    capacity: float
+    measured: bool
+    bottlenecks: tuple[Bottleneck, ...]
+    rate: float | None
+    relative: float | None
+    load: Mapping[str, LoadReport]
+
+    @property
+    def sustained(self) -> bool | None:
+        """Whether all requests are served that arrive; None without a rate."""
+        return None if self.rate is None else self.capacity >= self.rate
+
+
+def service_of(candidate: Candidate, rate: float | None, *, seed: int) -> Service:
+    """Sum up what a candidate of a search for throughput serves.
+
+    Args:
+        candidate: measured or simulated.
+        rate: requests per second; None for no load.
+        seed: of random arrivals.
+    """
+    simulated, measured = candidate.simulated_value, candidate.value
+    each = measured.median if measured is not None else simulated or 0.0
+    limits = () if simulated is None else tuple(bottleneck(plan.problem, plan.placement) for plan in candidate.plans)
+    load = {}
+    if rate is not None and each > 0:
+        if simulated is None:  # a plain device, of which nothing is known but the time of whole requests
+            servers = [
+                Server(Problem.from_arrays([[each]], np.empty((0, 2), int), [], [[1.0]], [[0.0]]), np.zeros(1, np.int32), 2)
+            ]
+            scale = 1.0
+        else:
+            servers = [Server(plan.problem, plan.placement, in_flight(plan)) for plan in candidate.plans]
+            scale = each / simulated
+        for arrivals in ARRIVALS:
+            times = arrival_times(arrivals, rate * scale, _REQUESTS, seed=seed)
+            load[arrivals] = serve(servers, times).scaled(scale)
+    return Service(
+        capacity=1 / each if each > 0 else float("inf"),
+        measured=measured is not None,
+        bottlenecks=limits,
+        rate=rate,
+        relative=None if rate is None else float(relative_throughput(each, rate)),
+        load=load,
+    )

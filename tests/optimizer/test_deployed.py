@@ -1,0 +1,133 @@
+"""What serves a candidate's requests: how many are in flight, how long runs are, and replicas that run together."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from placeit.core.errors import ExecutionError
+from placeit.core.problem import Problem
+from placeit.optimizer.deployed import Deployed, in_flight, run_lengths
+from placeit.planning.segments import Plan
+from placeit.simulator.simulate import schedule
+
+
+def chain(*seconds: float) -> Plan:
+    """Segments one after the other, each on a device of its own."""
+    count = len(seconds)
+    compute = np.full((count, count), np.inf)
+    np.fill_diagonal(compute, seconds)
+    edges = np.stack([np.arange(count - 1), np.arange(1, count)], axis=1)
+    links = np.full((count, count), np.inf), np.zeros((count, count))
+    problem = Problem.from_arrays(compute, edges, np.zeros(count - 1), *links)
+    placement = np.arange(count, dtype=np.int32)
+    made = schedule(problem, placement, links="channel", queue="priority")
+    plan = Plan((), problem, (), made)
+    vars(plan)["placement"] = placement
+    return plan
+
+
+def test_as_many_requests_are_in_flight_as_a_pipeline_holds_and_one_more() -> None:
+    assert [in_flight(chain(*times)) for times in ((0.1,), (0.1, 0.1), (0.1, 0.04), (0.1, 0.1, 0.1, 0.02), (0.0,))] == [
+        2, 3, 3, 5, 2,
+    ]  # fmt: skip
+    assert in_flight(chain(*[0.1] * 30)) == 8
+
+
+def test_a_run_has_more_requests_the_longer_its_pipeline_takes_to_fill() -> None:
+    assert run_lengths([chain(0.1)]) == [4]
+    assert run_lengths([chain(0.1, 0.1)]) == [25]
+    assert run_lengths([chain(0.1, 0.02)]) == [5]
+    assert run_lengths([chain(1e-3)]) == [20]
+    assert run_lengths([chain(*[0.1] * 9)]) == [64]
+
+
+def test_replicas_are_busy_for_equally_long() -> None:
+    assert run_lengths([chain(0.1), chain(0.3)]) == [12, 4]
+    assert run_lengths([chain(0.3), chain(0.1, 0.1), chain(0.2)]) == [8, 25, 12]
+
+
+class Fake:
+    """Takes so many seconds per request, as it says."""
+
+    def __init__(
+        self, seconds: float, *, waits_for: threading.Event | None = None, opens: threading.Event | None = None
+    ) -> None:
+        self.seconds, self.waits_for, self.opens = seconds, waits_for, opens
+        self.counts: list[int] = []
+        self.closed, self.given_up, self.error = 0, "", None
+
+    def times(self, count: int) -> float:
+        if self.opens is not None:
+            self.opens.set()
+        if self.waits_for is not None:
+            assert self.waits_for.wait(20)
+        self.counts.append(count)
+        if self.error is not None:
+            raise self.error
+        return self.seconds * count
+
+    def time(self) -> float:
+        return self.seconds
+
+    def give_up(self, why: str) -> None:
+        self.given_up = why
+        if self.waits_for is not None:
+            self.waits_for.set()
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def deployed(*fakes: Fake, lengths: list[int] | None) -> Deployed:
+    return Deployed([lambda fake=fake: cast("Any", fake) for fake in fakes], lengths)
+
+
+def test_what_replicas_serve_adds_up_and_the_next_run_follows_what_they_took() -> None:
+    first, second = Fake(0.1), Fake(0.4)
+    with deployed(first, second, lengths=[4, 4]) as running:
+        assert running.time() == pytest.approx(1 / (10 + 2.5))
+        second.seconds = 0.2
+        running.time()
+        running.time()
+    assert (first.counts, second.counts) == ([4, 16, 8], [4, 4, 4])
+    assert (first.closed, second.closed) == (1, 1)
+
+
+def test_replicas_run_at_the_same_time() -> None:
+    begun, other = threading.Event(), threading.Event()
+    with deployed(Fake(0.1, opens=begun, waits_for=other), Fake(0.1, opens=other, waits_for=begun), lengths=[4, 4]) as running:
+        assert running.time() == pytest.approx(0.05)
+
+
+def test_one_request_in_all_is_timed_as_it_is() -> None:
+    with deployed(Fake(0.7), lengths=None) as running:
+        assert running.time() == 0.7
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_when_a_replica_fails_its_error_is_raised_and_the_others_end(who: int) -> None:
+    fakes = [Fake(0.1), Fake(0.2)]
+    fakes[who].error = ExecutionError("d1 is lost")
+    if who == 0:
+        fakes[1].waits_for = threading.Event()  # what only giving up ends
+    with deployed(*fakes, lengths=[4, 4]) as running:
+        with pytest.raises(ExecutionError, match="d1 is lost"):
+            running.time()
+        assert bool(fakes[1].given_up) == (who == 0)
+        fakes[who].error, fakes[1].waits_for = None, None
+        assert running.time() == pytest.approx(1 / 15)
+
+
+def test_what_was_opened_is_closed_if_another_cannot_be() -> None:
+    first = Fake(0.1)
+
+    def refuse() -> Any:
+        raise ExecutionError("no room")
+
+    with pytest.raises(ExecutionError, match="no room"):
+        Deployed([lambda: cast("Any", first), refuse], [4, 4])
+    assert first.closed == 1
