@@ -24,6 +24,7 @@ from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.calibration import calibrated
 from placeit.profiler.costs import Progress
 from placeit.runtime.measure import FAILURES, FEWEST, WARMUP, Measurement, Race, faster, summed_up
+from placeit.runtime.plan_executor import PlanExecutor
 from placeit.session import Session
 from placeit.simulator.objectives import Objective
 
@@ -118,7 +119,7 @@ class Races:
     def deploy(self, candidate: Candidate) -> Deployed:
         """Open what serves a candidate's requests, of which many are in flight if the objective says so."""
         home, steady = self.home(candidate.name), self.objective.steady
-        opened = [functools.partial(home.executor, plan, requests=in_flight(plan) if steady else 1) for plan in candidate.plans]
+        opened = [functools.partial(_with_room, home, plan, in_flight(plan) if steady else 1) for plan in candidate.plans]
         return Deployed(opened, run_lengths(candidate.plans) if steady else None)
 
     def requests_of(self, candidate: Candidate) -> int:
@@ -358,6 +359,17 @@ class Races:
         failed, no_room = why if isinstance(why, str) else reason_of(why), isinstance(why, NoRoomError | MemoryError)
         nothing = dict.fromkeys(("measured", "value", "cost", "segment_s", "race"))
         self.learn_of(name, failed=failed, no_room=no_room, final=False, **nothing)
+
+
+def _with_room(home: Session, plan: Plan, requests: int) -> PlanExecutor:
+    """Open a plan for so many requests in flight, or as many fewer as there is room for."""
+    while True:
+        try:
+            return home.executor(plan, requests=requests)
+        except NoRoomError:
+            if requests == 1:
+                raise
+            requests -= 1
 
 
 def steady(value: Measurement, beside: Measurement) -> bool:

@@ -14,13 +14,14 @@ from small_models import inception_like
 import placeit
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
-from placeit.core.errors import PlacementError, UsageError
+from placeit.core.errors import NoRoomError, PlacementError, UsageError
 from placeit.core.placement import Placement
 from placeit.devices.host import allowed_cores
 from placeit.optimizer.result import Optimized
-from placeit.planning.segments import Segmenter
+from placeit.planning.segments import Plan, Segmenter
 from placeit.profiler.cache import Cache
 from placeit.report import as_json
+from placeit.runtime.plan_executor import PlanExecutor
 from placeit.session import Session
 from placeit.simulator.simulate import simulate
 from placeit.simulator.throughput import ThroughputCost, bottleneck
@@ -176,6 +177,23 @@ def test_real_devices_serve_requests_at_the_same_time(devices: str, cache: Cache
             placeit.compare(session, {}, objective="energy")
         with pytest.raises(PlacementError, match="mine: "):
             placeit.compare(session, {"mine": replace(again, replicas=(replace(again, graph_hash="other"),))})
+
+
+def test_fewer_requests_are_in_flight_where_there_is_no_room_for_more(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, asked = Session.executor, []
+
+    def executor(self: Session, plan: Plan, *, requests: int = 1) -> PlanExecutor:
+        asked.append(requests)
+        if requests > 1:
+            raise NoRoomError("There is room for one request.")
+        return opened(self, plan, requests=requests)
+
+    monkeypatch.setattr(Session, "executor", executor)
+    cluster = slowed(allowed_cores()[:1])
+    found = placeit.optimize(inception_like(), cluster, placers=["heft"], budget=2, objective="throughput", cache=cache)
+    assert set(asked) >= {1, 2}
+    assert found.chosen.measured is not None
+    assert all(one.failed is None for one in found.candidates)
 
 
 def test_a_search_for_throughput_goes_on_from_its_own_journal_only(cache: Cache, tmp_path: Path) -> None:
