@@ -21,7 +21,8 @@ __all__ = ["Deployed", "in_flight", "run_lengths"]
 
 _MOST_IN_FLIGHT = 8
 _FEWEST, _MOST = 4, 10_000  # requests of a run with several in flight
-_FILLED, _MOST_FILLED = 25, 64  # of them, for each request that a full pipeline holds beyond one: filling it counts 4 %
+_FULL, _FEWEST_FULL, _MOST_FULL = 5, 8, 24  # of a pipeline: for each request that it holds when it is full; and in all
+_ONE = 1.01  # requests that a plan holds at most that is no pipeline
 _LEAST_S = 0.02  # of such a run
 _HURRY_S = 0.3  # for replicas to end after an interrupt
 
@@ -32,12 +33,14 @@ def in_flight(plan: Plan) -> int:
 
 
 def run_lengths(plans: Sequence[Plan]) -> list[int]:
-    """How many requests each replica serves in a measured run, so that all of them are busy for about as long.
+    """How many requests each replica serves in a measured run, so that all of them are busy for about as long."""
+    return _as_long([_fewest(plan) for plan in plans], [Throughput().of_plan(plan) for plan in plans])
 
-    Filling and emptying a pipeline belongs to the run, and counts little: a plan gets the more requests the more it holds.
-    """
-    fewest = [int(np.clip(math.ceil(_FILLED * (_held(plan) - 1) - 1e-9), _FEWEST, _MOST_FILLED)) for plan in plans]
-    return _as_long(fewest, [Throughput().of_plan(plan) for plan in plans])
+
+def _fewest(plan: Plan) -> int:
+    """How many requests show what a plan serves: the more it holds the more."""
+    held = _held(plan)
+    return _FEWEST if held <= _ONE else int(np.clip(math.ceil(_FULL * held - 1e-9), _FEWEST_FULL, _MOST_FULL))
 
 
 def _held(plan: Plan) -> float:
@@ -57,12 +60,14 @@ class Deployed:
 
     Args:
         open_each: opens the executor of each replica; closed with this.
-        lengths: how many requests each of them serves in a run; None for one request in all, by the only executor.
+        plans: of the replicas, for runs with many requests in flight; None for one request in all, by the only executor.
     """
 
-    def __init__(self, open_each: Sequence[Callable[[], PlanExecutor]], lengths: Sequence[int] | None = None) -> None:
-        self._fewest = None if lengths is None else list(lengths)
-        self._lengths = None if lengths is None else list(lengths)
+    def __init__(self, open_each: Sequence[Callable[[], PlanExecutor]], plans: Sequence[Plan] | None = None) -> None:
+        self._fewest = [] if plans is None else [_fewest(plan) for plan in plans]
+        self._lengths = [] if plans is None else run_lengths(plans)
+        self._pipelines = [] if plans is None else [i for i, plan in enumerate(plans) if _held(plan) > _ONE]
+        self._alone: list[list[float]] = [[] for _ in self._lengths]  # seconds of one request that is alone in a pipeline
         self._stack = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
             self.executors = [stack.enter_context(contextlib.closing(each())) for each in open_each]
@@ -82,13 +87,21 @@ class Deployed:
     def time(self) -> float:
         """Run once and return seconds: of the one request, or if there are many in flight per request.
 
+        A pipeline has to be filled, which is no part of what it serves for ever: of a plan that holds several requests it is
+        the time by which each one more prolongs the run, beyond that of one alone (the median over all runs so far).
+
         Of replicas it is one over the sum of what each serves per second while it is busy. How many requests each of them
         serves follows what they took before, so that none is busy for much longer than the others. Raises ExecutionError.
         """
-        if self._lengths is None or self._fewest is None:
+        if not self._lengths:
             return self.executors[0].time()
-        taken = self._times(self._lengths)
+        for i, seconds in zip(self._pipelines, self._times(self._pipelines, [1] * len(self._pipelines)), strict=True):
+            self._alone[i].append(seconds)
+        taken = self._times(range(len(self._lengths)), self._lengths)
         each = [seconds / n for seconds, n in zip(taken, self._lengths, strict=True)]
+        for i in self._pipelines:
+            further = (taken[i] - float(np.median(self._alone[i]))) / (self._lengths[i] - 1)
+            each[i] = further if further > 0 else each[i]
         self._lengths = _as_long(self._fewest, each)
         return 1.0 / sum(1.0 / seconds for seconds in each)
 
@@ -96,9 +109,11 @@ class Deployed:
         """``float64[S]``, median seconds of each segment; of replicas, those of the first."""
         return self.executors[0].segment_seconds()
 
-    def _times(self, counts: Sequence[int]) -> list[float]:
-        """Seconds in which each executor serves so many requests, at the same time as the others."""
-        first, *others = zip(self.executors, counts, strict=True)
+    def _times(self, which: Sequence[int], counts: Sequence[int]) -> list[float]:
+        """Seconds in which each of some executors serves so many requests, at the same time as the others."""
+        if not which:
+            return []
+        first, *others = ((self.executors[i], count) for i, count in zip(which, counts, strict=True))
         taken, failures = [0.0] * len(counts), list[BaseException]()
         gates = [Gate() for _ in others]
 
@@ -109,7 +124,7 @@ class Deployed:
                 failures.append(error)
             gates[number - 1].open()
 
-        for number, (worker, (executor, count)) in enumerate(zip(self._workers, others, strict=True), 1):
+        for number, (worker, (executor, count)) in enumerate(zip(self._workers, others, strict=False), 1):
             worker.submit(functools.partial(run, number, executor, count))
         try:
             taken[0] = first[0].times(first[1])

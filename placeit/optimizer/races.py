@@ -120,7 +120,7 @@ class Races:
         """Open what serves a candidate's requests, of which many are in flight if the objective says so."""
         home, steady = self.home(candidate.name), self.objective.steady
         opened = [functools.partial(_with_room, home, plan, in_flight(plan) if steady else 1) for plan in candidate.plans]
-        return Deployed(opened, run_lengths(candidate.plans) if steady else None)
+        return Deployed(opened, candidate.plans if steady else None)
 
     def requests_of(self, candidate: Candidate) -> int:
         """How many requests a run of a candidate serves."""

@@ -1,0 +1,209 @@
+"""Throughput: simulated against measured, replicas against one core and OpenVINO's throughput mode, and unequal devices.
+
+Whatever is compared takes turns, round by round; ratios of seconds per request are paired by round, with their intervals.
+
+- Two equal cores: seconds per request of single cores, replicas, random splits and the best split that a search finds, as they
+  were simulated before anything of them ran, and as they are measured with many requests in flight; replicas against one core,
+  and against OpenVINO's throughput mode on as many cores (of the process: run it with ``taskset`` where it has more).
+- ``slowed``: a core, and one slowed three times; ``memory``: a core, and one that can hold 60 % of the weights. The best split
+  that was found against the best replicas (or the only device that serves whole requests), and what the simulator says of both.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks._harness import Args, Report, main
+from benchmarks._models import load_model, progress, random_splits, settled_race, two_cores
+from placeit.backends.base import Model
+from placeit.core.cluster import Cluster
+from placeit.core.telemetry import import_openvino
+from placeit.devices.clusterfile import find_cluster
+from placeit.optimizer.candidates import Candidate
+from placeit.optimizer.deployed import Deployed, in_flight
+from placeit.optimizer.optimize import optimize
+from placeit.optimizer.replicas import replicated
+from placeit.optimizer.result import Optimized
+from placeit.planning.segments import Plan, Segmenter
+from placeit.profiler.cache import Cache
+from placeit.profiler.statistics import mape
+from placeit.runtime.measure import Measurement, faster
+from placeit.session import Session
+from placeit.simulator.objectives import Throughput
+
+_MODELS = ("inception_v3", "resnet50")
+_ONE, _REPLICAS, _OPENVINO, _SEARCHED = "one core", "replicas", "OpenVINO, throughput mode", "searched split"
+_SLOWDOWN, _HELD = 3.0, 0.6
+_SAYS = 0.98  # of the best replicas: from there on the simulator says that a split wins
+
+
+def run(args: Args, report: Report) -> None:
+    for name in args.models or (_MODELS[:1] if args.quick else _MODELS):
+        model = load_model(name)
+        with tempfile.TemporaryDirectory() as folder:
+            cache = Cache(Path(folder))
+            _equal(name, model, cache, args, report)
+            one, other = find_cluster([f"CPU@{core}" for core in two_cores()]).devices
+            weights = float(model.graph.param_bytes.sum())
+            slow = replace(other, name="slowed", slowdown=_SLOWDOWN)
+            small = replace(other, name="small", memory_bytes=_HELD * weights)
+            for case, device in (("slowed", slow), ("memory", small)):
+                _unequal(f"{name}, {case}", model, Cluster((one, device), {}), cache, args, report)
+
+
+def value_of(plans: list[Plan]) -> float:
+    """Simulated seconds per request of replicas, or of one plan."""
+    return 1 / sum(1 / each for each in map(Throughput().of_plan, plans))
+
+
+def deployed(session: Session, plans: list[Plan]) -> Deployed:
+    """Open plans that serve whole requests, as `placeit optimize` measures them."""
+    opened = [partial(session.executor, plan, requests=in_flight(plan)) for plan in plans]
+    return Deployed(opened, plans)
+
+
+def _equal(name: str, model: Model, cache: Cache, args: Args, report: Report) -> None:
+    """Two cores: simulated against measured, and replicas against one core and OpenVINO."""
+    with Session(model, [f"CPU@{core}" for core in two_cores()], cache=cache) as session, ExitStack() as stack:
+        progress(f"{name}: profiling")
+        segmenter = Segmenter(session.grouping, session.profile(budget_s=10 if args.quick else 60), steady=True)
+        random, groups = np.random.default_rng(args.seed), len(session.grouping.groups)
+        wholes = [segmenter.plan(np.full(groups, d)) for d in range(2)]
+        plans = {f"{_ONE}, {d}": [whole] for d, whole in enumerate(wholes)} | {_REPLICAS: replicated(segmenter, wholes)}
+        for number, split in enumerate(random_splits(random, groups, 2 if args.quick else 6)):
+            plans[f"random split {number}"] = [segmenter.plan(split)]
+        problem = segmenter.problem()
+        half = (np.arange(groups) >= groups // 2).astype(np.int32)
+        steps = 100 if args.quick else 2000
+        plans[_SEARCHED] = [segmenter.plan(segmenter.search(half, problem, steps=steps, seed=args.seed))]
+        timers: dict[str, Callable[[], float]] = {}
+        for who, some in plans.items():
+            progress(f"{name}: compiling {who}")
+            timers[who] = stack.enter_context(deployed(session, some)).time
+        timers[_OPENVINO] = _throughput_mode(model, 2, value_of(plans[_REPLICAS]))
+        found = settled_race(timers, rounds=6 if args.quick else 25, seed=args.seed)
+    simulated = {who: value_of(some) for who, some in plans.items()}
+    _rows(name, "fidelity", found, simulated, report)
+    error = mape(list(simulated.values()), [found[who].median for who in simulated])
+    report.claim(f"{name}: mean error of simulated seconds per request", error, "", at_most=0.1)
+    singles = [found[f"{_ONE}, {d}"] for d in range(2)]
+    best = min(singles, key=lambda one: one.median)
+    gain = faster(best, found[_REPLICAS])
+    report.row(model=name, ratio=f"{_ONE} over {_REPLICAS}", value=gain.ratio, low=gain.ci_low, high=gain.ci_high)
+    report.claim(f"{name}: throughput of two cores over that of the better one", gain.ratio, "", at_least=1.8)
+    beside = faster(found[_REPLICAS], found[_OPENVINO])
+    report.row(model=name, ratio=f"{_REPLICAS} over {_OPENVINO}", value=beside.ratio, low=beside.ci_low, high=beside.ci_high)
+    report.claim(f"{name}: seconds per request over those of {_OPENVINO}", beside.ratio, "", at_most=1.1)
+
+
+def _throughput_mode(model: Model, threads: int, each_s: float) -> Callable[[], float]:
+    """OpenVINO's own throughput mode on as many threads: as many streams and requests in flight as it chooses."""
+    ov = import_openvino()
+    config = {"PERFORMANCE_HINT": "THROUGHPUT", "INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads}
+    compiled = ov.Core().compile_model(model.path, "CPU", config)
+    queue = ov.AsyncInferQueue(compiled, 0)
+    inputs = model.sample_inputs()
+    for request in queue:
+        for name, value in inputs.items():
+            request.set_tensor(name, ov.Tensor(value))
+    count = max(2 * len(queue), math.ceil(12 / threads) * threads, math.ceil(0.02 / each_s))
+
+    def once() -> float:
+        begin = time.perf_counter()
+        for _ in range(count):
+            queue.start_async()
+        queue.wait_all()
+        return (time.perf_counter() - begin) / count
+
+    return once
+
+
+def _unequal(case: str, model: Model, cluster: Cluster, cache: Cache, args: Args, report: Report) -> None:
+    """The best split that is found against the best replicas."""
+    progress(f"{case}: optimizing")
+    budget = 30.0 if args.quick else 180.0
+    found = optimize(model, cluster, objective="throughput", budget=budget, seed=args.seed, plain=False, cache=cache)
+    _found(case, found, report)
+    whole = _best(found, splits=False)
+    split = _best(found, splits=True)
+    if whole is None or split is None or whole.simulated_value is None or split.simulated_value is None:
+        report.note(f"{case}: there is nothing to compare")
+        report.claim(f"{case}: seconds per request of the best split over the best replicas", None, "")
+        return
+    with Session(model, cluster, cache=cache) as session, ExitStack() as stack:
+        timers = {one.name: stack.enter_context(deployed(session, list(one.plans))).time for one in (split, whole)}
+        raced = settled_race(timers, rounds=6 if args.quick else 25, seed=args.seed)
+    ratio, says = faster(raced[split.name], raced[whole.name]), split.simulated_value / whole.simulated_value
+    report.row(
+        case=case,
+        split=split.name,
+        replicas=whole.name,
+        simulated=says,
+        ratio=ratio.ratio,
+        low=ratio.ci_low,
+        high=ratio.ci_high,
+    )
+    wins = says < _SAYS
+    report.claim(
+        f"{case}: seconds per request of the best split over the best replicas"
+        f" (simulated {says:.3f}: a split {'wins' if wins else 'does not win'})",
+        ratio.ci_high if wins else ratio.ratio,
+        "",
+        at_most=1 if wins else None,
+    )
+
+
+def _found(case: str, found: Optimized, report: Report) -> None:
+    for one in found.candidates:
+        measured = one.measured
+        report.row(
+            case=case,
+            candidate=one.name,
+            placer=one.placer,
+            chosen=one is found.chosen,
+            segments=one.segments,
+            simulated_ms=None if one.simulated_s is None else one.simulated_s * 1e3,
+            measured_ms=None if measured is None else measured.median * 1e3,
+        )
+    report.row(case=case, answer=found.chosen.name, reason=found.reason)
+
+
+def _best(found: Optimized, *, splits: bool) -> Candidate | None:
+    """The best candidate, by measurement if there is one, among splits or among what serves whole requests."""
+    some = [one for one in found.candidates if (one.placer not in ("single", "replicas")) == splits and one.failed is None]
+    some = [one for one in some if not splits or len(np.unique(one.groups)) > 1]
+    measured = [one for one in some if one.value is not None]
+    return min(
+        measured or some,
+        key=lambda one: one.simulated_value or math.inf if one.value is None else one.value.median,
+        default=None,
+    )
+
+
+def _rows(name: str, what: str, found: Mapping[str, Measurement], simulated: Mapping[str, float], report: Report) -> None:
+    for who, measured in found.items():
+        said = simulated.get(who)
+        report.row(
+            model=name,
+            what=what,
+            plan=who,
+            simulated_ms=None if said is None else said * 1e3,
+            measured_ms=measured.median * 1e3,
+            low_ms=measured.ci_low * 1e3,
+            high_ms=measured.ci_high * 1e3,
+            error=None if said is None else said / measured.median - 1,
+            requests_per_s=1 / measured.median,
+        )
+
+
+if __name__ == "__main__":
+    main("throughput", run, models=_MODELS)
