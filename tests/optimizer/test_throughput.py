@@ -145,21 +145,21 @@ def slowed(cores: tuple[int, ...]) -> Cluster:
     return Cluster((Device("fast", address=where[0]), Device("slow", address=where[1], slowdown=3.0)), links)
 
 
-@pytest.mark.parametrize("devices", ["cores", "slowed"])
+@pytest.mark.parametrize("devices", ["cores", pytest.param("slowed", marks=pytest.mark.slow)])
 def test_real_devices_serve_requests_at_the_same_time(devices: str, cache: Cache, tmp_path: Path) -> None:
     cores = allowed_cores()[:2]
     if len(cores) < 2:
         pytest.skip("needs two cores that the process may use")
     cluster = slowed(cores) if devices == "slowed" else [f"CPU@{core}" for core in cores]
     model = inception_like()
-    found = placeit.optimize(model, cluster, placers=["heft"], budget=6, objective="throughput", rate=50.0, cache=cache)
+    found = placeit.optimize(model, cluster, placers=["heft"], budget=3, objective="throughput", rate=50.0, cache=cache)
     data = json.loads(json.dumps(as_json.optimized(found), allow_nan=False))
     replicas = next(one for one in data["candidates"] if one["placer"] == "replicas")
     assert (replicas["replicas"], replicas["failed"]) == (2, None)
-    assert replicas["measured_s"] == replicas["value_from_runs"]
-    assert replicas["output_error"]["max_rel"] < 1e-4
+    assert replicas["measured_s"] == replicas["value_from_runs"]  # None if there was no time for it
     assert set(replicas["devices"].values()) == {found.ops}
-    assert data["throughput"]["capacity"] == pytest.approx(1 / data["chosen"]["measured_s"])
+    value = data["chosen"]["measured_s"] or data["chosen"]["simulated_s"]
+    assert data["throughput"]["capacity"] == pytest.approx(1 / value)
     assert data["throughput"]["load"].keys() == {"constant", "poisson"}
     candidate = next(one for one in found.candidates if one.placer == "replicas")
     candidate.placement.save(tmp_path / "replicas.json")
@@ -169,6 +169,7 @@ def test_real_devices_serve_requests_at_the_same_time(devices: str, cache: Cache
         compared = placeit.compare(session, {"mine": again}, objective="throughput", runs=6)
         rows = {row["name"]: row for row in as_json.comparison(compared)["candidates"]}
         assert rows["mine"]["replicas"] == 2
+        assert rows["mine"]["output_error"]["max_rel"] < 1e-4
         assert rows["mine"]["simulated_s"] == pytest.approx(candidate.simulated_value)
         assert all(row["failed"] is None and row["measured_s"] > 0 for row in rows.values())
         first = placeit.compare(session, {"mine": again}, runs=6)
@@ -198,7 +199,7 @@ def test_fewer_requests_are_in_flight_where_there_is_no_room_for_more(cache: Cac
 
 def test_a_search_for_throughput_goes_on_from_its_own_journal_only(cache: Cache, tmp_path: Path) -> None:
     cluster, file = slowed(allowed_cores()[:1]), tmp_path / "search.jsonl"
-    options = {"placers": ["heft"], "budget": 2, "cache": cache, "resume": file}
+    options = {"placers": ["heft"], "budget": 1, "cache": cache, "resume": file}
     placeit.optimize(inception_like(), cluster, objective="throughput", **options)
     again = placeit.optimize(inception_like(), cluster, objective="throughput", **options)
     assert all(one.failed is None for one in again.candidates)

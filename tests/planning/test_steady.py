@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_segments import cases, feasible_placement
 
+from placeit.core.conflicts import shares_beside
 from placeit.planning.segments import Segmenter
 from placeit.simulator.objectives import Throughput
 from placeit.simulator.simulate import simulate
@@ -46,15 +49,13 @@ def test_merging_goes_as_far_as_the_busiest_resource_allows(like: Segmenter, see
 def test_devices_slow_each_other_down_for_the_share_of_time_in_which_they_are_busy(like: Segmenter, seed: int) -> None:
     placement, segmenter, costs = feasible_placement(like, seed), steady(like), like.costs
     plan = segmenter.plan(placement)
-    free = Segmenter(like.grouping, costs, steady=True)
-    free._groups = free._groups._replace(load=np.zeros_like(costs.load))
-    without = free.priced(plan)
+    without = Segmenter(like.grouping, replace(costs, load=np.zeros((1, 1))), steady=True).priced(plan)
     width, at = len(costs.cluster), plan.placement
     alone = without.problem.compute[np.arange(len(at)), at]
     busy = np.bincount(at, alone, width)
     limit = bottleneck(without.problem, at).seconds
     share = busy / limit if limit > 0 else busy
-    beside = free._groups.beside
+    beside = shares_beside(costs.conflicts)
     for s, segment in enumerate(plan.segments):
         more = costs.load[list(segment.groups), at[s]].sum() * (beside[at[s]] @ share) if alone[s] > 0 else 0.0
         assert plan.problem.compute[s, at[s]] == pytest.approx(alone[s] + more)
