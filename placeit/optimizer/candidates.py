@@ -20,16 +20,21 @@ from placeit.runtime.measure import Measurement
 from placeit.session import Session
 
 __all__ = [
+    "THROUGHPUT_MODE",
     "Alone",
     "Candidate",
     "Raced",
     "alone_on",
     "in_other_precision",
+    "in_throughput_mode",
     "known_value",
     "measured_median",
     "plain_candidates",
     "value_of",
 ]
+
+THROUGHPUT_MODE = "throughput mode"
+"""Who proposes what is no candidate either: OpenVINO's own way to serve many requests."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +51,7 @@ class Candidate:
         simulated_value: the objective, in its unit, of the same simulation.
         plain: whether it is the whole model on a device that is none of the cluster's, but all its core sets at once: what one
             would do without placeit (:func:`placeit.devices.plain.plain_devices`).
-        of: name of the single device whose other precision this is; None of all that may be chosen.
+        of: name of the single device whose other precision, or own throughput mode, this is; None of all that may be chosen.
         given: whether the search was told to begin with it.
         start: name of the candidate that it was searched for from; None of one that a placer made without any.
         replicas: plans on other devices, which serve whole requests as ``plan`` does; for throughput only.
@@ -184,6 +189,13 @@ def in_other_precision(
         other = alone_on(there, f"{single.name} in {precision}", placer="precision", of=single.name)
         others.append((other, Alone(there, np.eye(len(session.cluster))[d] if home is None else home.busy)))
     return others, missing
+
+
+def in_throughput_mode(plain: Candidate, home: Alone) -> tuple[Candidate, Alone] | None:
+    """A plain device as OpenVINO itself runs it for throughput, to be measured beside it; None of other runtimes."""
+    if home.session.cluster.devices[0].kind != "openvino":
+        return None
+    return alone_on(home.session, f"{plain.name} in {THROUGHPUT_MODE}", placer=THROUGHPUT_MODE, of=plain.name), home
 
 
 def alone_on(session: Session, name: str, *, placer: str = "single", plain: bool = False, of: str | None = None) -> Candidate:

@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from placeit.runtime.devices.worker import Gate, Worker
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.simulator.objectives import Throughput
 
-__all__ = ["Deployed", "in_flight", "run_lengths"]
+__all__ = ["Deployed", "Reference", "Serves", "in_flight", "run_lengths"]
 
 _MOST_IN_FLIGHT = 8
 _FEWEST, _MOST = 4, 10_000  # requests of a run with several in flight
@@ -53,6 +53,18 @@ def _as_long(fewest: Sequence[int], seconds: Sequence[float]) -> list[int]:
     """Numbers of requests, no fewer than given, that take equally long, by the seconds per request of each replica."""
     length = max(_LEAST_S, *(n * each for n, each in zip(fewest, seconds, strict=True)))
     return [min(_MOST, max(n, round(length / each))) if each > 0 else n for n, each in zip(fewest, seconds, strict=True)]
+
+
+class Serves(Protocol):
+    """Serves many requests without placeit, such as :class:`placeit.backends.openvino.throughput_mode.ThroughputMode`."""
+
+    def time(self) -> float:
+        """Run many requests and return the seconds per request."""
+        ...
+
+    def close(self) -> None:
+        """Release everything."""
+        ...
 
 
 class Deployed:
@@ -139,3 +151,20 @@ class Deployed:
         if failures:
             raise failures[0]
         return taken
+
+
+class Reference(Deployed):
+    """What serves requests without placeit, to compare with. Its outputs are not checked."""
+
+    def __init__(self, serves: Serves) -> None:
+        super().__init__([])
+        self._serves = serves
+        self._stack.callback(serves.close)
+
+    def time(self) -> float:
+        """Run many requests and return the seconds per request."""
+        return self._serves.time()
+
+    def segment_seconds(self) -> NDArray[np.float64]:
+        """Nothing is known of segments."""
+        return np.zeros(0)

@@ -9,14 +9,14 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from placeit.core.errors import DeviceError, ExecutionError, NoRoomError, PlaceitError
 from placeit.devices.host import free_bytes
-from placeit.optimizer.candidates import Alone, Candidate, Raced
-from placeit.optimizer.deployed import Deployed, in_flight, run_lengths
+from placeit.optimizer.candidates import THROUGHPUT_MODE, Alone, Candidate, Raced
+from placeit.optimizer.deployed import Deployed, Reference, in_flight, run_lengths
 from placeit.optimizer.journal import Journal, Known
 from placeit.optimizer.ledger import COMPILING, Ledger
 from placeit.optimizer.runner import Runner
@@ -27,6 +27,9 @@ from placeit.runtime.measure import FAILURES, FEWEST, WARMUP, Measurement, Race,
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.session import Session
 from placeit.simulator.objectives import Objective
+
+if TYPE_CHECKING:
+    from placeit.backends.openvino.model import OpenVinoModel
 
 __all__ = ["Races", "reason_of"]
 
@@ -119,6 +122,10 @@ class Races:
     def deploy(self, candidate: Candidate) -> Deployed:
         """Open what serves a candidate's requests, of which many are in flight if the objective says so."""
         home, steady = self.home(candidate.name), self.objective.steady
+        if candidate.placer == THROUGHPUT_MODE:
+            from placeit.backends.openvino.throughput_mode import ThroughputMode
+
+            return Reference(ThroughputMode(cast("OpenVinoModel", home.model), home.cluster.devices[0], home.precision))
         opened = [functools.partial(_with_room, home, plan, in_flight(plan) if steady else 1) for plan in candidate.plans]
         return Deployed(opened, candidate.plans if steady else None)
 

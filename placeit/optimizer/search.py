@@ -17,6 +17,7 @@ from placeit.core.problem import CostFunction, Problem
 from placeit.optimizer.candidates import (
     Candidate,
     in_other_precision,
+    in_throughput_mode,
     known_value,
     plain_candidates,
     value_of,
@@ -155,6 +156,8 @@ class Search(Races):
             self.add(self.problem.device_names[d], "single", functools.partial(np.full, len(self.problem), d, np.int32))
         for candidate, alone in plain_candidates(self.session, self.problem) if plain else ():
             self.enter(candidate, alone)
+            if self.objective.steady and (beside := in_throughput_mode(candidate, alone)) is not None:
+                self.enter(*beside)
 
     def compare_precisions(self) -> list[str]:
         """Have single devices raced in another precision as well; return a sentence for each that has no other."""

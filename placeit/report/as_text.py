@@ -245,7 +245,7 @@ def _facts(found: Optimized) -> dict[str, str]:
         if found.speedup is None or best is None or found.chosen is best
         else f"{text.ratio(found.speedup)} over {best.name}",
         "output error": None if error is None else f"{text.error(error)} (relative to the largest output of the uncut model)",
-        "precisions": "; ".join(_precisions(found)) or None,
+        "beside" if found.objective.steady else "precisions": "; ".join(_precisions(found)) or None,
         "lower bound": None
         if math.isnan(found.bound_s) or len(found.cluster) == 1
         else f"{text.seconds(found.bound_s)} on {', '.join(found.cluster.names)}, ignoring cut costs, {costs}",
@@ -287,7 +287,7 @@ def _service_facts(service: Service | None) -> dict[str, str | None]:
 
 
 def _precisions(found: Optimized) -> Iterator[str]:
-    """Say what another precision would take, over the same device in the precision that was asked for."""
+    """Say what another precision, or OpenVINO's throughput mode, would take, over the same device as it was asked for."""
     for other in found.precisions:
         measured = other.row.measured
         if measured is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,11 +19,13 @@ from placeit.core.errors import NoRoomError, PlacementError, UsageError
 from placeit.core.placement import Placement
 from placeit.devices.host import allowed_cores
 from placeit.optimizer.result import Optimized
+from placeit.optimizer.search import Search
 from placeit.planning.segments import Plan, Segmenter
 from placeit.profiler.cache import Cache
 from placeit.report import as_json
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.session import Session
+from placeit.simulator.objectives import get_objective
 from placeit.simulator.simulate import simulate
 from placeit.simulator.throughput import ThroughputCost, bottleneck
 
@@ -178,6 +181,25 @@ def test_real_devices_serve_requests_at_the_same_time(devices: str, cache: Cache
             placeit.compare(session, {}, objective="energy")
         with pytest.raises(PlacementError, match="mine: "):
             placeit.compare(session, {"mine": replace(again, replicas=(replace(again, graph_hash="other"),))})
+
+
+def test_openvinos_own_throughput_mode_is_measured_beside_the_plain_device(cache: Cache) -> None:
+    cores = allowed_cores()
+    if len(cores) != 2:
+        pytest.skip("needs a process that may use two cores")
+    with Session(inception_like(), [f"CPU@{core}" for core in cores], cache=cache) as session:
+        session.profile()
+        search = Search(session, get_objective("throughput", session.cluster), math.inf, 0, None)
+        search.singles()
+        plain, beside = (
+            next(one for one in search.known.values() if one.name == name) for name in ("CPU", "CPU in throughput mode")
+        )
+        assert (beside.of, beside in search.candidates) == ("CPU", False)
+        found = search.race([plain], "measuring", rounds=6, share=1.0, min_rounds=6)
+        assert found.keys() == {"CPU"}
+        value = search.known[beside.name].value
+        assert value is not None
+        assert len(value.samples) == 6
 
 
 def test_fewer_requests_are_in_flight_where_there_is_no_room_for_more(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
