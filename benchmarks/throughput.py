@@ -178,12 +178,11 @@ def _found(case: str, found: Optimized, report: Report) -> None:
 
 
 def _best(found: Optimized, *, splits: bool) -> Candidate | None:
-    """The best candidate, by measurement if there is one, among splits or among what serves whole requests."""
+    """The best candidate, as it was measured, or else simulated, among splits or among what serves whole requests."""
     some = [one for one in found.candidates if (one.placer not in ("single", "replicas")) == splits and one.failed is None]
     some = [one for one in some if not splits or len(np.unique(one.groups)) > 1]
-    measured = [one for one in some if one.value is not None]
     return min(
-        measured or some,
+        some,
         key=lambda one: one.simulated_value or math.inf if one.value is None else one.value.median,
         default=None,
     )

@@ -96,8 +96,8 @@ class Optimized:
             first; then those that failed.
         races: in the order in which they were run.
         unplanned: candidates that there is not even a plan of.
-        precisions: what single devices take in another precision, empty unless that was asked for; and for throughput, what plain
-            devices of OpenVINO take in its own throughput mode.
+        precisions: what single devices take in another precision, empty unless that was asked for; and for throughput, what
+            plain devices of OpenVINO take in its own throughput mode.
         without_precisions: which of them have no other, and why.
         chosen: the answer. A placement over several devices only if a race of its own showed it to be better by the objective
             than the best single device; if it is not, that happens in 2.5 % of all decisions at most.
