@@ -15,6 +15,7 @@ from placeit.planning.segments import Costs, Segmenter
 from placeit.profiler.costs import Progress
 from placeit.runtime.native.plan import compile_loop
 from placeit.simulator.simulate import SimulatedCost
+from placeit.simulator.throughput import ThroughputCost, bottleneck
 
 __all__ = ["compile_kernels"]
 
@@ -56,6 +57,8 @@ def compile_kernels(placers: Iterable[str], progress: Progress | None = None) ->
     segmenter.search(placement, problem, steps=2, seed=0)
     segmenter.priced(segmenter.plan(placement))
     segmenter.seconds(placement)
+    bottleneck(problem, placement)
+    ThroughputCost(problem)(placement)
     compile_loop()
 
 

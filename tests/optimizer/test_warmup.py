@@ -27,7 +27,7 @@ event.register("numba:compile", Listener())
 compile_kernels(DEFAULT_PLACERS)
 assert "merge_groups" in compiled
 compiled.clear()
-for objective in ("latency", "total-cost"):
+for objective in ("latency", "total-cost", "throughput"):
     optimize(inception_like(), "CPU@{0},CPU@{1}".format(*cores) if len(cores) > 1 else "CPU@{0}".format(*cores), budget=6,
              objective=objective, cache=None)
 print(compiled)
