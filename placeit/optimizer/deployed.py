@@ -136,9 +136,9 @@ class Deployed:
                 failures.append(error)
             gates[number - 1].open()
 
-        for number, (worker, (executor, count)) in enumerate(zip(self._workers, others, strict=False), 1):
-            worker.submit(functools.partial(run, number, executor, count))
         try:
+            for number, (worker, (executor, count)) in enumerate(zip(self._workers, others, strict=False), 1):
+                worker.submit(functools.partial(run, number, executor, count))
             taken[0] = first[0].times(first[1])
             for gate in gates:
                 gate.wait()

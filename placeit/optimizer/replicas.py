@@ -16,6 +16,7 @@ from placeit.core.problem import Problem
 from placeit.optimizer.candidates import Candidate
 from placeit.optimizer.ledger import Item
 from placeit.optimizer.search import Proposal, Search
+from placeit.placers.base import is_over
 from placeit.placers.feasibility import pack
 from placeit.planning.segments import Plan, Segmenter
 from placeit.simulator.throughput import bottleneck
@@ -96,7 +97,7 @@ def _split(search: Search, group: tuple[int, ...], deadline: float) -> NDArray[n
     if len(group) == 1:
         return np.full(len(problem), group[0], np.int32) if group[0] in problem.single_devices else None
     inside = _restricted(problem, group)
-    if inside is None or search.session.costs.shared or search.indivisible:
+    if inside is None or search.session.costs.shared or search.indivisible or is_over(deadline):
         return None
     try:
         start = pack(inside)
