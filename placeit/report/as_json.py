@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from placeit.runtime.run_report import RunReport
     from placeit.simulator.load import LoadReport
 
-__all__ = ["comparison", "jsonable", "links", "load", "optimized", "profile", "run"]
+__all__ = ["comparison", "jsonable", "links", "optimized", "profile", "run"]
 
 
 def optimized(found: Optimized, placement_file: str | Path | None = None) -> dict[str, Any]:
@@ -242,22 +242,18 @@ def _service(service: Service) -> dict[str, Any]:
         "rate": service.rate,
         "relative": service.relative,
         "sustained": service.sustained,
-        "load": {arrivals: load(report) for arrivals, report in service.load.items()},
+        "load": {arrivals: _load(report) for arrivals, report in service.load.items()},
     }
 
 
-def load(report: LoadReport) -> dict[str, Any]:
+def _load(report: LoadReport) -> dict[str, Any]:
     """How requests fared that arrived over time."""
     return {
         "requests": report.requests,
         "offered": report.offered,
         "achieved": report.achieved,
-        "p50_s": report.p50,
-        "p95_s": report.p95,
-        "p99_s": report.p99,
-        "worst_s": report.worst,
-        "mean_queue": report.mean_queue,
-        "most_queued": report.most_queued,
+        "latency_s": {"p50": report.p50, "p95": report.p95, "p99": report.p99, "worst": report.worst},
+        "waiting": {"mean": report.mean_queue, "most": report.most_queued},
     }
 
 
