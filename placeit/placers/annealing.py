@@ -17,6 +17,7 @@ from placeit.simulator.kernel import makespan_kernel
 from placeit.simulator.queues import Records
 from placeit.simulator.simulate import SimulatedCost
 from placeit.simulator.tables import Tables
+from placeit.simulator.throughput import CAPACITY, ThroughputCost, busiest_ops, busy_kernel
 from placeit.simulator.workspace import make_workspace
 
 __all__ = ["Annealing"]
@@ -79,7 +80,7 @@ class Annealing:
         deadline: float | None,
     ) -> NDArray[np.int32]:
         """Anneal from the best of some placements."""
-        simulated = cost.kernel_arguments if isinstance(cost, SimulatedCost) else None
+        simulated = cost.kernel_arguments if isinstance(cost, SimulatedCost | ThroughputCost) else None
         if simulated is None:
             search = LocalSearch(evaluations=budget)
             return search.improve(begin, problem, cost, seed=seed, evaluations=budget, deadline=deadline)
@@ -224,6 +225,7 @@ def _anneal(
 ) -> None:
     """Do steps ``first`` to ``last`` of ``steps``; updates placements, their costs (current, best) and the random state."""
     workspace = make_workspace(tables, 1)
+    busy = np.empty(len(tables.memory) * (len(tables.memory) + 1) + len(tables.clique))
     chain = np.empty(len(place), np.int32)
     moved = np.empty(len(place), np.int32)
     length, renewed = 0, 0
@@ -242,11 +244,16 @@ def _anneal(
             place[v] = _target(tables, place, v, options, choices, state)
             if uniform(state) < _TOGETHER:
                 size = _take_along(tables, place, before, moved, state)
-        makespan = makespan_kernel(tables, place, priority, links, queue, 0.0, np.uint64(0), memory, workspace)
+        if queue == CAPACITY:
+            makespan = busy_kernel(tables, place, busy)
+        else:
+            makespan = makespan_kernel(tables, place, priority, links, queue, 0.0, np.uint64(0), memory, workspace)
         # infinite (no room for the weights) is never accepted; log(0) accepts anything finite
         if makespan < np.inf and makespan <= seconds[0] - temperature * np.log(uniform(state)):
             seconds[0] = makespan
-            if length == 0 or step - renewed >= len(place) // 64:  # its search is quadratic: rarer in large graphs
+            if queue == CAPACITY:
+                length = busiest_ops(tables, place, busy, chain)
+            elif length == 0 or step - renewed >= len(place) // 64:  # its search is quadratic: rarer in large graphs
                 length = _critical_chain(tables, workspace.node, place, chain)
                 renewed = step
             if makespan < seconds[1]:

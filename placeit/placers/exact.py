@@ -15,8 +15,10 @@ from placeit.placers.base import Incumbent, is_over, option
 from placeit.placers.list_scheduling import last_arrival
 from placeit.placers.local_search import starts
 from placeit.simulator.simulate import SimulatedCost
+from placeit.simulator.tables import Tables, tables
+from placeit.simulator.throughput import ThroughputCost, busy_kernel
 
-__all__ = ["Exact"]
+__all__ = ["Exact", "alike"]
 
 _CHUNK = 4096
 _NO_TIME = "the time that it has"
@@ -27,11 +29,11 @@ _AT_ONCE = 200_000  # partial placements between two looks at the clock
 class Exact:
     """Branch and bound over all placements: the answer is optimal by the given cost function.
 
-    Ops are placed in topological order. If the cost function is a simulator without noise, partial placements that cannot
-    beat the best so far are cut off (by their critical path, by the work of each device and of those that conflict with it, by
-    the mean work of all), and so are
-    placements that differ from another by a swap of devices that are alike in everything. Any other cost function is asked
-    about every feasible placement.
+    Ops are placed in topological order. If the cost function is a simulator without noise, or the bound of the throughput,
+    partial placements that cannot beat the best so far are cut off: by the work of each device and of those that conflict with
+    it, by the mean work of all, by their critical path or, for the throughput, by what crosses each link. So are placements
+    that differ from another by a swap of devices that are alike in everything. Any other cost function is asked about every
+    feasible placement.
 
     The optimum is over placements, under the simulator's own queues; an order planned by hand may be shorter still (see the
     placer ``cp-sat``).
@@ -56,8 +58,9 @@ class Exact:
             InfeasibleError: the weights fit in no way that was found.
         """
         found = Incumbent(cost, evaluations)  # only all of them are an answer, so it has no deadline of its own
-        bounded = isinstance(cost, SimulatedCost) and cost.kernel_arguments is not None
-        search = _Search(problem, bounded, self.nodes, deadline)
+        capacity = isinstance(cost, ThroughputCost)
+        bounded = capacity or (isinstance(cost, SimulatedCost) and cost.kernel_arguments is not None)
+        search = _Search(problem, bounded, capacity, self.nodes, deadline)
         if bounded:
             found.offer(starts(problem))
             chunk = 32  # small at first: the bound improves soon
@@ -89,11 +92,12 @@ def _too_large(problem: Problem, limit: str) -> UsageError:
 class _Search:
     """The feasible placements of a problem, depth first, a chunk at a time."""
 
-    def __init__(self, problem: Problem, bounded: bool, nodes: int, deadline: float | None) -> None:
+    def __init__(self, problem: Problem, bounded: bool, capacity: bool, nodes: int, deadline: float | None) -> None:
         self._problem = problem
         self._bounded = bounded
-        self._alike = _alike(problem) if bounded else np.arange(problem.devices)
+        self._alike = alike(problem) if bounded else np.arange(problem.devices)
         self._least = _least_tail(problem)
+        self._tables, self._capacity = tables(problem), capacity
         self._cliques = cliques(problem.conflicts)
         covering = cover(problem.conflicts)
         self._share = covering.sum(axis=0) / len(covering)
@@ -118,6 +122,8 @@ class _Search:
             count = _descend(
                 leaves,
                 self._depth_and_nodes,
+                self._tables,
+                self._capacity,
                 self._place,
                 self._finish,
                 bound if self._bounded else np.inf,
@@ -155,9 +161,9 @@ def _least_tail(problem: Problem) -> NDArray[np.float64]:
     return tail
 
 
-def _alike(problem: Problem) -> NDArray[np.int64]:
+def alike(problem: Problem) -> NDArray[np.int64]:
     """Number of the first device that each device can be swapped with and nothing changes: ``int64[D]``."""
-    alike = np.arange(problem.devices)
+    first = np.arange(problem.devices)
     for b in range(problem.devices):
         for a in range(b):
             swap = np.arange(problem.devices)
@@ -170,15 +176,17 @@ def _alike(problem: Problem) -> NDArray[np.int64]:
                 and np.array_equal(problem.latency[np.ix_(swap, swap)], problem.latency)
                 and np.array_equal(problem.conflicts[np.ix_(swap, swap)], problem.conflicts)
             ):
-                alike[b] = alike[a]
+                first[b] = first[a]
                 break
-    return alike
+    return first
 
 
 @jit
 def _descend(
     leaves: NDArray[np.int32],
     depth_and_nodes: NDArray[np.int64],
+    tables: Tables,
+    capacity: bool,
     place: NDArray[np.int32],
     finish: NDArray[np.float64],
     bound: float,
@@ -201,6 +209,7 @@ def _descend(
     # place[order[:depth]] is the partial placement; place[order[depth]] is the device tried last there, -1 for none. The
     # search stops when the chunk is full and goes on from the same state at the next call.
     ops, devices = compute.shape
+    busy = np.empty(devices + len(tables.clique) + devices * devices)
     load = np.zeros(devices)
     used = np.zeros(devices)
     members = np.zeros(devices, np.int64)
@@ -245,7 +254,13 @@ def _descend(
             work = compute[v, d] * share[d] + rest[depth + 1]
             for other in range(devices):
                 work += load[other] * share[other]
-            longest = max(finish[v] + tail[v], work)
+            longest = work
+            if capacity:  # what is placed keeps devices and links busy, wherever the rest goes
+                before, place[v] = place[v], d
+                longest = max(longest, busy_kernel(tables, place, busy))
+                place[v] = before
+            else:
+                longest = max(longest, finish[v] + tail[v])
             for k in range(len(cliques)):
                 if cliques[k, d]:
                     together = compute[v, d]

@@ -11,13 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.conflicts import together
+from placeit.core.errors import UsageError
 from placeit.core.graph import unique_rows
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import best, option
 from placeit.placers.feasibility import repair
 from placeit.placers.list_scheduling import mean_compute
 
-__all__ = ["Metis"]
+__all__ = ["Metis", "partition"]
 
 _UNITS = 1_000_000  # METIS weights are 32-bit integers; all weights of one kind add up to about this many
 
@@ -52,10 +53,32 @@ class Metis:
         return best(cost, unique_rows(np.array(candidates))[0], evaluations, deadline)
 
 
+def partition(problem: Problem, parts: int, *, seed: int = 0) -> NDArray[np.int32]:
+    """Divide the ops into so many parts of equal work with few bytes between them, by METIS' multilevel k-way scheme.
+
+    An op weighs its mean compute, an edge its bytes. On equal devices the parts are a placement, for any number of parts up to
+    that of devices; which part goes where does not matter there. For other devices see :class:`Metis`.
+
+    Args:
+        problem: what to divide; feasibility and memory do not count.
+        parts: how many, at least 1. Some may stay empty.
+        seed: of METIS' random numbers.
+
+    Returns:
+        ``int32[V]``, the number of each op's part.
+
+    Raises:
+        UsageError: no parts.
+    """
+    if parts < 1:
+        raise UsageError(f"A graph is divided into at least one part; got parts={parts}.")
+    if min(parts, len(problem)) == 1:
+        return np.zeros(len(problem), np.int32)
+    return _parts(problem, min(parts, len(problem)), recursive=False, tpwgts=None, seed=seed).astype(np.int32)
+
+
 def _partition(problem: Problem, seed: int) -> NDArray[np.int64]:
     """Part of each op, ``int64[V]``: one of the devices that can all run at once."""
-    import pymetis
-
     devices = list(together(problem.conflicts))
     feasible = np.zeros_like(problem.feasible)
     feasible[:, devices] = problem.feasible[:, devices]
@@ -68,6 +91,15 @@ def _partition(problem: Problem, seed: int) -> NDArray[np.int64]:
     speed = 1.0 / np.maximum(relative, 1e-9)
     speed = np.where(feasible.any(axis=0), speed, 0.0)
     share = np.sort(speed)[::-1][:parts]
+    part = _parts(problem, parts, recursive=None, tpwgts=(share / share.sum()).tolist(), seed=seed)
+    # part i has the i-th largest share: give it the number of the i-th fastest device
+    return np.argsort(-speed, kind="stable")[part]
+
+
+def _parts(problem: Problem, parts: int, *, recursive: bool | None, tpwgts: list[float] | None, seed: int) -> NDArray[np.int64]:
+    """Have METIS divide the undirected graph; ``recursive`` None is recursive bisection for up to 8 parts, k-way beyond."""
+    import pymetis
+
     # both directions of an edge, parallel edges merged
     ends = np.sort(problem.edges, axis=1)
     pairs, inverse = unique_rows(ends)
@@ -78,14 +110,13 @@ def _partition(problem: Problem, seed: int) -> NDArray[np.int64]:
     result = pymetis.part_graph(
         parts,
         pymetis.CSRAdjacency(xadj.tolist(), heads[by_tail].tolist()),
-        vweights=_integers(work).tolist(),
+        vweights=_integers(mean_compute(problem)).tolist(),
         eweights=np.concatenate([weight, weight])[by_tail].tolist(),
-        tpwgts=(share / share.sum()).tolist(),
+        tpwgts=tpwgts,
+        recursive=recursive,
         options=pymetis.Options(seed=seed % 2**31),
     )
-    part = np.array(result.vertex_part, np.int64)
-    # part i has the i-th largest share: give it the number of the i-th fastest device
-    return np.argsort(-speed, kind="stable")[part]
+    return np.array(result.vertex_part, np.int64)
 
 
 def _way(problem: Problem, parts: Sequence[int], devices: Sequence[int]) -> list[int]:

@@ -28,6 +28,7 @@ _BUILTIN = {
     "doppler": "placeit.placers.learned.agents.doppler.placer:Doppler",
     "enumerative": "placeit.placers.enumerative:Enumerative",
     "exact": "placeit.placers.exact:Exact",
+    "fuser": "placeit.placers.fuser:Fuser",
     "giph": "placeit.placers.learned.agents.giph.agent:Giph",
     "guided": "placeit.placers.learned.agents.giph.guided:Guided",
     "hdp": "placeit.placers.learned.agents.hdp:Hdp",

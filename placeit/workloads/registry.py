@@ -31,6 +31,7 @@ _BUILTIN = {
     "recurrent": "placeit.workloads.datasets:RECURRENT",
     "sensor-fusion": "placeit.workloads.datasets:SENSOR_FUSION",
     "single": "placeit.workloads.datasets:SINGLE",
+    "streams": "placeit.workloads.stream_graphs:STREAMS",
 }
 
 
@@ -61,6 +62,7 @@ class Dataset:
             trained on its parts. Without parts and this, it is not for training.
         mixed: whether problems are so different that a training starts with small ones, and measures costs in multiples of
             HEFT's makespan rather than of critical paths.
+        throughput: whether costs of training are seconds per request, in multiples of the least that could be hoped for.
         graphs: values that parameters of task graphs are drawn from unless told otherwise; None if they cannot be chosen.
         networks: the same for device networks; None exactly if ``graphs`` is.
     """
@@ -70,6 +72,7 @@ class Dataset:
     size: int | None = None
     draw: Callable[[np.random.Generator, int], Problem] | None = None
     mixed: bool = False
+    throughput: bool = False
     graphs: Choices | None = None
     networks: Choices | None = None
 

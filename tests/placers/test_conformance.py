@@ -32,6 +32,10 @@ class TestExact(PlacerConformance):
     sizes = ((5, 2), (8, 3))
 
 
+class TestFuser(PlacerConformance):
+    placer = "fuser"
+
+
 class TestGiph(PlacerConformance):
     placer = "giph"
 

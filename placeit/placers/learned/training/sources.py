@@ -14,11 +14,12 @@ from placeit.placers.heft import Heft
 from placeit.placers.learned.agent import ProblemInstance
 from placeit.placers.learned.training.stages import Draw
 from placeit.simulator.simulate import SimulatedCost
+from placeit.simulator.throughput import ThroughputCost, least_seconds
 from placeit.workloads.datasets import MAX_TASKS
 from placeit.workloads.export import INDEX
 from placeit.workloads.registry import dataset_names, find_dataset, some_problems
 
-__all__ = ["HELD_OUT", "Source", "draw_from", "find_source", "read_folder", "simulated"]
+__all__ = ["HELD_OUT", "Source", "draw_from", "find_source", "read_folder", "served", "simulated"]
 
 HELD_OUT = 32
 """Problems that are held out unless told otherwise; of the files in a folder, a fifth at most."""
@@ -58,6 +59,11 @@ def simulated(problem: Problem) -> ProblemInstance:
     return ProblemInstance(problem, SimulatedCost(problem), problem.critical_path)
 
 
+def served(problem: Problem) -> ProblemInstance:
+    """Return a problem with its seconds per request, in multiples of the least that could be hoped for."""
+    return ProblemInstance(problem, ThroughputCost(problem), least_seconds(problem))
+
+
 def draw_from(instances: Sequence[ProblemInstance]) -> Draw:
     """Return a function that draws from given instances, each at most once per update if there are enough."""
 
@@ -90,9 +96,10 @@ def find_source(name: str, *, seed: int = 0, held_out: int | None = None) -> Sou
     dataset, kept_out = find_dataset(name), HELD_OUT if held_out is None else held_out
     if not dataset.parts and dataset.draw is None:
         raise UsageError(f"The problems '{name}' are not for training: they neither have parts nor are drawn one by one.")
-    priced = _against_heft if dataset.mixed else simulated
+    priced = _against_heft if dataset.mixed else served if dataset.throughput else simulated
     test = some_problems(dataset.cases("test" if dataset.parts else None, seed), name, "test", kept_out)
-    kept, unit = [priced(problem) for problem in test], "HEFT's makespan" if dataset.mixed else "critical path"
+    kept = [priced(problem) for problem in test]
+    unit = "HEFT's makespan" if dataset.mixed else "least seconds per request" if dataset.throughput else "critical path"
     if dataset.draw is not None:
         return Source(_fresh(dataset.draw, priced, grow=dataset.mixed), kept, None, unit)
     learned = some_problems(dataset.cases("train", seed), name, "train", dataset.size)
