@@ -64,8 +64,8 @@ def generate(
 
     random: a new graph and network for each problem. single: graphs on one network. multi: pairs of 120 graphs and 10
     networks. churn: one graph on a network that loses devices and gets slower ones. recurrent: unrolled recurrent cells.
-    sensor-fusion: vehicles at intersections. The folder receives a file for each problem, and index.json with the parameters
-    of each. The same seed gives the same problems.
+    sensor-fusion: vehicles at intersections. streams: stream graphs on five equal devices. The folder receives a file for each
+    problem, and index.json with the parameters of each. The same seed gives the same problems.
     """
     from placeit.workloads.datasets import MAX_TASKS
     from placeit.workloads.export import INDEX, export_cases

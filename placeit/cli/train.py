@@ -67,7 +67,9 @@ def train(
     agent: Annotated[
         str,
         typer.Argument(
-            metavar="AGENT[:OPTION=VALUE,...]", help="doppler, giph, hdp, hsdag, placeto or a plug-in's.", show_default=False
+            metavar="AGENT[:OPTION=VALUE,...]",
+            help="doppler, giph, hdp, hsdag, placeto, stream-allocation or a plug-in's.",
+            show_default=False,
         ),
     ],
     *,
@@ -76,7 +78,7 @@ def train(
         typer.Option(
             "--problems",
             metavar="NAME|FOLDER",
-            help="Training problems: single, multi, recurrent, sensor-fusion; random or any for new ones; or a folder.",
+            help="Training problems: single, multi, recurrent, sensor-fusion, streams; random, any for new ones; or a folder.",
             show_default=False,
         ),
     ] = None,

@@ -60,7 +60,7 @@ def fuse(problem: Problem, parts: int) -> NDArray[np.int32]:
 
 @dataclass(frozen=True)
 class Fuser:
-    """Parts of equally many ops, along heavy edges, in the manner of IBM Streams (see :func:`fuse`).
+    """Parts of equally many ops, along heavy edges, in the manner of IBM Streams.
 
     The part with most work goes to the device that computes the graph fastest.
     """

@@ -41,6 +41,7 @@ _BUILTIN = {
     "random-task-eft": "placeit.placers.random_task_eft:RandomTaskEft",
     "repeated": "placeit.placers.repeated:Repeated",
     "single": "placeit.placers.single:Single",
+    "stream-allocation": "placeit.placers.learned.agents.stream_allocation.placer:StreamAllocation",
 }
 
 

@@ -94,6 +94,11 @@ class TestSingle(PlacerConformance):
     splits = False
 
 
+@pytest.mark.slow
+class TestStreamAllocation(PlacerConformance):
+    placer = "stream-allocation"
+
+
 def test_every_placer_that_ships_with_placeit_is_held_to_the_conformance_suite():
     tested = {suite.placer.partition(":")[0] for suite in PlacerConformance.__subclasses__()}
     assert tested >= {name for name in placer_names() if not name.startswith("sample")}

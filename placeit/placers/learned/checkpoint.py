@@ -56,19 +56,23 @@ class Checkpoint:
     weights: Mapping[str, Tensor]
 
 
-def save_agent(agent: Agent, path: str | Path, **about: Any) -> None:
+def save_agent(agent: Agent, path: str | Path, *, half: bool = False, **about: Any) -> None:
     """Write an agent to a file, in one step.
 
     Args:
         agent: the agent.
         path: the file, usually ``*.safetensors``.
+        half: round weights to float16, which halves the file; they are loaded as float32 again.
         **about: what else the file should say (training configuration, evaluation figure, origin); any JSON.
 
     Raises:
         FileError: the folder is missing or read-only, or the disk is full.
     """
     meta = {"agent": agent.name, "version": agent.version, "config": dict(agent.config), "about": about}
-    write_safetensors(Path(path), _FORMAT, weights_of(agent), meta)
+    weights = weights_of(agent)
+    if half:
+        weights = {name: weight.half() if weight.is_floating_point() else weight for name, weight in weights.items()}
+    write_safetensors(Path(path), _FORMAT, weights, meta)
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
@@ -121,7 +125,10 @@ def load_agent(path: str | Path, find: Callable[[str], type[Agent]] = agent_clas
                 f"{path} does not fit the agent '{checkpoint.agent}': its weights '{name}' have shape {there} in the file "
                 f"and {here} here. {again}"
             )
-        if checkpoint.weights[name].dtype != expected[name].dtype or not torch.isfinite(checkpoint.weights[name]).all():
+        if (
+            checkpoint.weights[name].dtype not in (expected[name].dtype, torch.float16)
+            or not torch.isfinite(checkpoint.weights[name]).all()
+        ):
             raise FileError(f"{path} is damaged: its weights '{name}' are not finite numbers of type {expected[name].dtype}.")
     agent.network.load_state_dict(dict(checkpoint.weights))
     agent.network.eval()

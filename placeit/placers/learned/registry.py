@@ -25,6 +25,7 @@ _BUILTIN = {
     "hdp": "placeit.placers.learned.agents.hdp:HdpAgent",
     "hsdag": "placeit.placers.learned.agents.hsdag.agent:HsdagAgent",
     "placeto": "placeit.placers.learned.agents.placeto.agent:PlacetoAgent",
+    "stream-allocation": "placeit.placers.learned.agents.stream_allocation.agent:StreamAllocationAgent",
 }
 
 

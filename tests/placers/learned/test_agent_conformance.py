@@ -36,6 +36,20 @@ class TestHdp(AgentConformance):
         return make_agent("hdp", seed=0, ops=9, devices=3, hidden=8)
 
 
+class TestStreamAllocation(AgentConformance):
+    ways = ("imitation",)
+
+    def make(self) -> Agent:
+        return make_agent("stream-allocation", seed=0, devices=3, width=8)
+
+
+class TestStreamAllocationB(AgentConformance):
+    ways = ("imitation",)
+
+    def make(self) -> Agent:
+        return make_agent("stream-allocation", seed=0, devices=2, width=8, encoder="lstm", upstream=False)
+
+
 class TestPlaceto(AgentConformance):
     ways = ("imitation",)
 

@@ -27,7 +27,7 @@ def test_the_agents_that_ship_are_known_by_name_without_being_imported():
         "print(agent_names(), 'torch' in sys.modules, 'numba' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "('doppler', 'giph', 'hdp', 'hsdag', 'placeto') False False\n"
+    assert done.stdout == "('doppler', 'giph', 'hdp', 'hsdag', 'placeto', 'stream-allocation') False False\n"
 
 
 @pytest.mark.parametrize("name", registry.agent_names())
@@ -36,13 +36,13 @@ def test_an_agent_has_the_name_by_which_it_is_found(name):
 
 
 def test_an_unknown_agent_is_an_error_that_lists_the_known_ones():
-    with pytest.raises(UsageError, match="no agent 'giraffe'; the agents are doppler, giph, hdp, hsdag, placeto"):
+    with pytest.raises(UsageError, match="no agent 'giraffe'; the agents are doppler, giph, hdp, hsdag, placeto, stream-alloc"):
         registry.agent_class("giraffe")
 
 
 @pytest.mark.usefixtures("plugin")
 def test_a_plugin_adds_an_agent():
-    assert registry.agent_names() == ("doppler", "giph", "hdp", "hsdag", "placeto", "toy")
+    assert registry.agent_names() == ("doppler", "giph", "hdp", "hsdag", "placeto", "stream-allocation", "toy")
     agent = registry.parse_agent("toy:hidden=7,pace=2", seed=0)
     assert agent.config == {"hidden": 7, "pace": 2.0}
 

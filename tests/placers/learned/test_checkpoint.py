@@ -33,6 +33,15 @@ def test_a_loaded_agent_decides_as_the_saved_one(saved):
     assert not agent.network.training
 
 
+def test_weights_may_be_stored_as_half_precision(tmp_path):
+    agent = toy(3, hidden=5)
+    save_agent(agent, tmp_path / "half.safetensors", half=True)
+    assert {weight.dtype for weight in read_checkpoint(tmp_path / "half.safetensors").weights.values()} == {torch.float16}
+    loaded = load_agent(tmp_path / "half.safetensors", find).network.state_dict()
+    for name, weight in agent.network.state_dict().items():
+        assert torch.equal(loaded[name], weight.half().float())
+
+
 def test_a_checkpoint_says_where_it_comes_from(saved):
     checkpoint = read_checkpoint(saved)
     assert (checkpoint.agent, checkpoint.version) == ("toy", 1)

@@ -19,6 +19,7 @@ from placeit.core.registry import check_size
 from placeit.placers.base import Incumbent, option
 from placeit.placers.feasibility import fits, repair
 from placeit.placers.learned.agent import ProblemInstance, Trajectory
+from placeit.placers.learned.agents.attention import AttentionDecoder, State
 from placeit.placers.learned.agents.choice import draw_choice, score_choice
 from placeit.placers.learned.training.stages import Stage
 
@@ -28,16 +29,11 @@ _NUMBERS_AT_A_TIME = 1 << 22
 _LARGEST = 100_000
 _MOST_WEIGHTS = 100_000_000
 
-State = tuple[Tensor, Tensor]
-"""Hidden state and cell of an LSTM."""
 
-
-class _Network(nn.Module):
+class _Network(AttentionDecoder):
     """Bi-LSTM encoder over the ops in topological order, LSTM decoder with attention, a device for each op.
 
-    The decoder starts from the encoder's last state. At each step it reads the device of the op before and the encoder's
-    output for the op at hand; what it makes of them attends to all of the encoder's outputs (multiplicative attention, Luong
-    et al. 2015), and both together give the device's logits.
+    The decoder starts from the encoder's last state, and what it reads of an op is the encoder's output.
 
     Args:
         inputs: features of an op.
@@ -46,13 +42,8 @@ class _Network(nn.Module):
     """
 
     def __init__(self, inputs: int, devices: int, hidden: int) -> None:
-        super().__init__()
+        super().__init__(hidden, devices, hidden)
         self.encoder = nn.LSTM(inputs, hidden // 2, bidirectional=True, batch_first=True)
-        self.device = nn.Embedding(devices + 1, hidden // 2)  # the last stands for the device before the first op
-        self.decoder = nn.LSTM(hidden + hidden // 2, hidden, batch_first=True)
-        self.query = nn.Linear(hidden, hidden, bias=False)
-        self.joined = nn.Linear(2 * hidden, hidden)
-        self.logits = nn.Linear(hidden, devices)
 
     def encode(self, features: Tensor, lengths: NDArray[np.int64]) -> tuple[Tensor, State]:
         """Return the outputs ``[P, V, H]`` of ``[P, V, F]`` features, zero where padded, and the decoder's first state."""
@@ -60,25 +51,6 @@ class _Network(nn.Module):
         outputs, (hidden, cell) = self.encoder(packed)
         padded, _ = pad_packed_sequence(outputs, batch_first=True, total_length=features.shape[1])
         return padded, (_both_directions(hidden), _both_directions(cell))
-
-    def decode(self, encoded: Tensor, at: slice, absent: Tensor, before: Tensor, state: State) -> tuple[Tensor, State]:
-        """Go some steps on.
-
-        Args:
-            encoded: ``[R, V, H]``, outputs of the encoder.
-            at: the steps, ``T`` of them.
-            absent: ``bool[R, V]``, where there is padding.
-            before: ``int64[R, T]``, the device of the op before each of these.
-            state: of the decoder before these steps.
-
-        Returns:
-            ``[R, T, D]`` logits, and the state after these steps.
-        """
-        outputs, state = self.decoder(torch.cat([encoded[:, at], self.device(before)], dim=2), state)
-        match = torch.bmm(self.query(outputs), encoded.transpose(1, 2))
-        weights = match.masked_fill(absent[:, None], -torch.inf).softmax(dim=2)
-        joined = torch.tanh(self.joined(torch.cat([outputs, torch.bmm(weights, encoded)], dim=2)))
-        return self.logits(joined), state
 
 
 def _both_directions(state: Tensor) -> Tensor:
@@ -242,7 +214,7 @@ class HdpAgent:
         for part in np.split(np.arange(rows), range(size, rows, size)):
             encoded, state = self._encode(batch, part)
             absent = batch.absent(part)
-            logits, _ = self._network.decode(encoded, slice(0, ops), absent, torch.from_numpy(before[part]), state)
+            logits, _ = self._network.decode(encoded, encoded, absent, torch.from_numpy(before[part]), state)
             log, entropy = score_choice(logits, decisions.allowed[part], chosen[part])
             log, entropy = log.masked_fill(absent, 0.0).sum(dim=1), entropy.masked_fill(absent, 0.0).sum(dim=1)
             yield np.zeros(len(part), np.intp), part, log, entropy
@@ -282,7 +254,8 @@ class HdpAgent:
         allowed = np.zeros((len(rows), ops, self.devices), bool)
         before = np.full(len(rows), self.devices)
         for t in range(ops):
-            logits, state = self._network.decode(encoded, slice(t, t + 1), absent, torch.from_numpy(before[:, None]), state)
+            known, last = encoded[:, t : t + 1], torch.from_numpy(before[:, None])
+            logits, state = self._network.decode(known, encoded, absent, last, state)
             feasible, weight = batch.feasible[which, t], batch.weights[which, t]
             roomy = feasible & (weight[:, None] <= room)
             allowed[:, t] = np.where(roomy.any(axis=1, keepdims=True), roomy, feasible)

@@ -1,0 +1,41 @@
+"""How far from the optimum methods are on small graphs, by branch and bound over all placements.
+
+``throughput`` is the capacity of a method's placement over the greatest that any placement has, on the mean and at least; no
+rate caps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from benchmarks._harness import Report
+from benchmarks._lab import Job, Lab
+from benchmarks.giph.figures import Figures
+from benchmarks.stream.jobs import Optimum, Setup, costs, methods
+
+__all__ = ["jobs", "tell"]
+
+
+def jobs(setup: Setup) -> Sequence[Job]:  # noqa: ARG001
+    return [Optimum(), *(job for job, _ in methods().values())]
+
+
+def tell(lab: Lab, report: Report, figures: Figures) -> None:
+    graphs, least = lab[Optimum()]["graph"], lab[Optimum()]["cost"]
+    mean = {}
+    for method in methods():
+        ratio = least / costs(lab, method)[0][graphs]
+        mean[method] = ratio.mean()
+        report.row(
+            part="exact",
+            method=method,
+            graphs=len(graphs),
+            throughput=mean[method],
+            at_least=ratio.min(),
+            optimal=np.mean(ratio > 1 - 1e-9),
+        )
+    report.claim("annealing: of the optimal capacity, on the mean", mean["annealing"], "", at_least=0.99)
+    report.claim("shipped, best of samples: of the optimal capacity, on the mean", mean["shipped, best of samples"], "")
+    figures.bars("exact", "exact", "", ("", "share of the optimal capacity"), list(mean), {"mean": list(mean.values())})

@@ -1,0 +1,51 @@
+"""The decoder that HDP and the stream allocation share: an LSTM that writes devices one by one, with attention over the ops."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["AttentionDecoder", "State"]
+
+State = tuple[Tensor, Tensor]
+"""Hidden state and cell of an LSTM, ``[1, R, H]``."""
+
+
+class AttentionDecoder(nn.Module):
+    """LSTM decoder with multiplicative attention (Luong et al. 2015) over the encoded ops.
+
+    At each step it reads the device of the op before and what is known of the op at hand; what it makes of them attends to all
+    ops, and both together give the device's logits.
+
+    Args:
+        inputs: width of what is known of an op.
+        devices: outputs.
+        hidden: width of the decoder and of encoded ops; even.
+    """
+
+    def __init__(self, inputs: int, devices: int, hidden: int) -> None:
+        super().__init__()
+        self.device = nn.Embedding(devices + 1, hidden // 2)  # the last stands for the device before the first op
+        self.decoder = nn.LSTM(inputs + hidden // 2, hidden, batch_first=True)
+        self.query = nn.Linear(hidden, hidden, bias=False)
+        self.joined = nn.Linear(2 * hidden, hidden)
+        self.logits = nn.Linear(hidden, devices)
+
+    def decode(self, known: Tensor, encoded: Tensor, absent: Tensor, before: Tensor, state: State) -> tuple[Tensor, State]:
+        """Go some steps on.
+
+        Args:
+            known: ``[R, T, I]``, of the ops of these steps.
+            encoded: ``[R, V, H]``, all ops.
+            absent: ``bool[R, V]``, where there is padding.
+            before: ``int64[R, T]``, the device of the op before each of these.
+            state: of the decoder before these steps.
+
+        Returns:
+            ``[R, T, D]`` logits, and the state after these steps.
+        """
+        outputs, state = self.decoder(torch.cat([known, self.device(before)], dim=2), state)
+        match = torch.bmm(self.query(outputs), encoded.transpose(1, 2))
+        weights = match.masked_fill(absent[:, None], -torch.inf).softmax(dim=2)
+        joined = torch.tanh(self.joined(torch.cat([outputs, torch.bmm(weights, encoded)], dim=2)))
+        return self.logits(joined), state
