@@ -10,7 +10,7 @@ from placeit.core.errors import UsageError
 from placeit.workloads import registry
 from placeit.workloads.registry import dataset_names, find_dataset, some_problems
 
-BUILT_IN = ("any", "churn", "multi", "random", "recurrent", "sensor-fusion", "single")
+BUILT_IN = ("any", "churn", "multi", "random", "recurrent", "sensor-fusion", "single", "streams")
 
 
 @pytest.fixture
