@@ -57,6 +57,14 @@ class ExecutionError(PlaceitError):
     """A run on real devices failed."""
 
 
+class QueueFullError(ExecutionError):
+    """A server has as many requests waiting as it takes."""
+
+
+class DeadlineError(ExecutionError):
+    """A request had not begun when it had to."""
+
+
 class TrainingError(PlaceitError):
     """Training cannot continue: a reward, a loss or a gradient is not a finite number."""
 

@@ -3,32 +3,45 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from placeit.core.errors import PlaceitError
 from placeit.runtime.devices.worker import Gate
+
+if TYPE_CHECKING:
+    from placeit.runtime.feed import Bell
 
 __all__ = ["ActiveRun"]
 
 
 class ActiveRun:
-    """A call of ``times``, until nothing of it runs any more.
+    """A call of ``times`` or ``serve``, until nothing of it runs any more.
+
+    Args:
+        bell: of a run that requests are added to: rung whenever one has ended.
 
     Attributes:
         thread: which asked for it.
         begun: whether lanes know of it.
         error: what failed first.
+        failed: the request that it was of, by its number among those in flight, if that is known.
+        ended: the numbers of those that have ended well, if there is a bell.
         begin: when it was asked for, or when its lanes began.
         end: when all of it had ended.
         over: open from then on.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, bell: Bell | None = None) -> None:
+        self.bell = bell
         self.thread = threading.get_ident()
         self.begun = self._stopped = False
         self._tell: Callable[[], object] | None = None
         self.error: PlaceitError | None = None
+        self.failed: int | None = None
+        self.ended: deque[int] = deque()
         self.begin = perf_counter()
         self.end = 0.0
         self.over = Gate()

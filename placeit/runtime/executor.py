@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,7 +17,8 @@ from placeit.planning.segments import Plan
 from placeit.runtime.active_run import ActiveRun
 from placeit.runtime.devices.base import Program
 from placeit.runtime.devices.worker import Worker
-from placeit.runtime.native.plan import NativePlan, Ran, native_plan
+from placeit.runtime.feed import Bell, Ran, Served
+from placeit.runtime.native.plan import NativePlan, NativeRan, native_plan
 from placeit.runtime.plan_executor import PlanExecutor, empty_samples, failure_of, seconds_of
 from placeit.runtime.slots import Slot
 from placeit.runtime.spans import Span
@@ -33,24 +34,25 @@ class LaneRun(ActiveRun):
     """A run on lanes that the host decides for.
 
     Attributes:
-        slots: its requests in flight.
+        slots: of the requests to begin with.
         waiting: how many requests have not begun.
-        left: how many of the slots have not ended.
+        left: how many of them have not ended, and one more while others may be admitted.
         native: the plan that lanes run without Python; None while, or if, they do not.
         dropped: whether the scheduler knows that nothing more may start, as something failed or nobody waits any more.
         caller: the thread that waits, if runs begin there, as no device has a worker; None if no decision is made there.
     """
 
-    def __init__(self, slots: list[Slot], waiting: int, caller: int | None) -> None:
-        super().__init__()
+    def __init__(self, slots: list[Slot], waiting: int, caller: int | None, bell: Bell | None) -> None:
+        super().__init__(bell)
         self.slots, self.waiting, self.caller = slots, waiting, caller
-        self.left = len(slots)
+        self.left = len(slots) + (bell is not None)
         self.native: NativePlan | None = None
         self.dropped = False
 
     def go_native(self, native: NativePlan) -> None:
         """Have a plan ready to run it without Python."""
-        native.prepare(len(self.slots), self.waiting)
+        bell = None if self.bell is None else self.bell.fd
+        native.prepare([slot.number for slot in self.slots], self.waiting, bell)
         self.native = native
         self.go(native.stop)
 
@@ -112,14 +114,65 @@ class Executor(PlanExecutor):
     def _read(self, request: int) -> dict[str, NDArray[np.generic]]:
         return {name: np.array(buffer.array(), order="C") for name, buffer in self._slots[request].outputs.items()}
 
-    def _prepare(self, count: int) -> LaneRun:
+    def _prepare(self, count: int, bell: Bell | None = None) -> LaneRun:
         for slot in self._slots:
             slot.clear()
         slots = self._slots[:count]
         for slot in slots:
             slot.written = None if slot.blanked is None else {}  # the run after it was blanked is the one that is checked
             slot.blanked = None
-        return LaneRun(slots, count - len(slots), threading.get_ident() if self._first is None else None)
+        return LaneRun(slots, count - len(slots), threading.get_ident() if self._first is None else None, bell)
+
+    def _admit(self, run: ActiveRun, request: int, inputs: Mapping[str, NDArray[np.generic]]) -> None:
+        self._write(inputs, request)
+        slot, lanes = self._slots[request], cast("LaneRun", run)
+        slot.clear()
+        slot.written = slot.blanked = None
+        with self._lock:
+            if not run.begun:
+                lanes.slots.append(slot)
+                lanes.left += 1
+                return
+        if lanes.native is not None:
+            lanes.native.admit(request)
+            self._look(lanes, lanes.native)
+        else:
+            self._advance(self._begin_also, lanes, slot)
+
+    def _begin_also(self, run: LaneRun, slot: Slot) -> list[Instruction]:
+        if run.stopped:
+            return []
+        run.left += 1
+        return self._scheduler.begin(slot.number)
+
+    def _admit_no_more(self, run: ActiveRun) -> None:
+        lanes = cast("LaneRun", run)
+        with self._lock:
+            if not run.begun:
+                run.stop()
+            elif lanes.native is None:
+                _one_less(lanes)
+        if lanes.native is not None:
+            lanes.native.admit_no_more()
+
+    def _served(self, run: ActiveRun) -> list[Served]:
+        native = cast("LaneRun", run).native
+        if native is not None:
+            self._look(run, native)
+            for request in native.ended():
+                self._note(self._slots[request], *native.ran(request))
+                run.ended.append(request)
+        found = [run.ended.popleft() for _ in range(len(run.ended))]
+        return [(request, self._read(request), tuple(self._slots[request].ran)) for request in found]
+
+    def _look(self, run: ActiveRun, native: NativePlan) -> None:
+        """Look whether something has failed, which lanes that run without Python tell nobody until they are out of it."""
+        if native.stopped:
+            run.stop()
+
+    def _wanted(self, run: ActiveRun) -> bool:
+        native = cast("LaneRun", run).native
+        return native is not None and native.wanted()
 
     def _start(self, run: ActiveRun) -> None:
         lanes = cast("LaneRun", run)
@@ -133,7 +186,7 @@ class Executor(PlanExecutor):
     def _pass_time(self, run: ActiveRun) -> None:
         if self.runtime.wait is not None:
             self.runtime.wait(run.over)
-            if not run.quiet:
+            if not (run.quiet or run.ended):
                 raise ExecutionError(f"No events are left, and the run has not ended: {self._said(run)}.")
 
     def _check_lanes(self) -> None:
@@ -229,37 +282,42 @@ class Executor(PlanExecutor):
 
     def _begin_natively(self, native: NativePlan, run: LaneRun) -> None:
         """Have lanes run it without Python, unless those of another executor do so now. On the thread of the first lane."""
-        if not self.runtime.native_turn.acquire(blocking=False):
+        if not self.runtime.native_turns.take(native.workers):
             self._advance(self._begin, run)
             return
         with self._lock:
             if run.stopped:
-                self.runtime.native_turn.release()
+                self.runtime.native_turns.give_back(native.workers)
                 return
             run.go_native(native)
-        native.start(functools.partial(self._ended_natively, run))
+        native.start(functools.partial(self._ended_natively, native, run))
 
-    def _ended_natively(self, run: ActiveRun, ran: Ran) -> None:
+    def _ended_natively(self, native: NativePlan, run: ActiveRun, ran: NativeRan) -> None:
         """Take note of what lanes have done, when all of them have left."""
         with self._lock:
             try:
                 run.begin, run.end = ran.begin, ran.end
-                for slot, segments, transfers in zip(self._slots, ran.segments, ran.transfers, strict=True):
-                    slot.ran[:] = segments
-                    for s, start, finish in segments:
-                        self._samples[s].append(finish - start)
-                        slot.reported((s,))
-                    for p, start, finish in transfers:
-                        step = cast("Transfer", self._scheduler.instruction(slot.number, len(self.plan.segments) + p))
-                        slot.moved.append((step.tensor, step.src, step.dst, start, finish))
-                        slot.reported((step.tensor, step.dst))
+                if run.bell is None:
+                    for slot, segments, transfers in zip(self._slots, ran.segments, ran.transfers, strict=True):
+                        self._note(slot, segments, transfers)
                 if ran.failed is not None:
-                    op, message = ran.failed
+                    run.failed, op, message = ran.failed
                     run.error = self._segment_failed("failed on", op, ExecutionError(message))
             finally:
-                self.runtime.native_turn.release()
+                self.runtime.native_turns.give_back(native.workers)
                 run.over.open()
             self._let_go()
+
+    def _note(self, slot: Slot, segments: Sequence[Ran], transfers: Sequence[Ran]) -> None:
+        """Take note of what has run natively in a slot."""
+        slot.ran[:] = segments
+        for s, start, finish in segments:
+            self._samples[s].append(finish - start)
+            slot.reported((s,))
+        for p, start, finish in transfers:
+            step = cast("Transfer", self._scheduler.instruction(slot.number, len(self.plan.segments) + p))
+            slot.moved.append((step.tensor, step.src, step.dst, start, finish))
+            slot.reported((step.tensor, step.dst))
 
     def _advance(self, event: Callable[..., list[Instruction]], *args: Any, error: PlaceitError | None = None) -> None:
         """Tell the scheduler of an event and start what it asks for."""
@@ -285,7 +343,7 @@ class Executor(PlanExecutor):
         scheduler = self._scheduler
         todo: deque[Instruction] = deque()
         if error is not None or run.stopped:  # before the event, or what reads from a failed segment would start
-            todo.extend(self._stop(run, error))
+            todo.extend(self._stop(run, error, None if error is None else args[0]))
         todo.extend(event(*args))
         while todo:
             step = todo.popleft()
@@ -297,7 +355,8 @@ class Executor(PlanExecutor):
                         self.runtime.devices[step.device].start(*start)
                         continue
                 except BaseException as refusal:  # noqa: BLE001
-                    todo.extend(self._stop(run, self._segment_failed("could not be started on", step.op, refusal)))
+                    failure = self._segment_failed("could not be started on", step.op, refusal)
+                    todo.extend(self._stop(run, failure, step.request))
                 todo.extend(scheduler.op_finished(step.request, step.op))
             elif type(step) is Transfer:
                 copy = slot.copies.get((step.tensor, step.dst))
@@ -307,28 +366,39 @@ class Executor(PlanExecutor):
                         self.runtime.transports[src, step.dst].start(source, destination, done)
                         continue
                 except BaseException as refusal:  # noqa: BLE001
-                    todo.extend(self._stop(run, self._transfer_failed(step.tensor, step.src, step.dst, refusal)))
+                    failure = self._transfer_failed(step.tensor, step.src, step.dst, refusal)
+                    todo.extend(self._stop(run, failure, step.request))
                 todo.extend(scheduler.transfer_finished(step.request, step.tensor, step.dst))
             elif run.waiting:
                 run.waiting -= 1
                 slot.clear()
                 todo.extend(scheduler.begin(step.request))
             else:
-                run.left -= 1
-                if run.left == 0:
-                    run.end = perf_counter()
-                    run.over.open()
+                if run.bell is not None:
+                    if not run.stopped:
+                        run.ended.append(step.request)
+                    run.bell.ring()
+                _one_less(run)
 
-    def _stop(self, run: LaneRun, error: PlaceitError | None) -> list[Instruction]:
-        """Drop what has not started."""
+    def _stop(self, run: LaneRun, error: PlaceitError | None, request: int | None) -> list[Instruction]:
+        """Drop what has not started, as a request has failed or nobody waits any more."""
         if error is not None and run.caller == threading.get_ident() and not isinstance(error.__cause__, Exception | None):
             raise error.__cause__  # an interrupt, and not what a device says
-        run.error = run.error or error
+        if run.error is None:
+            run.error, run.failed = error, request
         run.stop()
         if run.dropped or not run.begun:
             return []
         run.dropped, run.waiting = True, 0
-        return [step for slot in run.slots for step in self._scheduler.abort(slot.number)]
+        return [step for slot in self._slots for step in self._scheduler.abort(slot.number)]
+
+
+def _one_less(run: LaneRun) -> None:
+    """Take note that a request has ended, or that no other will come."""
+    run.left -= 1
+    if run.left == 0:
+        run.end = perf_counter()
+        run.over.open()
 
 
 def _worker_of(driver: object) -> Worker | None:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from time import perf_counter
 from types import FrameType, TracebackType
-from typing import Literal, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from placeit.core.errors import ExecutionError, PlaceitError, UsageError
 from placeit.planning.segments import Plan
 from placeit.runtime.active_run import ActiveRun
 from placeit.runtime.devices.base import BufferSpec
+from placeit.runtime.feed import Bell, Feed, Served
 from placeit.runtime.spans import Span
 
 __all__ = ["DispatchOrder", "PlanExecutor", "check_process", "empty_samples", "failure_of", "seconds_of"]
@@ -91,7 +92,7 @@ class PlanExecutor(ABC):
     def __init__(self, plan: Plan, requests: int, inputs: Mapping[str, BufferSpec]) -> None:
         if requests < 1:
             raise UsageError(f"An executor is made for at least one request in flight; got {requests}.")
-        self.plan, self._inputs = plan, inputs
+        self.plan, self.requests, self.inputs = plan, requests, inputs
         self._process = os.getpid()
         self._turn = threading.RLock()  # of the threads that call
         self._lock = threading.Lock()  # of what lanes know
@@ -123,8 +124,24 @@ class PlanExecutor(ABC):
         """``float64[S]``, median seconds of each segment over many runs, or of the last one; zero if it runs nothing."""
 
     @abstractmethod
-    def _prepare(self, count: int) -> ActiveRun:
-        """Make ready for so many requests."""
+    def _prepare(self, count: int, bell: Bell | None = None) -> ActiveRun:
+        """Make ready for so many requests, or, with a bell to ring when one has ended, for those that are admitted."""
+
+    @abstractmethod
+    def _admit(self, run: ActiveRun, request: int, inputs: Mapping[str, NDArray[np.generic]]) -> None:
+        """Begin one more request of a run with a bell, on inputs that were checked, unless the run has been stopped."""
+
+    @abstractmethod
+    def _admit_no_more(self, run: ActiveRun) -> None:
+        """Have a run with a bell be over when nothing of it is in flight."""
+
+    @abstractmethod
+    def _served(self, run: ActiveRun) -> list[Served]:
+        """The requests of a run with a bell that have ended well since this was last asked."""
+
+    def _wanted(self, run: ActiveRun) -> bool:  # noqa: ARG002
+        """Whether other executors cannot run before this run is over."""
+        return False
 
     @abstractmethod
     def _start(self, run: ActiveRun) -> None:
@@ -206,7 +223,7 @@ class PlanExecutor(ABC):
         self._check_open()
         with self._turn:
             self._settle()
-            self._write(checked_inputs(inputs, self._inputs), request)
+            self._write(checked_inputs(inputs, self.inputs), request)
 
     def outputs(self, *, request: int = 0) -> dict[str, NDArray[np.generic]]:
         """Return copies of the outputs of the last run, by name. Raises ExecutionError if the executor is closed."""
@@ -220,7 +237,7 @@ class PlanExecutor(ABC):
         deadline = self._deadline(timeout)
         with self._turn:
             self._settle(deadline)
-            self._write(checked_inputs(inputs, self._inputs), 0)
+            self._write(checked_inputs(inputs, self.inputs), 0)
             self._times(1, deadline)
             return self._read(0)
 
@@ -246,6 +263,59 @@ class PlanExecutor(ABC):
         with self._turn:
             return self._times(count, deadline)
 
+    def serve(self, feed: Feed) -> None:
+        """Run the requests that a feed gives, each as soon as one of those in flight has ended, until it gives none.
+
+        What is raised says that nothing can run any more. A request that fails ends those in flight: the feed is told which it
+        was, and which others have to begin again.
+
+        Raises:
+            ExecutionError: something has been closed, a thread has died, or nobody can say whose failure it was. The requests
+                in flight then have to begin again, too, if anybody runs them.
+        """
+        with self._turn:
+            self._check_known()
+            self._settle()
+            run, flying = self._prepare(0, feed.bell), dict[int, Any]()
+            free = list(range(self.requests))[::-1]
+            if (item := feed.take()) is None:
+                return
+            try:
+                self._run = run
+                self._start(run)
+                while item is not None or flying:
+                    while item is not None and not run.stopped:
+                        request = free.pop()
+                        flying[request] = item
+                        self._admit(run, request, item.inputs)
+                        item = feed.take() if free and not self._wanted(run) else None
+                    self._pass_time(run)
+                    if not run.stopped:
+                        feed.bell.wait(min(_LOOK_S, feed.patience()))
+                    for request, outputs, ran in self._served(run):
+                        free.append(request)
+                        feed.ended(flying.pop(request), outputs, ran)
+                    if run.stopped:
+                        break
+                    self._check_lanes()
+                    if free and not self._wanted(run):
+                        item = feed.take()
+                self._admit_no_more(run)
+                self._wait(run, math.inf)
+            except BaseException:
+                run.stop()
+                feed.again([*{id(what): what for what in (*flying.values(), item) if what is not None}.values()])
+                raise
+            for request, outputs, ran in self._served(run):
+                feed.ended(flying.pop(request), outputs, ran)
+            if run.error is not None and run.failed is not None:
+                feed.failed(flying.pop(run.failed), run.error)
+            feed.again([*flying.values(), *([] if item is None else [item])])
+            if run.error is not None and run.failed is None:
+                raise run.error
+            if run.stopped and run.error is None:
+                raise ExecutionError("This executor was closed in the middle of a run: make a new one.")
+
     def blank(self, sentinel: int) -> str | None:
         """Fill everything that a run writes (outputs, tensors between segments) with NaN, or a sentinel for other types.
 
@@ -265,8 +335,7 @@ class PlanExecutor(ABC):
 
     def _times(self, count: int, deadline: float) -> float:
         """Run requests; for the thread whose turn it is."""
-        if self._lost:
-            raise ExecutionError("After an earlier error this executor does not know what still runs: make a new one.")
+        self._check_known()
         self._settle(deadline)
         if self._run is not None and not self._run.quiet:
             raise ExecutionError("A run was started inside another run of the same executor, perhaps by a signal handler.")
@@ -301,6 +370,10 @@ class PlanExecutor(ABC):
         check_process(self._process)
         if self._closed:
             raise ExecutionError("This executor is closed: make a new one.")
+
+    def _check_known(self) -> None:
+        if self._lost:
+            raise ExecutionError("After an earlier error this executor does not know what still runs: make a new one.")
 
     def _settle(self, deadline: float = math.inf) -> None:
         """Wait for what still runs of a run that nobody waits for any more. Raises ExecutionError if closed meanwhile."""

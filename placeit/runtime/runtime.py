@@ -29,6 +29,7 @@ from placeit.runtime.devices.hand_over import HandOver
 from placeit.runtime.devices.kinds import DeviceKind, device_kind
 from placeit.runtime.devices.worker import Gate, apart
 from placeit.runtime.executor import Executor
+from placeit.runtime.native.turns import Turns
 from placeit.runtime.plan_executor import DispatchOrder, PlanExecutor, check_process
 from placeit.runtime.programs import Programs
 
@@ -91,9 +92,7 @@ class Runtime:
             Use(min(room, _KEPT_SHARE * memory_bytes()), _KEPT_THREADS), most=(_KEPT_PROGRAMS, room), weights=self._weights
         )
         self.wait = wait
-        self.native_turn = (
-            threading.Lock()
-        )  # of the executors whose plans run without Python: they hold their threads meanwhile
+        self.native_turns = Turns()
         self._process = os.getpid()
         self._executors: WeakSet[PlanExecutor] = WeakSet()
         self._opening = threading.Lock()

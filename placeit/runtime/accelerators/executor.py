@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections import deque
 from collections.abc import Mapping
+from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import cast, get_args
 
@@ -21,6 +23,7 @@ from placeit.runtime.accelerators.times import Times
 from placeit.runtime.accelerators.work import PlanTasks
 from placeit.runtime.active_run import ActiveRun
 from placeit.runtime.devices.worker import Worker
+from placeit.runtime.feed import Bell, Served
 from placeit.runtime.plan_executor import DispatchOrder, PlanExecutor, failure_of
 from placeit.runtime.spans import Span
 
@@ -114,9 +117,19 @@ class StreamExecutor(PlanExecutor):
         """None: everything is launched ahead."""
         return ()
 
-    def _prepare(self, count: int) -> ActiveRun:
+    def _prepare(self, count: int, bell: Bell | None = None) -> ActiveRun:
         self._blanked = None
-        return _Requests(count)
+        return _Requests(count, bell)
+
+    def _admit(self, run: ActiveRun, request: int, inputs: Mapping[str, NDArray[np.generic]]) -> None:
+        cast("_Requests", run).admitted.put((request, inputs))
+
+    def _admit_no_more(self, run: ActiveRun) -> None:
+        cast("_Requests", run).admitted.put(None)
+
+    def _served(self, run: ActiveRun) -> list[Served]:
+        done = cast("_Requests", run).done
+        return [done.popleft() for _ in range(len(done))]
 
     def _start(self, run: ActiveRun) -> None:
         self._worker.submit(functools.partial(self._launch, run))
@@ -127,14 +140,17 @@ class StreamExecutor(PlanExecutor):
             if run.stopped:
                 return
             run.go(self._launcher.cancel)
+            self._launcher.at_fault = None
         try:
             with self._there:
                 try:
                     self._run_all(run)
                 except BaseException as error:
+                    run.stop()
                     self._settle_streams(error)
                     raise
         except BaseException as error:  # noqa: BLE001 (whatever it is, it belongs to the thread that waits)
+            run.failed = self._launcher.at_fault
             if run.error is None and not isinstance(error, _StoppedError):
                 if isinstance(error, DeviceError):  # which names the segment or the device
                     failure = ExecutionError(str(error))
@@ -146,6 +162,8 @@ class StreamExecutor(PlanExecutor):
                 run.error = failure
         with self._lock:
             run.over.open()
+            if run.bell is not None:
+                run.bell.ring()
             ended = self._let_go()
         if ended:
             self._end_lanes()
@@ -158,28 +176,60 @@ class StreamExecutor(PlanExecutor):
         self._order = None  # until all has ended well
         if self._times_of is not None:
             self._times_of.begin()
-        run.begin = perf_counter()
-        waiting = cast("_Requests", run).count
-        for request in range(min(waiting, len(launcher.slots))):
-            waiting -= 1
+        run.begin = run.end = perf_counter()
+        requests = cast("_Requests", run)
+        for request in range(min(requests.waiting, len(launcher.slots))):
+            requests.waiting -= 1
+            requests.in_flight.append(request)
             order.begin(request)
-        run.end = perf_counter()
-        while launcher.flying:
+        while self._begin_admitted(requests, order) or launcher.flying:
             token = launcher.next_report()
             if token is None or run.stopped:
                 raise _StoppedError
-            request, n = token
-            order.ended(request, n)
-            slot = launcher.slots[request]
-            if slot.decided and not slot.flying:
-                run.end = perf_counter()
-                if self._times_of is not None:
-                    self._times_of.ended(request, slot)
-                self._check_accelerator()
-                if waiting:
-                    waiting -= 1
+            order.ended(*token)
+            for request in self._take_ended(requests):
+                if requests.waiting:
+                    requests.waiting -= 1
+                    requests.in_flight.append(request)
                     order.begin(request)
         self._order = order
+
+    def _take_ended(self, run: _Requests) -> list[int]:
+        """Take note of the requests that have ended: maybe by the report of another, which was before them on a link."""
+        slots = self._launcher.slots
+        ended = [request for request in run.in_flight if slots[request].decided and not slots[request].flying]
+        for request in ended:
+            run.in_flight.remove(request)
+            run.end = perf_counter()
+            if self._times_of is not None:
+                self._times_of.ended(request, slots[request])
+            self._check_accelerator()
+            if run.bell is not None:
+                ran = () if self._times_of is None else self._times_of.ran(request)
+                run.done.append((request, self._read(request), ran))
+                run.bell.ring()
+        return ended
+
+    def _begin_admitted(self, run: _Requests, order: LaunchOrder) -> bool:
+        """Begin what has been admitted, if anything is; wait for it if nothing is in flight. Return whether something was.
+
+        While something is, this is asked again at its next report.
+        """
+        begun = False
+        while run.bell is not None and run.admitting:
+            try:
+                what = run.admitted.get(block=not (begun or self._launcher.flying))
+            except Empty:
+                break
+            if what is None:
+                run.admitting = False
+            else:
+                self._write(what[1], what[0])
+                run.in_flight.append(what[0])
+                order.begin(what[0])
+                self._take_ended(run)  # if it launches nothing
+                begun = True
+        return begun
 
     def _check_accelerator(self) -> None:
         if self._accelerator.closed:
@@ -306,11 +356,14 @@ class StreamExecutor(PlanExecutor):
 
 
 class _Requests(ActiveRun):
-    """A run of so many requests."""
+    """A run of so many requests, or of those that are admitted."""
 
-    def __init__(self, count: int) -> None:
-        super().__init__()
-        self.count = count
+    def __init__(self, count: int, bell: Bell | None) -> None:
+        super().__init__(bell)
+        self.waiting, self.admitting = count, bell is not None
+        self.in_flight: list[int] = []
+        self.admitted: SimpleQueue[tuple[int, Mapping[str, NDArray[np.generic]]] | None] = SimpleQueue()
+        self.done: deque[Served] = deque()
 
 
 class _StoppedError(Exception):

@@ -51,6 +51,7 @@ class Launcher:
         slots: the requests, once :meth:`make` has made them.
         streams: of the layout.
         flying: how many reports are still to come, of all requests.
+        at_fault: the request that failed first, if that is known; for others to reset.
     """
 
     def __init__(self, layout: RequestLayout, accelerator: Accelerator, *, timed: bool) -> None:
@@ -58,6 +59,7 @@ class Launcher:
         self.slots: list[Slot] = []
         self.streams: list[Stream] = []
         self.flying = 0
+        self.at_fault: int | None = None
         self._inbox = Inbox()
         self._memory: list[Memory] = []
         self._loaded: list[LoadedProgram | None] = []
@@ -128,10 +130,11 @@ class Launcher:
         except Exception as error:
             if isinstance(error, PlaceitError) and not isinstance(error, DeviceError):
                 raise
-            raise self._failed(n, error) from error
+            raise self._failed(request, n, error) from error
 
-    def _failed(self, n: int, error: Exception) -> DeviceError:
+    def _failed(self, request: int, n: int, error: Exception) -> DeviceError:
         launch = self.layout.launches[n]
+        self.at_fault = request if self.at_fault is None else self.at_fault
         what = "Copying what is made by" if launch.program is None else "The segment that starts with"
         why = str(error) if isinstance(error, PlaceitError) else f"{type(error).__name__}: {error}"
         return DeviceError(f"{what} {self._named(n)[0]} failed on {self._named(n)[1]}: {why}")
@@ -166,8 +169,8 @@ class Launcher:
 
     def _check(self) -> None:
         if self._inbox.failure is not None:
-            (_, n), error = self._inbox.failure
-            raise self._failed(n, error) from error
+            token, error = self._inbox.failure
+            raise self._failed(*token, error) from error
 
     def awaited(self) -> list[str]:
         """Say which launches have not been reported as ended; from any thread."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from time import perf_counter
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 
 from placeit.runtime.accelerators.accelerator import HOST, Event
 from placeit.runtime.accelerators.launcher import Launcher, Slot
+from placeit.runtime.feed import Ran
 from placeit.runtime.plan_executor import empty_samples, seconds_of
 from placeit.runtime.spans import Span
 
@@ -29,7 +31,7 @@ class Times:
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
         self._origins: dict[int, tuple[Event, float]] = {}
-        self._last: list[tuple[int, list[tuple[float, float]]]] = []
+        self._last: dict[int, list[tuple[float, float]]] = {}
         self._samples = empty_samples(len(launcher.layout.runs))
 
     def begin(self) -> None:
@@ -49,17 +51,22 @@ class Times:
             origin, at = self._origins[layout.streams[launch.stream]]
             start = at + accelerator.elapsed(origin, begin)
             times.append((start, start + accelerator.elapsed(begin, end)))
-        self._last.append((request, times))
+        self._last[request] = times
         for n, samples in zip(layout.runs, self._samples, strict=True):
             if n is not None:
                 samples.append(times[n][1] - times[n][0])
+
+    def ran(self, request: int) -> Sequence[Ran]:
+        """When each segment of a request that has ended ran."""
+        times = self._last[request]
+        return [(s, *times[n]) for s, n in enumerate(self._launcher.layout.runs) if n is not None]
 
     def spans(self) -> list[Span]:
         """Spans of the last run, in order of start."""
         layout, names = self._launcher.layout, self._launcher.accelerator.names
         segment_of = {n: s for s, n in enumerate(layout.runs) if n is not None}
         spans = []
-        for request, times in self._last:
+        for request, times in self._last.items():
             for n, (launch, (start, finish)) in enumerate(zip(layout.launches, times, strict=True)):
                 src, dst = ("host" if end == HOST else names[end] for end in layout.routes[launch.stream])
                 if (s := segment_of.get(n)) is None:

@@ -154,6 +154,11 @@ class Worker:
         """Whether the thread runs or is about to start."""
         return not self._fate.ended  # Thread.is_alive says for ever that it has ended once a signal handler has raised in there
 
+    @property
+    def waiting(self) -> bool:
+        """Whether jobs wait for the one that runs."""
+        return not self._jobs.empty()
+
     def _refuse(self, job: Callable[[], None]) -> None:  # noqa: ARG002
         raise ExecutionError(f"{self._thread.name} is closed, and nothing more can run there: open a new session or runtime.")
 

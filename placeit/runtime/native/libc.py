@@ -18,17 +18,38 @@ from numpy.typing import NDArray
 
 from placeit.simulator.queues import inline, int64
 
-__all__ = ["addresses", "call", "initialise", "lock", "monotonic", "now", "post", "sleep_until", "timespecs", "unlock", "wait"]
+__all__ = [
+    "addresses",
+    "call",
+    "initialise",
+    "lock",
+    "monotonic",
+    "now",
+    "post",
+    "ring",
+    "sleep_until",
+    "timespecs",
+    "unlock",
+    "wait",
+]
 
-LOCK, UNLOCK, WAIT, POST, GETTIME, NANOSLEEP = range(6)
-_NAMES = ("pthread_mutex_lock", "pthread_mutex_unlock", "sem_wait", "sem_post", "clock_gettime", "clock_nanosleep")
+LOCK, UNLOCK, WAIT, POST, GETTIME, NANOSLEEP, RING = range(7)
+_NAMES = (
+    "pthread_mutex_lock",
+    "pthread_mutex_unlock",
+    "sem_wait",
+    "sem_post",
+    "clock_gettime",
+    "clock_nanosleep",
+    "eventfd_write",
+)
 _CLOCK_MONOTONIC, _TIMER_ABSTIME = 1, 1  # the clock of time.perf_counter
 _ROOM = 128  # bytes, more than a mutex or a semaphore takes on any platform
 
 
 @functools.cache
 def addresses() -> NDArray[np.int64] | None:
-    """``int64[6]``, where the functions are that :func:`lock` and the others call; None where the C library lacks one."""
+    """``int64[7]``, where the functions are that :func:`lock` and the others call; None where the C library lacks one."""
     libc = ctypes.CDLL(None)
     try:
         return np.array([ctypes.cast(getattr(libc, name), ctypes.c_void_p).value for name in _NAMES], np.int64)
@@ -70,13 +91,13 @@ def _make_call(_: Any, function: Any, argument: Any) -> Any:  # noqa: ARG001
     return types.int32(types.int64, types.int64), generate
 
 
-def _make_call_with_clock(_: Any, function: Any, clock: Any, time: Any) -> Any:  # noqa: ARG001
-    """Call ``int32 function(int32 clock, struct timespec *time)``."""
+def _make_call_with_two(_: Any, function: Any, first: Any, second: Any) -> Any:  # noqa: ARG001
+    """Call ``int32 function(int32, int64)``, such as ``clock_gettime`` with the address of where to write."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         kind = ir.FunctionType(ir.IntType(32), [ir.IntType(32), ir.IntType(64)])
-        clock_id = builder.trunc(args[1], ir.IntType(32))
-        return builder.call(builder.inttoptr(args[0], kind.as_pointer()), [clock_id, args[2]])
+        first = builder.trunc(args[1], ir.IntType(32))
+        return builder.call(builder.inttoptr(args[0], kind.as_pointer()), [first, args[2]])
 
     return types.int32(types.int64, types.int64, types.int64), generate
 
@@ -94,7 +115,7 @@ def _make_sleep(_: Any, function: Any, clock: Any, flags: Any, time: Any) -> Any
 
 
 _call = cast("Callable[[int, int], int]", intrinsic(_make_call))
-_call_with_clock = cast("Callable[[int, int, int], int]", intrinsic(_make_call_with_clock))
+_call_with_two = cast("Callable[[int, int, int], int]", intrinsic(_make_call_with_two))
 _sleep = cast("Callable[[int, int, int, int], int]", intrinsic(_make_sleep))
 
 
@@ -129,15 +150,21 @@ def post(libc: NDArray[np.int64], semaphore: int) -> None:
 
 
 @inline
+def ring(libc: NDArray[np.int64], counter: int) -> None:
+    """Add one to a counter of the kernel, an ``eventfd``, and so wake who waits for it."""
+    _call_with_two(libc[RING], counter, 1)
+
+
+@inline
 def now(gettime: int, timespec: int) -> None:
     """Write the time of the clock of ``time.perf_counter`` into ``int64[2]``; both are addresses."""
-    _call_with_clock(gettime, _CLOCK_MONOTONIC, timespec)
+    _call_with_two(gettime, _CLOCK_MONOTONIC, timespec)
 
 
 @inline
 def monotonic(libc: NDArray[np.int64], timespec: NDArray[np.int64]) -> float:
     """Return seconds by the clock of ``time.perf_counter``; ``timespec`` is a row of :func:`timespecs` to work in."""
-    _call_with_clock(libc[GETTIME], _CLOCK_MONOTONIC, timespec[2])
+    _call_with_two(libc[GETTIME], _CLOCK_MONOTONIC, timespec[2])
     return float(timespec[0] + 1e-9 * timespec[1])
 
 

@@ -13,15 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.kernels import jit
-from placeit.runtime.native.libc import call, lock, monotonic, post, sleep_until, unlock, wait
+from placeit.runtime.native.libc import call, lock, monotonic, post, ring, sleep_until, unlock, wait
 from placeit.simulator.machine import Machine, abort, begin, op_finished, transfer_finished
 
 NOTHING = -1
-ARRIVED, BEGUN, STOPPED, DROPPED, OVER, LEFT, WAITING, FAILED, FAILED_LANE = range(9)
+ARRIVED, BEGUN, STOPPED, DROPPED, OVER, LEFT, WAITING, FAILED, FAILED_LANE, BELL = range(10)
 """Control: lanes that are there; whether requests have begun; whether nothing more may start, as anybody may say; whether the
-rules know that; whether the run is over; requests in flight; requests that have not begun; the node that failed first, and on
-which lane."""
-CONTROLS = 9
+rules know that; whether the run is over; requests in flight, and one more while others may be admitted; requests that follow
+them; the node that failed first, and on which lane; the descriptor of what to ring when a request has ended, or NOTHING."""
+CONTROLS = 10
 _LOOK_S = 0.05
 
 
@@ -36,11 +36,13 @@ class Lanes(NamedTuple):
     box: NDArray[np.int64]  # [L] node to run next, or NOTHING
     asked: NDArray[np.float64]  # [L] when it was put there
     free: NDArray[np.float64]  # [L] until when a link is taken
-    wake: NDArray[np.bool_]  # [L, L] lanes that a lane has to wake
+    wake: NDArray[np.bool_]  # [L + 1, L + 1] lanes that a lane has to wake; the last one is the thread that admits requests
+    first: NDArray[np.bool_]  # [R] requests to begin when all lanes are there
+    done: NDArray[np.bool_]  # [R] requests that have ended well, and of which who admits them does not know yet
     todo: NDArray[np.int64]  # ring of what to carry out
     control: NDArray[np.int64]  # [CONTROLS]
     time: NDArray[np.float64]  # [2] begin and end of the run, seconds
-    timespec: NDArray[np.int64]  # [L, 3] to work in
+    timespec: NDArray[np.int64]  # [L + 1, 3] to work in
     sync: NDArray[np.int64]  # [1 + L] addresses of the mutex, and of the semaphore of each lane
     libc: NDArray[np.int64]  # addresses
 
@@ -57,18 +59,15 @@ def run_lane(machine: Machine, lanes: Lanes, k: int) -> None:
     if control[ARRIVED] == len(lanes.box) and control[STOPPED] == 0:
         control[BEGUN] = 1
         lanes.time[0] = monotonic(libc, timespec)
-        for slot in range(control[LEFT]):
-            _carry_out(machine, lanes, k, begin(machine, slot), lanes.time[0])
+        for slot in range(len(lanes.first)):
+            if lanes.first[slot]:
+                _carry_out(machine, lanes, k, begin(machine, slot), lanes.time[0])
     while True:
         now_over = control[OVER] != 0 or (control[STOPPED] != 0 and control[BEGUN] == 0)
         n = lanes.box[k]
         lanes.box[k] = NOTHING
         unlock(libc, mutex)
-        for other in range(len(lanes.box)):  # who is woken must not find the mutex taken
-            if now_over or lanes.wake[k, other]:
-                lanes.wake[k, other] = False
-                if other != k:
-                    post(libc, lanes.sync[1 + other])
+        _wake(lanes, k, now_over)
         if n == NOTHING:
             if now_over:
                 return
@@ -104,6 +103,54 @@ def run_lane(machine: Machine, lanes: Lanes, k: int) -> None:
 
 
 @jit
+def admit(machine: Machine, lanes: Lanes, slot: int) -> None:
+    """Begin a request while others may be in flight, unless the run has been stopped; by the thread that admits them."""
+    k = len(lanes.box)
+    lock(lanes.libc, lanes.sync[0])
+    if lanes.control[STOPPED] == 0:
+        lanes.control[LEFT] += 1
+        if lanes.control[BEGUN] == 0:
+            lanes.first[slot] = True
+        else:
+            _carry_out(machine, lanes, k, begin(machine, slot), monotonic(lanes.libc, lanes.timespec[k]))
+    unlock(lanes.libc, lanes.sync[0])
+    _wake(lanes, k, False)
+
+
+@jit
+def admit_no_more(lanes: Lanes) -> None:
+    """Have the run be over when nothing is in flight any more; by the thread that admits requests."""
+    k = len(lanes.box)
+    lock(lanes.libc, lanes.sync[0])
+    over = _one_less(lanes, k)
+    unlock(lanes.libc, lanes.sync[0])
+    _wake(lanes, k, over)
+
+
+@jit
+def _one_less(lanes: Lanes, k: int) -> bool:
+    """Take note that a request has ended, or that no other will come; lane ``k`` holds the mutex."""
+    lanes.control[LEFT] -= 1
+    if lanes.control[LEFT] == 0:
+        lanes.control[OVER] = 1
+        lanes.time[1] = monotonic(lanes.libc, lanes.timespec[k])
+    return bool(lanes.control[OVER] != 0)
+
+
+@jit
+def _wake(lanes: Lanes, k: int, everybody: bool) -> None:
+    """Wake those for whom lane ``k`` has done something, or all lanes; who is woken must not find the mutex taken."""
+    for other in range(len(lanes.box)):
+        if everybody or lanes.wake[k, other]:
+            lanes.wake[k, other] = False
+            if other != k:
+                post(lanes.libc, lanes.sync[1 + other])
+    if lanes.wake[k, -1]:
+        lanes.wake[k, -1] = False
+        ring(lanes.libc, lanes.control[BELL])
+
+
+@jit
 def _sleep_until(lanes: Lanes, timespec: NDArray[np.int64], deadline: float) -> None:
     """Sleep until a deadline, or until the run is stopped, which is looked at now and then."""
     now = monotonic(lanes.libc, timespec)
@@ -132,10 +179,10 @@ def _carry_out(machine: Machine, lanes: Lanes, k: int, count: int, now: float) -
                 control[WAITING] -= 1
                 count = begin(machine, -1 - n)
             else:
-                control[LEFT] -= 1
-                if control[LEFT] == 0:
-                    control[OVER] = 1
-                    lanes.time[1] = monotonic(lanes.libc, lanes.timespec[k])
+                if control[BELL] >= 0:
+                    lanes.done[-1 - n] = control[STOPPED] == 0
+                    lanes.wake[k, -1] = True
+                _one_less(lanes, k)
         elif lanes.entry[n] == 0:
             node[n].start = node[n].finish = now
             count = op_finished(machine, n) if n % nodes < len(machine.place) else transfer_finished(machine, n)

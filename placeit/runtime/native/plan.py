@@ -14,6 +14,7 @@ from placeit.core.problem import Problem
 from placeit.planning.segments import Plan
 from placeit.runtime.devices.emulated import wake_on_time
 from placeit.runtime.devices.worker import Worker
+from placeit.runtime.feed import Ran
 from placeit.runtime.native import libc, loop
 from placeit.runtime.slots import Slot
 from placeit.simulator.machine import Machine
@@ -23,11 +24,11 @@ from placeit.simulator.scheduler import Scheduler
 if TYPE_CHECKING:
     from placeit.runtime.runtime import Runtime
 
-__all__ = ["NativePlan", "Ran", "compile_loop", "native_plan"]
+__all__ = ["NativePlan", "NativeRan", "compile_loop", "native_plan"]
 
 
 @dataclass(frozen=True)
-class Ran:
+class NativeRan:
     """What compiled lanes did in one run.
 
     Attributes:
@@ -35,14 +36,14 @@ class Ran:
         end: likewise.
         segments: for each slot, (segment, start, finish) of all that computed something and ended, by start.
         transfers: for each slot, (edge position, start, finish) of all that took time and ended, by start.
-        failed: the first segment that failed, and what its device says; None if none did.
+        failed: the slot and the segment that failed first, and what its device says; None if none did.
     """
 
     begin: float
     end: float
-    segments: list[list[tuple[int, float, float]]]
-    transfers: list[list[tuple[int, float, float]]]
-    failed: tuple[int, str] | None
+    segments: list[list[Ran]]
+    transfers: list[list[Ran]]
+    failed: tuple[int, int, str] | None
 
 
 class NativePlan:
@@ -95,11 +96,13 @@ class NativePlan:
             np.full(lanes, loop.NOTHING, np.int64),
             np.zeros(lanes),
             np.zeros(lanes),
-            np.zeros((lanes, lanes), np.bool_),
+            np.zeros((lanes + 1, lanes + 1), np.bool_),
+            np.zeros(len(entries), np.bool_),
+            np.zeros(len(entries), np.bool_),
             np.zeros(len(entry) + len(entries) + len(machine.state.out), np.int64),
             np.zeros(loop.CONTROLS, np.int64),
             np.zeros(2),
-            libc.timespecs(lanes),
+            libc.timespecs(lanes + 1),
             sync,
             addresses,
         )
@@ -107,26 +110,33 @@ class NativePlan:
         self._inside = 0
         self._failure = ""
         self.stop()
-        loop.run_lane(self.machine, self.lanes, 0)  # compiles the loop, or loads it, before anything is timed
+        # compiles the loop, or loads it, before anything is timed
+        loop.run_lane(self.machine, self.lanes, 0)
+        loop.admit(self.machine, self.lanes, 0)
+        loop.admit_no_more(self.lanes)
 
-    def prepare(self, requests: int, waiting: int) -> None:
+    def prepare(self, slots: Sequence[int], waiting: int, bell: int | None = None) -> None:
         """Make ready for a run; from here on it can be stopped.
 
         Args:
-            requests: how many begin at once, each in its slot.
+            slots: the requests that begin at once.
             waiting: how many follow them, each as soon as a slot is free.
+            bell: of a run that requests are added to, what to ring when one has ended: the number of an ``eventfd``.
         """
         control = self.lanes.control
         control[:] = 0
-        control[loop.LEFT], control[loop.WAITING], control[loop.FAILED] = requests, waiting, -1
+        control[loop.LEFT], control[loop.WAITING], control[loop.FAILED] = len(slots) + (bell is not None), waiting, -1
+        control[loop.BELL] = loop.NOTHING if bell is None else bell
+        self.lanes.first[:] = self.lanes.done[:] = False
+        self.lanes.first[list(slots)] = True
+        self.lanes.box[:], self.lanes.wake[:] = loop.NOTHING, False
 
-    def start(self, ended: Callable[[Ran], object]) -> None:
+    def start(self, ended: Callable[[NativeRan], object]) -> None:
         """Run what was prepared, on the thread of the first lane; return when that lane has nothing left to do.
 
         Args:
             ended: told what was done, once every lane is out of the loop, on the thread of the last one.
         """
-        self.lanes.box[:], self.lanes.wake[:] = loop.NOTHING, False
         self._inside, self._failure = len(self.workers), ""
         for k, worker in enumerate(self.workers[1:], 1):
             try:
@@ -136,46 +146,70 @@ class NativePlan:
                 self._leave(ended)
         self._work(0, ended)
 
+    def admit(self, slot: int) -> None:
+        """Begin a request in a free slot of a run with a bell; it may not happen if the run has been stopped."""
+        loop.admit(self.machine, self.lanes, slot)
+
+    def admit_no_more(self) -> None:
+        """Have a run with a bell be over when nothing is in flight."""
+        loop.admit_no_more(self.lanes)
+
+    def ended(self) -> list[int]:
+        """Requests that have ended well since this was last asked."""
+        done: list[int] = np.flatnonzero(self.lanes.done).tolist()
+        self.lanes.done[done] = False
+        return done
+
+    def wanted(self) -> bool:
+        """Whether others wait for the threads, all of which have come."""
+        return bool(self.lanes.control[loop.BEGUN]) and any(worker.waiting for worker in self.workers)
+
     def stop(self) -> None:
         """Have nothing more started; what runs goes on to its end. From any thread, at any time."""
         self.lanes.control[loop.STOPPED] = 1
+
+    @property
+    def stopped(self) -> bool:
+        """Whether nothing more is started, as something has failed or :meth:`stop` was called."""
+        return bool(self.lanes.control[loop.STOPPED])
 
     def running(self) -> list[tuple[int, int]]:
         """Slot and node of what is on a lane now; while a run is under way this is a snapshot."""
         phase = self.machine.state.node["phase"]
         return [divmod(n, self.nodes) for n in np.flatnonzero(phase == RUNNING).tolist()]
 
-    def _work(self, k: int, ended: Callable[[Ran], object]) -> None:
+    def _work(self, k: int, ended: Callable[[NativeRan], object]) -> None:
         wake_on_time()
         loop.run_lane(self.machine, self.lanes, k)
         if self.lanes.control[loop.FAILED_LANE] == k and self.lanes.control[loop.FAILED] >= 0:
             self._failure = self._explain[k]()
         self._leave(ended)
 
-    def _leave(self, ended: Callable[[Ran], object]) -> None:
+    def _leave(self, ended: Callable[[NativeRan], object]) -> None:
         with self._lock:
             self._inside -= 1
             last = self._inside == 0
         if last:
             ended(self._ran())
 
-    def _ran(self) -> Ran:
-        node, ops, lanes = self.machine.state.node, len(self.machine.place), self.lanes
-        segments: list[list[tuple[int, float, float]]] = []
-        transfers: list[list[tuple[int, float, float]]] = []
-        ended = (
-            (lanes.entry != 0) & (node["phase"] == DONE) & (node["start"] >= lanes.time[0]) & (lanes.control[loop.BEGUN] > 0)
-        )
-        for begin in range(0, len(node), self.nodes):
-            own = node[begin : begin + self.nodes]
-            done = np.flatnonzero(ended[begin : begin + self.nodes])
-            done = done[np.argsort(own["start"][done], kind="stable")]
-            found = list(zip(done.tolist(), own["start"][done].tolist(), own["finish"][done].tolist(), strict=True))
-            segments.append([what for what in found if what[0] < ops])
-            transfers.append([(n - ops, start, finish) for n, start, finish in found if n >= ops])
+    def _ran(self) -> NativeRan:
+        lanes = self.lanes
+        found = [self.ran(slot) for slot in range(len(self.machine.state.request))]
         failed = int(lanes.control[loop.FAILED])
-        what = None if failed < 0 else (failed % self.nodes, self._failure)
-        return Ran(float(lanes.time[0]), float(lanes.time[1]), segments, transfers, what)
+        what = None if failed < 0 else (*divmod(failed, self.nodes), self._failure)
+        segments, transfers = [of_slot[0] for of_slot in found], [of_slot[1] for of_slot in found]
+        return NativeRan(float(lanes.time[0]), float(lanes.time[1]), segments, transfers, what)
+
+    def ran(self, slot: int) -> tuple[list[Ran], list[Ran]]:
+        """What computed and what was moved in a slot since the run, or the request there, began; see :class:`NativeRan`."""
+        node, ops, lanes, base = self.machine.state.node, len(self.machine.place), self.lanes, slot * self.nodes
+        own = node[base : base + self.nodes]
+        ended = (lanes.entry[base : base + self.nodes] != 0) & (own["phase"] == DONE) & (own["start"] >= lanes.time[0])
+        done = np.flatnonzero(ended & (lanes.control[loop.BEGUN] > 0))
+        done = done[np.argsort(own["start"][done], kind="stable")]
+        found = list(zip(done.tolist(), own["start"][done].tolist(), own["finish"][done].tolist(), strict=True))
+        moved = [(n - ops, start, finish) for n, start, finish in found if n >= ops]
+        return [what for what in found if what[0] < ops], moved
 
 
 def native_plan(runtime: Runtime, plan: Plan, slots: Sequence[Slot], machine: Machine) -> NativePlan | None:

@@ -18,6 +18,7 @@ from types import FrameType
 import numpy as np
 import pytest
 from alarms import alarm
+from beside import beside
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import random_model
@@ -133,6 +134,34 @@ def test_lanes_of_both_kinds_run_every_segment_once_and_in_order(
         for _ in range(3):
             assert executor.times(requests) > 0
             check_spans(made, executor, requests)
+
+
+def test_executors_on_different_devices_run_natively_side_by_side(bench: Callable[..., Bench]) -> None:
+    """Each waits, in its first native entry, for the other one to be in its own."""
+    made, meeting = bench(0, 6, seconds=1e-5), threading.Barrier(2)
+
+    def meet(_: int) -> int:
+        meeting.wait(20)
+        return 0
+
+    entry = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(meet)
+    address = ctypes.cast(entry, ctypes.c_void_p).value
+    assert address is not None
+    segmenter = Segmenter(made.grouping, Costs.zero(len(made.grouping.groups), made.runtime.cluster))
+    with contextlib.ExitStack() as stack:
+        executors = []
+        for device in (0, 1):
+            plan = segmenter.plan(np.full(len(made.grouping.groups), device), merge=False)
+            executor = stack.enter_context(Executor(made.runtime, plan))
+            lanes = executor._native.lanes  # type: ignore[union-attr]
+            lanes.entry[np.flatnonzero(lanes.entry)[0]] = address
+            executors.append(executor)
+        with beside(lambda: executors[0].times(3, timeout=60)) as seconds:
+            executors[1].times(3, timeout=60)
+        assert isinstance(seconds[0], float)
+        one, other = (executor.spans() for executor in executors)
+        assert one[0].start < other[-1].finish
+        assert other[0].start < one[-1].finish
 
 
 def test_many_requests_run_with_few_in_flight(bench: Callable[..., Bench]) -> None:

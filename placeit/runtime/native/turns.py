@@ -1,0 +1,35 @@
+"""Who may hold the threads of devices and links: one plan at a time on each, and side by side where none is in common."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+from placeit.runtime.devices.worker import Worker
+
+__all__ = ["Turns"]
+
+
+class Turns:
+    """The threads that plans hold which run without Python.
+
+    A plan takes all of its threads at once or none: two plans that each held what the other one waits for would wait for ever.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: set[Worker] = set()
+
+    def take(self, workers: Iterable[Worker]) -> bool:
+        """Take threads, if nobody holds any of them, and return whether."""
+        wanted = set(workers)
+        with self._lock:
+            if not self._held.isdisjoint(wanted):
+                return False
+            self._held |= wanted
+        return True
+
+    def give_back(self, workers: Iterable[Worker]) -> None:
+        """Let others take them."""
+        with self._lock:
+            self._held.difference_update(workers)

@@ -1,0 +1,406 @@
+"""Requests as they come: a bounded queue before one or several executors, and a future for each."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass, field
+from time import perf_counter
+from types import TracebackType
+from typing import Self, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.backends.base import Arrays, checked_inputs
+from placeit.core.errors import DeadlineError, ExecutionError, PlaceitError, QueueFullError, UsageError
+from placeit.runtime.devices.worker import Gate, Worker
+from placeit.runtime.feed import Bell, Ran
+from placeit.runtime.plan_executor import PlanExecutor, check_process, failure_of
+
+__all__ = ["QUEUE", "Answer", "Server"]
+
+QUEUE = 64  # requests that may wait, unless said otherwise
+_PATIENCE_S = 10.0  # for what runs when a server is closed
+_LOOK_S = 0.5
+
+Outputs: TypeAlias = dict[str, NDArray[np.generic]]
+
+
+class Answer(Future[Outputs]):
+    """The future of a request: its result is the outputs by name.
+
+    Attributes:
+        arrived: when it was submitted, by ``time.perf_counter``.
+        begun: when its inputs were put into place; NaN before.
+        ended: when its outputs were there; NaN before, and if it has failed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arrived, self.begun, self.ended = perf_counter(), math.nan, math.nan
+
+
+@dataclass(eq=False)
+class _Request:
+    """A request that waits or is in flight."""
+
+    inputs: Arrays
+    deadline: float
+    future: Answer = field(default_factory=Answer)
+    begun: bool = False
+
+    def begin(self) -> bool:
+        """Have it not be cancelled any more; False if it has been."""
+        if not self.begun:
+            self.begun = True
+            return self.future.set_running_or_notify_cancel()
+        return not self.future.cancelled()
+
+
+class Server:
+    """Runs requests as they come. Use it as a context manager, or call :meth:`close`.
+
+    Requests wait in one bounded queue. Whichever executor has the fewest in flight takes the next one, the first of those named
+    if several have; each has a thread for that. What fails is the future of the request that failed, and no other one: those
+    that were in flight beside it begin again. A request runs on its inputs alone, so nothing shows of that but time.
+
+    An executor is lost when its session is closed or a thread of a device has died. Others take over what it had. When none is
+    left, every future fails with the reason.
+
+    Args:
+        executors: of the same model, which nobody else is to call meanwhile; closed with the server.
+        queue: how many requests may wait, besides those in flight.
+
+    Attributes:
+        busy: seconds that segments ran, by device name.
+    """
+
+    def __init__(self, executors: Sequence[PlanExecutor], *, queue: int = QUEUE) -> None:
+        if not executors:
+            raise UsageError("A server needs an executor at least.")
+        if queue < 1:
+            raise UsageError(f"A server lets at least one request wait; got {queue}.")
+        self.queue = queue
+        self.busy: dict[str, float] = {}
+        self._inputs = executors[0].inputs
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._waiting: deque[_Request] = deque()
+        self._soonest = math.inf  # no deadline in the queue is before it
+        self._blocked: list[Gate] = []  # of threads that wait for room
+        self._closed = False
+        self._reason: PlaceitError | None = None  # why nothing can run
+        self._replicas = [_Replica(self, executor) for executor in executors]
+        for replica in self._replicas:
+            replica.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        self.close(drain=kind is None)
+
+    def submit(
+        self, inputs: Arrays, *, deadline: float | None = None, wait: bool = True, timeout: float | None = None
+    ) -> Answer:
+        """Ask for a run of the model.
+
+        A future that waits can be cancelled. Its callbacks run on a thread of the server, which does nothing else meanwhile.
+
+        Args:
+            inputs: by name. Arrays are read when the request begins, not now: leave them as they are until it has ended.
+            deadline: seconds from now in which it has to begin; if it has not by then, its future fails.
+            wait: whether to wait for room in the queue.
+            timeout: seconds to wait at most; None for as long as it takes.
+
+        Raises:
+            UsageError: an input is missing, unknown, or has another shape or type than the model wants; a time is not positive.
+            QueueFullError: the queue is full and stays so, or this is a callback of one of the server's futures.
+            ExecutionError: the server is closed, or nothing can run any more.
+        """
+        check_process(self._process)
+        for name, seconds in (("deadline", deadline), ("timeout", timeout)):
+            if seconds is not None and not seconds > 0:
+                raise UsageError(f"'{name}' must be a positive number of seconds; got {seconds}.")
+        now = perf_counter()
+        request = _Request(checked_inputs(inputs, self._inputs), now + deadline if deadline is not None else math.inf)
+        until = now + timeout if timeout is not None else math.inf
+        may_wait = wait and not any(replica.is_here() for replica in self._replicas)
+        while (room := self._put(request)) is not None:
+            left = min(until, request.deadline) - perf_counter()
+            if not may_wait or left <= 0:
+                raise QueueFullError(
+                    f"{self.queue} requests wait already: requests come faster than they are served, or nobody has taken up "
+                    "what they wait for. Submit fewer, wait longer, or make the queue larger."
+                )
+            room.wait(min(left, _LOOK_S))
+        return request.future
+
+    def _put(self, request: _Request) -> Gate | None:
+        """Queue a request; if there is no room, return a gate that opens when there may be."""
+        with self._lock:
+            expired = self._expire()
+            if self._closed or self._reason is not None:
+                raise self._why()
+            gate = None
+            if len(self._waiting) >= self.queue:
+                expired += [waiting for waiting in self._waiting if waiting.future.cancelled()]
+                self._waiting = deque(waiting for waiting in self._waiting if waiting not in expired)
+            if len(self._waiting) >= self.queue:
+                gate = Gate()
+                self._blocked.append(gate)
+            else:
+                self._waiting.append(request)
+                if request.deadline < self._soonest:
+                    self._soonest = request.deadline
+                    for replica in self._replicas:  # any of them may be the one that has the time to look
+                        replica.bell.ring()
+                self._call_somebody()
+        _fail_late(expired)
+        return gate
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait now."""
+        return len(self._waiting)
+
+    def close(self, *, drain: bool = True, timeout: float | None = None) -> None:
+        """Finish every future, and stop. A second call has no effect.
+
+        Args:
+            drain: whether to run what waits; otherwise the futures of that fail at once. What is in flight ends in any case.
+            timeout: seconds to wait at most, after which every future that is left fails; None for no limit if it drains, and
+                ten seconds otherwise.
+
+        Raises:
+            ExecutionError: a callback of one of its futures closes it.
+        """
+        if os.getpid() != self._process:
+            return
+        if any(replica.is_here() for replica in self._replicas):
+            raise ExecutionError("A callback of one of its futures cannot close a server, which waits for that to end.")
+        with self._lock:
+            self._closed = True
+            dropped = [] if drain else self._drop_all()
+            for gate in self._blocked:
+                gate.open()
+            self._blocked.clear()
+        _fail(dropped, self._why())
+        for replica in self._replicas:
+            replica.bell.ring()
+        limit = (math.inf if drain else _PATIENCE_S) if timeout is None else timeout
+        until = perf_counter() + limit
+        for replica in self._replicas:
+            while not replica.gone.wait(max(0.0, min(_LOOK_S, until - perf_counter()))) and perf_counter() < until:
+                pass
+        with self._lock:
+            left = self._drop_all()
+        for replica in self._replicas:
+            if not replica.gone.is_open:
+                replica.executor.give_up("The server was closed, and this had not ended in time.")
+                left += replica.flying
+        _fail(left, ExecutionError("The server was closed, and this request had not ended in time."))
+        for replica in self._replicas:
+            replica.close()
+
+    def _why(self) -> PlaceitError:
+        reason = self._reason
+        if reason is None:
+            return ExecutionError("This server is closed: make a new one.")
+        return failure_of("Nothing can run on this server any more", reason)
+
+    def _drop_all(self) -> list[_Request]:
+        dropped = [*self._waiting]
+        self._waiting.clear()
+        return dropped
+
+    # -- for replicas ------------------------------------------------------------------------------------------------------
+
+    def _call_somebody(self) -> None:
+        """Wake the replica whose turn it is to take what waits, if one has room; with the lock."""
+        replica = self._next()
+        if replica is not None and self._waiting:
+            replica.bell.ring()
+
+    def _next(self) -> _Replica | None:
+        """The replica that takes the next request; with the lock."""
+        able = [replica for replica in self._replicas if len(replica.flying) < replica.executor.requests and not replica.lost]
+        return min(able, key=lambda replica: len(replica.flying), default=None)
+
+    def take(self, replica: _Replica) -> _Request | None:
+        """The next request for a replica; None if there is none, or another replica has to take it."""
+        taken = None
+        with self._lock:
+            expired = self._expire()
+            while self._waiting and taken is None:
+                following = self._next()
+                if following is not None and following is not replica and len(following.flying) < len(replica.flying):
+                    break
+                request = self._waiting.popleft()
+                if request.begin():
+                    taken = request
+                    replica.flying.append(request)
+            for gate in self._blocked:
+                gate.open()
+            self._blocked.clear()
+            self._call_somebody()
+        _fail_late(expired)
+        return taken
+
+    def patience(self) -> float:
+        """Fail what is too late; seconds until that has to be done again, or somebody should look whether all is well."""
+        with self._lock:
+            expired = self._expire()
+        _fail_late(expired)
+        return max(0.0, min(_LOOK_S, self._soonest - perf_counter()))
+
+    def _expire(self) -> list[_Request]:
+        """Take those out of the queue whose deadline is over; with the lock."""
+        now = perf_counter()
+        if now < self._soonest:
+            return []
+        expired = [request for request in self._waiting if request.deadline <= now]
+        self._waiting = deque(request for request in self._waiting if request.deadline > now)
+        self._soonest = min((request.deadline for request in self._waiting), default=math.inf)
+        return expired
+
+    def release(self, replica: _Replica, request: _Request) -> None:
+        """A request of a replica is not in flight any more."""
+        with self._lock:
+            replica.flying.remove(request)
+            if self._closed and not self._waiting:
+                for other in self._replicas:
+                    other.bell.ring()
+
+    def again(self, replica: _Replica, requests: Sequence[_Request]) -> None:
+        """Requests of a replica have to begin again."""
+        with self._lock:
+            for request in requests:
+                replica.flying.remove(request)
+            for request in reversed(requests):
+                request.deadline = math.inf  # it had begun in time
+                self._waiting.appendleft(request)
+            self._call_somebody()
+
+    def lose(self, replica: _Replica, error: PlaceitError) -> None:
+        """Nothing runs on a replica any more; if on none, nobody waits in vain."""
+        with self._lock:
+            replica.lost = True
+            dropped = []
+            if all(other.lost for other in self._replicas):
+                self._reason = error
+                dropped = self._drop_all()
+                for gate in self._blocked:
+                    gate.open()
+                self._blocked.clear()
+            else:
+                self._call_somebody()
+        _fail(dropped, error)
+
+    def wait_for_work(self, replica: _Replica) -> bool:
+        """Wait until something may wait for a replica; False if nothing will any more."""
+        while True:
+            with self._lock:
+                expired = self._expire()
+                turn = bool(self._waiting) and self._next() is replica
+                over = self._closed and not self._waiting and not any(other.flying for other in self._replicas)
+            _fail_late(expired)
+            if turn or over:
+                return turn
+            replica.bell.wait(self.patience())
+
+    def note(self, replica: _Replica, ran: Sequence[Ran]) -> None:
+        """Add up what segments took."""
+        with self._lock:
+            for s, start, finish in ran:
+                name = replica.names[s]
+                self.busy[name] = self.busy.get(name, 0.0) + finish - start
+
+
+class _Replica:
+    """An executor, the thread that serves it, and the requests in flight there: the feed of the executor."""
+
+    def __init__(self, server: Server, executor: PlanExecutor) -> None:
+        self.executor, self._server = executor, server
+        device_names = executor.plan.problem.device_names
+        self.names = [device_names[segment.device] for segment in executor.plan.segments]
+        self.bell, self.gone = Bell(), Gate()
+        self.flying: list[_Request] = []
+        self.lost = False
+        self._thread = 0
+        self._worker = Worker("placeit serving")
+
+    def start(self) -> None:
+        self._worker.submit(self._work)
+
+    def is_here(self) -> bool:
+        """Whether this is its thread."""
+        return self._thread == threading.get_ident()
+
+    def close(self) -> None:
+        """End the thread and release the executor, at once or when what it does has ended."""
+        if self.gone.is_open:
+            self._end()
+        else:
+            self._worker.submit(self._end)
+
+    def _end(self) -> None:
+        self._worker.close()
+        self.bell.close()
+        self.executor.close()
+
+    def _work(self) -> None:
+        self._thread = threading.get_ident()
+        try:
+            while self._server.wait_for_work(self):
+                self.executor.serve(self)
+        except PlaceitError as error:
+            self._server.lose(self, error)
+        except BaseException as error:  # noqa: BLE001 (whatever it is, futures have to fail with it)
+            self._server.lose(self, failure_of("Serving failed", error))
+        self.gone.open()
+
+    def take(self) -> _Request | None:
+        request = self._server.take(self)
+        if request is not None:
+            request.future.begun = perf_counter()
+        return request
+
+    def patience(self) -> float:
+        return self._server.patience()
+
+    def ended(self, item: _Request, outputs: Mapping[str, NDArray[np.generic]], ran: Sequence[Ran]) -> None:
+        item.future.ended = perf_counter()
+        self._server.release(self, item)
+        self._server.note(self, ran)
+        _settle(item, lambda future: future.set_result(dict(outputs)))
+
+    def failed(self, item: _Request, error: PlaceitError) -> None:
+        self._server.release(self, item)
+        _fail([item], error)
+
+    def again(self, items: Sequence[_Request]) -> None:
+        self._server.again(self, items)
+
+
+def _fail_late(requests: Sequence[_Request]) -> None:
+    if requests:
+        _fail(requests, DeadlineError("The deadline of this request was over before it could begin."))
+
+
+def _fail(requests: Sequence[_Request], error: PlaceitError) -> None:
+    for request in requests:
+        _settle(request, lambda future: future.set_exception(error))
+
+
+def _settle(request: _Request, settle: Callable[[Answer], None]) -> None:
+    """Tell a future what became of it, unless it was cancelled, or failed when the server was closed."""
+    if request.begin():
+        with contextlib.suppress(InvalidStateError):
+            settle(request.future)

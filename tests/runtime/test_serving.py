@@ -1,0 +1,272 @@
+"""Requests as they come: each future has its own outcome, whatever fails, is cancelled, comes too late or is closed.
+
+On every kind of lane; ``test_faults.py`` says what these are.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import functools
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from beside import beside
+from test_faults import LANES, Bench, bench, expected, inputs_of, models, workers  # noqa: F401 (fixtures)
+
+from placeit.core.errors import DeadlineError, ExecutionError, QueueFullError, UsageError
+from placeit.runtime.serving import Answer, Server
+
+pytestmark = pytest.mark.timeout(280, method="thread")
+
+BAD = 1000  # an index that kernels refuse
+
+
+def check(answer: Answer, index: int) -> None:
+    (output,) = answer.result(60).values()
+    np.testing.assert_allclose(output, expected(index), rtol=1e-5)
+    assert answer.arrived <= answer.begun <= answer.ended
+
+
+@pytest.fixture
+def stuck() -> Iterator[Callable[[Bench], threading.Event]]:
+    """Have the next segment on a device wait; gives what lets it go on, once it has begun."""
+    with contextlib.ExitStack() as stack:
+
+        def make(made: Bench) -> threading.Event:
+            go_on = threading.Event()
+            stack.callback(go_on.set)
+
+            def hang() -> None:
+                made.devices[0].trouble = int
+                go_on.wait(60)
+
+            made.devices[0].trouble = hang
+            return go_on
+
+        yield make
+
+
+def in_flight(server: Server, made: Bench) -> Answer:
+    """Submit a request, and wait until it is in flight."""
+    answer = server.submit(inputs_of(made.model, 1))
+    while not answer.running():
+        time.sleep(0.001)
+    return answer
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("lanes", LANES)
+def test_every_request_gets_its_own_outputs_or_its_own_error(
+    bench: Callable[..., Bench], lanes: str, replicas: int  # noqa: F811
+) -> None:  # fmt: skip
+    """Those that fail take along none of those in flight beside them; nor do they when there are pauses."""
+    made, choose = bench(lanes), random.Random(replicas)
+    with Server([made.executor(requests=3) for _ in range(replicas)], queue=20) as server:
+        indices = [BAD if choose.random() < 0.1 else choose.randrange(4) for _ in range(60)]
+        answers = []
+        for index in indices:
+            answers.append(server.submit(inputs_of(made.model, index), timeout=60))
+            if choose.random() < 0.1:
+                time.sleep(0.005)
+        for answer, index in zip(answers, indices, strict=True):
+            if index == BAD:
+                with pytest.raises(ExecutionError, match=r"segment that starts with '.*' failed on \S+: .*\w"):
+                    answer.result(60)
+            else:
+                check(answer, index)
+        assert set(server.busy) == set(made.runtime.cluster.names)
+
+
+@pytest.mark.parametrize("lanes", LANES)
+def test_others_use_the_devices_of_a_server_meanwhile(bench: Callable[..., Bench], lanes: str) -> None:  # noqa: F811
+    made, over = bench(lanes), threading.Event()
+
+    def load() -> int:
+        count = 0
+        while not over.is_set():
+            server.submit(inputs_of(made.model, 1), timeout=60)
+            count += 1
+        return count
+
+    with Server([made.executor(requests=3)]) as server, made.executor() as other, beside(load) as count:
+        try:
+            for _ in range(10):
+                made.check(other, timeout=60)
+        finally:
+            over.set()
+    assert isinstance(count[0], int)
+
+
+def test_what_waits_can_be_cancelled_and_has_a_deadline(
+    bench: Callable[..., Bench], stuck: Callable[[Bench], threading.Event]  # noqa: F811
+) -> None:  # fmt: skip
+    made = bench()
+    go_on = stuck(made)
+    with Server([made.executor()], queue=4) as server:
+        first = in_flight(server, made)
+        cancelled = server.submit(inputs_of(made.model, 2))
+        late = server.submit(inputs_of(made.model, 2), deadline=0.01)
+        patient = server.submit(inputs_of(made.model, 3), deadline=60)
+        assert not first.cancel()
+        assert cancelled.cancel()
+        with pytest.raises(DeadlineError, match="before it could begin"):
+            late.result(20)  # while nothing else happens
+        go_on.set()
+        check(first, 1)
+        check(patient, 3)
+        done, _ = concurrent.futures.wait([cancelled], timeout=20)
+        assert done == {cancelled}
+        with pytest.raises(UsageError, match="deadline"):
+            server.submit(inputs_of(made.model, 1), deadline=0)
+        with pytest.raises(UsageError, match="missing"):
+            server.submit({})
+
+
+def test_a_full_queue_holds_up_who_submits_or_says_so(
+    bench: Callable[..., Bench], stuck: Callable[[Bench], threading.Event]  # noqa: F811
+) -> None:  # fmt: skip
+    made = bench()
+    go_on = stuck(made)
+    with Server([made.executor()], queue=2) as server:
+        answers = [in_flight(server, made), *(server.submit(inputs_of(made.model, 1)) for _ in range(2))]
+        with pytest.raises(QueueFullError, match="2 requests wait already"):
+            server.submit(inputs_of(made.model, 1), wait=False)
+        with pytest.raises(QueueFullError):
+            server.submit(inputs_of(made.model, 1), timeout=0.01)
+        assert answers.pop().cancel()
+        answers.append(server.submit(inputs_of(made.model, 1), wait=False))  # into the room of what was cancelled
+        with beside(lambda: server.submit(inputs_of(made.model, 2))) as blocked:
+            go_on.set()
+        assert isinstance(blocked[0], Answer)
+        check(blocked[0], 2)
+        for answer in answers:
+            check(answer, 1)
+
+
+def test_a_callback_may_submit_but_neither_wait_nor_close(bench: Callable[..., Bench]) -> None:  # noqa: F811
+    made, follow, errors = bench(), list[Answer](), list[Exception]()
+    called = threading.Event()
+
+    def go_on(_: object) -> None:
+        follow.append(server.submit(inputs_of(made.model, 2)))
+        for ask in (lambda: server.submit(inputs_of(made.model, 2)), server.close):
+            try:
+                ask()
+            except ExecutionError as error:
+                errors.append(error)
+        called.set()
+
+    with Server([made.executor()], queue=1) as server:
+        first = server.submit(inputs_of(made.model, 1))
+        first.add_done_callback(go_on)
+        assert called.wait(60)
+        check(first, 1)
+        check(follow[0], 2)
+    assert [type(error) for error in errors] == [QueueFullError, ExecutionError]
+
+
+@pytest.mark.parametrize("drain", [True, False])
+@pytest.mark.parametrize("lanes", LANES)
+def test_closing_finishes_or_fails_every_future(bench: Callable[..., Bench], lanes: str, drain: bool) -> None:  # noqa: F811
+    made, before = bench(lanes), workers()
+    server = Server([made.executor(requests=2)])
+    answers = [server.submit(inputs_of(made.model, 1)) for _ in range(30)]
+    server.close(drain=drain)
+    assert all(answer.done() for answer in answers)
+    for answer in answers:
+        if drain or answer.exception() is None:
+            check(answer, 1)
+        else:
+            assert "closed" in str(answer.exception())
+    with pytest.raises(ExecutionError, match="closed"):
+        server.submit(inputs_of(made.model, 1))
+    server.close()
+    assert {thread.name for thread in workers() - before} <= {"placeit reports"}  # of the accelerator, which is open
+
+
+def test_closing_waits_for_a_device_that_hangs_no_longer_than_it_was_told(
+    bench: Callable[..., Bench], stuck: Callable[[Bench], threading.Event]  # noqa: F811
+) -> None:  # fmt: skip
+    made = bench()
+    go_on = stuck(made)
+    server = Server([made.executor()])
+    answers = [in_flight(server, made), server.submit(inputs_of(made.model, 1))]
+    server.close(timeout=0.1)
+    for answer in answers:
+        with pytest.raises(ExecutionError, match="had not ended in time"):
+            answer.result(0)
+    go_on.set()
+
+
+@pytest.mark.parametrize("lanes", LANES)
+def test_every_future_fails_with_the_reason_when_the_devices_are_closed(
+    bench: Callable[..., Bench], lanes: str  # noqa: F811
+) -> None:  # fmt: skip
+    made = bench(lanes)
+    with Server([made.executor(requests=2), made.executor()], queue=1000) as server:
+        answers = [server.submit(inputs_of(made.model, 1)) for _ in range(500)]
+        made.runtime.close()
+        failed = [answer for answer in answers if answer.exception(60) is not None]
+        for answer in failed:
+            assert "closed, and nothing more can run there" in str(answer.exception())
+        with pytest.raises(ExecutionError, match="closed, and nothing more can run there"):
+            server.submit(inputs_of(made.model, 1)).result(60)
+
+
+def test_another_replica_takes_over_what_one_had_whose_thread_has_died(bench: Callable[..., Bench]) -> None:  # noqa: F811
+    dying, other = bench(), bench()
+
+    def die() -> None:
+        dying.devices[0].worker.submit(functools.partial(exec, "raise SystemExit"))
+
+    with Server([dying.executor(requests=2), other.executor(requests=2)], queue=100) as server:
+        dying.devices[0].trouble = die
+        for answer in [server.submit(inputs_of(other.model, 2)) for _ in range(50)]:
+            check(answer, 2)
+
+
+@pytest.mark.parametrize("lanes", LANES)
+def test_as_many_futures_end_as_requests_were_made_whatever_happens_when(
+    bench: Callable[..., Bench], lanes: str  # noqa: F811
+) -> None:  # fmt: skip
+    """Several threads submit, cancel, give deadlines, make requests fail, and one closes in the middle of it."""
+    for trial in range(4):
+        made, before = bench(lanes), threading.active_count()
+        server = Server([made.executor(requests=1 + trial % 3) for _ in range(1 + trial % 2)], queue=5)
+        answers: list[tuple[Answer, int]] = []
+
+        def submit(seed: int, server: Server = server, made: Bench = made, answers: list = answers) -> None:  # type: ignore[type-arg]
+            choose = random.Random(seed)
+            for _ in range(40):
+                index = BAD if choose.random() < 0.1 else choose.randrange(4)
+                deadline = choose.choice([None, None, 1e-3, 10])
+                with contextlib.suppress(QueueFullError):
+                    answer = server.submit(inputs_of(made.model, index), deadline=deadline, timeout=0.05)
+                    answers.append((answer, index))
+                    if choose.random() < 0.2:
+                        answer.cancel()
+
+        with contextlib.ExitStack() as stack:
+            ends = [stack.enter_context(beside(functools.partial(submit, 10 * trial + who))) for who in range(3)]
+            if trial % 2:
+                time.sleep(0.02 * trial)
+                server.close(drain=trial > 2)
+        server.close()
+        for end in ends:
+            assert end[0] is None or "closed" in str(end[0])
+        for answer, index in answers:
+            assert answer.done()
+            if answer.cancelled():
+                continue
+            error = answer.exception()
+            if error is None:
+                check(answer, index)
+            elif not isinstance(error, DeadlineError) and "closed" not in str(error):
+                assert index == BAD, error
+        made.runtime.close()
+        assert threading.active_count() <= before
