@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -34,11 +35,14 @@ from placeit.profiler.trace import utilization
 from placeit.runtime.check import OutputCheck, OutputError, other_inputs
 from placeit.runtime.devices.worker import apart, within
 from placeit.runtime.drivers import drive
+from placeit.runtime.load import RateReport, offer
 from placeit.runtime.measure import WARMUP, Race, check_length
 from placeit.runtime.plan_executor import DispatchOrder, PlanExecutor
 from placeit.runtime.run_report import RunReport
 from placeit.runtime.runtime import Runtime
+from placeit.runtime.serving import QUEUE, Server
 from placeit.runtime.spans import Span
+from placeit.simulator.load import arrival_times, check_rate
 
 __all__ = ["Session", "check_tolerance"]
 
@@ -443,6 +447,96 @@ class Session:
             host_paced=executor.host_paced,
             gpus=gpu_use(sampler.samples),
             interrupted=interrupted,
+        )
+
+    def serve(self, placement: Placement | Sequence[Placement], *, requests: int | None = None, queue: int = QUEUE) -> Server:
+        """Run requests as they come on a placement, or on several that each serve whole requests.
+
+        Use it as a context manager, within that of the session.
+
+        Args:
+            placement: of the model's ops; of several, whichever has the fewest requests in flight takes the next one.
+            requests: how many may be in flight at once on each; None for one more than it has devices, so that none waits for
+                inputs and outputs to be copied.
+            queue: how many may wait.
+
+        Raises:
+            PlacementError: it does not fit the model, the devices or their memory.
+            UsageError: no placement, or one that is not known how to plan (:meth:`plan_of`).
+            DeviceError: a device exists in simulation only, or has no room.
+        """
+        return Server(self._executors(placement, requests), queue=queue)
+
+    def _executors(self, placement: Placement | Sequence[Placement], requests: int | None = None) -> list[PlanExecutor]:
+        """Compile what serves; see :meth:`serve`."""
+        executors: list[PlanExecutor] = []
+        with contextlib.ExitStack() as stack:
+            for one in [placement] if isinstance(placement, Placement) else placement:
+                home = self.home_of(one)
+                plan = home.plan_of(one)
+                devices = len({segment.device for segment in plan.programs})
+                executors.append(home.executor(plan, requests=devices + 1 if requests is None else requests))
+                stack.callback(executors[-1].close)
+            stack.pop_all()
+        return executors
+
+    def run_at(
+        self,
+        placement: Placement | Sequence[Placement],
+        rate: float,
+        *,
+        requests: int | None = None,
+        seconds: float = 10.0,
+        arrivals: str = "constant",
+        seed: int = 0,
+        queue: int = QUEUE,
+        warmup: int = WARMUP,
+    ) -> RateReport:
+        """Run a placement, or several that each serve whole requests, under requests that arrive at a rate.
+
+        Args:
+            placement: as for :meth:`serve`.
+            rate: requests per second.
+            requests: how many arrive; None for as many as come within ``seconds``.
+            seconds: see there.
+            arrivals: ``constant``, at regular intervals, or ``poisson``, independently of each other.
+            seed: of the latter.
+            queue: how many may wait; those that find it full are dropped.
+            warmup: requests before them that do not count, one after the other.
+
+        Raises:
+            As :meth:`serve` does, and UsageError for a rate, a number or a time that is not positive.
+            ExecutionError: requests failed.
+        """
+        check_rate(rate)
+        if not 0 < seconds < math.inf:
+            raise UsageError(f"Requests have to arrive for some time; got {seconds} seconds.")
+        due = arrival_times(arrivals, rate, max(1, math.ceil(rate * seconds)) if requests is None else requests, seed=seed)
+        placements = (placement,) if isinstance(placement, Placement) else tuple(placement)
+        check, inputs = self._output_check(), self.model.sample_inputs()
+        with contextlib.ExitStack() as stack:
+            executors = [stack.enter_context(executor) for executor in self._executors(placements)]
+            error = functools.reduce(OutputError.worse, [check(executor) for executor in executors])
+            server = stack.enter_context(Server(executors, queue=queue))
+            for _ in range(warmup * len(executors)):
+                server.submit(inputs).result()
+            served = offer(server, inputs, due)
+            if served.load is None and served.error is not None:
+                raise served.error
+            if not served.interrupted:
+                error = error.worse(OutputError.between(server.submit(inputs).result(), check.expected))
+        return RateReport(
+            model=str(self.model.path),
+            placements=placements,
+            rate=rate,
+            arrivals=arrivals,
+            seed=seed,
+            in_flight=sum(executor.requests for executor in executors),
+            queue=queue,
+            served=served,
+            output_error=error,
+            failed=error.wrong(self.tolerance),
+            cluster=self.cluster,
         )
 
     def op_times(self, plan: Plan, *, passes: int = 10) -> list[OpTime]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -9,10 +12,11 @@ from typing import Annotated
 import typer
 
 from placeit.cli.command import FAILED
-from placeit.cli.options import CheckedOptions, LengthOptions
+from placeit.cli.options import CheckedOptions, LengthOptions, SeedOption
 from placeit.cli.paths import OutputFile, check_outputs, write_tensors
 from placeit.cli.placements import PlacementOption, naming, open_session
 from placeit.cli.terminal import Output, Terminal
+from placeit.core.errors import UsageError
 from placeit.core.files import write_text
 from placeit.core.interrupts import INTERRUPTED
 from placeit.report import as_csv, as_json, as_text
@@ -26,7 +30,42 @@ Examples:
   placeit run model.onnx -p placement.json --duration 10 --warmup 5
   placeit run model.onnx -p placement.json --csv times.csv
   placeit run model.onnx -p placement.json --inputs x.npz --outputs y.npz
+  placeit run model.onnx -p placement.json --rate 50 --arrivals poisson
 """
+
+
+class Arrivals(StrEnum):
+    """How requests arrive."""
+
+    CONSTANT = "constant"
+    POISSON = "poisson"
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """Requests that arrive at a rate."""
+
+    rate: Annotated[
+        float | None,
+        typer.Option("--rate", metavar="R", help="Have R requests a second arrive, whether or not those before have ended."),
+    ] = None
+    arrivals: Annotated[Arrivals, typer.Option("--arrivals", help="With --rate: at regular intervals, or at random.")] = (
+        Arrivals.CONSTANT
+    )
+    seconds: Annotated[
+        float | None,
+        typer.Option("--seconds", metavar="S", help="With --rate: for how long; default: 10.", show_default=False),
+    ] = None
+    requests: Annotated[
+        int | None,
+        typer.Option(
+            "--requests", metavar="N", min=1, help="With --rate: how many, instead of for how long.", show_default=False
+        ),
+    ] = None
+    queue: Annotated[
+        int, typer.Option("--queue", metavar="N", min=1, help="With --rate: how many may wait; others are dropped.")
+    ] = 64
+    seed: SeedOption = 0
 
 
 def run(
@@ -40,6 +79,7 @@ def run(
         Path | None, typer.Option("--outputs", metavar="FILE", help="Write the outputs, by name (.npz).")
     ] = None,
     csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the times of segments and ops.")] = None,
+    load: LoadOptions,
     options: CheckedOptions,
     terminal: Terminal,
 ) -> Output:
@@ -48,10 +88,18 @@ def run(
     Shows its latency, the utilisation of each device, and the output error relative to the uncut model on one device; if that
     is too large, the exit code is 1. Without --devices, the devices are those that the placement names. Ctrl-C ends the timed
     runs and keeps them.
+
+    With --rate, requests arrive at that rate, and several are in flight at once: shows the rate that was achieved, how long
+    requests took from their arrival on, and how many waited.
     """
     from placeit.profiler.trace import write_chrome_trace
 
     runs = length.rounds()
+    if load.rate is not None:
+        _check_load(load, length, {"--trace": trace, "--outputs": outputs, "--csv": csv})
+        return _at_rate(placement, load.rate, load, length, options, terminal)
+    if load.seconds is not None or load.requests is not None:
+        raise UsageError("--seconds and --requests say how many requests arrive: give the --rate at which they do.")
     check_outputs(trace, outputs, csv, inputs=[*options.files(), placement])
     with terminal.progress() as progress, open_session(options, [placement], by_segments=True) as (session, [chosen]):
         home = session.home_of(chosen)
@@ -76,3 +124,38 @@ def run(
     written = {"trace": trace, "outputs": outputs, "csv": csv}
     code = INTERRUPTED if report.interrupted else 0 if report.failed is None else FAILED
     return Output(as_json.run(report, placement, written), partial(as_text.run, report=report, files=written), code, files)
+
+
+def _check_load(load: LoadOptions, length: LengthOptions, files: Mapping[str, Path | None]) -> None:
+    if load.seconds is not None and load.requests is not None:
+        raise UsageError("Give either --seconds or --requests: both say how many requests arrive.")
+    if length.runs is not None or length.duration is not None:
+        raise UsageError("With --rate, --seconds or --requests says how long to measure, and not --runs or --duration.")
+    for option, path in files.items():
+        if path is not None:
+            raise UsageError(f"{option} is about single requests: leave it out, or --rate.")
+
+
+def _at_rate(
+    placement: Path, rate: float, load: LoadOptions, length: LengthOptions, options: CheckedOptions, terminal: Terminal
+) -> Output:
+    """Run a placement under load."""
+    with terminal.progress() as progress, open_session(options, [placement], by_segments=True) as (session, [chosen]):
+        home = session.home_of(chosen)
+        if chosen.segments is None:
+            home.profile(progress=progress)
+        else:
+            home.recall()
+        with naming(placement):
+            report = home.run_at(
+                chosen,
+                rate,
+                requests=load.requests,
+                seconds=10.0 if load.seconds is None else load.seconds,
+                arrivals=load.arrivals.value,
+                seed=load.seed,
+                queue=load.queue,
+                warmup=length.warmup,
+            )
+    code = INTERRUPTED if report.served.interrupted else 0 if report.failed is None else FAILED
+    return Output(as_json.rate(report, placement), partial(as_text.rate, report=report), code)

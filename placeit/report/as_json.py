@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from placeit.planning.segments import Profiled
     from placeit.profiler.profile_report import ProfileReport
     from placeit.runtime.check import OutputError
+    from placeit.runtime.load import RateReport
     from placeit.runtime.measure import Measurement, Ratio
     from placeit.runtime.run_report import RunReport
     from placeit.simulator.load import LoadReport
 
-__all__ = ["comparison", "jsonable", "links", "optimized", "profile", "run"]
+__all__ = ["comparison", "jsonable", "links", "optimized", "profile", "rate", "run"]
 
 
 def optimized(found: Optimized, placement_file: str | Path | None = None) -> dict[str, Any]:
@@ -108,6 +109,40 @@ def run(report: RunReport, placement_file: str | Path, files: Mapping[str, Path 
         "emulated": _emulated(report.cluster),
         "interrupted": report.interrupted,
     } | {f"{what}_file": None if path is None else str(path) for what, path in files.items()}
+
+
+def rate(report: RateReport, placement_file: str | Path) -> dict[str, Any]:
+    """What running a placement under load showed; the placement is from a file."""
+    served = report.served
+    load = served.load
+    return {
+        "model": report.model,
+        "placement_file": str(placement_file),
+        "devices": report.placements[0].counts(),
+        "replicas": len(report.placements),
+        "rate": report.rate,
+        "arrivals": report.arrivals,
+        "seed": report.seed,
+        "in_flight": report.in_flight,
+        "queue": report.queue,
+        "arrived": served.arrived,
+        "ended": 0 if load is None else load.requests,
+        "dropped": served.dropped,
+        "errors": served.failed,
+        "seconds": served.seconds,
+        "offered": None if load is None else load.offered,
+        "achieved": None if load is None else load.achieved,
+        "sustained": report.sustained,
+        "reason": report.reason,
+        "latency_s": None if load is None else {name: getattr(load, name) for name in ("p50", "p95", "p99", "worst")},
+        "waiting": None if load is None else {"mean": load.mean_queue, "most": load.most_queued},
+        "utilization": dict(served.busy),
+        "busiest": served.busiest,
+        "output_error": report.output_error.to_dict(),
+        "failed": report.failed,
+        "emulated": _emulated(report.cluster),
+        "interrupted": served.interrupted,
+    }
 
 
 def comparison(found: Comparison) -> dict[str, Any]:

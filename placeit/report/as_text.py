@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from placeit.optimizer.service import Service
     from placeit.planning.segments import Profiled
     from placeit.profiler.profile_report import ProfileReport
+    from placeit.runtime.load import RateReport
     from placeit.runtime.run_report import RunReport
 
-__all__ = ["comparison", "links", "optimized", "profile", "run"]
+__all__ = ["comparison", "links", "optimized", "profile", "rate", "run"]
 
 
 def run(console: Console, report: RunReport, files: Mapping[str, Path | None]) -> None:
@@ -61,6 +62,38 @@ def run(console: Console, report: RunReport, files: Mapping[str, Path | None]) -
             for name, use in report.gpus.items()
         ]
         text.table(console, heads, uses)
+    text.show_notes(console, report.cluster)
+
+
+def rate(console: Console, report: RateReport) -> None:
+    """Print what running a placement under load showed."""
+    served, load = report.served, report.served.load
+    ended = ", until Ctrl-C" if served.interrupted else ""
+    figures = {"arrived": f"{served.arrived} requests, {report.rate:g} per second, {report.arrivals}{ended}"}
+    if load is not None:
+        achieved = "-" if load.achieved is None else f"{load.achieved:.4g} per second"
+        figures |= {
+            "achieved": achieved,
+            "latency": ", ".join(
+                f"{name} {text.seconds(value)}" for name, value in (("p50", load.p50), ("p95", load.p95), ("p99", load.p99))
+            )
+            + " (from arrival)",
+            "waiting": f"{load.mean_queue:.2f} requests on average, {load.most_queued} at most",
+        }
+    figures |= {
+        "in flight": f"{report.in_flight} at most",
+        "dropped": f"{served.dropped} (queue of {report.queue})",
+        **({"errors": f"{served.failed}: {served.error}"} if served.failed else {}),
+        "output error": f"{text.error(report.output_error)} (relative to the largest output of the uncut model)",
+        **({} if report.failed is None else {"failed": report.failed}),
+    }
+    text.facts(console, figures)
+    text.show_unchecked(console, [report.output_error])
+    console.print()
+    text.table(console, ("device", "busy"), [(name, text.percent(share)) for name, share in served.busy.items()])
+    if report.reason is not None:
+        console.print()
+        console.print(report.reason)
     text.show_notes(console, report.cluster)
 
 

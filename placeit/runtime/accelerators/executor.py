@@ -139,8 +139,8 @@ class StreamExecutor(PlanExecutor):
         with self._lock:
             if run.stopped:
                 return
+            self._launcher.begin()
             run.go(self._launcher.cancel)
-            self._launcher.at_fault = None
         try:
             with self._there:
                 try:

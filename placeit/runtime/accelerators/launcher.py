@@ -51,7 +51,7 @@ class Launcher:
         slots: the requests, once :meth:`make` has made them.
         streams: of the layout.
         flying: how many reports are still to come, of all requests.
-        at_fault: the request that failed first, if that is known; for others to reset.
+        at_fault: the request that failed first in this run, if that is known.
     """
 
     def __init__(self, layout: RequestLayout, accelerator: Accelerator, *, timed: bool) -> None:
@@ -186,6 +186,12 @@ class Launcher:
     def cancel(self) -> None:
         """Skip work that has not started, if possible, and have nobody wait for reports; from any thread, at any time."""
         self._inbox.cancel()
+
+    def begin(self) -> None:
+        """Make ready for a run, also if somebody cancelled the one before just after it had ended."""
+        self.at_fault = None
+        if self._inbox.over:
+            self.renew()
 
     def renew(self) -> None:
         """Forget what was launched and cancelled. Nothing may be running."""

@@ -1,0 +1,72 @@
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from broken_executors import broken
+
+
+def test_requests_arrive_at_a_rate_and_their_times_are_shown(
+    cli: Any, tiny: Path, placement: Path, cores: Sequence[str]
+) -> None:
+    options = ("--rate", 200, "--arrivals", "poisson", "--requests", 30, "--seed", 3)
+    result = cli("run", tiny, "-p", placement, *options, "--json")
+    assert result.exit_code == 0, result.stderr
+    data = json.loads(result.stdout)
+    assert (data["rate"], data["arrivals"], data["arrived"], data["ended"], data["dropped"]) == (200, "poisson", 30, 30, 0)
+    assert data["in_flight"] == len(cores) + 1
+    latency = data["latency_s"]
+    assert 0 < latency["p50"] <= latency["p95"] <= latency["p99"] <= latency["worst"]
+    assert data["achieved"] > 0
+    assert data["output_error"]["max_rel"] < 1e-5
+    assert set(data["utilization"]) == set(cores)
+    shown = cli("run", tiny, "-p", placement, *options).stdout
+    for word in ("arrived       30 requests, 200 per second, poisson", "achieved", "p50", "p95", "p99", "waiting", "in flight"):
+        assert word in shown
+
+
+def test_a_rate_that_cannot_be_sustained_is_said_in_a_sentence_with_the_busiest_device(
+    cli: Any, tiny: Path, placement: Path, cores: Sequence[str]
+) -> None:
+    options = ("run", tiny, "-p", placement, "--rate", 1e6, "--requests", 2000, "--queue", 2)
+    result = cli(*options, "--json")
+    assert result.exit_code == 0, result.stderr
+    data = json.loads(result.stdout)
+    assert data["arrived"] == 2000 == data["ended"] + data["dropped"]
+    assert data["dropped"] > 0
+    assert not data["sustained"]
+    assert data["busiest"] in cores
+    assert data["reason"].startswith("1e+06 requests per second are more than this placement sustains: it served ")
+    assert f"and {data['busiest']} was busy" in data["reason"]
+    assert "more than this placement sustains" in cli(*options).stdout
+
+
+def test_wrong_outputs_are_said_to_be_wrong_under_load(
+    cli: Any, tiny: Path, placement: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken(monkeypatch, "wrong", lambda plan: True)
+    result = cli("run", tiny, "-p", placement, "--rate", 100, "--requests", 2)
+    assert result.exit_code == 1
+    assert "Its outputs are wrong" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--rate", 0), "must be positive"),
+        (("--rate", "nan"), "must be positive"),
+        (("--rate", 1, "--seconds", 0), "some time"),
+        (("--rate", 1, "--seconds", 1, "--requests", 1), "either --seconds or --requests"),
+        (("--rate", 1, "--runs", 3), "not --runs"),
+        (("--rate", 1, "--trace", "t.json"), "--trace is about single requests"),
+        (("--seconds", 1), "--rate"),
+        (("--requests", 1), "--rate"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(
+    cli: Any, tiny: Path, placement: Path, options: Sequence[object], said: str
+) -> None:
+    result = cli("run", tiny, "-p", placement, *options)
+    assert result.exit_code == 2
+    assert said in result.stderr
