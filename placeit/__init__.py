@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from placeit.planning.coarsen import Grouping, coarsen
     from placeit.profiler.cache import Cache
     from placeit.runtime.check import OutputError
+    from placeit.runtime.pipeline import Pipeline, Stage
     from placeit.runtime.run_report import RunReport
+    from placeit.runtime.serving import Server
     from placeit.session import Session
     from placeit.simulator.simulate import schedule, simulate
 
@@ -44,11 +46,14 @@ __all__ = [
     "OpGraph",
     "Optimized",
     "OutputError",
+    "Pipeline",
     "PlaceitError",
     "Placement",
     "Problem",
     "RunReport",
+    "Server",
     "Session",
+    "Stage",
     "Unplanned",
     "available",
     "coarsen",
@@ -79,10 +84,13 @@ _HOME = {
     "Optimized": "placeit.optimizer.result",
     "OutputError": "placeit.runtime.check",
     "Placement": "placeit.core.placement",
+    "Pipeline": "placeit.runtime.pipeline",
     "PlaceitError": "placeit.core.errors",
     "Problem": "placeit.core.problem",
     "RunReport": "placeit.runtime.run_report",
+    "Server": "placeit.runtime.serving",
     "Session": "placeit.session",
+    "Stage": "placeit.runtime.pipeline",
     "Unplanned": "placeit.optimizer.result",
     "available": "placeit.devices",
     "coarsen": "placeit.planning.coarsen",

@@ -94,3 +94,11 @@ def test_the_cluster_file_describes_an_emulated_pair() -> None:
     cluster = read_cluster(ROOT / "examples" / "cluster.yaml", check=False)
     assert [device.slowdown for device in cluster.devices] == [1.0, 1.5]
     assert {link.origin for link in cluster.links.values()} == {"emulated"}
+
+
+@pytest.mark.slow
+def test_pictures_are_read_by_three_models_in_a_row_and_none_is_lost(example: Example) -> None:
+    printed = example("read_text", "--devices", f"CPU@{allowed_cores()[0]}", "--pictures", "5", "--rate", "20")
+    assert "5 pictures in, 5 out, 5 read as they were written" in printed
+    assert "5 requests to the detector, 6 requests to the classifier, 6 requests to the recogniser" in printed
+    assert re.search(r"pictures per second; latency p50 \d+ ms, p95 \d+ ms from arrival", printed)

@@ -23,7 +23,7 @@ from placeit.runtime.devices.worker import Gate, Worker
 from placeit.runtime.feed import Bell, Ran
 from placeit.runtime.plan_executor import PlanExecutor, check_process, failure_of
 
-__all__ = ["QUEUE", "Answer", "Server"]
+__all__ = ["QUEUE", "Answer", "Outputs", "Server"]
 
 QUEUE = 64  # requests that may wait, unless said otherwise
 _PATIENCE_S = 10.0  # for what runs when a server is closed
