@@ -122,6 +122,7 @@ class Server:
         Raises:
             UsageError: an input is missing, unknown, or has another shape or type than the model wants; a time is not positive.
             QueueFullError: the queue is full and stays so, or this is a callback of one of the server's futures.
+            DeadlineError: it stays so until the deadline.
             ExecutionError: the server is closed, or nothing can run any more.
         """
         check_process(self._process)
@@ -134,6 +135,8 @@ class Server:
         may_wait = wait and not any(replica.is_here() for replica in self._replicas)
         while (room := self._put(request)) is not None:
             left = min(until, request.deadline) - perf_counter()
+            if may_wait and perf_counter() >= request.deadline:
+                raise DeadlineError("The deadline of this request was over before there was room for it in the queue.")
             if not may_wait or left <= 0:
                 raise QueueFullError(
                     f"{self.queue} requests wait already: requests come faster than they are served, or nobody has taken up "

@@ -138,6 +138,8 @@ def test_a_full_queue_holds_up_who_submits_or_says_so(
             server.submit(inputs_of(made.model, 1), wait=False)
         with pytest.raises(QueueFullError):
             server.submit(inputs_of(made.model, 1), timeout=0.01)
+        with pytest.raises(DeadlineError, match="before there was room"):
+            server.submit(inputs_of(made.model, 1), deadline=0.01, timeout=60)
         assert answers.pop().cancel()
         answers.append(server.submit(inputs_of(made.model, 1), wait=False))  # into the room of what was cancelled
         with beside(lambda: server.submit(inputs_of(made.model, 2))) as blocked:
@@ -245,7 +247,7 @@ def test_as_many_futures_end_as_requests_were_made_whatever_happens_when(
             for _ in range(40):
                 index = BAD if choose.random() < 0.1 else choose.randrange(4)
                 deadline = choose.choice([None, None, 1e-3, 10])
-                with contextlib.suppress(QueueFullError):
+                with contextlib.suppress(QueueFullError, DeadlineError):
                     answer = server.submit(inputs_of(made.model, index), deadline=deadline, timeout=0.05)
                     answers.append((answer, index))
                     if choose.random() < 0.2:
