@@ -1,4 +1,4 @@
-"""Where an executor takes requests from while others are in flight, and what wakes the thread that does so."""
+"""Where an executor takes requests from while others are in flight, what wakes who does so, and what comes of them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import os
 import select
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from concurrent.futures import Future
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.errors import PlaceitError
+from placeit.runtime.devices.worker import Gate
 
-__all__ = ["Bell", "Feed", "Ran", "Served"]
+__all__ = ["Bell", "Feed", "Outcome", "Ran", "Served"]
+
+T = TypeVar("T")
 
 Ran: TypeAlias = tuple[int, float, float]
 """What ran, by its number in the plan (a segment), and when it began and ended."""
@@ -47,6 +51,37 @@ class Bell:
             fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
+
+
+class Outcome(Future[T]):
+    """A future that may be waited for in a thread where signal handlers raise, at any moment.
+
+    An exception inside ``Future.result`` can leave the lock of the future taken, and who sets its result then hangs for ever
+    (:class:`placeit.runtime.devices.worker.Gate`). Here nobody takes the lock before there is a result.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._gate = Gate()
+        self.add_done_callback(_open)
+
+    def result(self, timeout: float | None = None) -> T:
+        """See ``concurrent.futures.Future``."""
+        self._wait(timeout)
+        return super().result(0)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """See ``concurrent.futures.Future``."""
+        self._wait(timeout)
+        return super().exception(0)
+
+    def _wait(self, timeout: float | None) -> None:
+        if not self._gate.wait(-1 if timeout is None else max(0.0, timeout)):
+            raise TimeoutError
+
+
+def _open(outcome: Future[Any]) -> None:
+    cast("Outcome[Any]", outcome)._gate.open()
 
 
 class Feed(Protocol):

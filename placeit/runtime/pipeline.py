@@ -17,6 +17,7 @@ from typing import Any, Self
 from placeit.backends.base import Arrays
 from placeit.core.errors import ExecutionError, QueueFullError, UsageError
 from placeit.runtime.devices.worker import Gate, Worker
+from placeit.runtime.feed import Outcome
 from placeit.runtime.plan_executor import check_process
 from placeit.runtime.serving import Answer, Outputs, Server
 
@@ -47,7 +48,7 @@ class _Tuple:
     """An item on its way, and what it waits for."""
 
     item: Any
-    future: Future[Any] = field(default_factory=Future)
+    future: Outcome[Any] = field(default_factory=Outcome)
     answers: Sequence[Answer] = ()
     error: BaseException | None = None
 

@@ -8,7 +8,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import InvalidStateError
 from dataclasses import dataclass, field
 from time import perf_counter
 from types import TracebackType
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from placeit.backends.base import Arrays, checked_inputs
 from placeit.core.errors import DeadlineError, ExecutionError, PlaceitError, QueueFullError, UsageError
 from placeit.runtime.devices.worker import Gate, Worker
-from placeit.runtime.feed import Bell, Ran
+from placeit.runtime.feed import Bell, Outcome, Ran
 from placeit.runtime.plan_executor import PlanExecutor, check_process, failure_of
 
 __all__ = ["QUEUE", "Answer", "Outputs", "Server"]
@@ -32,7 +32,7 @@ _LOOK_S = 0.5
 Outputs: TypeAlias = dict[str, NDArray[np.generic]]
 
 
-class Answer(Future[Outputs]):
+class Answer(Outcome[Outputs]):
     """The future of a request: its result is the outputs by name.
 
     Attributes:

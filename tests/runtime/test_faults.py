@@ -586,6 +586,11 @@ class Strikes:
             signal.setitimer(signal.ITIMER_REAL, 10 ** self.random.uniform(-5.5, -3))
         raise self.kind("request took too long")
 
+    def stop(self) -> None:
+        """Raise no more."""
+        self.left = 0
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
     def during(self, action: Callable[[], object], longest: float) -> None:
         """Repeat an action until all has been raised."""
         try:

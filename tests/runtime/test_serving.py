@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 from beside import beside
-from test_faults import LANES, Bench, bench, expected, inputs_of, models, workers  # noqa: F401 (fixtures)
+from test_faults import LANES, Bench, Strikes, bench, expected, inputs_of, models, strikes, workers  # noqa: F401 (fixtures)
 
 from placeit.core.errors import DeadlineError, ExecutionError, QueueFullError, UsageError
 from placeit.runtime.serving import Answer, Server
@@ -272,3 +272,32 @@ def test_as_many_futures_end_as_requests_were_made_whatever_happens_when(
                 assert index == BAD, error
         made.runtime.close()
         assert threading.active_count() <= before
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("lanes", LANES)
+def test_servers_survive_interrupts_at_random_moments(
+    bench: Callable[..., Bench],  # noqa: F811
+    strikes: Callable[[int], Strikes],  # noqa: F811
+    lanes: str,
+) -> None:
+    """In the thread that submits, waits, cancels, and looks."""
+    made, strike = bench(lanes), strikes(2)
+    with Server([made.executor(requests=2)], queue=3) as server:
+        answers: list[Answer] = []
+
+        def use() -> None:
+            answers.append(server.submit(inputs_of(made.model, 1), deadline=strike.random.choice([None, 1e-3, 10])))
+            if strike.random.random() < 0.2:
+                answers.pop(0).cancel()
+            elif strike.random.random() < 0.5:
+                answers.pop(0).exception()
+
+        for _ in range(40):
+            with contextlib.suppress(DeadlineError, concurrent.futures.CancelledError):
+                strike.during(use, 0.004)
+            strike.stop()
+            check(server.submit(inputs_of(made.model, 2), timeout=60), 2)
+        for answer in answers:
+            with contextlib.suppress(DeadlineError):
+                check(answer, 1)

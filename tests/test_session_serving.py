@@ -1,0 +1,80 @@
+"""Sessions that serve: one placement or several, and requests that arrive at a rate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from small_models import inception_like
+
+from placeit.core.errors import ExecutionError, UsageError
+from placeit.core.placement import Placement
+from placeit.devices.host import allowed_cores
+from placeit.profiler.cache import Cache
+from placeit.session import Session
+
+CORES = [f"CPU@{core}" for core in allowed_cores()[:2]]
+
+
+@pytest.fixture
+def session(cache: Cache) -> Iterator[Session]:
+    if len(CORES) < 2:
+        pytest.skip("needs two CPU cores")
+    with Session(inception_like(), CORES, cache=cache) as opened:
+        opened.profile()
+        yield opened
+
+
+def placements(session: Session) -> dict[str, Placement]:
+    groups = len(session.grouping.groups)
+    first, last = (session.placement(np.full(groups, device)) for device in (0, 1))
+    return {"first": first, "last": last, "split": session.placement(np.arange(groups) * 2 // groups)}
+
+
+def test_a_placement_and_replicas_answer_what_the_uncut_model_does(session: Session) -> None:
+    made = placements(session)
+    batches = [session.model.random_inputs(seed) for seed in range(4)]
+    for served in (made["split"], [made["first"], made["last"]]):
+        with session.serve(served) as server:
+            answers = [(server.submit(batch), batch) for batch in batches * 5]
+            for answer, batch in answers:
+                for name, value in session.reference(batch).items():
+                    np.testing.assert_allclose(answer.result(60)[name], value, rtol=1e-3, atol=1e-5)
+        assert set(server.busy) == set(CORES)
+
+
+def test_placements_are_run_and_served_after_each_other_and_at_once(session: Session) -> None:
+    made = placements(session)
+    inputs = session.model.sample_inputs()
+    with session.serve(made["split"]) as one, session.serve(made["first"]) as other:
+        answers = [server.submit(inputs) for _ in range(20) for server in (one, other)]
+        assert session.run(made["last"], runs=2, warmup=0).failed is None
+        for answer in answers:
+            answer.result(60)
+
+
+def test_a_session_that_is_closed_fails_what_its_server_has(session: Session) -> None:
+    server = session.serve(placements(session)["split"])
+    answers = [server.submit(session.model.sample_inputs()) for _ in range(30)]
+    session.close()
+    for answer in answers:
+        assert answer.exception(60) is None or "closed" in str(answer.exception())
+    server.close()
+    with pytest.raises(ExecutionError, match="closed"):
+        server.submit(session.model.sample_inputs())
+
+
+def test_requests_that_arrive_at_a_rate_are_all_accounted_for(session: Session) -> None:
+    made = placements(session)
+    report = session.run_at([made["first"], made["last"]], 100, requests=40, arrivals="poisson", seed=1)
+    served = report.served
+    assert served.load is not None
+    assert (served.arrived, served.load.requests + served.dropped, served.failed) == (40, 40, 0)
+    assert report.in_flight == 4
+    assert report.failed is None
+    with pytest.raises(UsageError, match="executor"):
+        session.serve([])
+    for wrong in ({"rate": 0.0}, {"rate": 1.0, "requests": 0}, {"rate": 1.0, "seconds": float("inf")}):
+        with pytest.raises(UsageError):
+            session.run_at(made["first"], **wrong)  # type: ignore[arg-type]
