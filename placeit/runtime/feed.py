@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from time import perf_counter
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -18,6 +20,7 @@ from placeit.runtime.devices.worker import Gate
 __all__ = ["Bell", "Feed", "Outcome", "Ran", "Served"]
 
 T = TypeVar("T")
+_LOOK_S = 0.5
 
 Ran: TypeAlias = tuple[int, float, float]
 """What ran, by its number in the plan (a segment), and when it began and ended."""
@@ -53,15 +56,24 @@ class Bell:
             os.close(fd)
 
 
-class Outcome(Future[T]):
-    """A future that may be waited for in a thread where signal handlers raise, at any moment.
+class _Condition(threading.Condition):
+    """A condition whose ``with`` calls its lock's methods, in C: an exception at the start of its own leaves the lock taken."""
 
-    An exception inside ``Future.result`` can leave the lock of the future taken, and who sets its result then hangs for ever
-    (:class:`placeit.runtime.devices.worker.Gate`). Here nobody takes the lock before there is a result.
+    __enter__ = property(lambda self: self._lock.__enter__)
+    __exit__ = property(lambda self: self._lock.__exit__)
+
+
+class Outcome(Future[T]):
+    """A future that may be used in a thread where signal handlers raise, at any moment.
+
+    An exception inside a method of ``concurrent.futures.Future`` can leave the future's lock taken, and who sets its result
+    then hangs for ever (as with ``Event``, see :class:`placeit.runtime.devices.worker.Gate`). Here nobody waits with that lock,
+    and whoever holds it lets go of it.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self._condition = _Condition()
         self._gate = Gate()
         self.add_done_callback(_open)
 
@@ -76,8 +88,12 @@ class Outcome(Future[T]):
         return super().exception(0)
 
     def _wait(self, timeout: float | None) -> None:
-        if not self._gate.wait(-1 if timeout is None else max(0.0, timeout)):
-            raise TimeoutError
+        until = math.inf if timeout is None else perf_counter() + timeout
+        while not self._gate.wait(max(0.0, min(_LOOK_S, until - perf_counter()))):
+            if self.done():  # and who cancelled it was interrupted before the gate was open
+                return
+            if perf_counter() >= until:
+                raise TimeoutError
 
 
 def _open(outcome: Future[Any]) -> None:

@@ -148,14 +148,14 @@ class Server:
     def _put(self, request: _Request) -> Gate | None:
         """Queue a request; if there is no room, return a gate that opens when there may be."""
         with self._lock:
-            expired = self._expire()
             if self._closed or self._reason is not None:
                 raise self._why()
-            gate = None
-            if len(self._waiting) >= self.queue:
-                expired += [waiting for waiting in self._waiting if waiting.future.cancelled()]
-                self._waiting = deque(waiting for waiting in self._waiting if waiting not in expired)
-            if len(self._waiting) >= self.queue:
+            gate, now = None, perf_counter()
+            if len(self._waiting) >= self.queue:  # threads of the server take out what is over: nobody interrupts them
+                self._soonest = -math.inf
+                for replica in self._replicas:
+                    replica.bell.ring()
+            if sum(not (one.future.cancelled() or one.deadline <= now) for one in self._waiting) >= self.queue:
                 gate = Gate()
                 self._blocked.append(gate)
             else:
@@ -165,7 +165,6 @@ class Server:
                     for replica in self._replicas:  # any of them may be the one that has the time to look
                         replica.bell.ring()
                 self._call_somebody()
-        _fail_late(expired)
         return gate
 
     @property
@@ -264,12 +263,14 @@ class Server:
         return max(0.0, min(_LOOK_S, self._soonest - perf_counter()))
 
     def _expire(self) -> list[_Request]:
-        """Take those out of the queue whose deadline is over; with the lock."""
+        """Take those out of the queue that were cancelled, or whose deadline is over; with the lock."""
         now = perf_counter()
         if now < self._soonest:
             return []
-        expired = [request for request in self._waiting if request.deadline <= now]
-        self._waiting = deque(request for request in self._waiting if request.deadline > now)
+        expired = [request for request in self._waiting if request.deadline <= now or request.future.cancelled()]
+        self._waiting = deque(request for request in self._waiting if request not in expired)
+        for gate in self._blocked if expired else ():
+            gate.open()
         self._soonest = min((request.deadline for request in self._waiting), default=math.inf)
         return expired
 
