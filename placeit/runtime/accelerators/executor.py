@@ -202,10 +202,10 @@ class StreamExecutor(PlanExecutor):
             run.in_flight.remove(request)
             run.end = perf_counter()
             if self._times_of is not None:
-                self._times_of.ended(request, slots[request])
+                self._times_of.ended(request, slots[request], only=run.bell is not None)
             self._check_accelerator()
             if run.bell is not None:
-                ran = () if self._times_of is None else self._times_of.ran(request)
+                ran = () if self._times_of is None else self._times_of.ran()
                 run.done.append((request, self._read(request), ran))
                 run.bell.ring()
         return ended

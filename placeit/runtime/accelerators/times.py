@@ -31,7 +31,7 @@ class Times:
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
         self._origins: dict[int, tuple[Event, float]] = {}
-        self._last: dict[int, list[tuple[float, float]]] = {}
+        self._last: list[tuple[int, list[tuple[float, float]]]] = []
         self._samples = empty_samples(len(launcher.layout.runs))
 
     def begin(self) -> None:
@@ -43,22 +43,24 @@ class Times:
             accelerator.record(event, stream)
             self._origins[device] = event, perf_counter()
 
-    def ended(self, request: int, slot: Slot) -> None:
-        """Record the times of a request that has ended."""
+    def ended(self, request: int, slot: Slot, *, only: bool = False) -> None:
+        """Record the times of a request that has ended; if ``only`` it counts, forget the one before it there."""
         accelerator, layout, times = self._launcher.accelerator, self._launcher.layout, list[tuple[float, float]]()
         assert slot.begins is not None  # noqa: S101 (the launcher was told to)
         for launch, begin, end in zip(layout.launches, slot.begins, slot.events, strict=True):
             origin, at = self._origins[layout.streams[launch.stream]]
             start = at + accelerator.elapsed(origin, begin)
             times.append((start, start + accelerator.elapsed(begin, end)))
-        self._last[request] = times
+        if only:
+            self._last = [kept for kept in self._last if kept[0] != request]
+        self._last.append((request, times))
         for n, samples in zip(layout.runs, self._samples, strict=True):
             if n is not None:
                 samples.append(times[n][1] - times[n][0])
 
-    def ran(self, request: int) -> Sequence[Ran]:
-        """When each segment of a request that has ended ran."""
-        times = self._last[request]
+    def ran(self) -> Sequence[Ran]:
+        """When each segment of the last request that has ended ran."""
+        _, times = self._last[-1]
         return [(s, *times[n]) for s, n in enumerate(self._launcher.layout.runs) if n is not None]
 
     def spans(self) -> list[Span]:
@@ -66,7 +68,7 @@ class Times:
         layout, names = self._launcher.layout, self._launcher.accelerator.names
         segment_of = {n: s for s, n in enumerate(layout.runs) if n is not None}
         spans = []
-        for request, times in self._last.items():
+        for request, times in self._last:
             for n, (launch, (start, finish)) in enumerate(zip(layout.launches, times, strict=True)):
                 src, dst = ("host" if end == HOST else names[end] for end in layout.routes[launch.stream])
                 if (s := segment_of.get(n)) is None:
