@@ -449,29 +449,29 @@ class Session:
             interrupted=interrupted,
         )
 
-    def serve(self, placement: Placement | Sequence[Placement], *, requests: int | None = None, queue: int = QUEUE) -> Server:
-        """Run requests as they come on a placement, or on several that each serve whole requests.
+    def serve(self, placement: Placement, *, requests: int | None = None, queue: int = QUEUE) -> Server:
+        """Run requests as they come on a placement and its replicas, each of which serves whole requests.
 
         Use it as a context manager, within that of the session.
 
         Args:
-            placement: of the model's ops; of several, whichever has the fewest requests in flight takes the next one.
+            placement: of the model's ops; of replicas, the one with the fewest requests in flight takes the next one.
             requests: how many may be in flight at once on each; None for one more than it has devices, so that none waits for
                 inputs and outputs to be copied.
             queue: how many may wait.
 
         Raises:
             PlacementError: it does not fit the model, the devices or their memory.
-            UsageError: no placement, or one that is not known how to plan (:meth:`plan_of`).
+            UsageError: it is not known how to plan it (:meth:`plan_of`).
             DeviceError: a device exists in simulation only, or has no room.
         """
         return Server(self._executors(placement, requests), queue=queue)
 
-    def _executors(self, placement: Placement | Sequence[Placement], requests: int | None = None) -> list[PlanExecutor]:
+    def _executors(self, placement: Placement, requests: int | None = None) -> list[PlanExecutor]:
         """Compile what serves; see :meth:`serve`."""
         executors: list[PlanExecutor] = []
         with contextlib.ExitStack() as stack:
-            for one in [placement] if isinstance(placement, Placement) else placement:
+            for one in placement.every:
                 home = self.home_of(one)
                 plan = home.plan_of(one)
                 devices = len({segment.device for segment in plan.programs})
@@ -482,7 +482,7 @@ class Session:
 
     def run_at(
         self,
-        placement: Placement | Sequence[Placement],
+        placement: Placement,
         rate: float,
         *,
         requests: int | None = None,
@@ -492,7 +492,7 @@ class Session:
         queue: int = QUEUE,
         warmup: int = WARMUP,
     ) -> RateReport:
-        """Run a placement, or several that each serve whole requests, under requests that arrive at a rate.
+        """Run a placement and its replicas under requests that arrive at a rate.
 
         Args:
             placement: as for :meth:`serve`.
@@ -512,10 +512,9 @@ class Session:
         if not 0 < seconds < math.inf:
             raise UsageError(f"Requests have to arrive for some time; got {seconds} seconds.")
         due = arrival_times(arrivals, rate, max(1, math.ceil(rate * seconds)) if requests is None else requests, seed=seed)
-        placements = (placement,) if isinstance(placement, Placement) else tuple(placement)
         check, inputs = self._output_check(), self.model.sample_inputs()
         with contextlib.ExitStack() as stack:
-            executors = [stack.enter_context(executor) for executor in self._executors(placements)]
+            executors = [stack.enter_context(executor) for executor in self._executors(placement)]
             error = functools.reduce(OutputError.worse, [check(executor) for executor in executors])
             server = stack.enter_context(Server(executors, queue=queue))
             for _ in range(warmup * len(executors)):
@@ -527,7 +526,7 @@ class Session:
                 error = error.worse(OutputError.between(server.submit(inputs).result(), check.expected))
         return RateReport(
             model=str(self.model.path),
-            placements=placements,
+            placement=placement,
             rate=rate,
             arrivals=arrivals,
             seed=seed,

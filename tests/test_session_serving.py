@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ def placements(session: Session) -> dict[str, Placement]:
 def test_a_placement_and_replicas_answer_what_the_uncut_model_does(session: Session) -> None:
     made = placements(session)
     batches = [session.model.random_inputs(seed) for seed in range(4)]
-    for served in (made["split"], [made["first"], made["last"]]):
+    for served in (made["split"], replace(made["first"], replicas=(made["last"],))):
         with session.serve(served) as server:
             answers = [(server.submit(batch), batch) for batch in batches * 5]
             for answer, batch in answers:
@@ -67,14 +68,12 @@ def test_a_session_that_is_closed_fails_what_its_server_has(session: Session) ->
 
 def test_requests_that_arrive_at_a_rate_are_all_accounted_for(session: Session) -> None:
     made = placements(session)
-    report = session.run_at([made["first"], made["last"]], 100, requests=40, arrivals="poisson", seed=1)
+    report = session.run_at(replace(made["first"], replicas=(made["last"],)), 100, requests=40, arrivals="poisson", seed=1)
     served = report.served
     assert served.load is not None
     assert (served.arrived, served.load.requests + served.dropped, served.failed) == (40, 40, 0)
     assert report.in_flight == 4
     assert report.failed is None
-    with pytest.raises(UsageError, match="executor"):
-        session.serve([])
     for wrong in ({"rate": 0.0}, {"rate": 1.0, "requests": 0}, {"rate": 1.0, "seconds": float("inf")}):
         with pytest.raises(UsageError):
             session.run_at(made["first"], **wrong)  # type: ignore[arg-type]

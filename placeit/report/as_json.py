@@ -118,8 +118,8 @@ def rate(report: RateReport, placement_file: str | Path) -> dict[str, Any]:
     return {
         "model": report.model,
         "placement_file": str(placement_file),
-        "devices": report.placements[0].counts(),
-        "replicas": len(report.placements),
+        "devices": report.placement.counts(),
+        "replicas": len(report.placement.every),
         "rate": report.rate,
         "arrivals": report.arrivals,
         "seed": report.seed,

@@ -65,11 +65,11 @@ class RateReport:
 
     Attributes:
         model: path of the model.
-        placements: what served: each of them whole requests.
+        placement: what served, with its replicas.
         rate: requests per second that were to arrive, on average.
         arrivals: how they arrived: ``constant`` or ``poisson``.
         seed: of random arrivals.
-        in_flight: how many requests could be in flight at once, of all placements.
+        in_flight: how many requests could be in flight at once, on all replicas.
         queue: how many could wait.
         served: what became of them.
         output_error: against the whole model on one device.
@@ -78,7 +78,7 @@ class RateReport:
     """
 
     model: str
-    placements: tuple[Placement, ...]
+    placement: Placement
     rate: float
     arrivals: str
     seed: int
