@@ -13,7 +13,7 @@ from placeit.core.address import Address, format_cores
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError, UsageError
 from placeit.devices.host import allowed_cores, memory_bytes, one_per_physical_core
-from placeit.devices.names import found_kind, parse_device, parse_devices, refuse_node
+from placeit.devices.names import found_kind, parse_device, parse_devices
 from placeit.devices.nvml import Gpu, gpus, why_not
 from placeit.devices.openvino import openvino_core
 from placeit.devices.plugins import load_finder, plugin_kinds
@@ -47,7 +47,7 @@ def discover(spec: str | Sequence[str] | None = None) -> Cluster:
 
 
 def resolve(addresses: Sequence[Address]) -> list[Device]:
-    """Find what is at some addresses of this machine. Raises DeviceError; see :func:`discover`."""
+    """Find what is at some addresses, of this machine or of connected nodes. Raises DeviceError; see :func:`discover`."""
     core = openvino_core()
     return [_resolve(core, address) for address in addresses]
 
@@ -90,7 +90,10 @@ def _auto() -> list[Address]:
 
 
 def _resolve(core: Any, address: Address) -> Device:
-    refuse_node(str(address), address)
+    if address.node:
+        from placeit.devices.nodes.connection import connected
+
+        return connected().device(address)
     found: list[str] = core.available_devices
     listing = f"OpenVINO finds: {', '.join(found)}"
     kind = found_kind(address)

@@ -13,7 +13,7 @@ from placeit.core.address import Address
 from placeit.core.errors import DeviceError, UsageError
 from placeit.devices.plugins import plugin_kinds
 
-__all__ = ["check_distinct", "found_kind", "parse_device", "parse_devices", "refuse_node"]
+__all__ = ["check_distinct", "found_kind", "parse_device", "parse_devices"]
 
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*", re.ASCII)
 _OPENVINO = re.compile(r"[A-Z][A-Z_]*(\.\d+){0,2}", re.ASCII)
@@ -72,15 +72,6 @@ def found_kind(address: Address) -> str:
     What drives it for a model is chosen by :func:`placeit.runtime.drivers.choose_driver`.
     """
     return address.runtime or ("openvino" if _OPENVINO.fullmatch(address.hardware) else address.family)
-
-
-def refuse_node(name: str, address: Address | None) -> None:
-    """Refuse a device of another machine. Raises DeviceError."""
-    if address is not None and address.node:
-        raise DeviceError(
-            f"The device '{name}' is on the node '{address.node}', and no installed kind of device reaches other nodes yet: "
-            "choose devices of this machine, which `placeit devices` lists."
-        )
 
 
 def parse_devices(spec: str | Sequence[str]) -> list[Address]:

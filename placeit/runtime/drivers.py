@@ -10,7 +10,6 @@ from pathlib import Path
 from placeit.backends.base import Format, Model
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError
-from placeit.devices.names import refuse_node
 from placeit.devices.onnxruntime import onnxruntime
 
 __all__ = ["choose_driver", "drive"]
@@ -29,9 +28,13 @@ def choose_driver(device: Device, formats: Collection[Format], path: Path) -> De
         path: of the model, for the error.
 
     Raises:
-        DeviceError: nothing runs such a model there, or the device is on another node; says what to do.
+        DeviceError: nothing runs such a model there; says what to do.
     """
-    refuse_node(device.name, device.address)
+    if device.address is not None and device.address.node and "openvino" not in formats:
+        raise DeviceError(
+            f"{device.name} is a device of another node, which runs what OpenVINO reads, and {path} is a PyTorch model: "
+            "convert it with `placeit export`, or choose devices of this machine."
+        )
     match device.kind:
         case "cuda" if "torch" in formats:
             return replace(device, kind="torch", driver=f"{_pytorch()}, {device.driver}")

@@ -280,8 +280,10 @@ def _open(cluster: Cluster, precision: str) -> tuple[tuple[RuntimeDevice, ...], 
         for opened in real:
             opened.close()
         raise
-    pairs = zip(real, cluster.devices, strict=True)
-    return tuple(SlowedDevice(opened, device.slowdown) if device.emulated else opened for opened, device in pairs), links
+    # the nodes slow their own devices down
+    slowed = (device.emulated and not device.where.node for device in cluster.devices)
+    pairs = zip(real, cluster.devices, slowed, strict=True)
+    return tuple(SlowedDevice(opened, device.slowdown) if slow else opened for opened, device, slow in pairs), links
 
 
 def _open_links(
@@ -301,6 +303,13 @@ def _open_links(
                 links[src, dst] = made
             link = cluster.links.get(ends)
             if link is not None and link.origin == "emulated":
+                if any(
+                    device.address is not None and device.address.node
+                    for device in (cluster.devices[src], cluster.devices[dst])
+                ):
+                    raise DeviceError(
+                        f"The link {' -> '.join(ends)} leads to another node, and cannot be emulated: leave it out."
+                    )
                 emulated = EmulatedLink(name, link.bandwidth, link.latency)
                 links[src, dst] = emulated if made is None else SlowedLink(made, emulated)
     except BaseException:

@@ -96,6 +96,8 @@ class Slot:
                 for written in self.writes.values():
                     if buffer in written:
                         written.append(self.outputs[name])
+        run_ahead = next((device.run_ahead for device in runtime.devices if hasattr(device, "run_ahead")), None)
+        self._renew: Callable[[], None] | None = None if run_ahead is None else run_ahead(runtime, plan, self)
 
     def reported(self, what: tuple[int, ...]) -> None:
         """Record what a segment or a transfer has written, in a checked run."""
@@ -122,6 +124,8 @@ class Slot:
         return found
 
     def clear(self) -> None:
-        """Drop the recorded spans."""
+        """Forget the last run: nothing of it runs any more."""
         self.ran.clear()
         self.moved.clear()
+        if self._renew is not None:
+            self._renew()

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
 from placeit.core.registry import entry_table, load_entry
-from placeit.devices.names import refuse_node
 from placeit.devices.plugins import GROUP
 from placeit.runtime.devices.base import RuntimeDevice, Transport
 
@@ -30,6 +29,8 @@ _KINDS = {
     "torch": "placeit.runtime.devices.pytorch:KIND",
 }
 """Where each kind of device is, by ``Device.kind``. A module is imported when a device of its kind is used."""
+_NODE = "placeit.runtime.nodes.kind:KIND"
+"""Where the kind of all devices of other nodes is, whatever drives them there."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,11 @@ def device_kind(device: Device) -> DeviceKind:
     """Find the kind of a device.
 
     Raises:
-        DeviceError: nothing does, or it is a device of another node.
+        DeviceError: nothing does.
         UsageError: the plug-in that does cannot be loaded.
     """
-    refuse_node(device.name, device.address)
+    if device.address is not None and device.address.node:
+        return cast("DeviceKind", EntryPoint("node", _NODE, GROUP).load())
     if device.kind in _KINDS:  # looking through all installed packages takes a while
         return cast("DeviceKind", EntryPoint(device.kind, _KINDS[device.kind], GROUP).load())
     table = entry_table("kind of device", GROUP, _KINDS)

@@ -1,0 +1,289 @@
+"""The connection of this process to a Ray cluster, and the devices of its nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from placeit.core.address import Address
+from placeit.core.cluster import Device
+from placeit.core.errors import DeviceError, PlaceitError, UsageError, first_line
+from placeit.core.version import __version__
+
+__all__ = ["LABEL", "Node", "Nodes", "answer_of", "connect", "connected", "disconnect", "loopback_only", "ray_module"]
+
+T = TypeVar("T")
+
+LABEL = "placeit-node"
+"""The Ray label that names a node."""
+_ANSWERS_S, _CONNECTS_S, _STARTS_S = 3.0, 30.0, 60.0
+_VERSION = (2, 59)
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of a Ray cluster.
+
+    Attributes:
+        name: its label ``placeit-node``; else ``head`` for the head, and its host name for another one.
+        node_id: Ray's.
+        host: its address in the cluster's network.
+    """
+
+    name: str
+    node_id: str
+    host: str
+
+
+@dataclass(eq=False)
+class Nodes:
+    """A connection to a Ray cluster.
+
+    Attributes:
+        address: of its head.
+        coding: how float32 tensors cross the wire (:mod:`placeit.runtime.nodes.coding`).
+        patience: seconds without a sign of life after which a device counts as lost.
+        on_lost: told the name of each device that is lost, and why.
+    """
+
+    address: str
+    coding: int = 0
+    patience: float = 5.0
+    on_lost: list[Callable[[str, str], None]] = field(default_factory=list)
+    _checked: set[str] = field(default_factory=set)
+
+    def nodes(self) -> Mapping[str, Node]:
+        """The nodes that are alive, by name, the head first. Raises DeviceError if two have one name."""
+        found: dict[str, Node] = {}
+        listed = [entry for entry in ray_module().nodes() if entry["Alive"]]
+        listed.sort(key=lambda entry: ("node:__internal_head__" not in entry["Resources"], entry["NodeID"]))
+        for entry in listed:
+            head = "node:__internal_head__" in entry["Resources"]
+            name = entry["Labels"].get(LABEL) or ("head" if head else entry["NodeManagerHostname"])
+            if name in found:
+                raise DeviceError(f"Two nodes of the Ray cluster are called '{name}': start them with --labels {LABEL}=NAME.")
+            found[name] = Node(name, entry["NodeID"], entry["NodeManagerAddress"])
+        return found
+
+    def node(self, name: str) -> Node:
+        """A node by its name. Raises DeviceError if there is none."""
+        nodes = self.nodes()
+        if name not in nodes:
+            raise DeviceError(f"The Ray cluster at {self.address} has no node '{name}'; its nodes are {', '.join(nodes)}.")
+        return nodes[name]
+
+    def device(self, address: Address) -> Device:
+        """Find a device of a node. Raises DeviceError if the node or the device is not there, or placeit differs there."""
+        if not address.core_set or address.runtime:
+            raise DeviceError(
+                f"{address}: of other nodes, CPU core sets can be used, driven by OpenVINO (NODE/CPU, NODE/CPU@0)."
+            )
+        node = self.node(address.node)
+        found = self._on(node, functools.partial(_find, str(replace(address, node=""))))
+        return replace(found, name=str(address), address=address, driver=f"{found.driver}, at {node.host}")
+
+    def available(self) -> list[Device]:
+        """The whole CPU of each node. Raises DeviceError."""
+        return [self.device(Address("CPU", node=name)) for name in self.nodes()]
+
+    def _on(self, node: Node, job: Callable[[], T]) -> T:
+        """Run a job on a node, and return what it returns. Raises DeviceError."""
+        run = ray_module().remote(num_cpus=0, max_retries=0)(_answer).options(scheduling_strategy=pinned(node))
+        what = f"The node '{node.name}'"
+        versions, value = answer_of(run.remote(job), what, _STARTS_S)
+        if versions != _versions():
+            raise DeviceError(
+                f"{what} has {' with '.join(versions)}, and this process {' with '.join(_versions())}: install the "
+                "same versions on all nodes."
+            )
+        if isinstance(value, PlaceitError):
+            raise DeviceError(f"{what}: {value}")
+        return cast("T", value)
+
+
+def pinned(node: Node) -> Any:
+    """Ray's strategy that runs something on one node, or not at all."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(node.node_id, soft=False)
+
+
+def _versions() -> tuple[str, str]:
+    from placeit.core.telemetry import import_openvino
+
+    return f"placeit {__version__}", f"OpenVINO {import_openvino().get_version()}"
+
+
+def _answer(job: Callable[[], Any]) -> tuple[tuple[str, str], Any]:
+    try:
+        return _versions(), job()
+    except PlaceitError as error:
+        return _versions(), error
+
+
+def _find(name: str) -> Device:
+    from placeit.devices.discovery import discover
+
+    return discover(name).devices[0]
+
+
+def answer_of(reference: Any, what: str, timeout: float) -> Any:
+    """Wait for what Ray is to bring. Raises DeviceError if it does not, or what was raised there if that is placeit's."""
+    from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+
+    try:
+        return ray_module().get(reference, timeout=timeout)
+    except GetTimeoutError as error:
+        raise DeviceError(f"{what} has not answered for {timeout:g} s: it hangs, or its network is cut off.") from error
+    except RayActorError as error:
+        raise DeviceError(f"{what}: its process has ended ({first_line(error)}).") from error
+    except RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, PlaceitError):
+            raise cause from None
+        if isinstance(cause, ImportError | AttributeError):
+            raise DeviceError(f"{what} has no placeit, or another version of it ({cause}): install the same one.") from error
+        raise DeviceError(f"{what}: {type(cause).__name__}: {first_line(cause)}.") from error
+    except RayError as error:
+        raise DeviceError(f"{what}: {first_line(error)}.") from error
+
+
+_current: Nodes | None = None
+
+
+def connected() -> Nodes:
+    """The connection of this process. Raises DeviceError if there is none."""
+    if _current is None:
+        raise DeviceError(
+            "This process is connected to no Ray cluster, whose nodes could be used: give --ray-address HOST:PORT (for a first "
+            "try, `placeit cluster up` starts one), or call placeit.devices.nodes.connection.connect."
+        )
+    return _current
+
+
+def connect(address: str, *, token: Path | None = None) -> Nodes:
+    """Connect this process to a Ray cluster.
+
+    Args:
+        address: host and port of its head.
+        token: a file with the cluster's token; None for what Ray finds by itself (``RAY_AUTH_TOKEN``, ``RAY_AUTH_TOKEN_PATH``,
+            ``~/.ray/auth_token``).
+
+    Raises:
+        UsageError: it is not an address.
+        DeviceError: Ray is not installed or too old, nobody answers there, the token is wrong, or the process is connected to
+            another cluster.
+    """
+    global _current
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise UsageError(f"'{address}' is not the address of a Ray cluster; it is written HOST:PORT, such as 127.0.0.1:6379.")
+    if _current is not None:
+        if _current.address == address:
+            return _current
+        raise DeviceError(f"This process is connected to the Ray cluster at {_current.address}: disconnect first.")
+    ray = ray_module()
+    try:
+        socket.create_connection((host, int(port)), timeout=_ANSWERS_S).close()
+    except OSError as error:
+        raise DeviceError(f"Nobody answers at {address} ({error.strerror or error}): is the Ray cluster up?") from error
+    failures: list[BaseException] = []
+
+    def init() -> None:
+        raylet: Any = ray._raylet
+        try:
+            raylet.Config.initialize("")  # reads the environment once more: Ray may have been imported before
+            raylet.AuthenticationTokenLoader.instance().reset_cache()
+            raylet.GcsClient(address=address)  # says at once that a token is wrong; the other tries for 20 s
+            ray.init(
+                address,
+                log_to_driver=False,
+                logging_level="ERROR",
+                configure_logging=False,
+                namespace="placeit",
+                _node_ip_address="127.0.0.1" if is_loopback(host) else None,
+            )
+        except BaseException as error:  # noqa: BLE001 (raised where it is waited for)
+            failures.append(error)
+
+    with _environment(token), loopback_only(is_loopback(host)):
+        thread = threading.Thread(target=init, name="placeit ray", daemon=True)
+        thread.start()
+        thread.join(_CONNECTS_S)
+    if thread.is_alive():
+        raise DeviceError(f"The Ray cluster at {address} has not let this process in for {_CONNECTS_S:g} s: it hangs.")
+    if failures:
+        ray.shutdown()
+        why = first_line(failures[0]).rstrip(".")
+        if "AuthToken" in why:
+            why = (
+                "the token does not match. Set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to a file with the cluster's token"
+            )
+        raise DeviceError(f"The Ray cluster at {address} refuses this process: {why}.") from failures[0]
+    _current = Nodes(address)
+    return _current
+
+
+def disconnect() -> None:
+    """End the connection, if there is one. What still runs on nodes ends."""
+    global _current
+    if _current is not None:
+        _current = None
+        ray_module().shutdown()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine, seen from itself."""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def ray_module() -> Any:
+    """Import Ray. Raises DeviceError if it is not installed, or too old."""
+    try:
+        import ray
+    except ImportError as error:
+        raise DeviceError("Devices of other nodes need Ray: pip install 'placeit[ray]'.") from error
+    if tuple(map(int, ray.__version__.split(".")[:2])) < _VERSION:
+        raise DeviceError(f"Ray {ray.__version__} is installed, which lets everybody in: placeit needs 2.59 or later.")
+    return ray
+
+
+@contextlib.contextmanager
+def _environment(token: Path | None) -> Iterator[None]:
+    """Tell Ray the token and to report nothing, while it starts."""
+    said = {"RAY_USAGE_STATS_ENABLED": "0"}
+    if token is not None:
+        said |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+    before = {name: os.environ.get(name) for name in said}
+    os.environ.update(said)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def loopback_only(wanted: bool = True) -> Iterator[None]:
+    """Have Ray listen on the loopback address: it takes the machine's outward one otherwise, and then listens everywhere."""
+    if not wanted:
+        yield
+        return
+    from ray._private import services
+
+    found = services.get_node_ip_address
+    services.get_node_ip_address = lambda address=None: "127.0.0.1"  # noqa: ARG005
+    try:
+        yield
+    finally:
+        services.get_node_ip_address = found

@@ -1,0 +1,131 @@
+"""The process on a node that drives one of its devices."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.core.cluster import Device
+from placeit.core.errors import DeviceError
+from placeit.runtime.devices.base import Program, RuntimeDevice
+from placeit.runtime.devices.emulated import SlowedDevice
+from placeit.runtime.devices.kinds import device_kind
+from placeit.runtime.nodes.lane import Lane, Wiring
+from placeit.runtime.nodes.package import Package, Unpacked, WeightStore
+from placeit.runtime.nodes.wire import Connection, Listener, connect
+
+__all__ = ["DeviceActor", "Setting"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What an actor is told when it starts.
+
+    Attributes:
+        name: of the device in the cluster.
+        device: as it is found on its node: its address has no node.
+        host: address that it listens on.
+        secret: which others have to know to connect.
+        precision: of inference.
+        coding: how float32 tensors are sent; see :mod:`placeit.runtime.nodes.coding`.
+        patience: seconds in which a peer has to acknowledge what it was sent.
+        opened: makes the device, for tests and benchmarks; None for the one of its kind.
+    """
+
+    name: str
+    device: Device
+    host: str
+    secret: bytes
+    precision: str = "f32"
+    coding: int = 0
+    patience: float = 5.0
+    opened: Callable[[Device], RuntimeDevice] | None = None
+
+
+class DeviceActor:
+    """Compiles segments for a device, and runs them when their inputs arrive. Its methods are called through Ray."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting, device = setting, setting.device
+        if setting.opened is not None:
+            self._device = setting.opened(device)
+        else:
+            self._device = device_kind(device).open(device, setting.precision)
+            if device.emulated:
+                self._device = SlowedDevice(self._device, device.slowdown)
+        self._lane = Lane(self._device, setting.coding)
+        self._programs: dict[int, Program] = {}
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._store = WeightStore.of_user()
+        self._listener = Listener(setting.host, setting.secret, self._meet)
+
+    def _meet(self, sock: Any, name: str) -> None:
+        self._lane.meet(Connection(sock, name, self._lane, self._setting.patience))
+
+    def where(self) -> tuple[tuple[str, int], int]:
+        """Address that it listens on, and its process."""
+        return self._listener.address, os.getpid()
+
+    def reach(self, name: str, address: tuple[str, int], secret: bytes) -> None:
+        """Connect to another device, to send tensors there. Raises DeviceError."""
+        sock = connect(address, secret, self._setting.name)
+        self._lane.meet(Connection(sock, name, self._lane, self._setting.patience))
+
+    def missing(self, pieces: tuple[str, ...]) -> list[str]:
+        """Pieces of weights that this machine has not been sent."""
+        return self._store.missing(pieces)
+
+    def keep(self, pieces: Mapping[str, bytes]) -> None:
+        """Keep pieces of weights. Raises DeviceError if there is no room."""
+        self._store.put(pieces)
+
+    def compile(self, package: Package) -> int | None:
+        """Compile a segment; return its number, or None if some of its weights are not here. Raises DeviceError."""
+        weights = self._store.join(package.pieces)
+        if weights is None:
+            return None
+        program = self._device.compile(Unpacked(package, weights))
+        with self._lock:
+            number = next(self._numbers)
+            self._programs[number] = program
+        return number
+
+    def release(self, program: int) -> None:
+        """Forget a program; instances keep it for as long as they need it."""
+        with self._lock:
+            self._programs.pop(program, None)
+
+    def wire(self, wiring: Wiring) -> None:
+        """Make a slot ready to run. Raises DeviceError."""
+        self._lane.wire(wiring, [self._device.instance(self._programs[job.program]) for job in wiring.jobs])
+
+    def unwire(self, slot: int) -> None:
+        """Forget a slot."""
+        self._lane.unwire(slot)
+
+    def read(self, buffer: int) -> NDArray[np.generic]:
+        """Copy a buffer, in its logical shape."""
+        return np.array(self._lane.buffer(buffer).array(), order="C")
+
+    def fill(self, buffer: int, value: NDArray[np.generic]) -> None:
+        """Write a buffer."""
+        self._lane.buffer(buffer).fill(value)
+
+    def blank(self, buffer: int, sentinel: int) -> None:
+        """Fill a buffer with NaN, or the sentinel."""
+        self._lane.buffer(buffer).blank(sentinel)
+
+
+def local(device: Device) -> Device:
+    """A device of a node as that node itself knows it. Raises DeviceError if it has no address."""
+    if device.address is None:
+        raise DeviceError(f"{device.name} has no address.")
+    return replace(device, address=replace(device.address, node=""))

@@ -1,0 +1,211 @@
+"""What the process with the executor knows of a slot whose segments run on other nodes, ahead of its scheduler."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import threading
+import weakref
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from placeit.core.errors import DeviceError
+from placeit.planning.segments import Plan
+from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback
+from placeit.runtime.devices.openvino import HostBuffer
+from placeit.runtime.nodes.device import NodeDevice, RemoteBuffer, RemoteInstance
+from placeit.runtime.nodes.lane import DRIVER, Inbox, Job, Wiring, memory_of
+from placeit.simulator.scheduler import b_level
+
+if TYPE_CHECKING:
+    from placeit.runtime.runtime import Runtime
+    from placeit.runtime.slots import Slot
+
+__all__ = ["Ahead", "run_ahead"]
+
+_slots = itertools.count(1)
+
+
+class Ahead:
+    """One slot of an executor, on the devices of nodes that its plan uses.
+
+    What is reported is kept until the scheduler asks for it, and what the scheduler asks for until it is reported. Reports of
+    an earlier run are dropped.
+
+    Attributes:
+        number: of the slot, in this process.
+        epoch: which run of it is under way.
+        inbox: buffers of this process that nodes write to.
+        senders: the device that sends what arrives in a buffer, by number; this process if it has none.
+    """
+
+    def __init__(self) -> None:
+        self.number, self.epoch = next(_slots), 0
+        self._begun = False
+        self.inbox = Inbox()
+        self.senders: dict[int, NodeDevice] = {}
+        self.feeds: dict[NodeDevice, list[tuple[int, HostBuffer]]] = {}
+        self._lock = threading.Lock()
+        self._waiting: dict[int, tuple[DoneCallback, tuple[NodeDevice, ...]]] = {}
+        self._come: dict[int, tuple[float, float, BaseException | None]] = {}
+
+    def renew(self) -> None:
+        """Have the next thing that is started begin another run."""
+        self._begun = False
+
+    def go(self) -> None:
+        """Have nodes begin a run, with the inputs that are in place, unless they have."""
+        if self._begun:
+            return
+        self._begun = True
+        with self._lock:
+            self.epoch += 1
+            self._come.clear()
+        for device, inputs in self.feeds.items():
+            device.begin(self, inputs)
+
+    def expect(self, number: int, done: DoneCallback, devices: tuple[NodeDevice, ...]) -> None:
+        """Have ``done`` called when a segment or a transfer is reported, or one of its devices is lost; on another thread."""
+        with self._lock:
+            report = self._come.pop(number, None)
+            if report is None:
+                gone = next((device.gone for device in devices if device.gone is not None), None)
+                if gone is None:
+                    self._waiting[number] = done, devices
+                    return
+                report = perf_counter(), perf_counter(), gone
+        devices[0].worker.submit(functools.partial(done, *report))
+
+    def report(self, number: int, epoch: int, start: float, finish: float, error: BaseException | None = None) -> None:
+        """Take note of the end of a segment or a transfer."""
+        with self._lock:
+            if epoch != self.epoch:
+                return
+            done, _ = self._waiting.pop(number, (None, ()))
+            if done is None:
+                self._come[number] = start, finish, error
+                return
+        done(start, finish, error)
+
+    def lost(self, devices: set[NodeDevice], error: DeviceError) -> None:
+        """Fail whatever all of these devices take part in."""
+        with self._lock:
+            hit = [number for number, (_, those) in self._waiting.items() if devices <= set(those)]
+            failed = [self._waiting.pop(number)[0] for number in hit]
+        for done in failed:
+            done(perf_counter(), perf_counter(), error)
+
+
+def run_ahead(runtime: Runtime, plan: Plan, slot: Slot) -> Ahead | None:
+    """Tell the nodes that a plan uses about one slot of it; None if it uses none. Raises DeviceError."""
+    devices = runtime.devices
+    ends = {end for copy, (src, *_) in slot.copies.items() for end in (src, copy[1])}
+    remote = [d for d in {*ends, *(s.device for s in plan.programs)} if isinstance(devices[d], NodeDevice)]
+    if not remote:
+        return None
+    ahead, ranks = Ahead(), b_level(plan.problem, plan.placement)
+    wirings = {d: _Wiring(ahead, _node(devices[d])) for d in remote}
+    for s, start in enumerate(slot.starts):
+        d = plan.segments[s].device
+        if start is not None and d in wirings:
+            wirings[d].add(start[0], -float(ranks[s]))
+    for (t, far), (src, source, destination, _) in slot.copies.items():
+        if source is destination:
+            continue
+        spec = runtime.spec(plan.tensors[t])
+        if far in wirings:
+            wirings[far].receive(destination, spec)
+        if isinstance(source, RemoteBuffer):
+            wirings[src].send(source, destination, devices[far].name if far in wirings else DRIVER)
+            if isinstance(destination, RemoteBuffer):
+                ahead.senders[destination.number] = wirings[src].device
+    for buffer in _delivered(slot):
+        wirings[next(d for d in wirings if wirings[d].device is buffer.device)].deliver(buffer)
+    for wiring in wirings.values():
+        wiring.tell()
+    weakref.finalize(ahead, _forget, ahead.number, [wiring.device for wiring in wirings.values()])
+    return ahead
+
+
+def _node(device: Any) -> NodeDevice:
+    assert isinstance(device, NodeDevice)  # noqa: S101
+    return device
+
+
+def _delivered(slot: Slot) -> list[RemoteBuffer]:
+    written = [buffer for buffers in slot.writes.values() for buffer in buffers]
+    return [buffer for buffer in written if isinstance(buffer, RemoteBuffer) and buffer.delivered is not None]
+
+
+def _forget(slot: int, devices: list[NodeDevice]) -> None:
+    for device in devices:
+        with contextlib.suppress(DeviceError):
+            device.tell("unwire", slot)
+
+
+class _Wiring:
+    """What is told to one device about a slot."""
+
+    def __init__(self, ahead: Ahead, device: NodeDevice) -> None:
+        self.ahead, self.device = ahead, device
+        self._buffers: dict[int, BufferSpec] = {}
+        self._jobs: list[Job] = []
+        self._sends: list[tuple[int, str, int]] = []
+        self._fed: dict[int, int] = {}
+        self._numbers: list[int] = []
+        ahead.feeds[device] = []
+
+    def add(self, instance: Any, urgency: float) -> None:
+        """A segment that runs there."""
+        made: RemoteInstance = instance
+        made.ahead = self.ahead
+        inputs = tuple(self._number(buffer, made.program.inputs[i]) for i, buffer in sorted(made.bound.items()))
+        outputs = tuple(buffer.number for buffer in made.outputs)
+        for buffer in made.outputs:
+            buffer.ahead = self.ahead
+        self._jobs.append(Job(made.number, made.program.number, urgency, inputs, outputs))
+        self._numbers.append(made.number)
+
+    def _number(self, buffer: Buffer, spec: BufferSpec) -> int:
+        """The number of a buffer there; one in this process is sent at the begin of each run."""
+        if isinstance(buffer, RemoteBuffer):
+            return buffer.number
+        assert isinstance(buffer, HostBuffer)  # noqa: S101
+        if id(buffer) not in self._fed:
+            self._fed[id(buffer)] = number = self.device.number()
+            self._buffers[number] = spec
+            self.ahead.feeds[self.device].append((number, buffer))
+        return self._fed[id(buffer)]
+
+    def receive(self, buffer: Buffer, spec: BufferSpec) -> None:
+        """A tensor that arrives there."""
+        assert isinstance(buffer, RemoteBuffer)  # noqa: S101
+        buffer.ahead = self.ahead
+        self._buffers[buffer.number] = spec
+        self._numbers.append(buffer.number)
+
+    def send(self, source: RemoteBuffer, destination: Buffer, name: str) -> None:
+        """A tensor that goes from there to another device, or to this process."""
+        if isinstance(destination, RemoteBuffer):
+            self._sends.append((source.number, name, destination.number))
+        else:
+            self._sends.append((source.number, DRIVER, self._expect(destination)))
+
+    def deliver(self, buffer: RemoteBuffer) -> None:
+        """An output of the model that is brought to this process."""
+        assert buffer.delivered is not None  # noqa: S101
+        self._sends.append((buffer.number, DRIVER, self._expect(buffer.delivered)))
+
+    def _expect(self, buffer: Buffer) -> int:
+        number = self.device.number()
+        self.ahead.inbox.expect(number, memory_of(buffer))
+        self.device.arrivals[buffer] = number
+        self._numbers.append(number)
+        return number
+
+    def tell(self) -> None:
+        """Tell it all."""
+        for number in self._numbers:
+            self.device.routes[number] = self.ahead
+        self.device.ask("wire", Wiring(self.ahead.number, self._buffers, tuple(self._jobs), tuple(self._sends)))

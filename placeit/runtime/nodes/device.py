@@ -1,0 +1,413 @@
+"""Devices of other nodes, as the executor sees them, and the links to and from them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import secrets
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.core.cluster import Device
+from placeit.core.errors import DeviceError, ExecutionError
+from placeit.devices.nodes.connection import Nodes, answer_of, connected, pinned, ray_module
+from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, Program, RuntimeDevice, SegmentSource
+from placeit.runtime.devices.openvino import HostBuffer
+from placeit.runtime.devices.worker import Gate, Worker
+from placeit.runtime.nodes.actor import DeviceActor, Setting, local
+from placeit.runtime.nodes.coding import coded
+from placeit.runtime.nodes.lane import DRIVER, bytes_of, memory_of, rank
+from placeit.runtime.nodes.package import pack
+from placeit.runtime.nodes.wire import Connection, Frame, Kind, ProtocolError, connect
+
+if TYPE_CHECKING:
+    from placeit.planning.segments import Plan
+    from placeit.runtime.nodes.ahead import Ahead
+    from placeit.runtime.runtime import Runtime
+    from placeit.runtime.slots import Slot
+
+__all__ = ["NodeDevice", "NodeLink", "RemoteBuffer", "RemoteInstance"]
+
+_STARTS_S, _COMPILES_S, _ANSWERS_S = 60.0, 300.0, 60.0
+_BEAT_S = 0.5
+_LONGEST_TEXT = 4096
+_AFTERTHOUGHT_S = 0.5  # for a device to be found dead before a link to it is
+_numbers = itertools.count(1)
+
+
+class RemoteProgram:
+    """A segment compiled on a node."""
+
+    def __init__(self, segment: SegmentSource, number: int) -> None:
+        self.inputs, self.outputs, self.number = segment.inputs, segment.outputs, number
+
+
+class RemoteBuffer:
+    """Memory of a node.
+
+    Attributes:
+        number: by which frames name it.
+        ahead: the slot that it belongs to.
+        delivered: the buffer of this process that its value is brought to; None if it is not.
+    """
+
+    def __init__(self, device: NodeDevice, spec: BufferSpec) -> None:
+        self.device, self.spec, self.space = device, spec, device.space
+        self.number = device.number()
+        self.ahead: Ahead | None = None
+        self.delivered: HostBuffer | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.spec.nbytes
+
+    def array(self) -> NDArray[np.generic]:
+        """A copy of the value, in its logical shape. Raises DeviceError."""
+        return cast("NDArray[np.generic]", self.device.ask("read", self.number))
+
+    def fill(self, value: NDArray[np.generic]) -> None:
+        """Copy a value there. Raises DeviceError."""
+        self.device.ask("fill", self.number, np.ascontiguousarray(value))
+
+    def blank(self, sentinel: int) -> None:
+        """Fill the memory. Raises DeviceError."""
+        self.device.ask("blank", self.number, sentinel)
+
+    def deliver(self) -> Buffer:
+        """Have the value brought to this process, before its writer is reported to have ended."""
+        if self.delivered is None:
+            self.delivered = HostBuffer(self.spec)
+        return self.delivered
+
+
+class RemoteInstance:
+    """An instance of a segment on a node, which starts by itself when its inputs are there.
+
+    Attributes:
+        number: by which its end is reported.
+        bound: buffers of its inputs.
+        outputs: buffers on the node.
+        ahead: the slot that it belongs to.
+    """
+
+    def __init__(self, device: NodeDevice, program: RemoteProgram) -> None:
+        self.program, self.number = program, device.number()
+        self.bound: dict[int, Buffer] = {}
+        self.outputs = [RemoteBuffer(device, spec) for spec in program.outputs]
+        self.ahead: Ahead | None = None
+
+    def bind(self, index: int, buffer: Buffer) -> None:
+        """Read input ``index`` from ``buffer`` in every later run. Raises DeviceError if it does not fit."""
+        if buffer.nbytes != self.program.inputs[index].nbytes:
+            raise DeviceError(f"A buffer of {buffer.nbytes} bytes does not fit input {index} of a segment.")
+        self.bound[index] = buffer
+
+    def output(self, index: int) -> RemoteBuffer:
+        """Where output ``index`` is written."""
+        return self.outputs[index]
+
+
+class NodeDevice:
+    """A device of another node.
+
+    An actor of Ray drives it there, and runs segments as soon as their inputs arrive (:mod:`placeit.runtime.nodes.lane`). What
+    ``start`` starts may so have ended already.
+
+    Args:
+        device: its address names the node.
+        precision: of inference.
+        nodes: the cluster; None for the one that this process is connected to.
+        opened: makes the device on the node; None for one of its kind.
+
+    Attributes:
+        gone: why nothing more will come from it; None while it is there.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        precision: str,
+        *,
+        nodes: Nodes | None = None,
+        opened: Callable[[Device], RuntimeDevice] | None = None,
+    ) -> None:
+        self.name, self.where = device.name, device.where
+        self.space = f"{device.name} of {device.where.node}"
+        self.program_key = f"node {device.name}"
+        self._nodes = connected() if nodes is None else nodes
+        self.gone: DeviceError | None = None
+        self.routes: weakref.WeakValueDictionary[int, Ahead] = weakref.WeakValueDictionary()
+        self.arrivals: weakref.WeakKeyDictionary[Buffer, int] = weakref.WeakKeyDictionary()
+        self._offset, self._trips = 0.0, list[tuple[float, float]]()
+        self._heard = perf_counter()
+        self._closing = Gate()
+        self._ends = threading.Lock()
+        node = self._nodes.node(device.where.node)
+        self.secret = secrets.token_bytes(32)
+        setting = Setting(
+            self.name, local(device), node.host, self.secret, precision, self._nodes.coding, self._nodes.patience, opened
+        )
+        actor_class = ray_module().remote(num_cpus=0, max_restarts=0, max_concurrency=8)(DeviceActor)
+        self._actor = actor_class.options(scheduling_strategy=pinned(node)).remote(setting)
+        self.worker = Worker(f"placeit {self.name}")
+        try:
+            self.address, self.pid = answer_of(self._actor.where.remote(), f"{self.name}, when it was opened,", _STARTS_S)
+            sock = connect(self.address, self.secret, DRIVER)
+            self.connection = Connection(sock, self.name, self, self._nodes.patience)
+        except BaseException:
+            self.worker.close()
+            ray_module().kill(self._actor)
+            raise
+        self._pulse = threading.Thread(target=self._beat, name=f"placeit pulse {self.name}", daemon=True)
+        self._pulse.start()
+
+    @property
+    def coding(self) -> int:
+        """How float32 tensors are sent."""
+        return self._nodes.coding
+
+    @staticmethod
+    def number() -> int:
+        """A number for an instance or a buffer that no other has."""
+        return next(_numbers)
+
+    # -- through Ray ------------------------------------------------------------------------------------------------------
+
+    def ask(self, what: str, *arguments: Any, timeout: float = _ANSWERS_S) -> Any:
+        """Call a method of the actor and wait for its answer. Raises DeviceError."""
+        if self.gone is not None:
+            raise self.gone
+        return answer_of(getattr(self._actor, what).remote(*arguments), f"{self.name}, asked to {what},", timeout)
+
+    def tell(self, what: str, *arguments: Any) -> None:
+        """Call a method of the actor, and wait for nothing."""
+        if self.gone is None and not self._closing.is_open:
+            getattr(self._actor, what).remote(*arguments)
+
+    def compile(self, segment: SegmentSource) -> Program:
+        """Compile a segment on the node, which gets the weights that it has not been sent before. Raises DeviceError."""
+        package, pieces = pack(segment)
+        number = self.ask("compile", package, timeout=_COMPILES_S)
+        for _ in range(3):  # another process may delete what this one has brought, to make room
+            if number is not None:
+                break
+            missing = self.ask("missing", package.pieces)
+            self.ask("keep", {name: pieces[name] for name in missing}, timeout=_COMPILES_S)
+            number = self.ask("compile", package, timeout=_COMPILES_S)
+        if number is None:
+            raise DeviceError(f"{self.name} has no room for the weights of a segment.")
+        program = RemoteProgram(segment, number)
+        weakref.finalize(program, _release, weakref.ref(self), number).atexit = False
+        return program
+
+    def reach(self, other: NodeDevice) -> None:
+        """Have the node connect to another one. Raises DeviceError."""
+        self.ask("reach", other.name, other.address, other.secret)
+
+    @staticmethod
+    def run_ahead(runtime: Runtime, plan: Plan, slot: Slot) -> Callable[[], None] | None:
+        """Tell nodes what a slot runs there, and return what renews it; see :mod:`placeit.runtime.nodes.ahead`."""
+        from placeit.runtime.nodes.ahead import run_ahead
+
+        ahead = run_ahead(runtime, plan, slot)
+        return None if ahead is None else ahead.renew
+
+    # -- as a device ------------------------------------------------------------------------------------------------------
+
+    def instance(self, program: Program) -> Instance:
+        """Make an instance; it is made on the node together with the others of its slot."""
+        return RemoteInstance(self, cast("RemoteProgram", program))
+
+    def allocate(self, spec: BufferSpec) -> Buffer:
+        """Make a buffer on the node, as above."""
+        return RemoteBuffer(self, spec)
+
+    def start(self, instance: Instance, done: DoneCallback) -> None:
+        """Have ``done`` called when an instance has ended, or has ended already."""
+        made = cast("RemoteInstance", instance)
+        if made.ahead is None:
+            raise ExecutionError(f"{self.name} runs the instances of an executor only.")
+        made.ahead.go()
+        made.ahead.expect(made.number, done, (self,))
+
+    def begin(self, ahead: Ahead, inputs: Sequence[tuple[int, HostBuffer]]) -> None:
+        """Begin a run of a slot there."""
+        self.connection.send(Frame(Kind.BEGIN, slot=ahead.number, epoch=ahead.epoch))
+        for number, buffer in inputs:
+            self.send(ahead, number, buffer, exact=True)
+
+    def send(self, ahead: Ahead, number: int, buffer: Buffer, *, exact: bool = False) -> None:
+        """Send a tensor of this process there; inputs of the model as they are."""
+        memory = memory_of(buffer)
+        value, scale = coded(0 if exact else self.coding, memory)
+        epoch, coding = ahead.epoch, 0 if value is memory else self.coding
+        frame = Frame(Kind.DATA, coding, 0, epoch, number, start=perf_counter(), finish=scale)
+        payload = bytes_of(value)
+        self.connection.send(frame, payload, urgency=rank(value.nbytes, 0.0), current=lambda: ahead.epoch == epoch)
+
+    # -- frames -----------------------------------------------------------------------------------------------------------
+
+    def place(self, frame: Frame) -> memoryview | None:
+        """Say where a payload goes; see :class:`placeit.runtime.nodes.wire.Receiver`."""
+        if frame.kind in (Kind.ENDED, Kind.LOST) and frame.size <= _LONGEST_TEXT:
+            return memoryview(bytearray(frame.size))
+        if frame.kind != Kind.DATA:
+            raise ProtocolError(f"a payload where none belongs (kind {frame.kind})")
+        ahead = self.routes.get(frame.target)
+        return None if ahead is None or ahead.epoch != frame.epoch else ahead.inbox.place(frame)
+
+    def took(self, frame: Frame, payload: memoryview | None, connection: Connection) -> None:  # noqa: ARG002
+        """Follow a frame; see :class:`placeit.runtime.nodes.wire.Receiver`."""
+        self._heard = perf_counter()
+        if frame.kind == Kind.PONG:
+            self._keep_time(frame.start, frame.finish)
+            return
+        text = "" if payload is None else bytes(payload).decode(errors="replace")
+        if frame.kind == Kind.LOST:
+            name, _, why = text.partition(": ")
+            timer = threading.Timer(_AFTERTHOUGHT_S, self._link_lost, (name, why))
+            timer.daemon = True
+            timer.start()
+            return
+        ahead = self.routes.get(frame.target)
+        if ahead is None:
+            return
+        match frame.kind:
+            case Kind.ENDED:
+                error = ExecutionError(text) if text else None
+                ahead.report(frame.target, frame.epoch, self.here(frame.start), self.here(frame.finish), error)
+            case Kind.ARRIVED:
+                sender = ahead.senders.get(frame.target)
+                start = frame.start if sender is None else sender.here(frame.start)
+                ahead.report(frame.target, frame.epoch, start, max(start, self.here(frame.finish)))
+            case Kind.DATA if ahead.epoch == frame.epoch:
+                if ahead.inbox.took(frame):
+                    ahead.report(frame.target, frame.epoch, self.here(frame.start), perf_counter())
+            case Kind.DATA:
+                pass
+            case _:
+                raise ProtocolError(f"a frame of kind {frame.kind}")
+
+    def _keep_time(self, sent: float, there: float) -> None:
+        """Estimate how far its clock is ahead, by the shortest of the last round trips (Cristian 1989)."""
+        now = perf_counter()
+        self._trips = [*self._trips[-39:], (now - sent, there - (sent + now) / 2)]
+        self._offset = min(self._trips)[1]
+
+    @property
+    def round_trip(self) -> float:
+        """Seconds of the shortest of the last round trips; ``inf`` before the first."""
+        return min(self._trips)[0] if self._trips else float("inf")
+
+    def here(self, moment: float) -> float:
+        """A moment of its clock by this process's."""
+        return moment - self._offset
+
+    def _beat(self) -> None:
+        while not self._closing.wait(_BEAT_S):
+            silent = perf_counter() - self._heard
+            if silent > self._nodes.patience:
+                self._lose(f"it has shown no sign of life for {silent:.1f} s: it hangs, or its network is cut off")
+                return
+            self.connection.send(Frame(Kind.PING, start=perf_counter()), urgency=(-1.0,))
+
+    # -- ends -------------------------------------------------------------------------------------------------------------
+
+    def lost(self, connection: Connection, why: str) -> None:  # noqa: ARG002
+        """Take note that the connection has ended; see :class:`placeit.runtime.nodes.wire.Receiver`."""
+        if not self._closing.is_open:
+            self._lose(f"its process has ended, or the connection to it has ({why})")
+
+    def _lose(self, why: str) -> None:
+        with self._ends:
+            if self.gone is not None:
+                return
+            self.gone = DeviceError(f"{self.name} is lost: {why}.")
+        self.connection.close()
+        for ahead in _all_ahead(self):
+            ahead.lost({self}, self.gone)
+        for tell in self._nodes.on_lost:
+            tell(self.name, why)
+
+    def _link_lost(self, name: str, why: str) -> None:
+        """Fail what crosses a link that a node has lost, unless an end of it is known to be gone."""
+        others = {device for ahead in _all_ahead(self) for device in ahead.feeds if device.name == name}
+        for other in others:
+            if self.gone is None and other.gone is None:
+                error = DeviceError(f"The link between {self.name} and {name} is lost: {why}.")
+                for ahead in _all_ahead(self):
+                    ahead.lost({self, other}, error)
+
+    def close(self) -> None:
+        """End the actor and everything of it here. A second call has no effect."""
+        if self._closing.is_open:
+            return
+        self._closing.open()
+        self.connection.close()
+        if threading.current_thread() is not self._pulse:
+            self._pulse.join(2.0)
+        with contextlib.suppress(Exception):  # Ray may have been shut down already
+            ray_module().kill(self._actor)
+        self.worker.close()
+
+
+def _all_ahead(device: NodeDevice) -> set[Ahead]:
+    return set(device.routes.values())
+
+
+def _release(device: weakref.ref[NodeDevice], program: int) -> None:
+    found = device()
+    if found is not None:
+        with contextlib.suppress(Exception):  # of Ray's, which may be about to end
+            found.tell("release", program)
+
+
+class NodeLink:
+    """A link with a node at one end or both. Tensors cross it as soon as they are made, and are reported when they arrive.
+
+    Args:
+        source: device that tensors come from.
+        destination: device that they go to.
+
+    Raises:
+        DeviceError: the one does not reach the other.
+    """
+
+    def __init__(self, source: RuntimeDevice, destination: RuntimeDevice) -> None:
+        self._ends = tuple(device for device in (source, destination) if isinstance(device, NodeDevice))
+        if len(self._ends) == 2:
+            self._ends[0].reach(self._ends[1])
+
+    @property
+    def worker(self) -> Worker:
+        """The thread that reports what has come before it was asked for."""
+        return self._ends[0].worker
+
+    def start(self, source: Buffer, destination: Buffer, done: DoneCallback) -> None:
+        """Have ``done`` called when a tensor has arrived; send it if it is in this process."""
+        now = perf_counter()
+        if source is destination:
+            self.worker.submit(functools.partial(done, now, now, None))
+        elif isinstance(destination, RemoteBuffer):
+            ahead = destination.ahead
+            if ahead is None:
+                raise ExecutionError(f"{destination.device.name} is sent the tensors of an executor only.")
+            ahead.go()
+            if not isinstance(source, RemoteBuffer):
+                destination.device.send(ahead, destination.number, cast("HostBuffer", source))
+            ahead.expect(destination.number, done, self._ends)
+        else:
+            device = cast("RemoteBuffer", source).device
+            number = device.arrivals[destination]
+            device.routes[number].expect(number, done, self._ends)
+
+    def close(self) -> None:
+        """Do nothing: connections end with their devices."""

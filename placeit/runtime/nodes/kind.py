@@ -1,0 +1,57 @@
+"""The kind of devices of other nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.core.address import Address
+from placeit.core.cluster import Device
+from placeit.core.errors import DeviceError
+from placeit.runtime.devices.base import RuntimeDevice, Transport
+from placeit.runtime.devices.kinds import DeviceKind, device_kind
+from placeit.runtime.nodes.device import NodeDevice, NodeLink
+
+if TYPE_CHECKING:
+    from placeit.backends.base import Model
+    from placeit.planning.coarsen import Grouping
+
+__all__ = ["KIND"]
+
+
+def _here(device: Device) -> Device:
+    """What stands for the device where no other will do: the CPU of this machine, whose OpenVINO is the same."""
+    return replace(device, name="CPU", address=Address("CPU"), slowdown=1.0)
+
+
+def _supported(model: Model, device: Device) -> Collection[str]:
+    return device_kind(_here(device)).supported(model, _here(device))
+
+
+def _group_shares(model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> NDArray[np.float64]:
+    return device_kind(_here(device)).group_shares(model, grouping, _here(device), precision, passes)
+
+
+def _link(source: RuntimeDevice, destination: RuntimeDevice) -> Transport | None:
+    if isinstance(source, NodeDevice) and isinstance(destination, NodeDevice) and source.where.shares(destination.where):
+        raise DeviceError(f"{source.name} and {destination.name} share cores of the node '{source.where.node}': choose others.")
+    if isinstance(source, NodeDevice) or isinstance(destination, NodeDevice):
+        return NodeLink(source, destination)
+    return None
+
+
+def _version() -> str:
+    return device_kind(Device("CPU", address=Address("CPU"))).version()
+
+
+KIND = DeviceKind(
+    NodeDevice,
+    _supported,
+    _group_shares,
+    link=_link,
+    version=_version,
+)

@@ -1,0 +1,359 @@
+"""Sockets between nodes: an authenticated handshake, then frames of a fixed header and raw bytes.
+
+Nothing that comes from a socket is unpickled, and no memory is allocated by a size that comes from one: a payload goes to
+memory that the receiver has set aside for it, or the connection ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import heapq
+import hmac
+import itertools
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from enum import IntEnum
+from typing import NamedTuple, Protocol
+
+from placeit.core.errors import DeviceError
+
+__all__ = ["CHUNK", "Connection", "Frame", "Kind", "Listener", "ProtocolError", "Receiver", "connect"]
+
+CHUNK = 1 << 17
+"""Most bytes of a payload: what is urgent waits for no more than this."""
+_SMALL = 1 << 14  # bytes of a message that is sent without waking a thread
+_MAGIC = b"placeit nodes 1\n"
+_NONCE = 32
+_HANDSHAKE_S = 5.0
+_STRANGERS = 32  # connections that may shake hands at the same time
+_UNSENT = 1 << 18  # bytes in the kernel that are not on their way yet
+_TCP_NOTSENT_LOWAT = 25
+_HEADER = struct.Struct("<BB2xIIIIQdd")
+
+
+class ProtocolError(Exception):
+    """The other end does not keep to the protocol; its connection is closed."""
+
+
+class Kind(IntEnum):
+    """What a frame is about."""
+
+    BEGIN = 1
+    DATA = 2
+    ENDED = 3
+    ARRIVED = 4
+    PING = 5
+    PONG = 6
+    LOST = 7
+
+
+class Frame(NamedTuple):
+    """The header of a frame.
+
+    Attributes:
+        kind: what it is about.
+        coding: of data; see :mod:`placeit.runtime.nodes.coding`.
+        slot: a request in flight.
+        epoch: which run of the slot.
+        target: number of a buffer or an instance.
+        size: bytes of the payload.
+        offset: where in the buffer they belong.
+        start: seconds by the sender's clock, or a scale.
+        finish: likewise.
+    """
+
+    kind: int
+    coding: int = 0
+    slot: int = 0
+    epoch: int = 0
+    target: int = 0
+    size: int = 0
+    offset: int = 0
+    start: float = 0.0
+    finish: float = 0.0
+
+
+class Receiver(Protocol):
+    """What frames are for. Called on the connection's thread."""
+
+    def place(self, frame: Frame) -> memoryview | None:
+        """Say where a payload goes: as many bytes as it has; None to drop it. Raises ProtocolError if it is not expected."""
+        ...
+
+    def took(self, frame: Frame, payload: memoryview | None, connection: Connection) -> None:
+        """Take note of a frame whose payload is in place. Raises ProtocolError if it makes no sense."""
+        ...
+
+    def lost(self, connection: Connection, why: str) -> None:
+        """Take note that nothing more will come. Called once."""
+        ...
+
+
+class _Message:
+    def __init__(self, frame: Frame, payload: memoryview, current: Callable[[], bool]) -> None:
+        self.frame, self.payload, self.current = frame, payload, current
+        self.offset = 0
+
+
+class Connection:
+    """An authenticated socket: frames come in on a thread of its own, and go out in the order of their urgency.
+
+    Args:
+        sock: shaken hands on.
+        name: of the other end.
+        receiver: gets the frames.
+        patience: seconds in which the other end has to acknowledge what it was sent.
+    """
+
+    def __init__(self, sock: socket.socket, name: str, receiver: Receiver, patience: float) -> None:
+        self.name, self._sock, self._receiver = name, sock, receiver
+        self._queue: list[tuple[tuple[float, ...], int, _Message]] = []
+        self._count = itertools.count()
+        self._more = threading.Condition()
+        self._sending = self._closed = False
+        self._told = threading.Lock()
+        self.sent = 0  # bytes
+        sock.settimeout(None)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with contextlib.suppress(OSError):  # Linux only
+            sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _UNSENT)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(patience * 1000))
+        for what, job in (("from", self._receive), ("to", self._send)):
+            threading.Thread(target=job, name=f"placeit {what} {name}", daemon=True).start()
+
+    def send(
+        self,
+        frame: Frame,
+        payload: memoryview | None = None,
+        *,
+        urgency: tuple[float, ...] = (),
+        current: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Send a frame and return at once. A long payload goes in several, between which others may go.
+
+        Args:
+            frame: ``size`` is set here.
+            payload: unchanged until it has gone, or ``current`` is false.
+            urgency: the lower goes first; of equal ones, what came first.
+            current: whether it still has to be sent, asked before each part of it.
+        """
+        message = _Message(frame, memoryview(b"") if payload is None else payload.cast("B"), current)
+        with self._more:
+            if self._closed:
+                return
+            if not self._sending and not self._queue and len(message.payload) <= _SMALL and self._at_once(message):
+                return
+            heapq.heappush(self._queue, (urgency, next(self._count), message))
+            self._more.notify()
+
+    def _at_once(self, message: _Message) -> bool:
+        """Send a small message from here if the socket takes all of it; the thread sends the rest if it takes a part."""
+        data = memoryview(_HEADER.pack(*message.frame._replace(size=len(message.payload))) + message.payload)
+        try:
+            done = self._sock.send(data, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            with contextlib.suppress(OSError):  # the thread that receives finds out, and says so without a lock
+                self._sock.shutdown(socket.SHUT_RDWR)
+            return True
+        self.sent += done
+        if done < len(data):
+            rest = _Message(message.frame._replace(kind=0), data[done:], lambda: True)
+            heapq.heappush(self._queue, ((-float("inf"),), next(self._count), rest))
+            self._more.notify()
+        return True
+
+    def _send(self) -> None:
+        try:
+            while True:
+                with self._more:
+                    self._sending = False
+                    while not self._queue and not self._closed:
+                        self._more.wait()
+                    if self._closed:
+                        return
+                    urgency, count, message = heapq.heappop(self._queue)
+                    self._sending = True
+                if self._send_part(message):
+                    with self._more:
+                        heapq.heappush(self._queue, (urgency, count, message))
+        except OSError as error:
+            self._end(error)
+
+    def _send_part(self, message: _Message) -> bool:
+        """Send what fits into one frame; return whether there is more."""
+        if message.frame.kind == 0:  # the rest of a frame
+            self._sock.sendall(message.payload)
+            self.sent += len(message.payload)
+            return False
+        if not message.current():
+            return False
+        part = message.payload[message.offset : message.offset + CHUNK]
+        header = _HEADER.pack(*message.frame._replace(size=len(part), offset=message.offset))
+        if len(part) <= _SMALL:
+            self._sock.sendall(header + part)
+        else:
+            self._sock.sendall(header, socket.MSG_MORE)
+            self._sock.sendall(part)
+        self.sent += len(header) + len(part)
+        message.offset += len(part)
+        return message.offset < len(message.payload)
+
+    def _receive(self) -> None:
+        header = memoryview(bytearray(_HEADER.size))
+        waste = memoryview(bytearray(CHUNK))
+        try:
+            while True:
+                _fill(self._sock, header)
+                frame = Frame._make(_HEADER.unpack(header))
+                if frame.size > CHUNK:
+                    raise ProtocolError(f"a frame of {frame.size} bytes, where {CHUNK} are the most")
+                into: memoryview | None = None
+                if frame.size:
+                    into = self._receiver.place(frame)
+                    _fill(self._sock, waste[: frame.size] if into is None else into)
+                if into is not None or not frame.size:
+                    self._receiver.took(frame, into, self)
+        except (OSError, EOFError, ProtocolError) as error:
+            self._end(error)
+
+    def _end(self, error: Exception) -> None:
+        if self._told.acquire(blocking=False):
+            closed = self._closed
+            self.close()
+            if not closed:
+                self._receiver.lost(self, str(error) or "the connection was closed by the other end")
+
+    def close(self) -> None:
+        """End the connection; nothing is reported as lost. Both threads end."""
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+        if self._more.acquire(timeout=1.0):  # reentrant: whoever sends may find out that it is over
+            self._more.notify_all()
+            self._more.release()
+
+
+class Listener:
+    """Accepts those who know the secret. Others get a nonce, a few seconds, and nothing else.
+
+    Args:
+        host: address of this node; never all interfaces.
+        secret: of this run.
+        accept: given the socket of who knows it, and the name that it goes by.
+    """
+
+    def __init__(self, host: str, secret: bytes, accept: Callable[[socket.socket, str], object]) -> None:
+        if host in ("", "0.0.0.0", "::"):  # noqa: S104
+            raise DeviceError(f"A node listens on its own address only, and not on '{host}'.")
+        self._secret, self._accept = secret, accept
+        self._turns = threading.BoundedSemaphore(_STRANGERS)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._sock = socket.create_server((host, 0), family=family, backlog=16)
+        self.address: tuple[str, int] = self._sock.getsockname()[:2]
+        threading.Thread(target=self._listen, name="placeit listener", daemon=True).start()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                sock, _ = self._sock.accept()
+            except OSError:
+                return  # closed
+            if not self._turns.acquire(blocking=False):
+                sock.close()
+                continue
+            threading.Thread(target=self._shake, args=(sock,), name="placeit handshake", daemon=True).start()
+
+    def _shake(self, sock: socket.socket) -> None:
+        try:
+            name = _answer(sock, self._secret)
+        except (OSError, EOFError, ProtocolError, UnicodeDecodeError):
+            sock.close()
+            return
+        finally:
+            self._turns.release()
+        self._accept(sock, name)
+
+    def close(self) -> None:
+        """Accept nobody any more."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+
+
+def connect(address: tuple[str, int], secret: bytes, name: str) -> socket.socket:
+    """Connect to a listener and prove to each other that both know the secret.
+
+    Args:
+        address: host and port.
+        secret: of the listener.
+        name: of this end.
+
+    Raises:
+        DeviceError: nobody answers, or it is not who knows the secret.
+    """
+    where = f"{address[0]}:{address[1]}"
+    try:
+        sock = socket.create_connection(address, timeout=_HANDSHAKE_S)
+    except OSError as error:
+        raise DeviceError(f"Nobody answers at {where}: {error.strerror or error}.") from error
+    try:
+        deadline = time.monotonic() + _HANDSHAKE_S
+        hello = _take(sock, len(_MAGIC) + _NONCE, deadline)
+        if hello[: len(_MAGIC)] != _MAGIC:
+            raise ProtocolError("another protocol, or another version of it, is spoken there")
+        theirs, mine, called = hello[len(_MAGIC) :], os.urandom(_NONCE), name.encode()[:255]
+        proof = _proof(secret, b"client", theirs, mine, called)
+        sock.sendall(mine + bytes([len(called)]) + called + proof)
+        if not hmac.compare_digest(_take(sock, len(proof), deadline), _proof(secret, b"server", mine, theirs, called)):
+            raise ProtocolError("it does not know the secret of this run")
+    except (OSError, EOFError, ProtocolError) as error:
+        sock.close()
+        raise DeviceError(f"The handshake with {where} failed: {str(error) or 'it ended the connection'}.") from error
+    return sock
+
+
+def _answer(sock: socket.socket, secret: bytes) -> str:
+    """Shake hands as the one that listens; return the name of the other end."""
+    deadline = time.monotonic() + _HANDSHAKE_S
+    sock.settimeout(_HANDSHAKE_S)
+    mine = os.urandom(_NONCE)
+    sock.sendall(_MAGIC + mine)
+    theirs = _take(sock, _NONCE, deadline)
+    called = _take(sock, _take(sock, 1, deadline)[0], deadline)
+    proof = _take(sock, hashlib.sha256().digest_size, deadline)
+    if not hmac.compare_digest(proof, _proof(secret, b"client", mine, theirs, called)):
+        raise ProtocolError("a stranger")
+    sock.sendall(_proof(secret, b"server", theirs, mine, called))
+    return called.decode()
+
+
+def _proof(secret: bytes, *parts: bytes) -> bytes:
+    return hmac.new(secret, b"".join(len(part).to_bytes(4, "little") + part for part in parts), hashlib.sha256).digest()
+
+
+def _take(sock: socket.socket, size: int, deadline: float) -> bytes:
+    data = memoryview(bytearray(size))
+    while data:
+        sock.settimeout(max(1e-3, deadline - time.monotonic()))
+        data = data[_read(sock, data) :]
+    return bytes(data.obj)
+
+
+def _fill(sock: socket.socket, into: memoryview) -> None:
+    while into:
+        into = into[_read(sock, into) :]
+
+
+def _read(sock: socket.socket, into: memoryview) -> int:
+    count = sock.recv_into(into)
+    if count == 0:
+        raise EOFError("the other end closed it")
+    return count
