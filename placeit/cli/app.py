@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from placeit.cli import compare, devices, export, generate, inspect, optimize, profile, run, train
+from placeit.cli import cluster, compare, devices, export, generate, inspect, optimize, profile, run, train
 from placeit.cli.command import command
 from placeit.cli.placers import ListsPlacers
 from placeit.core.interrupts import guarded
@@ -60,6 +60,7 @@ for _function, _examples in (
     (train.train, train.EXAMPLES),
 ):
     app.command(_function.__name__, cls=_HELPS.get(_function.__name__), epilog=_examples)(command(_function))
+app.add_typer(cluster.app)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

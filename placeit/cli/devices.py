@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from placeit.cli.nodes import RayOption, reach_nodes
 from placeit.cli.options import DevicesOption, NoCacheOption, cost_cache
 from placeit.cli.terminal import Output, Terminal
 from placeit.report import as_json, as_text, text
@@ -24,12 +25,14 @@ Examples:
   placeit devices
   placeit devices --devices CPU@0,CPU@1 --no-cache
   placeit devices --devices cluster.yaml --json
+  placeit devices --ray-address 127.0.0.1:6379
 """
 
 
 def devices(
     *,
     devices: DevicesOption = None,
+    ray_address: RayOption = None,
     links: Annotated[bool, typer.Option("--links/--no-links", help="Measure the links between the devices.")] = True,
     no_cache: NoCacheOption = False,
     terminal: Terminal,
@@ -37,12 +40,18 @@ def devices(
     """List devices and the links between them.
 
     Without --devices, all devices of this machine are listed, with the names that select another runtime
-    (ort: for ONNX Runtime, torch: for PyTorch and its models), and the links are those of 'auto'.
+    (ort: for ONNX Runtime, torch: for PyTorch and its models), and the links are those of 'auto'. With
+    --ray-address, they are the CPUs of the nodes of that Ray cluster.
     """
     from placeit.devices.clusterfile import find_cluster
     from placeit.devices.discovery import available, other_names
     from placeit.devices.nvml import sample_gpus
 
+    reach_nodes(devices, ray_address)
+    if devices is None and ray_address is not None:
+        from placeit.devices.nodes.connection import connected
+
+        devices = ",".join(device.name for device in connected().available())
     cluster = find_cluster(devices)
     listed = cluster.devices if devices is not None else tuple(available())
     also = {device.name: other_names(device) if devices is None else [] for device in listed}

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from placeit.cli.nodes import reach_nodes
 from placeit.cli.options import CheckedOptions, SeedOption, cost_cache
 from placeit.cli.paths import OutputFile, check_outputs, named_files
 from placeit.cli.terminal import Output, Terminal
@@ -105,6 +106,7 @@ def optimize(
     from placeit.planning.pins import parse_pins
 
     pins, caps = parse_pins(pin or ()), parse_caps(memory or ())
+    reach_nodes(options.devices, options.ray_address)
     cluster = find_cluster(options.devices)
     model = options.load()
     inputs = options.arrays(model)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from placeit.cli.nodes import RayOption, reach_nodes
 from placeit.cli.paths import read_tensors
 from placeit.core.errors import UsageError
 
@@ -131,6 +132,7 @@ class SessionOptions(GroupOptions):
     """A model on devices."""
 
     devices: DevicesOption = None
+    ray_address: RayOption = None
     precision: PrecisionOption = Precision.F32
     inputs: InputsOption = None
     no_cache: NoCacheOption = False
@@ -150,6 +152,8 @@ class SessionOptions(GroupOptions):
         """Open the model on a cluster, or on the devices of the command line."""
         from placeit.session import Session
 
+        if cluster is None:
+            reach_nodes(self.devices, self.ray_address)
         model = self.load()
         return Session(
             model,

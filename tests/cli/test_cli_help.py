@@ -9,21 +9,33 @@ import pytest
 import placeit
 
 GOLDEN = Path(__file__).parent / "golden"
-COMMANDS = ("devices", "inspect", "profile", "optimize", "run", "compare", "export", "generate", "train")
+COMMANDS = (
+    "devices",
+    "inspect",
+    "profile",
+    "optimize",
+    "run",
+    "compare",
+    "export",
+    "generate",
+    "train",
+    "cluster up",
+    "cluster down",
+)
 
 
 @pytest.mark.parametrize("command", ["placeit", *COMMANDS])
 def test_help_reads_as_it_should(cli: Any, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    result = cli(*([] if command == "placeit" else [command]), "--help")
+    result = cli(*([] if command == "placeit" else command.split()), "--help")
     assert result.exit_code == 0
-    golden = GOLDEN / f"{command}.txt"
+    golden = GOLDEN / f"{command.replace(' ', '_')}.txt"
     assert result.stdout == golden.read_text(encoding="utf-8"), f"to accept it: write it to {golden}"
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_every_command_has_examples(cli: Any, command: str) -> None:
-    text = cli(command, "--help").stdout
+    text = cli(*command.split(), "--help").stdout
     assert f"  placeit {command} " in text.partition("Examples:")[2].replace("\n", " \n")
 
 

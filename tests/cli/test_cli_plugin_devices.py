@@ -109,7 +109,7 @@ def test_its_names_are_parsed_and_go_through_cluster_files(plugin: list[str], tm
         ("sleep:CPU@4000", DeviceError, "may not use"),
         ("sleep:", UsageError, "'sleep:'"),
         ("sleep:HETERO", UsageError, "virtual"),
-        ("edge/sleep:0", DeviceError, "on the node 'edge'"),
+        ("edge/sleep:0", DeviceError, "connected to no Ray cluster"),
         ("slep:0", UsageError, "'slep:0' is not a device"),
     ],
 )

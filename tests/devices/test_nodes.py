@@ -1,4 +1,4 @@
-"""Devices of other nodes go everywhere by their addresses, until something is to run there: then one error says so."""
+"""Devices of other nodes go everywhere by their addresses, until something is to run there: that needs a connection."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from small_models import inception_like
-from typer.testing import CliRunner
 
 import placeit
-from placeit.cli import app
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.errors import DeviceError
@@ -21,8 +19,6 @@ from placeit.devices.host import allowed_cores
 from placeit.devices.plain import plain_devices
 from placeit.planning.coarsen import coarsen
 from placeit.profiler.links import probe
-from placeit.runtime.devices.kinds import device_kind
-from placeit.runtime.drivers import choose_driver, drive
 from placeit.runtime.runtime import Runtime
 
 CORE = allowed_cores()[0]
@@ -33,9 +29,7 @@ devices:
 links:
   - {{between: [near, far], bandwidth: 1 Gbit/s, latency: 50 us, measured: true}}
 """
-REFUSED = (
-    r"'far' is on the node 'edge1', and no installed kind of device reaches other nodes yet: choose devices of this machine"
-)
+REFUSED = "connected to no Ray cluster, whose nodes could be used: give --ray-address"
 
 
 def read(tmp_path: Path, runs_on: str = f"edge1/CPU@{CORE}") -> Cluster:
@@ -79,53 +73,34 @@ def test_a_placement_for_devices_of_other_nodes_can_be_simulated(tmp_path: Path)
     assert seconds == pytest.approx(1.0 + 1.0 + 50e-6 + 1.0)
 
 
-def _choose(cluster: Cluster) -> object:
-    return [choose_driver(device, {"openvino"}, Path("m.onnx")) for device in cluster.devices]
-
-
 def _runtime(cluster: Cluster) -> object:
     model = inception_like()
     return Runtime(model, coarsen(model.graph), cluster)
 
 
-def _kinds(cluster: Cluster) -> object:
-    return [device_kind(device) for device in cluster.devices]
-
-
 @pytest.mark.parametrize(
     "use",
     [
-        _choose,
-        _kinds,
         _runtime,
-        lambda cluster: drive(cluster, inception_like()),
         lambda cluster: probe(Cluster(cluster.devices)),
-        lambda cluster: placeit.Session(inception_like(), cluster, cache=None),
         lambda cluster: placeit.optimize(inception_like(), cluster, budget=1.0, cache=None),
     ],
-    ids=["choose_driver", "device_kind", "Runtime", "drive", "probe", "Session", "optimize"],
+    ids=["Runtime", "probe", "optimize"],
 )
-@pytest.mark.parametrize("runs_on", [f"edge1/CPU@{CORE}", "edge1/torch:cuda:0", "edge1/cuda:0", "edge1/GPU"])
-def test_whatever_is_to_run_there_says_that_nothing_does(
-    tmp_path: Path, runs_on: str, use: Callable[[Cluster], object]
-) -> None:
-    cluster = read(tmp_path, runs_on)
+def test_whatever_is_to_run_there_says_that_nothing_leads_there(tmp_path: Path, use: Callable[[Cluster], object]) -> None:
+    cluster = read(tmp_path)
     with pytest.raises(DeviceError, match=REFUSED):
         use(cluster)
 
 
 @pytest.mark.parametrize("name", ["edge1/CPU", "edge1/CPU@0", "edge1/cuda:0", "edge1/ort:CPU@0"])
 def test_nobody_looks_for_them_on_this_machine(tmp_path: Path, name: str) -> None:
-    said = f"'{name}' is on the node 'edge1', and no installed kind of device reaches other nodes yet"
-    with pytest.raises(DeviceError, match=said):
+    with pytest.raises(DeviceError, match=REFUSED):
         discover(name)
     path = tmp_path / "cluster.yaml"
     path.write_text(f"devices: {{far: {{runs_on: '{name}'}}}}")
-    with pytest.raises(DeviceError, match=f"cluster.yaml: .*{said}"):
+    with pytest.raises(DeviceError, match=f"cluster.yaml: .*{REFUSED}"):
         read_cluster(path)
-    done = CliRunner().invoke(app, ["devices", "--devices", name])
-    assert done.exit_code == 1
-    assert said in " ".join(done.output.split())
 
 
 def test_the_whole_cpu_is_never_made_of_core_sets_of_several_nodes(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ __all__ = ["NodeDevice", "NodeLink", "RemoteBuffer", "RemoteInstance"]
 
 _STARTS_S, _COMPILES_S, _ANSWERS_S = 60.0, 300.0, 60.0
 _BEAT_S = 0.5
+_LOADING = 6
 _LONGEST_TEXT = 4096
 _AFTERTHOUGHT_S = 0.5  # for a device to be found dead before a link to it is
 _numbers = itertools.count(1)
@@ -147,7 +148,7 @@ class NodeDevice:
         self.routes: weakref.WeakValueDictionary[int, Ahead] = weakref.WeakValueDictionary()
         self.arrivals: weakref.WeakKeyDictionary[Buffer, int] = weakref.WeakKeyDictionary()
         self._offset, self._trips = 0.0, list[tuple[float, float]]()
-        self._heard = perf_counter()
+        self._heard, self._asked = perf_counter(), 0
         self._closing = Gate()
         self._ends = threading.Lock()
         node = self._nodes.node(device.where.node)
@@ -185,7 +186,13 @@ class NodeDevice:
         """Call a method of the actor and wait for its answer. Raises DeviceError."""
         if self.gone is not None:
             raise self.gone
-        return answer_of(getattr(self._actor, what).remote(*arguments), f"{self.name}, asked to {what},", timeout)
+        self._asked += 1
+        try:
+            return answer_of(getattr(self._actor, what).remote(*arguments), f"{self.name}, asked to {what},", timeout)
+        except DeviceError as error:
+            raise self.gone or error from error
+        finally:
+            self._asked -= 1
 
     def tell(self, what: str, *arguments: Any) -> None:
         """Call a method of the actor, and wait for nothing."""
@@ -290,7 +297,8 @@ class NodeDevice:
                 ahead.report(frame.target, frame.epoch, start, max(start, self.here(frame.finish)))
             case Kind.DATA if ahead.epoch == frame.epoch:
                 if ahead.inbox.took(frame):
-                    ahead.report(frame.target, frame.epoch, self.here(frame.start), perf_counter())
+                    now = perf_counter()
+                    ahead.report(frame.target, frame.epoch, min(now, self.here(frame.start)), now)
             case Kind.DATA:
                 pass
             case _:
@@ -314,7 +322,8 @@ class NodeDevice:
     def _beat(self) -> None:
         while not self._closing.wait(_BEAT_S):
             silent = perf_counter() - self._heard
-            if silent > self._nodes.patience:
+            # what is asked of it through Ray, to compile a model for one, may keep it from answering for a while
+            if silent > self._nodes.patience * (_LOADING if self._asked > 0 else 1):
                 self._lose(f"it has shown no sign of life for {silent:.1f} s: it hangs, or its network is cut off")
                 return
             self.connection.send(Frame(Kind.PING, start=perf_counter()), urgency=(-1.0,))

@@ -1,0 +1,76 @@
+"""Devices on nodes whose segments sleep: few cores can so stand for many nodes that are busy at once."""
+
+from __future__ import annotations
+
+import functools
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.core.cluster import Device
+from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, Program, SegmentSource
+from placeit.runtime.devices.emulated import wake_on_time
+from placeit.runtime.devices.openvino import HostBuffer
+from placeit.runtime.devices.worker import Worker, perform
+
+__all__ = ["RayStage", "SleepingDevice", "sleep_for"]
+
+
+def sleep_for(seconds: float) -> None:
+    """Sleep to within a few microseconds of when it began."""
+    wake_on_time()
+    time.sleep(seconds)
+
+
+class _Program:
+    def __init__(self, segment: SegmentSource) -> None:
+        self.inputs, self.outputs = segment.inputs, segment.outputs
+
+
+class _Instance:
+    def __init__(self, program: Program) -> None:
+        self._outputs = [HostBuffer(spec) for spec in program.outputs]
+
+    def bind(self, index: int, buffer: Buffer) -> None:
+        pass
+
+    def output(self, index: int) -> Buffer:
+        return self._outputs[index]
+
+
+class SleepingDevice:
+    """A device whose segments all take the same time, computing nothing."""
+
+    space = "host"
+
+    def __init__(self, device: Device, *, seconds: float) -> None:
+        self.name = self.program_key = device.name
+        self._seconds = seconds
+        self.worker = Worker(f"placeit {device.name}")
+
+    def compile(self, segment: SegmentSource) -> Program:
+        return _Program(segment)
+
+    def instance(self, program: Program) -> Instance:
+        return _Instance(program)
+
+    def allocate(self, spec: BufferSpec) -> Buffer:
+        return HostBuffer(spec)
+
+    def start(self, instance: Instance, done: DoneCallback) -> None:  # noqa: ARG002
+        self.worker.submit(functools.partial(perform, functools.partial(sleep_for, self._seconds), str, done))
+
+    def close(self) -> None:
+        self.worker.close()
+
+
+class RayStage:
+    """The same as an actor that is called with Ray's object references."""
+
+    def __init__(self, seconds: float, elements: int) -> None:
+        self._seconds, self._made = seconds, np.zeros((1, elements), np.float32)
+
+    def run(self, *inputs: NDArray[np.float32]) -> NDArray[np.float32]:  # noqa: ARG002
+        sleep_for(self._seconds)
+        return self._made

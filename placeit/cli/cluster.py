@@ -1,0 +1,73 @@
+"""``placeit cluster``: a Ray cluster of several nodes on this machine, for a first try."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from placeit.cli.command import command
+from placeit.cli.terminal import Output, Terminal
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="cluster",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    help="Start and end a local Ray cluster, whose nodes are all on this machine.",
+)
+
+_EXAMPLES = """\b
+Examples:
+  placeit cluster up --nodes 3
+  placeit optimize model.onnx --devices head/CPU@0,edge1/CPU@1
+  placeit cluster down
+"""
+
+
+def up(
+    *,
+    nodes: Annotated[int, typer.Option("--nodes", metavar="N", min=1, max=64, help="Nodes: head, edge1, edge2 ...")] = 3,
+    terminal: Terminal,
+) -> Output:
+    """Start a Ray cluster of several nodes on this machine.
+
+    It listens on the loopback address only, and wants a token, which commands of placeit on this machine know.
+    """
+    from placeit.devices.nodes import local
+
+    with terminal.progress() as progress:
+        if progress is not None:
+            progress(f"starting {nodes} nodes", 0.0)
+        cluster = local.start(local.names(nodes))
+
+    def show(console: Console) -> None:
+        console.print(f"The cluster is up at {cluster.address}. Nodes: {', '.join(cluster.nodes)}.")
+        console.print(f"Its token is in {cluster.token}. End it with `placeit cluster down`.")
+
+    return Output({"address": cluster.address, "nodes": list(cluster.nodes), "token_file": str(cluster.token)}, show)
+
+
+def down(*, terminal: Terminal) -> Output:  # noqa: ARG001
+    """End the Ray cluster that was started on this machine, and nothing else.
+
+    Whatever runs on its nodes ends as well. It does so even if the command that started the cluster was killed.
+    """
+    from placeit.devices.nodes import local
+
+    cluster = local.running()
+    count = 0 if cluster is None else cluster.stop(local.state_file())
+
+    def show(console: Console) -> None:
+        console.print("No cluster was up." if cluster is None else f"{count} processes of the cluster have been ended.")
+
+    return Output({"address": None if cluster is None else cluster.address, "ended": count}, show)
+
+
+for _function in (up, down):
+    app.command(_function.__name__, epilog=_EXAMPLES)(command(_function))

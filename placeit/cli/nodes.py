@@ -1,0 +1,58 @@
+"""The Ray cluster whose nodes a command uses."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+__all__ = ["RayOption", "reach_nodes"]
+
+RayOption = Annotated[
+    str | None,
+    typer.Option(
+        "--ray-address",
+        metavar="HOST:PORT",
+        help="Ray cluster with the nodes that devices name (edge1/CPU); default: one on this machine.",
+        show_default=False,
+    ),
+]
+
+
+def reach_nodes(devices: str | Sequence[str] | None, address: str | None) -> None:
+    """Connect to the Ray cluster with the nodes that devices are on; nothing happens if they are on none.
+
+    Without an address, that is the cluster that ``placeit cluster up`` has started, or else one that ends with this process.
+
+    Raises:
+        DeviceError, FileError, ClusterError, UsageError: the cluster cannot be reached, or the devices cannot be read.
+    """
+    nodes = _nodes(devices)
+    if not nodes and address is None:
+        return
+    from placeit.devices.nodes import connection, local
+
+    here = local.running()
+    if address is None:
+        if here is None or not here.pids():
+            here = local.start(["head", *(name for name in nodes if name != "head")])
+            atexit.register(here.stop, local.state_file())
+        address = here.address
+    connection.connect(address, token=here.token if here is not None and here.address == address else None)
+    atexit.register(connection.disconnect)
+
+
+def _nodes(devices: str | Sequence[str] | None) -> list[str]:
+    """The nodes that devices, or those of a cluster file, are on."""
+    from placeit.devices.clusterfile import names_file, read_cluster
+    from placeit.devices.names import parse_devices
+
+    if devices is None or (isinstance(devices, str) and "/" not in devices and not names_file(devices)):
+        return []
+    if isinstance(devices, str) and names_file(devices):
+        addresses = [device.address for device in read_cluster(devices, check=False).devices]
+    else:
+        addresses = [*parse_devices(devices)]
+    return list(dict.fromkeys(address.node for address in addresses if address is not None and address.node))

@@ -1,0 +1,239 @@
+"""Models on the nodes of a Ray cluster that is all on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_models import inception_like
+
+from placeit.core.address import Address
+from placeit.core.cluster import Cluster
+from placeit.core.errors import DeviceError, ExecutionError, UsageError
+from placeit.devices import discover
+from placeit.devices.host import allowed_cores
+from placeit.planning.coarsen import coarsen
+from placeit.planning.segments import Costs, Plan, Segmenter
+from placeit.runtime.nodes.device import NodeDevice
+from placeit.runtime.runtime import Runtime
+
+pytest.importorskip("ray")
+from placeit.devices.nodes import connection, local
+
+CORES = allowed_cores()
+HERE, NAMES = f"CPU@{CORES[0]}", [f"{node}/CPU@{CORES[i % len(CORES)]}" for i, node in enumerate(("head", "edge1", "edge2"))]
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cluster") / "cluster.json"
+
+
+@pytest.fixture(scope="module")
+def nodes(file: Path) -> Iterator[connection.Nodes]:
+    cluster = local.start(local.names(3), file)
+    try:
+        yield connection.connect(cluster.address, token=cluster.token)
+    finally:
+        connection.disconnect()
+        cluster.stop(file)
+    assert cluster.pids() == []
+    assert not Path(cluster.folder).exists()
+    assert local.running(file) is None
+
+
+@pytest.fixture(scope="module")
+def cluster(nodes: connection.Nodes) -> Cluster:
+    return discover([*NAMES, HERE])
+
+
+def plan_on(runtime: Runtime, devices: list[int]) -> Plan:
+    """Groups on devices in turn, each a segment of its own."""
+    groups = len(runtime.grouping.groups)
+    segmenter = Segmenter(runtime.grouping, Costs.zero(groups, runtime.cluster))
+    return segmenter.plan([devices[g % len(devices)] for g in range(groups)], merge=False)
+
+
+def opened(cluster: Cluster) -> Runtime:
+    model = inception_like()
+    return Runtime(model, coarsen(model.graph), cluster)
+
+
+@pytest.fixture(scope="module")
+def runtime(cluster: Cluster) -> Iterator[Runtime]:
+    with opened(cluster) as runtime:
+        yield runtime
+
+
+def test_a_model_on_three_nodes_and_this_process_has_the_outputs_of_one_device(runtime: Runtime) -> None:
+    model, inputs = runtime.model, [runtime.model.random_inputs(seed) for seed in range(3)]
+    reference = model.reference(None, "f32")
+    for devices in ([0, 1, 2, 3], [1], [3, 1], [2, 0]):
+        with runtime.executor(plan_on(runtime, devices), requests=3) as executor:
+            for request, values in enumerate(inputs):
+                executor.set_inputs(values, request=request)
+            executor.times(7, timeout=60)
+            for request, values in enumerate(inputs):
+                for name, expected in reference(values).items():
+                    np.testing.assert_allclose(executor.outputs(request=request)[name], expected, rtol=1e-3, atol=1e-4)
+            spans = executor.spans()
+            assert {span.where[0] for span in spans if span.kind == "compute"} == {runtime.cluster.names[d] for d in devices}
+            assert all(span.finish >= span.start for span in spans)
+
+
+def test_what_a_run_has_not_written_shows(runtime: Runtime) -> None:
+    with runtime.executor(plan_on(runtime, [0, 1, 3])) as executor:
+        values = runtime.model.random_inputs(0)
+        expected = executor.run(values, timeout=60)
+        for sentinel in (0, 1):
+            assert executor.blank(sentinel) is None
+            for name, value in executor.run(values, timeout=60).items():
+                np.testing.assert_array_equal(value, expected[name])
+
+
+def test_a_killed_device_fails_what_needs_it_says_so_and_leaves_the_others_running(
+    cluster: Cluster, nodes: connection.Nodes
+) -> None:
+    with opened(cluster) as runtime:
+        _kill_one(runtime, nodes)
+
+
+def _kill_one(runtime: Runtime, nodes: connection.Nodes) -> None:
+    lost: list[tuple[str, str]] = []
+    nodes.on_lost.append(lambda name, why: lost.append((name, why)))
+    victim = runtime.devices[1]
+    assert isinstance(victim, NodeDevice)
+    with runtime.executor(plan_on(runtime, [0, 1, 2, 3]), requests=2) as executor:
+        for request in range(2):
+            executor.set_inputs(runtime.model.random_inputs(request), request=request)
+        executor.times(4, timeout=60)
+        killer = threading.Timer(0.2, os.kill, (victim.pid, signal.SIGKILL))
+        killer.start()
+        with pytest.raises(ExecutionError, match=f"{NAMES[1]} is lost"):
+            executor.times(1_000_000, timeout=60)
+        with pytest.raises(ExecutionError, match=f"{NAMES[1]} is lost"):
+            executor.time(timeout=60)
+        killer.join()
+    assert [name for name, _ in lost] == [NAMES[1]]
+    with runtime.executor(plan_on(runtime, [0, 2, 3])) as executor:
+        values = runtime.model.random_inputs(0)
+        for name, expected in runtime.model.reference(None, "f32")(values).items():
+            np.testing.assert_allclose(executor.run(values, timeout=60)[name], expected, rtol=1e-3, atol=1e-4)
+    nodes.on_lost.clear()
+
+
+@pytest.mark.slow
+def test_a_device_that_hangs_is_lost_when_it_has_been_silent_for_too_long(
+    cluster: Cluster, nodes: connection.Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(cluster) as runtime, runtime.executor(plan_on(runtime, [0, 1, 2])) as executor:
+        victim = runtime.devices[1]
+        assert isinstance(victim, NodeDevice)
+        executor.set_inputs(runtime.model.random_inputs(0))
+        executor.time(timeout=60)
+        monkeypatch.setattr(nodes, "patience", 2.0)
+        os.kill(victim.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(ExecutionError, match="no sign of life"):
+                executor.time(timeout=60)
+        finally:
+            os.kill(victim.pid, signal.SIGCONT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("coding", "worst"), [(1, 1e-2), (2, 0.2)])
+def test_compressed_tensors_cost_accuracy_and_the_check_of_outputs_says_how_much(
+    nodes: connection.Nodes, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, coding: int, worst: float
+) -> None:
+    monkeypatch.setattr(nodes, "coding", coding)
+    with opened(cluster) as runtime:
+        model, values = runtime.model, runtime.model.random_inputs(0)
+        with runtime.executor(plan_on(runtime, [0, 1, 2, 3])) as executor:
+            outputs = executor.run(values, timeout=60)
+        for name, expected in model.reference(None, "f32")(values).items():
+            error = np.abs(outputs[name] - expected).max() / np.abs(expected).max()
+            assert 0 < error < worst
+
+
+def test_strangers_at_the_port_of_a_device_get_nothing_and_break_nothing(runtime: Runtime) -> None:
+    device = runtime.devices[0]
+    assert isinstance(device, NodeDevice)
+    with runtime.executor(plan_on(runtime, [0, 1])) as executor:
+        values = runtime.model.random_inputs(0)
+        expected = executor.run(values, timeout=60)
+        with socket.create_connection(device.address, timeout=20) as stranger:
+            stranger.sendall(os.urandom(4000))
+            for name, value in executor.run(values, timeout=60).items():
+                np.testing.assert_array_equal(value, expected[name])
+            assert device.address[0] == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("edge9/CPU", "no node 'edge9'; its nodes are head, "),
+        ("edge1/CPU@4000", "core 4000"),
+        ("edge1/GPU", "CPU core sets can be used"),
+        ("edge1/ort:CPU@0", "CPU core sets can be used"),
+    ],
+)
+def test_a_device_that_no_node_has_is_an_error_that_says_what_there_is(nodes: connection.Nodes, name: str, why: str) -> None:
+    with pytest.raises(DeviceError, match=why):
+        discover(name)
+
+
+def test_devices_of_a_node_that_share_cores_are_refused(nodes: connection.Nodes) -> None:
+    cluster = discover([f"edge1/CPU@{CORES[0]}", "edge1/CPU"])
+    with pytest.raises(DeviceError, match="share cores of the node 'edge1'"):
+        opened(cluster)
+
+
+def test_another_version_on_a_node_is_an_error(nodes: connection.Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "__version__", "0.0.0")
+    with pytest.raises(DeviceError, match=r"and this process placeit 0\.0\.0"):
+        nodes.device(Address("CPU", node="edge1"))
+
+
+@pytest.mark.parametrize("address", ["", "localhost", "localhost:", ":6379", "localhost:x", "localhost:70000"])
+def test_what_is_no_address_is_an_error(address: str) -> None:
+    with pytest.raises(UsageError, match="HOST:PORT"):
+        connection.connect(address)
+
+
+def test_an_address_that_nobody_answers_at_and_a_second_cluster_are_errors(nodes: connection.Nodes, file: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        free = taken.getsockname()[1]
+    with pytest.raises(DeviceError, match="disconnect first"):
+        connection.connect(f"127.0.0.1:{free}")
+    with pytest.raises(DeviceError, match=r"is up at .* already"):
+        local.start(["head"], file)
+    assert connection.connect(nodes.address) is nodes
+
+
+@pytest.mark.slow
+def test_a_wrong_token_and_nobody_at_the_address_are_errors_within_seconds(tmp_path: Path) -> None:
+    connection.disconnect()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        free = taken.getsockname()[1]
+    with pytest.raises(DeviceError, match="Nobody answers"):
+        connection.connect(f"127.0.0.1:{free}")
+    wrong = tmp_path / "token"
+    wrong.write_text("ab" * 32)
+    cluster = local.start(["head"], tmp_path / "cluster.json")
+    try:
+        begin = time.monotonic()
+        with pytest.raises(DeviceError, match="token does not match"):
+            connection.connect(cluster.address, token=wrong)
+        assert time.monotonic() - begin < 30
+        for pid in cluster.pids()[:2]:  # as after a crash
+            os.kill(pid, signal.SIGKILL)
+    finally:
+        cluster.stop(tmp_path / "cluster.json")
+    assert cluster.pids() == []

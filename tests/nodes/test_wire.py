@@ -1,0 +1,220 @@
+"""Sockets between nodes: who is let in, what may be sent, and in which order it arrives."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+
+from placeit.core.errors import DeviceError
+from placeit.runtime.nodes import wire
+from placeit.runtime.nodes.coding import Coding, coded, coded_type, decode
+from placeit.runtime.nodes.lane import Inbox, bytes_of
+from placeit.runtime.nodes.wire import CHUNK, Connection, Frame, Kind, Listener, ProtocolError
+
+SECRET = b"s" * 32
+NONCE = 48  # bytes that whoever connects is sent
+
+
+class Ends:
+    """A receiver that writes down what it gets."""
+
+    def __init__(self) -> None:
+        self.inbox = Inbox()
+        self.frames: list[Frame] = []
+        self.whole: list[int] = []
+        self.why: list[str] = []
+        self.go, self.arrived, self.over = threading.Event(), threading.Event(), threading.Event()
+        self.go.set()
+        self.awaited = 1
+
+    def place(self, frame: Frame) -> memoryview | None:
+        assert self.go.wait(20)
+        return self.inbox.place(frame)
+
+    def took(self, frame: Frame, payload: memoryview | None, connection: Connection) -> None:
+        self.frames.append(frame)
+        if frame.kind != Kind.DATA or self.inbox.took(frame):
+            self.whole.append(frame.target)
+        if len(self.whole) == self.awaited:
+            self.arrived.set()
+
+    def lost(self, connection: Connection, why: str) -> None:
+        self.why.append(why)
+        self.over.set()
+
+
+@pytest.fixture
+def port() -> Iterator[tuple[Listener, Ends, list[str], ExitStack]]:
+    """A listener whose connections feed one receiver; the names that it let in; and what to close at the end."""
+    ends, names, connections = Ends(), list[str](), ExitStack()
+
+    def accept(sock: socket.socket, name: str) -> None:
+        names.append(name)
+        connections.callback(Connection(sock, name, ends, 5.0).close)
+
+    with connections:
+        listener = Listener("127.0.0.1", SECRET, accept)
+        connections.callback(listener.close)
+        yield listener, ends, names, connections
+    for thread in threading.enumerate():
+        if thread.name.startswith(("placeit from", "placeit to", "placeit handshake", "placeit listener")):
+            thread.join(10)
+
+
+def meet(port: Any, ends: Ends | None = None) -> Connection:
+    listener, _, _, connections = port
+    sock = wire.connect(listener.address, SECRET, "a")
+    made = Connection(sock, "listener", Ends() if ends is None else ends, 5.0)
+    connections.callback(made.close)
+    return made
+
+
+@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\n\r\n" * 20, b"\x00" * 500, b"\xff" * 500])
+def test_a_stranger_gets_a_nonce_and_nothing_else_and_breaks_nothing(port: Any, said: bytes) -> None:
+    listener, ends, names, _ = port
+    with socket.create_connection(listener.address, timeout=20) as stranger:
+        stranger.sendall(said)
+        if not said:
+            stranger.shutdown(socket.SHUT_WR)
+        got = b""
+        try:
+            while part := stranger.recv(1000):
+                got += part
+        except ConnectionResetError:
+            pass
+    assert len(got) <= NONCE
+    assert names == []
+    ends.inbox.expect(1, np.zeros(3, np.uint8))
+    meet(port).send(Frame(Kind.DATA, target=1), memoryview(b"abc"))
+    assert ends.arrived.wait(20)
+    assert names == ["a"]
+
+
+def test_who_does_not_know_the_secret_is_told_so_and_not_let_in(port: Any) -> None:
+    listener, _, names, _ = port
+    with pytest.raises(DeviceError, match="handshake"):
+        wire.connect(listener.address, b"t" * 32, "a")
+    assert names == []
+
+
+def test_somebody_else_at_the_address_is_found_out() -> None:
+    def answer(other: socket.socket) -> None:
+        with other.accept()[0] as sock:
+            sock.sendall(b"SSH-2.0-OpenSSH_9.6 " * 10)
+
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = other.getsockname()
+        thread = threading.Thread(target=answer, args=(other,))
+        thread.start()
+        with pytest.raises(DeviceError, match="another protocol"):
+            wire.connect(address, SECRET, "a")
+        thread.join(10)
+    with pytest.raises(DeviceError, match="Nobody answers"):
+        wire.connect(address, SECRET, "a")
+
+
+@pytest.mark.parametrize("host", ["", "0.0.0.0", "::"])
+def test_nobody_listens_on_all_interfaces(host: str) -> None:
+    with pytest.raises(DeviceError, match="own address only"):
+        Listener(host, SECRET, lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("frame", "why"),
+    [
+        (Frame(Kind.DATA, target=1, size=1 << 31), "are the most"),
+        (Frame(Kind.DATA, target=1, size=101), "which has 100"),
+        (Frame(Kind.DATA, target=1, size=100, offset=1), "which has 100"),
+        (Frame(Kind.DATA, target=1, size=1, offset=(1 << 64) - 1), "which has 100"),
+        (Frame(Kind.DATA, target=2, size=1), "not expected"),
+        (Frame(Kind.DATA, coding=9, target=1, size=1), "not expected"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_allocated(port: Any, frame: Frame, why: str) -> None:
+    listener, ends, _, _ = port
+    memory = np.zeros(100, np.uint8)
+    ends.inbox.expect(1, memory)
+    with wire.connect(listener.address, SECRET, "a") as sock:
+        sock.sendall(wire._HEADER.pack(*frame) + b"x" * min(frame.size, 200))
+        assert ends.over.wait(20)
+    assert why in ends.why[0]
+    assert not memory.any()
+
+
+def test_a_large_tensor_comes_in_parts_and_a_small_one_does_not_wait_for_it(port: Any) -> None:
+    _, ends, _, _ = port
+    ends.awaited = 2
+    large = np.random.default_rng(0).integers(0, 256, 300 * CHUNK + 7, np.uint8)
+    small, into, there = np.arange(9, dtype=np.uint8), np.zeros_like(large), np.zeros(9, np.uint8)
+    ends.inbox.expect(1, into)
+    ends.inbox.expect(2, there)
+    ends.go.clear()
+    sender = meet(port)
+    sender.send(Frame(Kind.DATA, target=1), bytes_of(large), urgency=(1.0,))
+    sender.send(Frame(Kind.DATA, target=2), bytes_of(small), urgency=(0.0,))
+    ends.go.set()
+    assert ends.arrived.wait(30)
+    assert ends.whole == [2, 1]
+    np.testing.assert_array_equal(into, large)
+    np.testing.assert_array_equal(there, small)
+
+
+def test_what_nobody_waits_for_any_more_is_not_sent(port: Any) -> None:
+    _, ends, _, _ = port
+    for number in (1, 2):
+        ends.inbox.expect(number, np.zeros(2 * CHUNK, np.uint8))
+    sender = meet(port)
+    payload = memoryview(bytes(2 * CHUNK))
+    sender.send(Frame(Kind.DATA, target=1), payload, current=lambda: False)
+    sender.send(Frame(Kind.DATA, target=2), payload)
+    assert ends.arrived.wait(20)
+    assert {frame.target for frame in ends.frames} == {2}
+
+
+def test_an_end_that_goes_away_is_noticed(port: Any) -> None:
+    listener, ends, _, _ = port
+    wire.connect(listener.address, SECRET, "a").close()
+    assert ends.over.wait(20)
+    assert ends.why
+
+
+def test_parts_of_an_earlier_run_do_not_count_for_a_later_one() -> None:
+    inbox = Inbox()
+    inbox.expect(1, np.zeros(8, np.uint8))
+    first, second = Frame(Kind.DATA, epoch=1, target=1, size=4), Frame(Kind.DATA, epoch=2, target=1, size=4)
+    assert not inbox.took(first)
+    assert not inbox.took(second)
+    assert inbox.took(second._replace(offset=4))
+
+
+@pytest.mark.parametrize(("coding", "worst"), [(Coding.NONE, 0.0), (Coding.FP16, 5e-4), (Coding.INT8, 0.5 / 127)])
+def test_codings_keep_what_they_promise(coding: Coding, worst: float) -> None:
+    value = np.random.default_rng(1).uniform(-3, 3, (4, 5)).astype(np.float32)
+    sent, scale = coded(coding, value)
+    assert sent.dtype == coded_type(coding, value.dtype)
+    into = np.zeros_like(value)
+    if coding:
+        decode(coding, sent, scale, into)
+    else:
+        into[...] = sent
+    assert np.abs(into - value).max() <= worst * np.abs(value).max() * 1.001
+    whole = np.arange(4)
+    assert coded(coding, whole)[0] is whole
+
+
+def test_a_tensor_of_zeros_and_one_with_infinities_survive_int8() -> None:
+    for value in (np.zeros(3, np.float32), np.array([np.inf, 1.0], np.float32)):
+        sent, scale = coded(Coding.INT8, value)
+        assert np.isfinite(scale)
+        assert sent.dtype == np.int8
+
+
+def test_an_unexpected_buffer_is_a_protocol_error() -> None:
+    with pytest.raises(ProtocolError):
+        Inbox().place(Frame(Kind.DATA, target=7, size=1))
