@@ -1,9 +1,9 @@
 """What running on several nodes adds: segments that sleep for a known time, in chains and diamonds over nodes of this machine.
 
 Each graph is run on three nodes of a local Ray cluster, whose actors exchange tensors through placeit's sockets, and beside
-that as calls of plain Ray actors that pass object references, in one interleaved race. No segment computes anything, so that what
-exceeds the sum of the sleeps along the longest path is overhead: transfers over the loopback interface, decisions, and waking
-late. It is divided by the number of segments on that path; each of them is on another node than the one before.
+that as calls of plain Ray actors that pass object references, in one interleaved race. No segment computes anything, so that
+what exceeds the sum of the sleeps along the longest path is overhead: transfers over the loopback interface, decisions, and
+waking late. It is divided by the number of segments on that path; each of them is on another node than the one before.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import secrets
@@ -15,7 +14,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -28,7 +26,6 @@ __all__ = ["LocalCluster", "names", "running", "start", "state_file"]
 _MARK = "PLACEIT_CLUSTER"
 _STARTS_S = 90.0
 _ASKED_S, _ENDS_S = 2.0, 10.0
-_AT_ONCE = 4  # nodes that start beside each other
 _STORE_BYTES = 100_000_000
 _HEALTH = {  # of a node whose link is cut: noticed after about 4 s, not 64
     "RAY_health_check_period_ms": "500",
@@ -149,9 +146,8 @@ def start(nodes: Sequence[str], file: Path | None = None) -> LocalCluster:
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         _remember(cluster, file)
-        _start(cluster, nodes[0])
-        with ThreadPoolExecutor(_AT_ONCE, "placeit nodes") as pool:
-            list(pool.map(functools.partial(_start, cluster), nodes[1:]))
+        for name in nodes:  # in turn: several at once run into Ray's time-outs where cores are few
+            _start(cluster, name)
         table = _processes()
         cluster = LocalCluster(
             **{**asdict(cluster), "processes": tuple((pid, table[pid][1]) for pid in cluster.pids() if pid in table)}
