@@ -4,25 +4,39 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
 
 from placeit.core.address import Address
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, PlaceitError, UsageError, first_line
 from placeit.core.version import __version__
 
-__all__ = ["LABEL", "Node", "Nodes", "answer_of", "connect", "connected", "disconnect", "loopback_only", "ray_module"]
+__all__ = [
+    "LABEL",
+    "Compression",
+    "Node",
+    "Nodes",
+    "answer_of",
+    "connect",
+    "connected",
+    "disconnect",
+    "loopback_only",
+    "ray_module",
+]
 
 T = TypeVar("T")
 
 LABEL = "placeit-node"
 """The Ray label that names a node."""
+Compression: TypeAlias = Literal["none", "fp16", "int8"]
+"""What float32 tensors are sent as, numbered as in :class:`placeit.runtime.nodes.coding.Coding`."""
 _ANSWERS_S, _CONNECTS_S, _STARTS_S = 3.0, 30.0, 60.0
 _VERSION = (2, 59)
 
@@ -87,7 +101,8 @@ class Nodes:
             )
         node = self.node(address.node)
         found = self._on(node, functools.partial(_find, str(replace(address, node=""))))
-        return replace(found, name=str(address), address=address, driver=f"{found.driver}, at {node.host}")
+        sent = f", tensors as {get_args(Compression)[self.coding]}" if self.coding else ""
+        return replace(found, name=str(address), address=address, driver=f"{found.driver}, at {node.host}{sent}")
 
     def available(self) -> list[Device]:
         """The whole CPU of each node. Raises DeviceError."""
@@ -168,13 +183,16 @@ def connected() -> Nodes:
     return _current
 
 
-def connect(address: str, *, token: Path | None = None) -> Nodes:
+def connect(address: str, *, token: Path | None = None, compress: Compression = "none", patience: float = 5.0) -> Nodes:
     """Connect this process to a Ray cluster.
 
     Args:
         address: host and port of its head.
         token: a file with the cluster's token; None for what Ray finds by itself (``RAY_AUTH_TOKEN``, ``RAY_AUTH_TOKEN_PATH``,
             ``~/.ray/auth_token``).
+        compress: what float32 tensors are sent as between devices: as they are, in half, or in a quarter of their bytes. Inputs
+            and weights of the model are never compressed. What it does to outputs shows in their error, as ever.
+        patience: seconds without a sign of life after which a device counts as lost.
 
     Raises:
         UsageError: it is not an address.
@@ -213,7 +231,7 @@ def connect(address: str, *, token: Path | None = None) -> Nodes:
         except BaseException as error:  # noqa: BLE001 (raised where it is waited for)
             failures.append(error)
 
-    with _environment(token), loopback_only(is_loopback(host)):
+    with _environment(token), _quietly(), loopback_only(is_loopback(host)):
         thread = threading.Thread(target=init, name="placeit ray", daemon=True)
         thread.start()
         thread.join(_CONNECTS_S)
@@ -227,7 +245,7 @@ def connect(address: str, *, token: Path | None = None) -> Nodes:
                 "the token does not match. Set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to a file with the cluster's token"
             )
         raise DeviceError(f"The Ray cluster at {address} refuses this process: {why}.") from failures[0]
-    _current = Nodes(address)
+    _current = Nodes(address, get_args(Compression).index(compress), patience)
     return _current
 
 
@@ -271,6 +289,18 @@ def _environment(token: Path | None) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Have Ray not warn that it leaves the process's signal handlers alone."""
+    logger = logging.getLogger("ray._private.worker")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 @contextlib.contextmanager

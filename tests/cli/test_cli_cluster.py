@@ -1,0 +1,64 @@
+"""``placeit cluster`` and ``--ray-address``, without a cluster; ``tests/nodes`` has one."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from placeit.devices.nodes import local
+
+
+@pytest.fixture(autouse=True)
+def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+
+def test_ending_a_cluster_where_none_is_up_is_no_error(cli: Any) -> None:
+    assert "No cluster was up." in cli("cluster", "down").stdout
+    assert json.loads(cli("cluster", "down", "--json").stdout) == {"address": None, "ended": 0}
+
+
+def test_a_file_that_remembers_no_cluster_is_named(cli: Any) -> None:
+    local.state_file().parent.mkdir(parents=True)
+    local.state_file().write_text("{")
+    done = cli("cluster", "down")
+    assert done.exit_code == 1
+    assert "cluster.json, which remembers the cluster" in " ".join(done.stderr.split())
+
+
+def test_what_a_crashed_cluster_has_left_is_cleaned_up_and_processes_that_took_its_numbers_live(
+    cli: Any, tmp_path: Path
+) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    kept = {
+        "mark": "0" * 32,
+        "address": "127.0.0.1:1",
+        "folder": str(folder),
+        "nodes": ["head"],
+        "processes": [[os.getppid(), 1]],
+    }
+    local.state_file().parent.mkdir(parents=True)
+    local.state_file().write_text(json.dumps(kept))
+    assert json.loads(cli("cluster", "down", "--json").stdout) == {"address": "127.0.0.1:1", "ended": 0}
+    assert not folder.exists()
+    assert not local.state_file().exists()
+
+
+@pytest.mark.parametrize("command", [["devices"], ["devices", "--devices", "edge1/CPU"]])
+def test_an_address_that_nobody_answers_at_is_an_error(cli: Any, command: list[str]) -> None:
+    pytest.importorskip("ray")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    done = cli(*command, "--ray-address", f"127.0.0.1:{port}")
+    assert done.exit_code == 1
+    assert f"Nobody answers at 127.0.0.1:{port}" in " ".join(done.stderr.split())
+
+
+def test_an_address_without_a_port_is_an_error(cli: Any) -> None:
+    assert cli("devices", "--ray-address", "somewhere").exit_code == 2
