@@ -320,8 +320,12 @@ class NodeDevice:
         return moment - self._offset
 
     def _beat(self) -> None:
+        last = perf_counter()
         while not self._closing.wait(_BEAT_S):
-            silent = perf_counter() - self._heard
+            now = perf_counter()
+            if now - last > self._nodes.patience / 2:  # it was this process that was stopped
+                self._heard = now
+            last, silent = now, now - self._heard
             # what is asked of it through Ray, to compile a model for one, may keep it from answering for a while
             if silent > self._nodes.patience * (_LOADING if self._asked > 0 else 1):
                 self._lose(f"it has shown no sign of life for {silent:.1f} s: it hangs, or its network is cut off")
