@@ -49,10 +49,10 @@ def _nodes(devices: str | Sequence[str] | None) -> list[str]:
     from placeit.devices.clusterfile import names_file, read_cluster
     from placeit.devices.names import parse_devices
 
-    if devices is None or (isinstance(devices, str) and "/" not in devices and not names_file(devices)):
-        return []
     if isinstance(devices, str) and names_file(devices):
         addresses = [device.address for device in read_cluster(devices, check=False).devices]
+    elif devices is None or "/" not in "".join(devices):
+        return []
     else:
         addresses = [*parse_devices(devices)]
     return list(dict.fromkeys(address.node for address in addresses if address is not None and address.node))
