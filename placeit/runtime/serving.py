@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import threading
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from placeit.backends.base import Arrays, checked_inputs
 from placeit.core.errors import DeadlineError, ExecutionError, PlaceitError, QueueFullError, UsageError
-from placeit.runtime.devices.worker import Gate, Worker
+from placeit.runtime.devices.worker import Gate, Worker, apart
 from placeit.runtime.feed import Bell, Outcome, Ran
 from placeit.runtime.plan_executor import PlanExecutor, check_process, failure_of
 
@@ -175,6 +176,8 @@ class Server:
     def close(self, *, drain: bool = True, timeout: float | None = None) -> None:
         """Finish every future, and stop. A second call has no effect.
 
+        A thread of its own does that. It goes on to the end if the one that waits here is interrupted.
+
         Args:
             drain: whether to run what waits; otherwise the futures of that fail at once. What is in flight ends in any case.
             timeout: seconds to wait at most, after which every future that is left fails; None for no limit if it drains, and
@@ -187,6 +190,10 @@ class Server:
             return
         if any(replica.is_here() for replica in self._replicas):
             raise ExecutionError("A callback of one of its futures cannot close a server, which waits for that to end.")
+        apart(functools.partial(self._close, drain, timeout))
+
+    def _close(self, drain: bool, timeout: float | None) -> None:
+        """Do it, on a thread where no signal handler raises; also while another thread does."""
         with self._lock:
             self._closed = True
             dropped = [] if drain else self._drop_all()
@@ -352,7 +359,8 @@ class _Replica:
         if self.gone.is_open:
             self._end()
         else:
-            self._worker.submit(self._end)
+            with contextlib.suppress(ExecutionError):  # it ends already
+                self._worker.submit(self._end)
 
     def _end(self) -> None:
         self._worker.close()

@@ -301,3 +301,39 @@ def test_servers_survive_interrupts_at_random_moments(
         for answer in answers:
             with contextlib.suppress(DeadlineError):
                 check(answer, 1)
+
+
+@pytest.mark.parametrize("drain", [True, False])
+def test_closing_goes_on_to_its_end_when_who_waits_is_interrupted(
+    bench: Callable[..., Bench],  # noqa: F811
+    strikes: Callable[[int], Strikes],  # noqa: F811
+    drain: bool,
+) -> None:
+    made, strike = bench(), strikes(3)
+    for _ in range(20):
+        server = Server([made.executor(requests=2)], queue=20)
+        answers = [server.submit(inputs_of(made.model, 1)) for _ in range(20)]
+        strike.during(functools.partial(server.close, drain=drain), 0.004)
+        strike.stop()
+        server.close(drain=drain)
+        assert all(answer.done() for answer in answers)
+        with pytest.raises(ExecutionError, match="closed"):
+            server.submit(inputs_of(made.model, 1))
+
+
+def test_a_server_that_is_being_closed_ends_although_nobody_waits_for_it(
+    bench: Callable[..., Bench], stuck: Callable[[Bench], threading.Event], strikes: Callable[[int], Strikes]  # noqa: F811
+) -> None:  # fmt: skip
+    made, strike = bench(), strikes(4)
+    go_on = stuck(made)
+    server = Server([made.executor()], queue=4)
+    answers = [in_flight(server, made), server.submit(inputs_of(made.model, 2))]
+    strike.ahead(0.01)
+    with pytest.raises(strike.kind):
+        while True:
+            server.close()
+    strike.stop()
+    go_on.set()
+    for answer, index in zip(answers, (1, 2), strict=True):
+        check(answer, index)
+    server.close()
