@@ -20,9 +20,11 @@ from numpy.typing import NDArray
 
 from placeit.backends.base import Arrays, checked_inputs
 from placeit.core.errors import DeadlineError, ExecutionError, PlaceitError, QueueFullError, UsageError
+from placeit.planning.segments import Plan
 from placeit.runtime.devices.worker import Gate, Worker, apart
 from placeit.runtime.feed import Bell, Outcome, Ran
 from placeit.runtime.plan_executor import PlanExecutor, check_process, failure_of
+from placeit.runtime.refining import Refinement, Refiner, Request
 
 __all__ = ["QUEUE", "Answer", "Outputs", "Server"]
 
@@ -55,6 +57,9 @@ class _Request:
     deadline: float
     future: Answer = field(default_factory=Answer)
     begun: bool = False
+    alone: bool = False  # when it began
+    number: int = 0  # of those that began
+    explored: bool = False  # whether a candidate has it
 
     def begin(self) -> bool:
         """Have it not be cancelled any more; False if it has been."""
@@ -97,6 +102,9 @@ class Server:
         self._blocked: list[Gate] = []  # of threads that wait for room
         self._closed = False
         self._reason: PlaceitError | None = None  # why nothing can run
+        self._begun = 0  # how often a request has
+        self._refiner: Refiner | None = None
+        self._every, self._since = 1, 0  # which request a candidate takes, and how many have begun since its last one
         self._replicas = [_Replica(self, executor) for executor in executors]
         for replica in self._replicas:
             replica.start()
@@ -173,6 +181,15 @@ class Server:
         """How many requests wait now."""
         return len(self._waiting)
 
+    @property
+    def refinement(self) -> Refinement | None:
+        """What has come of refining so far; None if it does not refine."""
+        return None if self._refiner is None else self._refiner.report
+
+    def refine(self, refiner: Refiner) -> None:
+        """Tell a refiner of requests that end, and close it with the server."""
+        self._refiner = refiner
+
     def close(self, *, drain: bool = True, timeout: float | None = None) -> None:
         """Finish every future, and stop. A second call has no effect.
 
@@ -205,6 +222,8 @@ class Server:
             replica.bell.ring()
         limit = (math.inf if drain else _PATIENCE_S) if timeout is None else timeout
         until = perf_counter() + limit
+        if self._refiner is not None:
+            self._refiner.close(limit)
         for replica in self._replicas:
             while not replica.gone.wait(max(0.0, min(_LOOK_S, until - perf_counter()))) and perf_counter() < until:
                 pass
@@ -239,21 +258,36 @@ class Server:
 
     def _next(self) -> _Replica | None:
         """The replica that takes the next request; with the lock."""
-        able = [replica for replica in self._replicas if len(replica.flying) < replica.executor.requests and not replica.lost]
+        able = [replica for replica in self._replicas if replica.able and len(replica.flying) < replica.executor.requests]
+        if any(replica.able and not replica.exploring for replica in self._replicas):
+            for replica in able:
+                if replica.exploring and not replica.flying and self._since >= self._every - 1:
+                    return replica
+            able = [replica for replica in able if not replica.exploring]
         return min(able, key=lambda replica: len(replica.flying), default=None)
+
+    def _is_turn_of(self, replica: _Replica) -> bool:
+        """Whether a replica that asks may have the next request; with the lock."""
+        following = self._next()
+        if following is replica:
+            return True
+        if not replica.able or replica.exploring or (following is not None and following.exploring):
+            return False
+        return following is None or len(following.flying) >= len(replica.flying)
 
     def take(self, replica: _Replica) -> _Request | None:
         """The next request for a replica; None if there is none, or another replica has to take it."""
         taken = None
         with self._lock:
             expired = self._expire()
-            while self._waiting and taken is None:
-                following = self._next()
-                if following is not None and following is not replica and len(following.flying) < len(replica.flying):
-                    break
+            while self._waiting and taken is None and self._is_turn_of(replica):
                 request = self._waiting.popleft()
                 if request.begin():
                     taken = request
+                    self._begun += 1
+                    self._since = 0 if replica.exploring else self._since + 1
+                    request.explored = replica.exploring
+                    request.number, request.alone = self._begun, not any(other.flying for other in self._replicas)
                     replica.flying.append(request)
             for gate in self._blocked:
                 gate.open()
@@ -281,13 +315,32 @@ class Server:
         self._soonest = min((request.deadline for request in self._waiting), default=math.inf)
         return expired
 
-    def release(self, replica: _Replica, request: _Request) -> None:
-        """A request of a replica is not in flight any more."""
+    def release(self, replica: _Replica, request: _Request, ran: Sequence[Ran] = ()) -> None:
+        """A request of a replica is not in flight any more; its segments have run if it has ended well."""
         with self._lock:
             replica.flying.remove(request)
+            request.alone &= self._begun == request.number
+            for s, start, finish in ran:
+                name = replica.names[s]
+                self.busy[name] = self.busy.get(name, 0.0) + finish - start
             if self._closed and not self._waiting:
                 for other in self._replicas:
                     other.bell.ring()
+
+    def without(self, replica: _Replica) -> bool:
+        """Give no more requests to a replica, if there are others; return whether."""
+        with self._lock:
+            others = any(other.able for other in self._replicas if other is not replica)
+            replica.lost |= others
+        return others
+
+    def tell(self, request: _Request, ran: Sequence[Ran], replica: _Replica) -> None:
+        """Tell the refiner, if there is one, of a request that has ended."""
+        if self._refiner is not None:
+            future = request.future
+            self._refiner.ended(
+                Request(replica.executor.plan, future.begun, future.ended, ran, request.alone, request.explored)
+            )
 
     def again(self, replica: _Replica, requests: Sequence[_Request]) -> None:
         """Requests of a replica have to begin again."""
@@ -304,7 +357,7 @@ class Server:
         with self._lock:
             replica.lost = True
             dropped = []
-            if all(other.lost for other in self._replicas):
+            if not any(other.able for other in self._replicas):
                 self._reason = error
                 dropped = self._drop_all()
                 for gate in self._blocked:
@@ -322,33 +375,85 @@ class Server:
                 turn = bool(self._waiting) and self._next() is replica
                 over = self._closed and not self._waiting and not any(other.flying for other in self._replicas)
             _fail_late(expired)
-            if turn or over:
+            if turn or over or replica.retired:
                 return turn
             replica.bell.wait(self.patience())
 
-    def note(self, replica: _Replica, ran: Sequence[Ran]) -> None:
-        """Add up what segments took."""
+    # -- for the refiner -----------------------------------------------------------------------------------------------------
+
+    @property
+    def plan(self) -> Plan:
+        """What serves; without replicas."""
+        return self._replicas[0].executor.plan
+
+    @property
+    def exploring(self) -> bool:
+        """Whether there is a candidate that can run."""
+        return any(replica.exploring and replica.able for replica in self._replicas)
+
+    def explore(self, executor: PlanExecutor, every: int) -> None:
+        """Have a candidate serve one request in so many, one at a time; closed with the server, or when it is not needed.
+
+        Raises:
+            ExecutionError: the server is closed.
+            DeviceError: there is no thread for it.
+        """
+        with contextlib.ExitStack() as stack:
+            stack.callback(executor.close)
+            replica = _Replica(self, executor, exploring=True)
+            stack.callback(replica.close)
+            with self._lock:
+                if self._closed:
+                    replica.gone.open()
+                    raise self._why()
+                self._every, self._since = every, 0
+                self._replicas = [*self._replicas, replica]
+            replica.start()
+            stack.pop_all()
+
+    def settle(self, *, adopt: bool) -> bool:
+        """Serve by the candidate alone from now on, if it can run, or without it; close what does not serve any more.
+
+        Returns:
+            Whether the candidate serves.
+        """
         with self._lock:
-            for s, start, finish in ran:
-                name = replica.names[s]
-                self.busy[name] = self.busy.get(name, 0.0) + finish - start
+            adopt = adopt and self.exploring
+            leaving = [replica for replica in self._replicas if replica.exploring != adopt]
+            for replica in self._replicas:
+                replica.retired, replica.exploring = replica in leaving, False
+                replica.bell.ring()
+            self._call_somebody()
+        for replica in leaving:
+            while not replica.gone.wait(_LOOK_S):
+                pass
+        with self._lock:
+            self._replicas = [replica for replica in self._replicas if replica not in leaving]
+        for replica in leaving:
+            replica.close()
+        return adopt
 
 
 class _Replica:
     """An executor, the thread that serves it, and the requests in flight there: the feed of the executor."""
 
-    def __init__(self, server: Server, executor: PlanExecutor) -> None:
-        self.executor, self._server = executor, server
+    def __init__(self, server: Server, executor: PlanExecutor, *, exploring: bool = False) -> None:
+        self.executor, self._server, self.exploring = executor, server, exploring
         device_names = executor.plan.problem.device_names
         self.names = [device_names[segment.device] for segment in executor.plan.segments]
         self.bell, self.gone = Bell(), Gate()
         self.flying: list[_Request] = []
-        self.lost = False
+        self.lost = self.retired = False
         self._thread = 0
         self._worker = Worker("placeit serving")
 
     def start(self) -> None:
         self._worker.submit(self._work)
+
+    @property
+    def able(self) -> bool:
+        """Whether it may take requests."""
+        return not (self.lost or self.retired)
 
     def is_here(self) -> bool:
         """Whether this is its thread."""
@@ -389,11 +494,14 @@ class _Replica:
 
     def ended(self, item: _Request, outputs: Mapping[str, NDArray[np.generic]], ran: Sequence[Ran]) -> None:
         item.future.ended = perf_counter()
-        self._server.release(self, item)
-        self._server.note(self, ran)
+        self._server.release(self, item, ran)
+        self._server.tell(item, ran, self)
         _settle(item, lambda future: future.set_result(dict(outputs)))
 
     def failed(self, item: _Request, error: PlaceitError) -> None:
+        if item.explored and self._server.without(self):  # others shall say whether it is the fault of the request
+            self._server.again(self, [item])
+            return
         self._server.release(self, item)
         _fail([item], error)
 

@@ -35,13 +35,15 @@ from placeit.profiler.trace import utilization
 from placeit.runtime.check import OutputCheck, OutputError, other_inputs
 from placeit.runtime.devices.worker import apart, within
 from placeit.runtime.drivers import drive
-from placeit.runtime.load import RateReport, offer
+from placeit.runtime.load import RateReport
 from placeit.runtime.measure import WARMUP, Race, check_length
 from placeit.runtime.plan_executor import DispatchOrder, PlanExecutor
+from placeit.runtime.refining import Limits
 from placeit.runtime.run_report import RunReport
 from placeit.runtime.runtime import Runtime
 from placeit.runtime.serving import QUEUE, Server
 from placeit.runtime.spans import Span
+from placeit.session import serving
 from placeit.simulator.load import arrival_times, check_rate
 
 __all__ = ["Session", "check_tolerance"]
@@ -361,10 +363,10 @@ class Session:
         Raises:
             ExecutionError: a device failed.
         """
-        return self._output_check()(executor, after=after)
+        return self.output_check()(executor, after=after)
 
-    def _output_check(self, given: Arrays | None = None) -> OutputCheck:
-        """Prepare a check with inputs of one run, or with those of the session, once."""
+    def output_check(self, given: Arrays | None = None) -> OutputCheck:
+        """Prepare what :meth:`check_outputs` does with inputs of one run, or with those of the session, once."""
         if given is not None:
             return OutputCheck(given, other_inputs(self.model, given, given=True), self.reference, self.tolerance)
         if self._check is None:
@@ -407,7 +409,7 @@ class Session:
         plan = self.plan_of(placement)
         interrupted = False
         with self.executor(plan) as executor:
-            check = self._output_check(None if inputs is None else given)
+            check = self.output_check(None if inputs is None else given)
             error = check(executor)
             with GpuSampler() as sampler:
                 race = Race({"placement": executor.time}, warmup=warmup)
@@ -449,7 +451,9 @@ class Session:
             interrupted=interrupted,
         )
 
-    def serve(self, placement: Placement, *, requests: int | None = None, queue: int = QUEUE) -> Server:
+    def serve(
+        self, placement: Placement, *, requests: int | None = None, queue: int = QUEUE, refine: bool | Limits = False
+    ) -> Server:
         """Run requests as they come on a placement and its replicas, each of which serves whole requests.
 
         Use it as a context manager, within that of the session.
@@ -459,26 +463,16 @@ class Session:
             requests: how many may be in flight at once on each; None for one more than it has devices, so that none waits for
                 inputs and outputs to be copied.
             queue: how many may wait.
+            refine: whether to look for a better placement while it serves, by a small share of the requests, and within which
+                limits (:class:`placeit.runtime.refining.Limits`). What comes of that is ``Server.refinement``.
 
         Raises:
             PlacementError: it does not fit the model, the devices or their memory.
-            UsageError: it is not known how to plan it (:meth:`plan_of`).
+            UsageError: it is not known how to plan it (:meth:`plan_of`), or it is to be refined and costs are not known, or it
+                has replicas or is on a plain device.
             DeviceError: a device exists in simulation only, or has no room.
         """
-        return Server(self._executors(placement, requests), queue=queue)
-
-    def _executors(self, placement: Placement, requests: int | None = None) -> list[PlanExecutor]:
-        """Compile what serves; see :meth:`serve`."""
-        executors: list[PlanExecutor] = []
-        with contextlib.ExitStack() as stack:
-            for one in placement.every:
-                home = self.home_of(one)
-                plan = home.plan_of(one)
-                devices = len({segment.device for segment in plan.programs})
-                executors.append(home.executor(plan, requests=devices + 1 if requests is None else requests))
-                stack.callback(executors[-1].close)
-            stack.pop_all()
-        return executors
+        return serving.serve(self, placement, requests=requests, queue=queue, refine=refine)
 
     def run_at(
         self,
@@ -512,31 +506,7 @@ class Session:
         if not 0 < seconds < math.inf:
             raise UsageError(f"Requests have to arrive for some time; got {seconds} seconds.")
         due = arrival_times(arrivals, rate, max(1, math.ceil(rate * seconds)) if requests is None else requests, seed=seed)
-        check, inputs = self._output_check(), self.model.sample_inputs()
-        with contextlib.ExitStack() as stack:
-            executors = [stack.enter_context(executor) for executor in self._executors(placement)]
-            error = functools.reduce(OutputError.worse, [check(executor) for executor in executors])
-            server = stack.enter_context(Server(executors, queue=queue))
-            for _ in range(warmup * len(executors)):
-                server.submit(inputs).result()
-            served = offer(server, inputs, due)
-            if served.load is None and served.error is not None:
-                raise served.error
-            if not served.interrupted:
-                error = error.worse(OutputError.between(server.submit(inputs).result(), check.expected))
-        return RateReport(
-            model=str(self.model.path),
-            placement=placement,
-            rate=rate,
-            arrivals=arrivals,
-            seed=seed,
-            in_flight=sum(executor.requests for executor in executors),
-            queue=queue,
-            served=served,
-            output_error=error,
-            failed=error.wrong(self.tolerance),
-            cluster=self.cluster,
-        )
+        return serving.run_at(self, placement, rate, due, arrivals=arrivals, seed=seed, queue=queue, warmup=warmup)
 
     def op_times(self, plan: Plan, *, passes: int = 10) -> list[OpTime]:
         """What each op of a plan of this session takes inside its segment; see :func:`placeit.profiler.op_times.op_times`."""

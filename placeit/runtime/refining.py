@@ -1,0 +1,435 @@
+"""Staying learned: a server tries another plan with a small share of its requests, and changes to it if it is faster.
+
+Differs from :mod:`placeit.optimizer` in that nothing but requests that are made anyway is measured.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.core.errors import UsageError
+from placeit.planning.segments import Plan
+from placeit.runtime.devices.worker import Gate, Worker
+from placeit.runtime.feed import Ran
+from placeit.runtime.measure import FAILURES, WARMUP, Ratio, faster, summed_up
+from placeit.runtime.plan_executor import PlanExecutor
+from placeit.simulator.throughput import ThroughputCost
+
+__all__ = ["Explored", "Limits", "Refinement", "Refiner", "Request", "Trial"]
+
+T = TypeVar("T")
+
+_WINDOW, _FEWEST = 200, 40  # requests that percentiles are taken of, and the fewest
+_ROUNDS = 25  # pairs that decide, as many as a race that decides has rounds
+_TRIALS = 3  # of a candidate that was dropped for what others took, which may have been no fault of its own
+_AGAIN = 1000  # requests after which to search again if nothing was found
+_SEARCHES = 4  # before each candidate
+_LOOK_S = 0.05
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What refining may take.
+
+    Attributes:
+        share: of the requests, that try a candidate; at most a half.
+        tail: 95th percentile of the seconds of the others, as a multiple of what it was before.
+        core: of a core's time, for searching and compiling.
+    """
+
+    share: float = 0.05
+    tail: float = 1.1
+    core: float = 0.05
+
+    def __post_init__(self) -> None:
+        if not (0 < self.share <= 0.5 and self.tail >= 1 and 0 < self.core <= 1):
+            raise UsageError(f"Limits of refining: 0 < share <= 0.5, tail >= 1, 0 < core <= 1; got {self}.")
+
+
+@dataclass(frozen=True)
+class Refinement:
+    """What has come of refining so far.
+
+    Attributes:
+        requests: that have ended well since it began.
+        explored: how many of them tried a candidate.
+        tried: candidates that requests were given to, in all trials.
+        switches: how often the server has changed to one.
+        before: 95th and 99th percentile of the seconds of requests, from begin to end, before the last trial; None if there was
+            none yet.
+        meanwhile: the same of those requests during it that did not try the candidate; None if they were too few.
+        ratio: seconds of the last candidate over those of the plan it was to replace; None if they were not compared.
+        seconds: of a core, for searching and compiling.
+        doing: what it does.
+        reason: why the last candidate was taken or not, or refining has ended; None before.
+    """
+
+    requests: int = 0
+    explored: int = 0
+    tried: int = 0
+    switches: int = 0
+    before: tuple[float, float] | None = None
+    meanwhile: tuple[float, float] | None = None
+    ratio: Ratio | None = None
+    seconds: float = 0.0
+    doing: str = "waiting for requests"
+    reason: str | None = None
+
+    @property
+    def share(self) -> float:
+        """Share of the requests that tried a candidate."""
+        return self.explored / self.requests if self.requests else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """A request that has ended.
+
+    Attributes:
+        plan: what it ran on.
+        begun: by ``time.perf_counter``.
+        ended: see there.
+        ran: its segments, and when each of them ran.
+        alone: whether no other request was in flight on the server in the meantime.
+        explored: whether it tried a candidate.
+    """
+
+    plan: Plan
+    begun: float
+    ended: float
+    ran: Sequence[Ran]
+    alone: bool
+    explored: bool
+
+    @property
+    def seconds(self) -> float:
+        """From begin to end."""
+        return self.ended - self.begun
+
+
+class Explored(Protocol):
+    """The server that is refined."""
+
+    def explore(self, executor: PlanExecutor, every: int) -> None:
+        """Have a candidate serve one request in so many; one at a time."""
+        ...
+
+    def settle(self, *, adopt: bool) -> bool:
+        """Serve by the candidate alone from now on, if it can run, or without it, and return whether it serves."""
+        ...
+
+    @property
+    def exploring(self) -> bool:
+        """Whether there is a candidate that can run."""
+        ...
+
+    @property
+    def plan(self) -> Plan:
+        """What serves."""
+        ...
+
+
+class Proposing(Protocol):
+    """Where candidates come from. Each call is a piece of work after which the thread may have to rest."""
+
+    def calibrate(self, runs: Sequence[tuple[Plan, NDArray[np.float64]]]) -> object:
+        """Learn from what segments took: plans, and ``float64[S]`` seconds."""
+        ...
+
+    def search(self, plan: Plan, *, steady: bool) -> None:
+        """Search on for a while from a plan that serves; if ``steady``, for one that serves more requests at once."""
+        ...
+
+    def best(self, plan: Plan, tried: Sequence[Plan], *, steady: bool) -> Plan | None:
+        """What to try next; None for nothing."""
+        ...
+
+    def open(self, plan: Plan) -> PlanExecutor:
+        """Compile a plan and check its outputs. Raises PlaceitError."""
+        ...
+
+
+class Trial:
+    """Compares a candidate with what serves, by pairs of requests: one that tried the candidate, and the next one that did not.
+
+    What is compared is free of queueing. Of requests that were alone it is their time from begin to end. Of others it is for
+    how long they kept the busiest device busy, the seconds per request that are possible
+    (:mod:`placeit.simulator.throughput`). Pairs are of one kind. As soon as one kind has enough of them, it decides, once.
+
+    Args:
+        before: seconds of requests before, at least :data:`_FEWEST`.
+        tail: most that the 95th percentile may grow.
+        rounds: pairs that decide.
+    """
+
+    def __init__(self, before: Sequence[float], *, tail: float, rounds: int = _ROUNDS) -> None:
+        self.before = _tails(before)
+        self._tail, self._rounds = tail, rounds
+        self._others: deque[float] = deque(maxlen=_WINDOW)
+        self._explored: Request | None = None  # which has no partner yet
+        self._warmup = WARMUP
+        self._pairs: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+        self.ratio: Ratio | None = None
+        self.too_slow = False  # the others, meanwhile
+
+    @property
+    def meanwhile(self) -> tuple[float, float] | None:
+        """The 95th and 99th percentile of the others' seconds; None if they are too few."""
+        return _tails(self._others) if len(self._others) >= _FEWEST else None
+
+    @property
+    def over(self) -> bool:
+        """Whether it is decided, or has to end."""
+        return self.too_slow or self.ratio is not None
+
+    @property
+    def adopt(self) -> bool:
+        """Whether the candidate is faster beyond the interval."""
+        return not self.too_slow and self.ratio is not None and self.ratio.faster
+
+    def add(self, request: Request) -> None:
+        """Take the next request that has ended into account."""
+        if self.over:
+            return
+        if request.explored:
+            self._warmup -= 1
+            self._explored = request if self._warmup < 0 else None
+            return
+        self._others.append(request.seconds)
+        tails = self.meanwhile
+        if tails is not None and tails[0] > self._tail * self.before[0]:
+            self.too_slow = True
+            return
+        tried = self._explored
+        if tried is not None and tried.alone == request.alone and request.begun >= tried.ended:
+            self._explored = None
+            pairs = self._pairs[request.alone]
+            pairs.append((_service(tried), _service(request)))
+            if len(pairs) >= self._rounds:
+                rounds = range(len(pairs))
+                candidate, other = (
+                    summed_up(name, [*of], rounds) for name, of in zip("ab", zip(*pairs, strict=True), strict=True)
+                )
+                self.ratio = faster(candidate, other)
+
+
+def _service(request: Request) -> float:
+    if request.alone:
+        return request.seconds
+    plan = request.plan
+    compute = plan.problem.compute.copy()
+    for s, start, finish in request.ran:
+        compute[s, plan.segments[s].device] = finish - start
+    return float(ThroughputCost(replace(plan.problem, compute=compute))(plan.placement)[0])
+
+
+def _tails(seconds: Sequence[float] | deque[float]) -> tuple[float, float]:
+    p95, p99 = np.quantile(np.array(seconds), (0.95, 0.99)).tolist()
+    return p95, p99
+
+
+@contextmanager
+def _idle() -> Iterator[None]:
+    """Have the thread run when nothing else wants its core."""
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    yield
+
+
+@dataclass(eq=False)
+class _Known:
+    """What requests took on a plan."""
+
+    plan: Plan
+    segments: list[deque[float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.segments = [deque(maxlen=_WINDOW) for _ in self.plan.segments]
+
+    def seconds(self) -> NDArray[np.float64]:
+        return np.array([np.median(times) if times else 0.0 for times in self.segments])
+
+
+class Refiner:
+    """Refines a server on two threads: one that decides, and one under ``SCHED_IDLE`` that searches and compiles.
+
+    After each piece of work the latter rests for as long as its share of a core asks for, by its own CPU time. A piece cannot
+    be divided: compiling a large model takes all of a core while nothing else wants it, and then rests for long.
+
+    Args:
+        server: that is refined.
+        proposals: where candidates come from.
+        limits: what it may take.
+    """
+
+    def __init__(self, server: Explored, proposals: Proposing, limits: Limits) -> None:
+        self._server, self._proposals, self._limits = server, proposals, limits
+        self._ended: deque[Request] = deque(maxlen=100_000)  # appended to by the threads that serve
+        self._lock, self._closing, self._gone = threading.Lock(), Gate(), Gate()
+        self._report = Refinement()
+        self._others: deque[float] = deque(maxlen=_WINDOW)
+        self._alone: deque[bool] = deque(maxlen=_WINDOW)
+        self._known = [_Known(server.plan)]  # the last one is what serves, or what is tried
+        self._tried: list[Plan] = []
+        self._dropped: list[Plan] = []  # for what others took; as often as they were
+        self._trial: Trial | None = None
+        self._rest = 0.0  # until when, by time.monotonic
+        self._idler = Worker("placeit refining", around=_idle)
+        self._thread = Worker("placeit refinement")
+        self._thread.submit(self._work)
+
+    @property
+    def report(self) -> Refinement:
+        """What has come of it so far."""
+        return self._report
+
+    def ended(self, request: Request) -> None:
+        """Tell of a request that has ended; from any thread, at once."""
+        self._ended.append(request)
+
+    def close(self, seconds: float) -> None:
+        """Stop, and wait for that for some seconds at most: what is compiled now ends first."""
+        with self._lock:
+            if not self._closing.is_open:
+                self._closing.open()
+                self._thread.submit(self._thread.close)
+        until = time.monotonic() + seconds
+        while not self._gone.wait(max(0.0, min(_LOOK_S, until - time.monotonic()))) and time.monotonic() < until:
+            pass
+
+    def _say(self, **facts: object) -> None:
+        self._report = replace(self._report, **facts)  # type: ignore[arg-type]
+
+    def _work(self) -> None:
+        try:
+            while self._until(lambda: len(self._others) >= _FEWEST):
+                plan = self._found()
+                if plan is not None:
+                    self._try(plan)
+                else:
+                    self._say(doing="waiting: no other placement is expected to be faster")
+                    enough = self._report.requests + _AGAIN
+                    self._until(lambda enough=enough: self._report.requests >= enough)  # type: ignore[misc]
+        except _Closing:
+            pass
+        except FAILURES as error:
+            self._say(reason=f"refining has ended: {error}")
+        finally:
+            self._idler.close()
+            self._gone.open()
+
+    def _found(self) -> Plan | None:
+        """Search for a candidate."""
+        self._say(doing="searching")
+        serving, steady = self._known[0].plan, sum(self._alone) * 2 < len(self._alone)
+        runs = [(known.plan, known.seconds()) for known in self._known]
+        self._idly(lambda: self._proposals.calibrate(runs))
+        tried = [*self._tried, *(plan for plan in self._dropped if self._dropped.count(plan) >= _TRIALS)]
+        for _ in range(_SEARCHES):
+            self._idly(lambda: self._proposals.search(serving, steady=steady))
+        return self._idly(lambda: self._proposals.best(serving, tried, steady=steady))
+
+    def _try(self, plan: Plan) -> None:
+        """Have requests try a candidate, and keep the better one."""
+        self._say(doing="compiling a candidate")
+        try:
+            executor = self._idly(lambda: self._proposals.open(plan))
+        except FAILURES as error:
+            self._tried.append(plan)
+            self._say(reason=f"a candidate was left out: {error}")
+            return
+        self._pump()
+        if self._closing.is_open:
+            executor.close()
+            raise _Closing
+        trial = Trial(self._others, tail=self._limits.tail)
+        self._known, self._trial = [self._known[0], _Known(plan)], trial
+        adopted = False
+        self._server.explore(executor, math.ceil(1 / self._limits.share - 1e-9))
+        self._say(tried=self._report.tried + 1, doing="requests try a candidate", before=trial.before)
+        try:
+            self._until(lambda: trial.over or not self._server.exploring)
+        finally:
+            self._trial = None
+            self._say(meanwhile=trial.meanwhile, ratio=trial.ratio)
+            adopted = self._server.settle(adopt=trial.adopt)
+        self._others.clear()
+        if adopted:
+            self._tried.append(self._known[0].plan)
+            self._known = [self._known[-1], self._known[0]]
+            self._say(switches=self._report.switches + 1, reason="a candidate was faster")
+        elif trial.too_slow:
+            self._dropped.append(plan)
+            self._say(reason="the other requests took longer while a candidate was tried")
+        elif trial.over and not trial.adopt:
+            self._tried.append(plan)
+            self._say(reason="a candidate was not faster")
+        else:
+            self._dropped.append(plan)
+            self._say(reason="a candidate failed")
+
+    def _until(self, true: Callable[[], bool]) -> bool:
+        """Wait, with requests taken into account as they end. Raises _Closing if it is to end."""
+        while not true():
+            if self._closing.wait(_LOOK_S):
+                raise _Closing
+            self._pump()
+        return True
+
+    def _pump(self) -> None:
+        """Take into account what has ended."""
+        count, explored = len(self._ended), 0
+        for _ in range(count):
+            request = self._ended.popleft()
+            explored += request.explored
+            for known in self._known:
+                if known.plan is request.plan:
+                    for s, start, finish in request.ran:
+                        known.segments[s].append(finish - start)
+            if self._trial is not None:
+                self._trial.add(request)
+            elif request.plan is self._known[0].plan:
+                self._others.append(request.seconds)
+                self._alone.append(request.alone)
+        if count:
+            self._say(requests=self._report.requests + count, explored=self._report.explored + explored)
+
+    def _idly(self, job: Callable[[], T]) -> T:
+        """Do a piece of work on the thread that runs when nothing else does, after the rest that it owes."""
+        self._until(lambda: time.monotonic() >= self._rest)
+        made: list[T] = []
+        failures: list[Exception] = []
+        ended, spent = Gate(), [0.0]
+
+        def run() -> None:
+            begin = time.thread_time()
+            try:
+                made.append(job())
+            except Exception as error:  # noqa: BLE001 (it belongs to the thread that waits)
+                failures.append(error)
+            spent[0] = time.thread_time() - begin
+            ended.open()
+
+        self._idler.submit(run)
+        while not ended.wait(_LOOK_S):  # to its end, also when it is to close: what it makes has to be closed
+            self._idler.check()
+            self._pump()
+        self._rest = time.monotonic() + spent[0] * (1 / self._limits.core - 1)
+        self._say(seconds=self._report.seconds + spent[0])
+        for failure in failures:
+            raise failure
+        return made[0]
+
+
+class _Closing(Exception):  # noqa: N818
+    """The refiner is to end."""

@@ -1,0 +1,161 @@
+"""Requests as they come to a session: what :meth:`placeit.session.Session.serve` and ``run_at`` do."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.core.errors import ExecutionError, UsageError
+from placeit.core.placement import Placement
+from placeit.planning.segments import Costs, Plan, Segmenter
+from placeit.profiler.calibration import calibrated
+from placeit.runtime.check import OutputError
+from placeit.runtime.load import RateReport, offer
+from placeit.runtime.plan_executor import PlanExecutor
+from placeit.runtime.refining import Limits, Refiner
+from placeit.runtime.serving import Server
+
+if TYPE_CHECKING:
+    from placeit.session import Session
+
+__all__ = ["Proposals", "run_at", "serve"]
+
+_WORTH = 0.98  # of what the incumbent is expected to take, for a candidate to be tried
+_STEPS = 50  # of a search
+
+
+def serve(session: Session, placement: Placement, *, requests: int | None, queue: int, refine: bool | Limits) -> Server:
+    """Do what :meth:`placeit.session.Session.serve` says."""
+    if not refine:
+        return Server(_executors(session, placement, requests), queue=queue)
+    if placement.replicas or session.home_of(placement) is not session:
+        raise UsageError("A placement is refined on the devices of its session, and without replicas: leave 'refine' out.")
+    limits = refine if isinstance(refine, Limits) else Limits()
+    proposals = Proposals(session, requests)
+    session.output_check()  # which runs the reference
+    server = Server(_executors(session, placement, requests), queue=queue)
+    server.refine(Refiner(server, proposals, limits))
+    return server
+
+
+def _executors(session: Session, placement: Placement, requests: int | None = None) -> list[PlanExecutor]:
+    """Compile what serves a placement and its replicas."""
+    executors: list[PlanExecutor] = []
+    with contextlib.ExitStack() as stack:
+        for one in placement.every:
+            home = session.home_of(one)
+            plan = home.plan_of(one)
+            executors.append(home.executor(plan, requests=_in_flight(plan, requests)))
+            stack.callback(executors[-1].close)
+        stack.pop_all()
+    return executors
+
+
+def _in_flight(plan: Plan, requests: int | None) -> int:
+    return len({segment.device for segment in plan.programs}) + 1 if requests is None else requests
+
+
+class Proposals:
+    """What a server may try in place of what it runs: plans by the costs of a session, calibrated by its requests.
+
+    Args:
+        session: profiled.
+        requests: how many may be in flight at once; None for one more than devices.
+
+    Raises:
+        UsageError: costs are not known.
+    """
+
+    def __init__(self, session: Session, requests: int | None) -> None:
+        self._session, self._requests, self._costs = session, requests, session.costs
+        self._seed = 0
+        self._placements: list[NDArray[np.int32]] = []
+
+    def calibrate(self, runs: Sequence[tuple[Plan, NDArray[np.float64]]]) -> Costs:
+        """Costs that say what requests took: plans, and seconds of each segment, ``float64[S]``."""
+        costs = self._session.costs
+        segmenter = Segmenter(self._session.grouping, costs)
+        self._costs = calibrated(costs, [(segmenter.priced(plan), seconds) for plan, seconds in runs])
+        return self._costs
+
+    def search(self, plan: Plan, *, steady: bool) -> None:
+        """Search on for a while, from an incumbent plan and from the best known; for what ``steady`` says in Segmenter."""
+        segmenter = Segmenter(self._session.grouping, self._costs, steady=steady)
+        problem, here = segmenter.problem(), plan.placement[plan.segment_of]
+        if not self._placements:
+            self._placements = [np.full(len(problem), d, np.int32) for d in problem.single_devices]
+        starts = [here, *self._placements]
+        best = starts[int(np.argmin(segmenter.seconds(np.stack(starts))))]
+        for start in (here, best):
+            self._placements.append(segmenter.search(start, problem, steps=_STEPS, seed=self._seed))
+            self._seed += 1
+
+    def best(self, plan: Plan, tried: Sequence[Plan], *, steady: bool) -> Plan | None:
+        """The plan that is expected to be the best of those found but not tried; None if none is better than the incumbent."""
+        segmenter = Segmenter(self._session.grouping, self._costs, steady=steady)
+        found = {placement.tobytes(): placement for placement in self._placements}
+        for one in (plan, *tried):
+            found.pop(one.placement[one.segment_of].astype(np.int32).tobytes(), None)
+        self._placements = list(found.values())
+        if not found:
+            return None
+        seconds = segmenter.seconds(np.stack([plan.placement[plan.segment_of], *self._placements]))
+        number = int(np.argmin(seconds))
+        if number == 0 or seconds[number] >= _WORTH * seconds[0]:
+            return None
+        return segmenter.plan(self._placements[number - 1])
+
+    def open(self, plan: Plan) -> PlanExecutor:
+        """Compile a plan, and check its outputs. Raises ExecutionError if they are wrong."""
+        executor = self._session.executor(plan, requests=_in_flight(plan, self._requests))
+        with contextlib.ExitStack() as stack:
+            stack.callback(executor.close)
+            wrong = self._session.check_outputs(executor).wrong(self._session.tolerance)
+            if wrong is not None:
+                raise ExecutionError(wrong)
+            stack.pop_all()
+        return executor
+
+
+def run_at(
+    session: Session,
+    placement: Placement,
+    rate: float,
+    due: NDArray[np.float64],
+    *,
+    arrivals: str,
+    seed: int,
+    queue: int,
+    warmup: int,
+) -> RateReport:
+    """Do what :meth:`placeit.session.Session.run_at` says with requests that arrive at given times."""
+    check, inputs = session.output_check(), session.model.sample_inputs()
+    with contextlib.ExitStack() as stack:
+        executors = [stack.enter_context(executor) for executor in _executors(session, placement)]
+        error = functools.reduce(OutputError.worse, [check(executor) for executor in executors])
+        server = stack.enter_context(Server(executors, queue=queue))
+        for _ in range(warmup * len(executors)):
+            server.submit(inputs).result()
+        served = offer(server, inputs, due)
+        if served.load is None and served.error is not None:
+            raise served.error
+        if not served.interrupted:
+            error = error.worse(OutputError.between(server.submit(inputs).result(), check.expected))
+    return RateReport(
+        model=str(session.model.path),
+        placement=placement,
+        rate=rate,
+        arrivals=arrivals,
+        seed=seed,
+        in_flight=sum(executor.requests for executor in executors),
+        queue=queue,
+        served=served,
+        output_error=error,
+        failed=error.wrong(session.tolerance),
+        cluster=session.cluster,
+    )
