@@ -85,6 +85,7 @@ class Executor(PlanExecutor):
             Slot(runtime, plan, self.programs, number, self.op_done, self.transfer_done) for number in range(requests)
         ]
         used = dict.fromkeys([s.device for s in plan.programs] or [s.device for s in plan.segments])
+        self._uses = {runtime.cluster.names[segment.device] for segment in plan.segments}
         of_devices = [worker for d in used if (worker := _worker_of(runtime.devices[d])) is not None]
         of_links = [_worker_of(link) for pair, link in runtime.transports.items() if used.keys() >= set(pair)]
         self._first = of_devices[0] if of_devices else None  # where runs begin: segments are in topological order
@@ -102,6 +103,11 @@ class Executor(PlanExecutor):
         used = sorted({segment.device for segment in self.plan.programs})
         devices = [self.runtime.devices[d] for d in used]
         return tuple(device.name for device in devices if getattr(device, "host_paced", False))
+
+    @property
+    def gone(self) -> PlaceitError | None:
+        """Why nothing can run here any more, as a device that it uses is lost; None while it can."""
+        return next((why for name, why in self.runtime.lost().items() if name in self._uses), None)
 
     def _release(self) -> None:
         self._slots.clear()

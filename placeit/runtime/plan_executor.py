@@ -139,6 +139,11 @@ class PlanExecutor(ABC):
     def _served(self, run: ActiveRun) -> list[Served]:
         """The requests of a run with a bell that have ended well since this was last asked."""
 
+    @property
+    def gone(self) -> PlaceitError | None:
+        """Why nothing can run here any more, as a device is lost; None while it can."""
+        return None
+
     def _wanted(self, run: ActiveRun) -> bool:  # noqa: ARG002
         """Whether other executors cannot run before this run is over."""
         return False
@@ -272,6 +277,7 @@ class PlanExecutor(ABC):
         Raises:
             ExecutionError: something has been closed, a thread has died, or nobody can say whose failure it was. The requests
                 in flight then have to begin again, too, if anybody runs them.
+            DeviceError: a device is lost; likewise.
         """
         with self._turn:
             self._check_known()
@@ -308,9 +314,12 @@ class PlanExecutor(ABC):
                 raise
             for request, outputs, ran in self._served(run):
                 feed.ended(flying.pop(request), outputs, ran)
-            if run.error is not None and run.failed is not None:
+            gone = None if run.error is None else self.gone
+            if run.error is not None and run.failed is not None and gone is None:
                 feed.failed(flying.pop(run.failed), run.error)
             feed.again([*flying.values(), *([] if item is None else [item])])
+            if gone is not None:
+                raise gone
             if run.error is not None and run.failed is None:
                 raise run.error
             if run.stopped and run.error is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import math
 import os
 import threading
@@ -26,13 +27,46 @@ from placeit.runtime.feed import Bell, Outcome, Ran
 from placeit.runtime.plan_executor import PlanExecutor, check_process, failure_of
 from placeit.runtime.refining import Refinement, Refiner, Request
 
-__all__ = ["QUEUE", "Answer", "Outputs", "Server"]
+__all__ = ["QUEUE", "Answer", "Outputs", "Replace", "Replacement", "Server"]
+
+_LOG = logging.getLogger("placeit")
 
 QUEUE = 64  # requests that may wait, unless said otherwise
 _PATIENCE_S = 10.0  # for what runs when a server is closed
 _LOOK_S = 0.5
 
 Outputs: TypeAlias = dict[str, NDArray[np.generic]]
+
+
+@dataclass
+class Replacement:
+    """How requests went on after an executor was lost.
+
+    Attributes:
+        why: it was lost.
+        devices: that the new one uses.
+        silent_s: seconds from the last sign of life of what was lost to the moment when that was noticed.
+        decided_s: seconds that the new placement took.
+        compiled_s: seconds until it could run.
+        answered_s: seconds from then to its first answer; NaN before.
+    """
+
+    why: str
+    devices: tuple[str, ...]
+    silent_s: float
+    decided_s: float
+    compiled_s: float
+    answered_s: float = math.nan
+
+    def __str__(self) -> str:
+        return (
+            f"{self.why} Requests go on on {', '.join(self.devices)}: noticed after {self.silent_s:.2f} s, decided in "
+            f"{self.decided_s:.2f} s, compiled in {self.compiled_s:.2f} s, first answer {self.answered_s:.2f} s later."
+        )
+
+
+Replace: TypeAlias = Callable[[PlanExecutor, Sequence[PlanExecutor], PlaceitError], tuple[PlanExecutor, Replacement]]
+"""Makes an executor in place of one that is lost, given it, those that still run, and why. Raises PlaceitError if it cannot."""
 
 
 class Answer(Outcome[Outputs]):
@@ -76,31 +110,36 @@ class Server:
     if several have; each has a thread for that. What fails is the future of the request that failed, and no other one: those
     that were in flight beside it begin again. A request runs on its inputs alone, so nothing shows of that but time.
 
-    An executor is lost when its session is closed or a thread of a device has died. Others take over what it had. When none is
-    left, every future fails with the reason.
+    An executor is lost when its session is closed, a thread of a device has died or a device of another node is lost. Others
+    take over what it had, and so does the one that ``replace`` makes. When none is left, and none comes, every future fails
+    with the reason.
 
     Args:
         executors: of the same model, which nobody else is to call meanwhile; closed with the server.
         queue: how many requests may wait, besides those in flight.
+        replace: makes an executor in place of one that is lost; None for no such thing.
 
     Attributes:
         busy: seconds that segments ran, by device name.
+        replacements: of executors that were lost, in order.
     """
 
-    def __init__(self, executors: Sequence[PlanExecutor], *, queue: int = QUEUE) -> None:
+    def __init__(self, executors: Sequence[PlanExecutor], *, queue: int = QUEUE, replace: Replace | None = None) -> None:
         if not executors:
             raise UsageError("A server needs an executor at least.")
         if queue < 1:
             raise UsageError(f"A server lets at least one request wait; got {queue}.")
         self.queue = queue
         self.busy: dict[str, float] = {}
+        self.replacements: list[Replacement] = []
+        self._replace, self._replacing = replace, 0
         self._inputs = executors[0].inputs
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._waiting: deque[_Request] = deque()
         self._soonest = math.inf  # no deadline in the queue is before it
         self._blocked: list[Gate] = []  # of threads that wait for room
-        self._closed = False
+        self._closed = self._over = False
         self._reason: PlaceitError | None = None  # why nothing can run
         self._begun = 0  # how often a request has
         self._refiner: Refiner | None = None
@@ -228,7 +267,7 @@ class Server:
             while not replica.gone.wait(max(0.0, min(_LOOK_S, until - perf_counter()))) and perf_counter() < until:
                 pass
         with self._lock:
-            left = self._drop_all()
+            left, self._over = self._drop_all(), True
         for replica in self._replicas:
             if not replica.gone.is_open:
                 replica.executor.give_up("The server was closed, and this had not ended in time.")
@@ -353,23 +392,43 @@ class Server:
             self._call_somebody()
 
     def lose(self, replica: _Replica, error: PlaceitError) -> None:
-        """Nothing runs on a replica any more; if on none, nobody waits in vain."""
+        """Nothing runs on a replica any more: have another one made. If there is none, nobody waits in vain."""
         with self._lock:
             replica.lost = True
+            self._replacing += 1
+            left = [other.executor for other in self._replicas if other.able and not other.exploring]
+            self._call_somebody()
+        made = None
+        try:
+            if self._replace is not None and not self._over and not replica.exploring:
+                made = _Replica(self, *self._replace(replica.executor, left, error))
+        except PlaceitError as failure:
+            error = failure
+        except BaseException as failure:  # noqa: BLE001 (whatever it is, futures have to fail with it)
+            error = failure_of(f"{error} And no other placement was found", failure)
+        replica.executor.close()
+        with self._lock:
+            self._replacing -= 1
             dropped = []
-            if not any(other.able for other in self._replicas):
+            over = self._over
+            if made is not None and not over:
+                self._replicas.append(made)
+                made.start()
+            elif not any(other.able for other in self._replicas) and not self._replacing:
                 self._reason = error
                 dropped = self._drop_all()
                 for gate in self._blocked:
                     gate.open()
                 self._blocked.clear()
-            else:
-                self._call_somebody()
         _fail(dropped, error)
+        if made is not None and over:
+            made.close()
 
     def wait_for_work(self, replica: _Replica) -> bool:
         """Wait until something may wait for a replica; False if nothing will any more."""
         while True:
+            if (gone := replica.executor.gone) is not None:
+                raise gone
             with self._lock:
                 expired = self._expire()
                 turn = bool(self._waiting) and self._next() is replica
@@ -437,8 +496,16 @@ class Server:
 class _Replica:
     """An executor, the thread that serves it, and the requests in flight there: the feed of the executor."""
 
-    def __init__(self, server: Server, executor: PlanExecutor, *, exploring: bool = False) -> None:
-        self.executor, self._server, self.exploring = executor, server, exploring
+    def __init__(
+        self,
+        server: Server,
+        executor: PlanExecutor,
+        replacement: Replacement | None = None,
+        *,
+        exploring: bool = False,
+    ) -> None:
+        self.executor, self._server, self._replacement, self.exploring = executor, server, replacement, exploring
+        self._ready = perf_counter()
         device_names = executor.plan.problem.device_names
         self.names = [device_names[segment.device] for segment in executor.plan.segments]
         self.bell, self.gone = Bell(), Gate()
@@ -494,6 +561,11 @@ class _Replica:
 
     def ended(self, item: _Request, outputs: Mapping[str, NDArray[np.generic]], ran: Sequence[Ran]) -> None:
         item.future.ended = perf_counter()
+        if self._replacement is not None:
+            self._replacement.answered_s = item.future.ended - self._ready
+            self._server.replacements.append(self._replacement)
+            _LOG.warning("%s", self._replacement)
+            self._replacement = None
         self._server.release(self, item, ran)
         self._server.tell(item, ran, self)
         _settle(item, lambda future: future.set_result(dict(outputs)))

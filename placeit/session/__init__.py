@@ -452,7 +452,13 @@ class Session:
         )
 
     def serve(
-        self, placement: Placement, *, requests: int | None = None, queue: int = QUEUE, refine: bool | Limits = False
+        self,
+        placement: Placement,
+        *,
+        requests: int | None = None,
+        queue: int = QUEUE,
+        refine: bool | Limits = False,
+        on_loss: Literal["fail", "replace"] = "fail",
     ) -> Server:
         """Run requests as they come on a placement and its replicas, each of which serves whole requests.
 
@@ -465,14 +471,16 @@ class Session:
             queue: how many may wait.
             refine: whether to look for a better placement while it serves, by a small share of the requests, and within which
                 limits (:class:`placeit.runtime.refining.Limits`). What comes of that is ``Server.refinement``.
+            on_loss: what comes of requests when a device of another node is lost: replicas that are left run them, and without
+                one they fail; or the model is placed anew, too, on devices that are left, by the costs (:attr:`costs`).
 
         Raises:
             PlacementError: it does not fit the model, the devices or their memory.
-            UsageError: it is not known how to plan it (:meth:`plan_of`), or it is to be refined and costs are not known, or it
-                has replicas or is on a plain device.
+            UsageError: it is not known how to plan it (:meth:`plan_of`); it is to be refined or might be placed anew, and costs
+                are not known; both are asked for; or it is to be refined and has replicas or is on a plain device.
             DeviceError: a device exists in simulation only, or has no room.
         """
-        return serving.serve(self, placement, requests=requests, queue=queue, refine=refine)
+        return serving.serve(self, placement, requests=requests, queue=queue, refine=refine, on_loss=on_loss)
 
     def run_at(
         self,

@@ -14,6 +14,7 @@ from placeit.core.errors import ExecutionError, UsageError
 from placeit.core.placement import Placement
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.calibration import calibrated
+from placeit.recovery import Recovery
 from placeit.runtime.check import OutputError
 from placeit.runtime.load import RateReport, offer
 from placeit.runtime.plan_executor import PlanExecutor
@@ -29,10 +30,15 @@ _WORTH = 0.98  # of what the incumbent is expected to take, for a candidate to b
 _STEPS = 50  # of a search
 
 
-def serve(session: Session, placement: Placement, *, requests: int | None, queue: int, refine: bool | Limits) -> Server:
+def serve(
+    session: Session, placement: Placement, *, requests: int | None, queue: int, refine: bool | Limits, on_loss: str
+) -> Server:
     """Do what :meth:`placeit.session.Session.serve` says."""
     if not refine:
-        return Server(_executors(session, placement, requests), queue=queue)
+        replace = Recovery(session.runtime, session.costs, requests) if on_loss == "replace" else None
+        return Server(_executors(session, placement, requests), queue=queue, replace=replace)
+    if on_loss == "replace":
+        raise UsageError("A server either refines its placement or places anew what was lost: leave out 'refine' or 'on_loss'.")
     if placement.replicas or session.home_of(placement) is not session:
         raise UsageError("A placement is refined on the devices of its session, and without replicas: leave 'refine' out.")
     limits = refine if isinstance(refine, Limits) else Limits()

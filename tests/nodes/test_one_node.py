@@ -10,14 +10,18 @@ import numpy as np
 import pytest
 from small_models import inception_like
 
+from placeit.backends.base import Arrays
 from placeit.core.cluster import Cluster
-from placeit.core.errors import ExecutionError, UsageError
+from placeit.core.errors import ExecutionError, PlaceitError, UsageError
 from placeit.devices import discover
 from placeit.devices.host import allowed_cores
 from placeit.planning.coarsen import coarsen
 from placeit.planning.segments import Costs, Segmenter
+from placeit.profiler.cache import Cache
 from placeit.runtime.nodes.device import NodeDevice
 from placeit.runtime.runtime import Runtime
+from placeit.runtime.serving import Server
+from placeit.session import Session
 
 pytest.importorskip("ray")
 from placeit.devices.nodes import connection, local
@@ -42,6 +46,7 @@ def cluster(nodes: connection.Nodes) -> Cluster:
     return discover([THERE, HERE])
 
 
+@pytest.mark.slow
 def test_a_killed_device_fails_what_needs_it_says_so_and_leaves_the_others_running(
     cluster: Cluster, nodes: connection.Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,6 +68,55 @@ def test_a_killed_device_fails_what_needs_it_says_so_and_leaves_the_others_runni
         with runtime.executor(segmenter.plan([1] * groups)) as executor:
             for name, value in executor.run(values, timeout=60).items():
                 np.testing.assert_allclose(value, expected[name], rtol=1e-3, atol=1e-4)
+
+
+def test_requests_that_a_lost_device_had_run_on_what_is_left_once_each(cluster: Cluster, cache: Cache) -> None:
+    model = inception_like()
+    with Session(model, cluster, cache=cache) as session:
+        session.profile(budget_s=1.0)
+        split = session.placement(np.arange(len(session.grouping.groups)) % 2)
+        batches = [model.random_inputs(seed) for seed in range(3)]
+        expected = [session.reference(values) for values in batches]
+        answered: list[int] = []
+        with session.serve(split, on_loss="replace") as server:
+            answers = []
+            for i in range(300):
+                answer = server.submit(batches[i % 3], timeout=60)
+                answer.add_done_callback(lambda _, i=i: answered.append(i))
+                answers.append(answer)
+                if i == 100:
+                    answers[0].result(60)
+                    victim = session.runtime.devices[0]
+                    assert isinstance(victim, NodeDevice)
+                    os.kill(victim.pid, signal.SIGKILL)
+            for i, answer in enumerate(answers):
+                for name, value in answer.result(60).items():
+                    np.testing.assert_allclose(value, expected[i % 3][name], rtol=1e-3, atol=1e-4)
+        assert sorted(answered) == list(range(300))
+        (replacement,) = server.replacements
+        assert replacement.devices == (HERE,)
+        assert f"{THERE} is lost" in replacement.why
+        assert replacement.answered_s > 0
+
+
+@pytest.mark.slow
+def test_where_no_device_is_left_every_request_fails_with_the_reason(nodes: connection.Nodes, cache: Cache) -> None:
+    model = inception_like()
+    with Session(model, [THERE], cache=cache) as session:
+        session.profile(budget_s=1.0)
+        placement = session.placement(np.zeros(len(session.grouping.groups), int))
+        with session.serve(placement, on_loss="replace") as server:
+            server.submit(model.sample_inputs()).result(60)
+            victim = session.runtime.devices[0]
+            assert isinstance(victim, NodeDevice)
+            os.kill(victim.pid, signal.SIGKILL)
+            with pytest.raises(PlaceitError, match=f"{THERE} is lost.*cannot be placed on what is left"):
+                _use_up(server, model.sample_inputs())
+
+
+def _use_up(server: Server, inputs: Arrays) -> None:
+    while True:
+        server.submit(inputs).result(60)
 
 
 @pytest.mark.parametrize("address", ["", "localhost", "localhost:", ":6379", "localhost:x", "localhost:70000"])

@@ -11,15 +11,16 @@ import functools
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
 from beside import beside
 from test_faults import LANES, Bench, Strikes, bench, expected, inputs_of, models, strikes, workers  # noqa: F401 (fixtures)
 
-from placeit.core.errors import DeadlineError, ExecutionError, QueueFullError, UsageError
-from placeit.runtime.serving import Answer, Server
+from placeit.core.errors import DeadlineError, ExecutionError, PlaceitError, QueueFullError, UsageError
+from placeit.runtime.plan_executor import PlanExecutor
+from placeit.runtime.serving import Answer, Replacement, Server
 
 pytestmark = pytest.mark.timeout(280, method="thread")
 
@@ -230,6 +231,46 @@ def test_another_replica_takes_over_what_one_had_whose_thread_has_died(bench: Ca
         dying.devices[0].trouble = die
         for answer in [server.submit(inputs_of(other.model, 2)) for _ in range(50)]:
             check(answer, 2)
+
+
+def test_an_executor_is_made_in_place_of_a_lost_one_and_takes_over_what_that_had(bench: Callable[..., Bench]) -> None:  # noqa: F811
+    dying, other = bench(), bench()
+
+    def die() -> None:
+        dying.devices[0].worker.submit(functools.partial(exec, "raise SystemExit"))
+
+    def replace(lost: PlanExecutor, left: Sequence[PlanExecutor], why: PlaceitError) -> tuple[PlanExecutor, Replacement]:
+        assert not left
+        return other.executor(requests=2), Replacement(str(why), ("other",), 0.0, 0.0, 0.0)
+
+    with Server([dying.executor(requests=2)], queue=100, replace=replace) as server:
+        dying.devices[0].trouble = die
+        for answer in [server.submit(inputs_of(other.model, 2)) for _ in range(50)]:
+            check(answer, 2)
+    (replacement,) = server.replacements
+    assert replacement.answered_s > 0
+
+
+def test_an_executor_that_cannot_be_replaced_fails_every_future_with_the_reason(bench: Callable[..., Bench]) -> None:  # noqa: F811
+    made = bench()
+
+    def die() -> None:
+        made.devices[0].worker.submit(functools.partial(exec, "raise SystemExit"))
+
+    def replace(lost: PlanExecutor, left: Sequence[PlanExecutor], why: PlaceitError) -> tuple[PlanExecutor, Replacement]:
+        raise ExecutionError("nothing is left")
+
+    with Server([made.executor(requests=2)], queue=100, replace=replace) as server:
+        made.devices[0].trouble = die
+        failed = []
+        for _ in range(50):
+            try:
+                answer = server.submit(inputs_of(made.model, 2))
+            except ExecutionError as error:
+                failed.append(error)
+            else:
+                failed.append(answer.exception(60))
+    assert any("nothing is left" in str(error) for error in failed)
 
 
 @pytest.mark.parametrize("lanes", LANES)

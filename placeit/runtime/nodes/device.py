@@ -130,6 +130,7 @@ class NodeDevice:
 
     Attributes:
         gone: why nothing more will come from it; None while it is there.
+        silent_s: seconds from its last sign of life to the moment when it was found lost; 0 before.
     """
 
     def __init__(
@@ -145,6 +146,7 @@ class NodeDevice:
         self.program_key = f"node {device.name}"
         self._nodes = connected() if nodes is None else nodes
         self.gone: DeviceError | None = None
+        self.silent_s = 0.0
         self.routes: weakref.WeakValueDictionary[int, Ahead] = weakref.WeakValueDictionary()
         self.arrivals: weakref.WeakKeyDictionary[Buffer, int] = weakref.WeakKeyDictionary()
         self._offset, self._trips = 0.0, list[tuple[float, float]]()
@@ -343,6 +345,7 @@ class NodeDevice:
         with self._ends:
             if self.gone is not None:
                 return
+            self.silent_s = perf_counter() - self._heard
             self.gone = DeviceError(f"{self.name} is lost: {why}.")
         self.connection.close()
         for ahead in _all_ahead(self):
