@@ -60,7 +60,7 @@ class Replacement:
 
     def __str__(self) -> str:
         return (
-            f"{self.why} Requests go on on {', '.join(self.devices)}: noticed after {self.silent_s:.2f} s, decided in "
+            f"{self.why} Requests are run on {', '.join(self.devices)}: noticed after {self.silent_s:.2f} s, decided in "
             f"{self.decided_s:.2f} s, compiled in {self.compiled_s:.2f} s, first answer {self.answered_s:.2f} s later."
         )
 
