@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from time import perf_counter
 
 import numpy as np
@@ -23,7 +23,7 @@ class Recovery:
     """Makes executors in place of those whose devices are lost.
 
     The new placement is the best of HEFT's and the single devices', annealed by the simulated seconds of its plan. It uses
-    devices that are left, and that no other executor of the server uses.
+    devices that are left, and that no other executor of the server uses. Of two that have lost their link, it uses one.
 
     Args:
         runtime: of the model.
@@ -52,7 +52,7 @@ class Recovery:
             gone = self._runtime.lost()
             begin = perf_counter()
             try:
-                plan = self._plan(taken | gone.keys())
+                plan = self._plan(_without(taken, gone))
                 decided = perf_counter()
                 devices = _devices(plan)
                 requests = len(devices) + 1 if self._requests is None else self._requests
@@ -72,6 +72,15 @@ class Recovery:
         first = starts(problem)
         best = first[int(np.argmin(segmenter.seconds(first)))]
         return segmenter.plan(segmenter.search(best, problem, steps=steps, seed=0, deadline=deadline))
+
+
+def _without(taken: set[str], gone: Collection[frozenset[str]]) -> set[str]:
+    """Names of devices not to use: those that are taken or lost, and one of each two that have lost their link."""
+    without = set(taken)
+    for names in sorted(gone, key=len):
+        if without.isdisjoint(names):
+            without.add(max(names))
+    return without
 
 
 def _devices(plan: Plan) -> tuple[str, ...]:

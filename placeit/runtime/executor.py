@@ -106,8 +106,8 @@ class Executor(PlanExecutor):
 
     @property
     def gone(self) -> PlaceitError | None:
-        """Why nothing can run here any more, as a device that it uses is lost; None while it can."""
-        return next((why for name, why in self.runtime.lost().items() if name in self._uses), None)
+        """Why nothing can run here any more, as a device that it uses, or a link between two, is lost; None while it can."""
+        return next((why for names, why in self.runtime.lost().items() if names <= self._uses), None)
 
     def _release(self) -> None:
         self._slots.clear()

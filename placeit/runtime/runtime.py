@@ -130,10 +130,15 @@ class Runtime:
             for executor in executors:
                 stack.callback(executor.give_up, why)
 
-    def lost(self) -> dict[str, DeviceError]:
-        """Names of the devices that are lost, and why."""
-        gone = {name: getattr(device, "gone", None) for name, device in zip(self.cluster.names, self.devices, strict=False)}
-        return {name: why for name, why in gone.items() if why is not None}
+    def lost(self) -> dict[frozenset[str], DeviceError]:
+        """Devices that are lost, and pairs of them whose link is; by their names, why."""
+        found: dict[frozenset[str], DeviceError] = {}
+        for name, device in zip(self.cluster.names, self.devices, strict=False):
+            if (gone := getattr(device, "gone", None)) is not None:
+                found[frozenset({name})] = gone
+            for other, why in [*getattr(device, "cut", {}).items()]:
+                found[frozenset({name, other})] = why
+        return found
 
     def executor(self, plan: Plan, *, requests: int = 1, order: DispatchOrder = "dynamic") -> PlanExecutor:
         """Make a plan ready to run, with the kind of executor for these devices.

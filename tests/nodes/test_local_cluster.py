@@ -21,8 +21,11 @@ from placeit.devices import discover
 from placeit.devices.host import allowed_cores
 from placeit.planning.coarsen import coarsen
 from placeit.planning.segments import Costs, Plan, Segmenter
+from placeit.profiler.cache import Cache
+from placeit.runtime.nodes.actor import DeviceActor
 from placeit.runtime.nodes.device import NodeDevice
 from placeit.runtime.runtime import Runtime
+from placeit.session import Session
 
 pytest.importorskip("ray")
 from placeit.devices.nodes import connection, local
@@ -129,6 +132,33 @@ def _kill_one(runtime: Runtime, nodes: connection.Nodes) -> None:
         for name, expected in runtime.model.reference(None, "f32")(values).items():
             np.testing.assert_allclose(executor.run(values, timeout=60)[name], expected, rtol=1e-3, atol=1e-4)
     nodes.on_lost.clear()
+
+
+def test_a_link_that_is_lost_fails_what_crosses_it_and_a_server_goes_on_without_it(cluster: Cluster, cache: Cache) -> None:
+    def cut(actor: DeviceActor, name: str) -> None:  # a function of this module could not be found on the node
+        actor._lane._peers[name]._sock.shutdown(socket.SHUT_RDWR)
+
+    with Session(inception_like(), cluster, cache=cache) as session:
+        session.profile(budget_s=1.0)
+        values, devices = session.model.random_inputs(0), session.runtime.devices
+        expected = session.reference(values)
+        split = session.placement(np.arange(len(session.grouping.groups)) % 3)
+        source = devices[1]
+        assert isinstance(source, NodeDevice)
+        with session.serve(split, on_loss="replace") as server, session.executor(session.plan_of(split)) as executor:
+            server.submit(values).result(60)
+            ray_module = connection.ray_module()
+            ray_module.get(source._actor.__ray_call__.remote(cut, NAMES[2]), timeout=60)
+            for _ in range(50):
+                for name, value in server.submit(values).result(60).items():
+                    np.testing.assert_allclose(value, expected[name], rtol=1e-3, atol=1e-4)
+            (replacement,) = server.replacements
+            assert "The link between" in replacement.why
+            assert not set(NAMES[1:]) <= set(replacement.devices)
+            for _ in range(2):
+                with pytest.raises(ExecutionError, match="The link between"):
+                    executor.run(values, timeout=60)
+        assert all(device.gone is None for device in devices if isinstance(device, NodeDevice))
 
 
 def test_a_device_that_hangs_is_lost_when_it_has_been_silent_for_too_long(

@@ -71,6 +71,7 @@ class Ahead:
             report = self._come.pop(number, None)
             if report is None:
                 gone = next((device.gone for device in devices if device.gone is not None), None)
+                gone = gone or next((why for why in (devices[0].cut.get(other.name) for other in devices) if why), None)
                 if gone is None:
                     self._waiting[number] = done, devices
                     return

@@ -130,6 +130,7 @@ class NodeDevice:
 
     Attributes:
         gone: why nothing more will come from it; None while it is there.
+        cut: devices that it has lost the link with, by name, and why.
         silent_s: seconds from its last sign of life to the moment when it was found lost; 0 before.
     """
 
@@ -146,6 +147,7 @@ class NodeDevice:
         self.program_key = f"node {device.name}"
         self._nodes = connected() if nodes is None else nodes
         self.gone: DeviceError | None = None
+        self.cut: dict[str, DeviceError] = {}
         self.silent_s = 0.0
         self.routes: weakref.WeakValueDictionary[int, Ahead] = weakref.WeakValueDictionary()
         self.arrivals: weakref.WeakKeyDictionary[Buffer, int] = weakref.WeakKeyDictionary()
@@ -359,6 +361,7 @@ class NodeDevice:
         for other in others:
             if self.gone is None and other.gone is None:
                 error = DeviceError(f"The link between {self.name} and {name} is lost: {why}.")
+                self.cut[name] = other.cut[self.name] = error
                 for ahead in _all_ahead(self):
                     ahead.lost({self, other}, error)
 
