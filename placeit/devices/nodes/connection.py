@@ -39,6 +39,8 @@ Compression: TypeAlias = Literal["none", "fp16", "int8"]
 """What float32 tensors are sent as, numbered as in :class:`placeit.runtime.nodes.coding.Coding`."""
 _ANSWERS_S, _CONNECTS_S, _STARTS_S = 3.0, 30.0, 60.0
 _VERSION = (2, 59)
+_SURVIVES = {"RAY_gcs_rpc_server_reconnect_timeout_s": "1000000"}
+"""Ray ends a process 60 s after the head of its cluster otherwise."""
 
 
 @dataclass(frozen=True)
@@ -276,7 +278,7 @@ def ray_module() -> Any:
 @contextlib.contextmanager
 def _environment(token: Path | None) -> Iterator[None]:
     """Tell Ray the token and to report nothing, while it starts."""
-    said = {"RAY_USAGE_STATS_ENABLED": "0"}
+    said = {"RAY_USAGE_STATS_ENABLED": "0", **_SURVIVES}
     if token is not None:
         said |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
     before = {name: os.environ.get(name) for name in said}
