@@ -441,6 +441,14 @@ def test_a_session_with_other_shapes_than_the_segment_is_refused(device: OrtDevi
 
 
 def affinities() -> dict[str, str]:
+    """Return the cores of each thread: as two readings in a row had it, since one may leave out threads while others end."""
+    found, read = None, _affinities()
+    while found != read:
+        found, read = read, _affinities()
+    return read
+
+
+def _affinities() -> dict[str, str]:
     found = {}
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread of an earlier test has ended
