@@ -31,11 +31,7 @@ import numpy as np
 
 from placeit.core.errors import PlaceitError
 
-__all__ = ["Args", "Report", "add_lab_options", "main", "output", "parser", "quiet_output", "show"]
-
-WORKERS = 2
-"""Processes a benchmark of many trainings uses unless told otherwise: trainings on a core each do not disturb one
-another much, and more than two want memory."""
+__all__ = ["Args", "Report", "main", "output", "parser", "quiet_output", "show"]
 
 Value: TypeAlias = float | int | str | bool | np.generic | None
 
@@ -121,25 +117,6 @@ def parser(prog: str, description: str | None) -> argparse.ArgumentParser:
     options.add_argument("--json", action="store_true", help="print one JSON object on standard output and nothing else")
     options.add_argument("--seed", type=int, default=0, help="seed of everything random (default 0)")
     return options
-
-
-def add_lab_options(options: argparse.ArgumentParser, *, written: str) -> None:
-    """Add the options of benchmarks whose jobs are kept and run in worker processes.
-
-    Args:
-        options: of the benchmark.
-        written: what ``--results`` writes.
-    """
-    options.add_argument(
-        "--work", type=Path, metavar="DIR", help="keep trained policies and outcomes there, and go on from them"
-    )
-    options.add_argument(
-        "--results", type=Path, metavar="DIR", help=f"write {written} there; of parts that are not run, what is there stays"
-    )
-    options.add_argument(
-        "--note", default="", metavar="TEXT", help="say this beside the results, such as what else was running"
-    )
-    options.add_argument("--workers", type=int, default=WORKERS, help=f"processes; 0 for none (default {WORKERS})")
 
 
 def main(

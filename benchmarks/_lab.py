@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,17 +23,22 @@ from placeit.core.errors import PlaceitError
 __all__ = ["Job", "JobError", "Lab", "Outcome", "Setup", "column", "read_outcome", "tell"]
 
 Outcome: TypeAlias = Mapping[str, NDArray[Any]]
+Sizes = TypeVar("Sizes")
 
 
-class Setup(Protocol):
+@dataclass(frozen=True)
+class Setup(Generic[Sizes]):
     """What all jobs of a benchmark share.
 
     Attributes:
-        folder: where outcomes are kept.
+        sizes: how much work is done.
+        seed: of everything random.
+        folder: where trained policies and outcomes are kept.
     """
 
-    @property
-    def folder(self) -> Path: ...
+    sizes: Sizes
+    seed: int
+    folder: Path
 
 
 class Job(ABC):
@@ -69,7 +74,7 @@ class JobError(PlaceitError):
     """A part asked for the outcome of a job that failed."""
 
 
-def read_outcome(job: Job, setup: Setup) -> Outcome:
+def read_outcome(job: Job, setup: Setup[Any]) -> Outcome:
     """Return the outcome of a job that was done, such as one that another job needs."""
     with np.load(_file(job, setup)) as file:
         return dict(file)
@@ -85,7 +90,7 @@ class Lab:
         outcomes: of the jobs that were done.
     """
 
-    setup: Setup
+    setup: Setup[Any]
     workers: int
     outcomes: dict[Job, Outcome] = field(default_factory=dict)
 
@@ -177,7 +182,7 @@ def _with_needs(jobs: Sequence[Job]) -> list[Job]:
     return list(needed | dict.fromkeys(jobs))
 
 
-def _do(job: Job, setup: Setup) -> float:
+def _do(job: Job, setup: Setup[Any]) -> float:
     began = time.perf_counter()
     outcome = job.run(setup)
     path = _file(job, setup)
@@ -187,7 +192,7 @@ def _do(job: Job, setup: Setup) -> float:
     return time.perf_counter() - began
 
 
-def _file(job: Job, setup: Setup) -> Path:
+def _file(job: Job, setup: Setup[Any]) -> Path:
     return setup.folder / f"{job.name}.npz"
 
 

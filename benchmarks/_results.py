@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from placeit.core.files import write_text
@@ -31,7 +30,7 @@ class Origin:
     figures: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
-def write_results(folder: Path, head: str, parts: Mapping[str, ModuleType], result: Mapping[str, Any], origin: Origin) -> None:
+def write_results(folder: Path, head: str, parts: Mapping[str, object], result: Mapping[str, Any], origin: Origin) -> None:
     """Write ``report.md`` and ``report.json`` beside the figures; parts that were not run stay as the folder has them.
 
     Args:
@@ -41,6 +40,7 @@ def write_results(folder: Path, head: str, parts: Mapping[str, ModuleType], resu
         result: what the benchmark's ``--json`` prints; each row and each claim names its ``part``.
         origin: of the parts that were run.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / "report.json"
     before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"parts": {}, "claims": [], "rows": []}
     shared = {"command": origin.command, "commit": result["commit"], "seeds": list(origin.seeds)}
@@ -59,7 +59,7 @@ def write_results(folder: Path, head: str, parts: Mapping[str, ModuleType], resu
     write_text(folder / "report.md", _text_of(head, parts, merged))
 
 
-def _text_of(head: str, parts: Mapping[str, ModuleType], merged: dict[str, Any]) -> str:
+def _text_of(head: str, parts: Mapping[str, object], merged: dict[str, Any]) -> str:
     claims = [
         {name: claim[name] for name in ("part", "name", "value", "unit", "target", "holds")} for claim in merged["claims"]
     ]
@@ -83,7 +83,8 @@ def _origins(parts: dict[str, Any]) -> list[str]:
         machine = origin["machine"]
         where = (
             f"Commit {origin['commit']}; seeds {', '.join(map(str, origin['seeds']))}; {machine['cpu']}, "
-            f"{machine['cores']} cores, Python {machine['python']}, torch {machine['libraries'].get('torch')}."
+            f"{machine['cores']} cores, Python {machine['python']}, torch {machine['libraries'].get('torch')}, "
+            f"OpenVINO {machine['libraries'].get('openvino')}."
         )
         text = f"    {origin['command']}\n\n{where} {origin['note']}".rstrip()
         runs.setdefault(text, []).append(part)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from types import ModuleType
-
-from benchmarks._harness import Report
-from benchmarks._lab import Lab, tell
+from benchmarks._experiments import Experiments
+from benchmarks.doppler import sizes
 from benchmarks.doppler.jobs import Setup
 from benchmarks.doppler.parts import (
     fidelity,
@@ -23,27 +20,46 @@ from benchmarks.doppler.parts import (
     table9,
 )
 
-__all__ = ["PARTS", "run"]
+__all__ = ["EXPERIMENTS"]
 
-PARTS: dict[str, ModuleType] = {
-    "main": main,
-    "table2": table2,
-    "table3": table3,
-    "table4": table4,
-    "table5": table5,
-    "table6": table6,
-    "table7": table7,
-    "table8": table8,
-    "table9": table9,
-    "fig3": fig3,
-    "fidelity": fidelity,
-    "repeated": repeated,
-}
-"""In the order in which they are told."""
+_HEAD = """# DOPPLER's experiments
+
+Figures named `paper` are those of Yao et al. 2025, on four P100s (Table 9: eight V100s); they stand beside ours and are no
+targets. The same figures, and the versions of all libraries, are in [report.json](report.json)."""
 
 
-def run(setup: Setup, report: Report, parts: Sequence[str], *, workers: int) -> list[str]:
-    """Do the work of some parts and tell what came out; returns the parts that failed."""
-    lab = Lab(setup, workers)
-    lab.run([job for part in parts for job in PARTS[part].jobs(setup)])
-    return tell(lab, PARTS, parts, report)
+def _head(_: Setup) -> str:
+    return _HEAD
+
+
+def _seeds(setup: Setup) -> range:
+    return range(setup.seed, setup.seed + setup.sizes.seeds)
+
+
+EXPERIMENTS = Experiments(
+    "doppler",
+    {
+        "main": main,
+        "table2": table2,
+        "table3": table3,
+        "table4": table4,
+        "table5": table5,
+        "table6": table6,
+        "table7": table7,
+        "table8": table8,
+        "table9": table9,
+        "fig3": fig3,
+        "fidelity": fidelity,
+        "repeated": repeated,
+    },
+    sizes,
+    Setup,
+    _head,
+    _seeds,
+    default=("main",),
+    figures=False,
+    counts={
+        "seeds": "trainings that differ in their seed alone",
+        "episodes": "episodes of each training that are valued, at most",
+    },
+)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
+from benchmarks import _lab
 from benchmarks._lab import Job, Outcome
 from benchmarks.doppler.graphs import Case
 from benchmarks.doppler.sizes import Sizes
@@ -22,19 +22,8 @@ from placeit.placers.learned.registry import parse_agent
 __all__ = ["Placed", "Setup", "Training"]
 
 
-@dataclass(frozen=True)
-class Setup:
-    """What all jobs share.
-
-    Attributes:
-        sizes: how much work is done.
-        seed: of everything random.
-        folder: where trained policies and outcomes are kept.
-    """
-
-    sizes: Sizes
-    seed: int
-    folder: Path
+class Setup(_lab.Setup[Sizes]):
+    """What all jobs share."""
 
 
 @dataclass(frozen=True)

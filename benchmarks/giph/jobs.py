@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks import _lab
 from benchmarks._lab import Job, Outcome
 from benchmarks.giph.policies import STEPS_PER_OP, search
 from benchmarks.giph.problems import Dataset, dataset, instance
@@ -45,19 +45,8 @@ POINTS = 41
 SHIPPED = "giph, shipped"
 
 
-@dataclass(frozen=True)
-class Setup:
-    """What all jobs share.
-
-    Attributes:
-        sizes: how much work is done.
-        seed: of everything random.
-        folder: where trained policies and outcomes are kept.
-    """
-
-    sizes: Sizes
-    seed: int
-    folder: Path
+class Setup(_lab.Setup[Sizes]):
+    """What all jobs share."""
 
     def dataset(self, kind: DatasetKind, number: int) -> Dataset:
         """Return the problems that training ``number`` learns from and is tested on."""

@@ -16,14 +16,19 @@ from pathlib import Path
 
 from benchmarks._harness import Report, output, parser, quiet_output, show
 
+_HEAD = """# HSDAG's experiments
+
+Real runs on one core of a CPU and on one that is slowed on purpose (`slowdown` times); columns named after the paper have its
+figures, on other devices. The versions of all libraries are in [report.json](report.json)."""
+
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the benchmark."""
     os.environ["OMP_NUM_THREADS"] = "1"  # before anything loads it
+    from benchmarks._results import Origin, write_results
     from benchmarks.hsdag.bench import FULL, QUICK, Bench
     from benchmarks.hsdag.paper import MODELS
     from benchmarks.hsdag.parts import PARTS
-    from benchmarks.hsdag.results import write_results
     from placeit.core.errors import PlaceitError
 
     options = parser("python -m benchmarks.hsdag", __doc__)
@@ -53,10 +58,7 @@ def main(arguments: list[str] | None = None) -> None:
             sys.exit(f"benchmarks.hsdag: {error}")
     result = output("hsdag", report)
     if chosen.results:
-        words = [word for word in (arguments or sys.argv[1:]) if word != "--json"]
-        write_results(
-            chosen.results, shlex.join(["python", "-m", "benchmarks.hsdag", *words]), chosen.seed, result, chosen.note
-        )
+        write_results(chosen.results, _HEAD, PARTS, result, Origin(_command(chosen), [chosen.seed], chosen.note))
     if chosen.json:
         print(json.dumps(result, allow_nan=False))
     else:

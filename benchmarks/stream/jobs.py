@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks import _lab
 from benchmarks._lab import Job, Lab, Outcome
 from benchmarks.stream.sizes import Sizes
 from placeit.core.problem import Problem
@@ -41,19 +42,8 @@ ABLATIONS = {
 _HELD_OUT = 64
 
 
-@dataclass(frozen=True)
-class Setup:
-    """What all jobs share.
-
-    Attributes:
-        sizes: how much work is done.
-        seed: of everything random.
-        folder: where trained policies and outcomes are kept.
-    """
-
-    sizes: Sizes
-    seed: int
-    folder: Path
+class Setup(_lab.Setup[Sizes]):
+    """What all jobs share."""
 
     @property
     def published(self) -> bool:

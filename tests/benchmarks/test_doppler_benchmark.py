@@ -15,7 +15,7 @@ from benchmarks._harness import Report
 from benchmarks._lab import Lab
 from benchmarks.doppler import executed
 from benchmarks.doppler.__main__ import main
-from benchmarks.doppler.bench import PARTS, run
+from benchmarks.doppler.bench import EXPERIMENTS
 from benchmarks.doppler.executed import SLOWDOWNS, BestOfEach, Fidelity, Learned
 from benchmarks.doppler.graphs import GRAPHS, Case
 from benchmarks.doppler.jobs import Placed, Setup, Training
@@ -41,12 +41,12 @@ class Told(dict[Any, Any]):
 
     def __init__(self, part: str, sizes: Sizes, outcome: Any) -> None:
         self.setup = Setup(sizes, 0, Path())
-        super().__init__({job: outcome(job) for job in PARTS[part].jobs(self.setup)})
+        super().__init__({job: outcome(job) for job in EXPERIMENTS.parts[part].jobs(self.setup)})
 
 
 def claims(part: str, sizes: Sizes, outcome: Any) -> dict[str, dict[str, Any]]:
     report = Report()
-    PARTS[part].tell(Told(part, sizes, outcome), report)
+    EXPERIMENTS.parts[part].tell(Told(part, sizes, outcome), report)
     return {claim["name"]: claim for claim in report.claims}
 
 
@@ -271,7 +271,7 @@ def test_without_the_published_graphs_our_own_take_their_place(graph, monkeypatc
 def test_a_part_runs_on_little_work_and_goes_on_from_what_is_done(part, tmp_path, monkeypatch) -> None:
     setup = Setup(TINY, 0, tmp_path)
     report, again = Report(), Report()
-    assert run(setup, report, [part], workers=0) == []
+    assert EXPERIMENTS.run(setup, report, [part], workers=0)[1] == []
     assert {row["part"] for row in report.rows} == {part}
 
     def refused(job: Any, setup: Any) -> None:
@@ -279,7 +279,7 @@ def test_a_part_runs_on_little_work_and_goes_on_from_what_is_done(part, tmp_path
 
     monkeypatch.setattr(Training, "run", refused)
     monkeypatch.setattr(Placed, "run", refused)
-    assert run(setup, again, [part], workers=0) == []
+    assert EXPERIMENTS.run(setup, again, [part], workers=0)[1] == []
     assert (again.rows, again.claims) == (report.rows, report.claims)
 
 
@@ -294,7 +294,7 @@ def test_a_training_that_failed_costs_its_part_and_no_other(tmp_path, monkeypatc
 
     monkeypatch.setattr(Training, "run", broken)
     report = Report()
-    assert run(Setup(TINY, 0, tmp_path), report, ["table3", "table9"], workers=0) == ["table9"]
+    assert EXPERIMENTS.run(Setup(TINY, 0, tmp_path), report, ["table3", "table9"], workers=0)[1] == ["table9"]
     assert {row["part"] for row in report.rows} == {"table3"}
     assert "on purpose" in capsys.readouterr().err
 
@@ -335,7 +335,7 @@ def test_what_is_executed_is_learned_raced_and_compared(tmp_path, monkeypatch) -
     monkeypatch.setitem(executed.MODELS, "chain-mm", "chain-mm:shards=2,size=64")
     setup = Setup(TINY, 0, tmp_path)
     report = Report()
-    assert run(setup, report, ["table2", "table5", "fig3", "fidelity"], workers=0) == []
+    assert EXPERIMENTS.run(setup, report, ["table2", "table5", "fig3", "fidelity"], workers=0)[1] == []
     assert {row["part"] for row in report.rows} == {"table2", "table5", "fig3", "fidelity"}
     lab = Lab(setup, 0)
     job = BestOfEach("chain-mm", 2.0)

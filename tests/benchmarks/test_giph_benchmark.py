@@ -4,21 +4,20 @@ import json
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
-from benchmarks._harness import Report, output
+from benchmarks._harness import Report
 from benchmarks._lab import JobError, Lab
 from benchmarks.giph import sizes
 from benchmarks.giph.__main__ import main
-from benchmarks.giph.bench import PARTS, run
+from benchmarks.giph.bench import EXPERIMENTS
 from benchmarks.giph.compare import better_equal_worse, over_heft, ratio_interval
 from benchmarks.giph.jobs import POINTS, Evaluation, Job, Setup, Training, load_policy, starts
 from benchmarks.giph.policies import UNTRAINED, VARIANTS, search
 from benchmarks.giph.problems import NoisyCost, changing, depth, heft_slr, instance
-from benchmarks.giph.results import write_results
 from benchmarks.giph.sizes import FULL, QUICK, Sizes
 from placeit.placers.learned.registry import make_agent
 from placeit.simulator.simulate import simulate
@@ -53,9 +52,9 @@ TINY = Sizes(
 
 @dataclass
 class Done:
-    report: Report
+    code: int
+    report: dict[str, Any]
     folder: Path
-    failed: list[str]
     setup: Setup
 
 
@@ -63,20 +62,21 @@ class Done:
 def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     """All parts, in this process."""
     folder = tmp_path_factory.mktemp("giph")
-    setup = Setup(TINY, 0, folder / "work")
-    report = Report()
-    figures, failed = run(setup, report, list(PARTS), workers=0, figures_in=folder / "results")
-    write_results(folder / "results", "python -m benchmarks.giph", setup, output("giph", report), figures)
-    return Done(report, folder / "results", failed, setup)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sizes, "QUICK", TINY)
+        code = main(["--quick", "--workers", "0", "--work", str(folder / "work"), "--results", str(folder / "results")])
+    report = json.loads((folder / "results" / "report.json").read_text())
+    (work,) = (folder / "work").iterdir()
+    return Done(code, report, folder / "results", Setup(TINY, 0, work))
 
 
 @pytest.mark.slow
 def test_every_part_fills_a_table_draws_a_figure_and_states_what_it_claims(done):
-    assert done.failed == []
-    assert {row["part"] for row in done.report.rows} == set(PARTS)
+    assert done.code == 0
+    assert {row["part"] for row in done.report["rows"]} == set(EXPERIMENTS.parts)
     drawn = {path.stem.partition("-")[0] for path in done.folder.glob("*.svg")}
-    assert drawn == set(PARTS)
-    claims = [claim["name"] for claim in done.report.claims]
+    assert drawn == set(EXPERIMENTS.parts)
+    claims = [claim["name"] for claim in done.report["claims"]]
     for words in (
         "single, seed 0: SLR of GiPH over HEFT's",
         "multi, seed 1: SLR of GiPH over HEFT's",
@@ -94,7 +94,7 @@ def test_every_part_fills_a_table_draws_a_figure_and_states_what_it_claims(done)
         "SLR of the shipped GiPH over that of guided, equal evaluations",
     ):
         assert any(words in claim for claim in claims), words
-    assert all(claim["value"] is not None and claim["target"] for claim in done.report.claims)
+    assert all(claim["value"] is not None and claim["target"] for claim in done.report["claims"])
 
 
 @pytest.mark.slow
@@ -102,24 +102,21 @@ def test_results_say_how_to_make_them_again(done):
     text = (done.folder / "report.md").read_text()
     for words in ("python -m benchmarks.giph", "Commit ", "seeds 0, 1", "## Adaptivity (Fig. 6)", "![churn](churn.svg)"):
         assert words in text
-    found = json.loads((done.folder / "report.json").read_text())
-    assert set(found["parts"]) == set(PARTS)
-    for origin in found["parts"].values():
+    assert set(done.report["parts"]) == set(EXPERIMENTS.parts)
+    for origin in done.report["parts"].values():
         assert origin["seeds"] == [0, 1]
-        assert origin["command"] == "python -m benchmarks.giph"
+        assert origin["command"] == f"python -m benchmarks.giph --quick --results {done.folder}"
         assert origin["figures"]
-    assert len(found["rows"]) == len(done.report.rows)
-    assert len(found["claims"]) == len(done.report.claims)
 
 
 @pytest.mark.slow
 def test_every_mean_over_heft_is_also_told_over_its_plans(done):
-    over = [row for row in done.report.rows if "over_heft" in row and row["part"] != "objectives"]
+    over = [row for row in done.report["rows"] if "over_heft" in row and row["part"] != "objectives"]
     assert {row["part"] for row in over} == {"search", "hdp", "recurrent", "fusion", "convergence", "shipped", "budgets"}
     assert all(row["over_heft_planned"] is not None for row in over)
     for part in ("churn", "depth"):
-        assert all("heft_planned" in row for row in done.report.rows if row["part"] == part and "heft" in row)
-    claims = {claim["name"]: claim["value"] for claim in done.report.claims}
+        assert all("heft_planned" in row for row in done.report["rows"] if row["part"] == part and "heft" in row)
+    claims = {claim["name"]: claim["value"] for claim in done.report["claims"]}
     assert {name for name in claims if name.endswith("as planned")} > {
         "single, seed 0: SLR of GiPH over HEFT's, as planned",
         "sensor fusion: SLR of GiPH over HEFT, as planned",
@@ -134,11 +131,11 @@ def test_every_mean_over_heft_is_also_told_over_its_plans(done):
 
 @pytest.mark.slow
 def test_scenes_that_a_policy_saw_and_did_not_see_are_told_apart(done):
-    scenes = [row for row in done.report.rows if row["part"] == "fusion" and "scene_of_seed" in row]
+    scenes = [row for row in done.report["rows"] if row["part"] == "fusion" and "scene_of_seed" in row]
     assert [(row["scene_of_seed"], row["seen_in_training"]) for row in scenes] == [(0, True), (1, False)]
-    shipped = [row["of"] for row in done.report.rows if row["part"] == "shipped" and row["problems"] == "sensor-fusion"]
+    shipped = [row["of"] for row in done.report["rows"] if row["part"] == "shipped" and row["problems"] == "sensor-fusion"]
     assert shipped == ["seed 0", "seed 1"]
-    names = {claim["name"] for claim in done.report.claims if claim["part"] == "shipped"}
+    names = {claim["name"] for claim in done.report["claims"] if claim["part"] == "shipped"}
     assert {name for name in names if "sensor-fusion" in name} == {
         f"shipped policy, sensor-fusion{scene}: SLR over HEFT{how}"
         for scene in ("", ", the scene trained on")
@@ -168,7 +165,7 @@ def test_the_policy_that_ships_was_trained_on_the_scene_of_seed_0_and_on_no_othe
 
 @pytest.mark.slow
 def test_searches_get_as_many_evaluations_as_giph_or_as_many_seconds(done):
-    rows = [row for row in done.report.rows if row["part"] == "budgets" and row["problems"] == "multi"]
+    rows = [row for row in done.report["rows"] if row["part"] == "budgets" and row["problems"] == "multi"]
     by_name = {row["search"]: row for row in rows}
     names = [f"{placer}, equal {what}" for placer in ("annealing", "guided") for what in ("evaluations", "seconds")]
     assert set(by_name) == {"giph", *names}
@@ -181,11 +178,11 @@ def test_searches_get_as_many_evaluations_as_giph_or_as_many_seconds(done):
 
 @pytest.mark.slow
 def test_hdp_is_told_at_both_learning_rates_with_an_interval(done):
-    rows = {row["policy"]: row for row in done.report.rows if row["part"] == "hdp"}
+    rows = {row["policy"]: row for row in done.report["rows"] if row["part"] == "hdp"}
     assert set(rows) == {"giph", "hdp", "hdp, learning rate 0.01", "heft", "heft, planned"}
     assert all(row["cases"] == TINY.hdp_cases for row in rows.values())
     assert rows["giph"]["interval"] == "1.000 to 1.000"
-    assert len([row for row in done.report.rows if row["part"] == "churn" and "graph" in row]) == TINY.hdp_churn_graphs
+    assert len([row for row in done.report["rows"] if row["part"] == "churn" and "graph" in row]) == TINY.hdp_churn_graphs
 
 
 def test_an_interval_of_a_ratio_covers_it_as_often_as_it_says():
@@ -201,23 +198,28 @@ def test_an_interval_of_a_ratio_covers_it_as_often_as_it_says():
     assert over_heft(3.0, 2.0, 4.0) == {"over_heft": 1.5, "over_heft_planned": 0.75}
 
 
-def test_parts_that_are_not_run_again_keep_their_results_and_their_origin(tmp_path):
-    setup = Setup(replace(TINY, seeds=1), 0, tmp_path / "work")
+def test_parts_that_are_not_run_again_keep_their_results_and_their_origin(tmp_path, monkeypatch):
+    monkeypatch.setattr(sizes, "QUICK", replace(TINY, seeds=1))
+    command = ["--quick", "--workers", "0", "--work", str(tmp_path / "work"), "--results", str(tmp_path)]
 
-    def write(command: str, parts: list[str]) -> dict:
-        report = Report(commit=command)
-        figures, failed = run(setup, report, parts, workers=0, figures_in=tmp_path)
-        assert failed == []
-        write_results(tmp_path, command, setup, output("giph", report), figures)
+    def write(note: str, *parts: str) -> dict:
+        assert main([*command, "--note", note, "--part", *parts]) == 0
         return json.loads((tmp_path / "report.json").read_text())
 
-    first = write("first", ["shipped", "depth"])
-    second = write("second", ["depth"])
-    assert {part: origin["commit"] for part, origin in second["parts"].items()} == {"depth": "second", "shipped": "first"}
+    first = write("first", "shipped", "depth")
+    second = write("second", "depth")
+    assert {part: origin["note"] for part, origin in second["parts"].items()} == {"depth": "second", "shipped": "first"}
     assert second["rows"] == first["rows"]
     assert second["claims"] == first["claims"]
     text = (tmp_path / "report.md").read_text()
-    for words in ("    first", "    second", "![shipped](shipped.svg)", "![depth-mean-slr](depth-mean-slr.svg)"):
+    for words in (
+        "--part shipped depth --quick",
+        " first",
+        "--part depth --quick",
+        " second",
+        "![shipped](shipped.svg)",
+        "![depth-mean-slr](depth-mean-slr.svg)",
+    ):
         assert words in text
 
 
@@ -288,9 +290,9 @@ def test_a_part_that_fails_loses_no_other_results(tmp_path, monkeypatch, capsys)
     def tell(lab, report, figures):
         raise JobError("on purpose")
 
-    monkeypatch.setattr(PARTS["depth"], "tell", tell)
+    monkeypatch.setattr(EXPERIMENTS.parts["depth"], "tell", tell)
     report = Report()
-    _, failed = run(Setup(replace(TINY, seeds=1), 0, tmp_path), report, ["depth", "shipped"], workers=0)
+    _, failed = EXPERIMENTS.run(Setup(replace(TINY, seeds=1), 0, tmp_path), report, ["depth", "shipped"], workers=0)
     assert failed == ["depth"]
     assert {row["part"] for row in report.rows} == {"shipped"}
     assert "The part 'depth' failed" in capsys.readouterr().err
@@ -376,15 +378,15 @@ def test_the_command_prints_its_result_alone_and_fails_if_a_part_does(tmp_path, 
 
     monkeypatch.setattr(sizes, "QUICK", TINY)
     results = tmp_path / "results"
-    command = ["--quick", "--json", "--workers", "0", "--work", str(tmp_path), "--parts", "shipped"]
+    command = ["--quick", "--json", "--workers", "0", "--work", str(tmp_path), "--part", "shipped"]
     assert main([*command, "--results", str(results), "--note", "Nothing else was running."]) == 0
     text = (results / "report.md").read_text()
-    assert f"    python -m benchmarks.giph --quick --parts shipped --results {results}\n" in text
+    assert f"    python -m benchmarks.giph --part shipped --quick --results {results}\n" in text
     assert "Nothing else was running." in text
     result = json.loads(capfd.readouterr().out)
     assert result["benchmark"] == "giph"
     assert {row["part"] for row in result["rows"]} == {"shipped"}
-    monkeypatch.setattr(PARTS["shipped"], "tell", tell)
+    monkeypatch.setattr(EXPERIMENTS.parts["shipped"], "tell", tell)
     assert main(command) == 1
     printed = capfd.readouterr()
     assert json.loads(printed.out)["rows"] == []

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.hsdag import bench, results
+from benchmarks._results import Origin, write_results
+from benchmarks.hsdag import bench
 from benchmarks.hsdag.__main__ import main
 from benchmarks.hsdag.learners import ABLATIONS, LEARNERS
 from benchmarks.hsdag.paper import ABLATIONS_MS, GRAPHS, LATENCY_MS, MODELS, SEARCH_S
+from benchmarks.hsdag.parts import PARTS
 
 
 def test_figures_of_the_paper_are_of_its_models_and_of_rows_that_there_are() -> None:
@@ -28,18 +30,18 @@ def test_parts_that_were_not_run_stay_in_the_results(tmp_path: Path) -> None:
         claims = [{"part": part, "name": "n", "value": value, "unit": "", "target": "<= 1", "holds": value <= 1}]
         return {"benchmark": "hsdag", "machine": machine, "commit": f"of {part}", "rows": rows, "claims": claims}
 
-    results.write_results(tmp_path, "first", 0, result("table1", 0.25), "quiet")
-    results.write_results(tmp_path, "second", 3, result("table5", 7.5), "")
-    results.write_results(tmp_path, "third", 0, result("table1", 0.5), "")
+    write_results(tmp_path, "# Head", PARTS, result("table1", 0.25), Origin("first", [0], "quiet"))
+    write_results(tmp_path, "# Head", PARTS, result("table5", 7.5), Origin("second", [3]))
+    write_results(tmp_path, "# Head", PARTS, result("table1", 0.5), Origin("third", [0]))
     data = json.loads((tmp_path / "report.json").read_text())
     assert [row["value"] for row in data["rows"]] == [0.5, 7.5]
     assert [claim["holds"] for claim in data["claims"]] == [True, False]
-    assert {part: (of["command"], of["seed"]) for part, of in data["parts"].items()} == {
-        "table1": ("third", 0),
-        "table5": ("second", 3),
+    assert {part: (of["command"], of["seeds"]) for part, of in data["parts"].items()} == {
+        "table1": ("third", [0]),
+        "table5": ("second", [3]),
     }
     text = (tmp_path / "report.md").read_text()
-    assert text.index("Table 1.") < text.index("third") < text.index("Table 5.") < text.index("seed 3; a CPU, 2 cores")
+    assert text.index("third") < text.index("seeds 3; a CPU, 2 cores") < text.index("Table 1.") < text.index("Table 5.")
     assert "quiet" not in text
 
 

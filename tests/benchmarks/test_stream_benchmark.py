@@ -1,15 +1,15 @@
 """The benchmark of stream graphs on a few graphs: what it reports, not how good it is."""
 
+import json
+
 import numpy as np
 import pytest
 
-from benchmarks._harness import Report, output
 from benchmarks._lab import Lab
 from benchmarks.stream.__main__ import main
-from benchmarks.stream.bench import PARTS, run
+from benchmarks.stream.bench import EXPERIMENTS
 from benchmarks.stream.jobs import Divided, Setup, Training, costs, methods
 from benchmarks.stream.parts import calibration
-from benchmarks.stream.results import write_results
 from benchmarks.stream.sizes import Sizes
 from placeit.placers.metis import partition
 from placeit.simulator.throughput import ThroughputCost
@@ -24,16 +24,16 @@ def generated(monkeypatch):
 
 
 @pytest.mark.slow
-def test_every_part_fills_a_table_draws_a_figure_and_resumes(tmp_path):
-    setup, report, again = Setup(TINY, 0, tmp_path / "work"), Report(), Report()
-    figures, failed = run(setup, report, list(PARTS), workers=0, figures_in=tmp_path / "results")
-    write_results(tmp_path / "results", "python -m benchmarks.stream", setup, output("stream", report), figures)
-    assert failed == []
-    assert {row["part"] for row in report.rows} == set(PARTS)
-    assert {path.stem.partition("-")[0] for path in (tmp_path / "results").glob("*.svg")} == set(PARTS)
+def test_every_part_fills_a_table_draws_a_figure_and_resumes(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("benchmarks.stream.sizes.QUICK", TINY)
+    command = ["--quick", "--json", "--workers", "0", "--work", str(tmp_path / "work")]
+    assert main([*command, "--results", str(tmp_path / "results")]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert {row["part"] for row in rows} == set(EXPERIMENTS.parts)
+    assert {path.stem.partition("-")[0] for path in (tmp_path / "results").glob("*.svg")} == set(EXPERIMENTS.parts)
     assert "Relative throughput of all methods" in (tmp_path / "results" / "report.md").read_text()
-    run(setup, again, list(PARTS), workers=0)
-    assert again.rows == report.rows
+    assert main(command) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == rows
 
 
 def test_costs_are_those_of_the_placements(tmp_path):

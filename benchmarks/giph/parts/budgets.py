@@ -16,10 +16,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from benchmarks._figures import Figures
 from benchmarks._harness import Report
 from benchmarks._lab import Lab
 from benchmarks.giph.compare import better_equal_worse, over_heft
-from benchmarks.giph.figures import Figures
 from benchmarks.giph.jobs import Job, Outcome, Setup
 from benchmarks.giph.policies import STEPS_PER_OP
 from benchmarks.giph.problems import heft_slr

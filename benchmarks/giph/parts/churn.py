@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks._figures import Figures
 from benchmarks._harness import Report
 from benchmarks._lab import Lab, column
-from benchmarks.giph.figures import Figures
 from benchmarks.giph.jobs import Job, Outcome, Policy, Setup, Training, hdp_slr, load_policy, starts
 from benchmarks.giph.parts.search import policies
 from benchmarks.giph.policies import search

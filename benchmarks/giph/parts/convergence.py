@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from benchmarks._figures import Figures
 from benchmarks._harness import Report
 from benchmarks._lab import Lab
 from benchmarks.giph.compare import over_heft
-from benchmarks.giph.figures import Figures
 from benchmarks.giph.jobs import Job, Setup, Training
 from benchmarks.giph.problems import heft_slr
 

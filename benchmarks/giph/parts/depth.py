@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks._figures import Figures
 from benchmarks._harness import Report
 from benchmarks._lab import Lab, column
-from benchmarks.giph.figures import Figures
 from benchmarks.giph.jobs import Evaluation, Job, Setup
 from benchmarks.giph.parts.search import policies
 from benchmarks.giph.problems import depth, heft_slr

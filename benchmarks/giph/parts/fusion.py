@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from benchmarks._figures import Figures
 from benchmarks._harness import Report
 from benchmarks._lab import Lab
 from benchmarks.giph.compare import over_heft
-from benchmarks.giph.figures import Figures
 from benchmarks.giph.jobs import Evaluation, Job, Setup, Training
 from benchmarks.giph.parts.search import curve_rows, policies
 from benchmarks.giph.problems import heft_slr

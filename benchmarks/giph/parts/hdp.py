@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks._figures import Figures
 from benchmarks._harness import Report
 from benchmarks._lab import Lab
 from benchmarks.giph.compare import better_equal_worse, over_heft, ratio_interval
-from benchmarks.giph.figures import Figures
 from benchmarks.giph.jobs import Evaluation, HdpCase, Job, Setup, Training
 from benchmarks.giph.problems import heft_slr
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from benchmarks._figures import Figures
 from benchmarks._harness import Report
 from benchmarks._lab import Lab
-from benchmarks.giph.figures import Figures
 from benchmarks.giph.jobs import Evaluation, Job, Policy, Setup, Training
 from benchmarks.giph.parts.depth import by_depth
 from benchmarks.giph.policies import UNTRAINED

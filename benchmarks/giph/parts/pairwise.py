@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from benchmarks._figures import Figures
 from benchmarks._harness import Report
 from benchmarks._lab import Lab, column
 from benchmarks.giph.compare import better_equal_worse
-from benchmarks.giph.figures import Figures
 from benchmarks.giph.jobs import Evaluation, Job, Policy, Setup, Training
 from benchmarks.giph.policies import VARIANTS
 from benchmarks.giph.problems import heft_slr

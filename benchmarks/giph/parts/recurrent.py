@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from benchmarks._figures import Figures
 from benchmarks._harness import Report
 from benchmarks._lab import Lab
-from benchmarks.giph.figures import Figures
 from benchmarks.giph.jobs import Evaluation, Job, Setup
 from benchmarks.giph.parts.search import curve_rows, policies
 

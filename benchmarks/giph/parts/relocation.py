@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks._figures import Figures
 from benchmarks._harness import Report
 from benchmarks._lab import Lab
-from benchmarks.giph.figures import Figures
 from benchmarks.giph.jobs import Job, Outcome, Setup, Training, load_policy, starts
 from benchmarks.giph.policies import search
 from benchmarks.giph.problems import instance

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from benchmarks._figures import Figures
 from benchmarks._harness import Report
 from benchmarks._lab import Lab, column
 from benchmarks.giph.compare import over_heft
-from benchmarks.giph.figures import Figures
 from benchmarks.giph.jobs import POINTS, Evaluation, Job, Policy, Setup, Training
 from benchmarks.giph.policies import STEPS_PER_OP, UNTRAINED
 from benchmarks.giph.problems import heft_slr

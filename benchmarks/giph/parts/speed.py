@@ -14,9 +14,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from benchmarks._figures import Figures
 from benchmarks._harness import Report
 from benchmarks._lab import Lab
-from benchmarks.giph.figures import Figures
 from benchmarks.giph.jobs import Job, Outcome, Setup
 from benchmarks.giph.policies import UNTRAINED, VARIANTS, search
 from benchmarks.giph.problems import instance

@@ -21,9 +21,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks._figures import Figures
 from benchmarks._harness import Report
 from benchmarks._lab import Job, Lab, Outcome
-from benchmarks.giph.figures import Figures
 from benchmarks.stream.jobs import Setup
 from benchmarks.stream.paper import RATES, TABLE_1
 from placeit.placers.metis import Metis, partition

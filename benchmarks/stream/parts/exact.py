@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from benchmarks._figures import Figures
 from benchmarks._harness import Report
 from benchmarks._lab import Job, Lab
-from benchmarks.giph.figures import Figures
 from benchmarks.stream.jobs import Optimum, Setup, costs, methods
 
 __all__ = ["jobs", "tell"]

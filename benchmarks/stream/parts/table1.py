@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from benchmarks._figures import Figures
 from benchmarks._harness import Report
 from benchmarks._lab import Job, Lab
-from benchmarks.giph.figures import Figures
 from benchmarks.stream.jobs import Setup, costs, methods
 from benchmarks.stream.paper import RATES, TABLE_1
 from placeit.simulator.throughput import relative_throughput
