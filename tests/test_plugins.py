@@ -93,6 +93,7 @@ def test_a_kind_of_device_brings_links_of_its_own_which_are_closed_with_the_sess
     run("-c", CABLES.replace("{core}", str(allowed_cores()[0])))
 
 
+@pytest.mark.slow
 def test_a_data_set_of_a_package_is_generated_and_learned_from_by_name(tmp_path: Path, run) -> None:
     said = json.loads(run("-m", "placeit", "generate", "chains", "-n", "3", "--split", "test", "-o", "out", "--json"))
     assert (said["kind"], said["split"], said["problems"], said["devices"]) == ("chains", "test", 3, {"least": 3, "most": 3})

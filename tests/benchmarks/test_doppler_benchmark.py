@@ -299,6 +299,7 @@ def test_a_training_that_failed_costs_its_part_and_no_other(tmp_path, monkeypatc
     assert "on purpose" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_command_writes_results_that_say_how_to_make_them_again(tmp_path, capsys) -> None:
     command = ["--part", "table3", "--quick", "--episodes", "16", "--workers", "0", "--json", "--results", str(tmp_path)]
     assert main(command) == 0

@@ -23,6 +23,7 @@ def test_three_hundred_placements_leave_memory_and_threads_within_their_bounds()
     assert all(row["grown_mb"] <= row["most_mb"] and row["threads"] <= row["most_threads"] for row in report.rows)
 
 
+@pytest.mark.slow
 def test_a_bound_that_is_exceeded_is_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(soak, "_QUICK", 2)
     main("soak", soak.run, ["--quick", "--json"], judge=True)

@@ -73,6 +73,7 @@ def arguments(command: str, model: Path, devices: str, folder: Path) -> list[obj
     return [command, model, "--devices", devices, *more[command]]
 
 
+@pytest.mark.slow
 def test_every_command_that_measures_takes_inputs(cli: Any, picky: Path, valid: Path, cores: Sequence[str]) -> None:
     for command in ("profile", "optimize", "run", "compare"):
         asked = arguments(command, picky, ",".join(cores), valid.parent)

@@ -158,7 +158,8 @@ def test_optimize_keeps_the_best_so_far(tiny: Path, tmp_path: Path, cost_cache: 
         assert tiny.with_name("tiny.onnx.placement.json").exists()
 
 
-@pytest.mark.parametrize("command", ["run", pytest.param("compare", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["run", "compare"])
 def test_no_emulated_sleep_is_too_long(command: str, tiny: Path, tmp_path: Path, cost_cache: Path, place_on: Any) -> None:
     placement, clusters = place_on(("a", "b")), cluster(tmp_path, bandwidth="1 bit/s")
     process = start(tmp_path, cost_cache, command, tiny, "-p", placement, "--devices", clusters)

@@ -44,6 +44,7 @@ def test_a_start_is_a_candidate_though_groups_are_split_for_it(cache: Cache, tmp
     assert any(candidate.placer == "segment-search" for candidate in found.candidates)
 
 
+@pytest.mark.slow
 def test_a_start_is_measured_though_it_is_simulated_to_be_hopeless(cache: Cache) -> None:
     cores = (allowed_cores()[0],)
     links = {pair: Link(1e6, 1e-3, "emulated") for pair in (("d0", "d1"), ("d1", "d0"))}

@@ -87,6 +87,7 @@ def chain(lengths: list[int]) -> OpenVinoModel:
     return describe(ov.Model([ops.result(ops.relu(again))], [x], "chain"), Path("chain"))
 
 
+@pytest.mark.slow
 def test_load_reads_and_hand_overs_are_found_as_they_are() -> None:
     model, rng = chain([16, 48, 8, 100, 30, 64]), np.random.default_rng(5)
     names = [name for name, kind in zip(model.graph.names, model.graph.kinds, strict=True) if kind not in FREE]

@@ -691,6 +691,7 @@ def check_sessions(path: Path, seed: int, trials: int) -> None:
     assert ended.returncode == 0, ended.stderr[-4000:]
 
 
+@pytest.mark.slow
 def test_opening_and_closing_survive_interrupts_at_random_moments(tmp_path: Path) -> None:
     """What was open when an interrupt came is closed as soon as nothing refers to it."""
     check_sessions(tmp_path / "mixing.onnx", 3, 25)

@@ -221,6 +221,7 @@ def moved(plan, s):
     return not segment.passthrough and any(set(reader.inputs) & set(segment.outputs) for reader in others)
 
 
+@pytest.mark.slow
 def test_every_run_of_random_plans_is_ordered_and_right():
     waits = 0
     for seed in range(16):

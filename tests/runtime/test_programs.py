@@ -141,6 +141,7 @@ def test_memory_of_others_costs_nothing_but_one_clearing() -> None:
     assert Program.taken.bytes <= 400, "what there was when others took least may count as theirs"
 
 
+@pytest.mark.slow
 def test_several_threads_can_ask_at_once() -> None:
     programs, wrong = kept(count=8), []
 
@@ -243,7 +244,7 @@ def placements(session: Session, count: int) -> Iterator[np.ndarray]:
         yield rng.integers(0, 2, len(session.grouping.groups)).astype(np.int32)
 
 
-@pytest.mark.parametrize("bound", [15e6, 1e12])
+@pytest.mark.parametrize("bound", [pytest.param(15e6, marks=pytest.mark.slow), 1e12])
 def test_memory_is_bounded_by_what_programs_really_take(bound: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime_file, "_KEPT_MODELS", 0)
     monkeypatch.setattr(runtime_file, "_KEPT_BYTES", bound)
