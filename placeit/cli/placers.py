@@ -40,7 +40,7 @@ def _lines(width: int) -> list[str]:
             lines += textwrap.wrap(
                 f"{option.name}={default}  {option.help}", width, initial_indent="      ", subsequent_indent="        "
             )
-    lines.append(f"{LEARNING}{_mark(PORTFOLIO.get(LEARNING))}")
+    lines.append(LEARNING)
     about = "DOPPLER's policies, trained on what their placements measure; the best are candidates. For this command alone."
     lines += textwrap.wrap(about, width, initial_indent="    ", subsequent_indent="    ")
     return lines

@@ -14,7 +14,6 @@ from placeit.optimizer.measured_cost import MeasuredCost
 from placeit.optimizer.portfolio import LEARNING
 from placeit.optimizer.races import reason_of
 from placeit.optimizer.search import WORTH_MEASURING, Proposal, Search
-from placeit.placers.bound import lower_bound
 from placeit.placers.learned.agent import ProblemInstance
 from placeit.runtime.budget import needed
 from placeit.runtime.measure import FAILURES
@@ -22,12 +21,12 @@ from placeit.runtime.measure import FAILURES
 __all__ = ["learn"]
 
 _SHARE = 0.7  # of the time left beside another decision; the rest is for measuring what was found
-_FEWEST, _FEWEST_NAMED = 100, 14  # placements that there has to be time to measure; where it was asked for by name
+_FEWEST = 14  # placements that there has to be time to measure
 _ROUNDS = 6  # in which one of them is measured
 _BEST = 3  # of what was found, so many are measured beside what was known before
 
 
-def learn(search: Search, decision: Decision, *, named: bool) -> Decision:
+def learn(search: Search, decision: Decision) -> Decision:
     """Learn from runs after a search has been decided, and decide once more if that found anything that looks better.
 
     If it does not, or Ctrl-C ends it, what was decided before stands.
@@ -35,12 +34,11 @@ def learn(search: Search, decision: Decision, *, named: bool) -> Decision:
     Args:
         search: what is known.
         decision: what it came to.
-        named: whether it was asked for by name: then it is done even if little can come of it.
 
     Raises:
         KeyboardInterrupt: Ctrl-C.
     """
-    if (why := _pointless(search, named)) is not None:
+    if (why := _pointless(search)) is not None:
         search.notes[LEARNING] = f"not asked: {why}"
         return decision
     kept = [one for one in (decision.winner, decision.single) if one is not None]
@@ -65,7 +63,7 @@ def learn(search: Search, decision: Decision, *, named: bool) -> Decision:
     return again
 
 
-def _pointless(search: Search, named: bool) -> str | None:
+def _pointless(search: Search) -> str | None:
     """Why nothing is to be learned from runs; None if it is worth its time."""
     ranked, problem = _measured(search), search.segmenter.problem()
     if search.indivisible or not ranked:
@@ -75,13 +73,10 @@ def _pointless(search: Search, named: bool) -> str | None:
     best = value_of(ranked[0])
     if not problem.critical_path > 0 or not best > 0:
         return "it takes no time"
-    if not named and search.objective.is_makespan and lower_bound(problem) >= WORTH_MEASURING * best:
-        return "no placement can be much faster than the best one, by the lower bound"
     opened = sum(len(race.measured) for race in search.races)
     each = search.opening_s / max(1, opened) + needed([search.run_s(ranked[0])], _ROUNDS)
-    fewest = _FEWEST_NAMED if named else _FEWEST
-    if _room(search) < fewest * each:
-        return f"there was no time to measure {fewest} placements, which take about {fewest * each:.0f} s"
+    if _room(search) < _FEWEST * each:
+        return f"there was no time to measure {_FEWEST} placements, which take about {_FEWEST * each:.0f} s"
     return None
 
 

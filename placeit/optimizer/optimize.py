@@ -140,7 +140,7 @@ def optimize(
     if seed < 0:
         raise UsageError(f"The seed is {seed}; it must not be negative.")
     check_tolerance(tolerance)
-    begin, named = time.perf_counter(), placers is not None
+    begin = time.perf_counter()
     placers = default_placers(budget) if placers is None else [placers] if isinstance(placers, str) else placers
     others = [name for name in placers if name != LEARNING]
     kernels = [name for name in others if name in PORTFOLIO]
@@ -217,7 +217,7 @@ def optimize(
             if LEARNING in placers:
                 from placeit.optimizer.learned_part import learn  # with PyTorch
 
-                decision = learn(search, decision, named=named)
+                decision = learn(search, decision)
         except KeyboardInterrupt:
             interrupted = True
             session.hurry()

@@ -18,13 +18,13 @@ PORTFOLIO: Mapping[str, float] = {
     "annealing": 0,
     "guided": 120,
     "giph": 120,
-    LEARNING: 300,
 }
 """Default placers, and the least budget, in seconds, with which each is asked.
 
 Every single device and a search among plans take part in any case. Importing PyTorch takes two to three seconds, and placing a
 model of a hundred groups with GiPH's policy as long again: a tenth of a minute, for placements that are hardly better than
-those of annealing. Learning from runs begins where the rest of a search has found what it can.
+those of annealing. Learning from runs (:data:`LEARNING`) is not among them: with equal budgets it found nothing that is faster
+(``python -m benchmarks.portfolio``).
 """
 
 DEFAULT_PLACERS = tuple(name for name, least in PORTFOLIO.items() if not least)

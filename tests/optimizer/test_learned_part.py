@@ -41,7 +41,7 @@ def row(found: Optimized) -> Spent:
 
 @pytest.fixture
 def worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learned_part, "_FEWEST_NAMED", 1)
+    monkeypatch.setattr(learned_part, "_FEWEST", 1)
     # whatever else the machine does
     monkeypatch.setattr("placeit.optimizer.races.steady", lambda *_: True)
     monkeypatch.setattr(learned_part, "MeasuredCost", functools.partial(MeasuredCost, hopeless=None))
@@ -94,14 +94,6 @@ def test_learning_that_fails_is_told_and_changes_nothing(cache: Cache, monkeypat
     assert [(one.name, one.failed) for one in found.unplanned] == [(LEARNING, "ValueError: no gradient.")]
     assert found.chosen in found.candidates
     assert not found.interrupted
-
-
-def test_where_nothing_can_be_gained_nothing_is_learned(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learned_part, "lower_bound", lambda _: 1e9)
-    monkeypatch.setattr("placeit.optimizer.optimize.default_placers", lambda _: PLACERS)
-    found = optimize(inception_like(), cluster(), budget=60, cache=cache)
-    assert row(found).note == "not asked: no placement can be much faster than the best one, by the lower bound"
-    assert found.spent_s < found.asked_s
 
 
 class Measuring:
