@@ -241,14 +241,14 @@ class MeasuredCost:
             raise UsageError(f"A last race takes at least one placement and one round; got {few} and {rounds}.")
         races = self._races
         names = [name for name, one in self._outcomes.items() if one.source == "measured"]
-        names = sorted(names, key=lambda name: self._outcomes[name].value)[:few]
-        if not names:
+        asked = sorted(names, key=lambda name: self._outcomes[name].value)[:few]
+        if not asked:
             raise ExecutionError("Nothing has been measured, so nothing can be the best.")
-        best = [races.known[name] for name in names]
+        best = [races.known[name] for name in asked]
         found = self._race(best, best[0], rounds, "measuring the best once more", min_rounds=rounds)
         names = sorted((name for name in found if self._outcomes[name].source == "measured"), key=self._value)
         if not names:
-            reasons = (f"{name}: {self._outcomes[name].reason}" for name in names)
+            reasons = dict.fromkeys(str(self._outcomes[name].reason) for name in asked)
             raise ExecutionError(" ".join(["Nothing of what was measured could be run once more.", *reasons]))
         first, won = names[0], races.known[names[0]]
         rivals = [name for name in names[1:] if len(np.intersect1d(found[name].rounds, found[first].rounds))]

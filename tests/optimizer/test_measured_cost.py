@@ -333,6 +333,14 @@ def test_the_best_are_raced_once_more_and_the_best_placement_is_the_answer(sessi
     assert devices.tolist() == best.outcome.devices[session.grouping.group_of].tolist()
 
 
+def test_the_reasons_are_told_if_the_best_cannot_be_raced_once_more(session: Session) -> None:
+    cost = MeasuredCost(session, hopeless=None)
+    cost(placements(session, 3))
+    truth[0] = dataclasses.replace(truth[0], broken=lambda *_: True)
+    with pytest.raises(ExecutionError, match=r"could be run once more\. .+failed on d[01]\.$"):
+        cost.winner(rounds=8)
+
+
 def test_placers_search_by_measured_costs_as_by_simulated_ones(session: Session) -> None:
     problem, cost = session.segmenter.problem(), MeasuredCost(session, hopeless=None)
     answer = place(problem, "local-search:batch=6", evaluations=40, cost=cost).devices
