@@ -1,14 +1,16 @@
-"""Whether learning from runs belongs into the default search: ``placeit optimize`` with and without it, with equal budgets.
+"""What learned placers add to the default search: ``placeit optimize`` without them, with the policies that ship with placeit,
+and with policies that also learn from runs, all with equal budgets.
 
-Three models on two clusters of two cores, of which one is slowed 2 and 3 times, so that placements differ. Both searches begin
-with the same profiled costs, and their answers are raced against each other, interleaved. Where the search without learning
-finds nothing new, it ends before its budget does; the rows have the seconds of both. ``--quick`` is one case with 40 s.
+Three models on two clusters of two cores, of which one is slowed 2 and 3 times, so that placements differ. All searches begin
+with the same profiled costs, and their answers are raced against each other, interleaved. Where a search finds nothing new, it
+ends before its budget does; the rows have the seconds of each. ``--quick`` is one case with 40 s.
 """
 
 from __future__ import annotations
 
 import math
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +21,7 @@ from placeit.backends import load
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
 from placeit.optimizer.optimize import optimize
-from placeit.optimizer.portfolio import LEARNING, PORTFOLIO
+from placeit.optimizer.portfolio import DEFAULT_PLACERS, LEARNING, PORTFOLIO
 from placeit.optimizer.result import Optimized
 from placeit.profiler.cache import Cache
 from placeit.runtime.measure import Ratio, faster, race
@@ -28,29 +30,31 @@ from placeit.session import Session
 _SLOWDOWNS = (2.0, 3.0)
 _BUDGET_S, _QUICK_BUDGET_S = 300.0, 40.0
 _ROUNDS = 40
-_WITHOUT, _WITH = "without learning", "with learning"
+_PLAIN = "nothing learned"
+_SEARCHES: Mapping[str, Sequence[str]] = {
+    _PLAIN: DEFAULT_PLACERS,
+    "shipped policies": tuple(PORTFOLIO),
+    "learning from runs": (*PORTFOLIO, LEARNING),
+}
 
 
 def run(args: Args, report: Report) -> None:
     models = args.models or (("resnet50",) if args.quick else MODELS)
-    ratios: list[Ratio] = []
-    for name in models:
-        for slowdown in _SLOWDOWNS[:1] if args.quick else _SLOWDOWNS:
-            ratio = _case(name, slowdown, args, report)
-            if ratio is not None:
-                ratios.append(ratio)
-                label = f"{name}, {slowdown:g} times slower core: time of the answer with learning over that without"
-                report.claim(f"{label}, upper end of its interval", ratio.ci_high, "")
-    mean = math.exp(np.log([ratio.ratio for ratio in ratios]).mean()) if ratios else None
-    report.claim("time of the answer with learning over that without, geometric mean of all cases", mean, "")
-    # what would have to hold for learning to be part of PORTFOLIO
-    report.claim(
-        "cases in which the answer with learning is faster beyond the interval",
-        sum(ratio.faster for ratio in ratios),
-        "",
-        at_least=1,
-    )
-    report.claim("cases in which it is slower", sum(ratio.ci_low > 1 for ratio in ratios), "", at_most=0)
+    cases = [(name, slowdown) for name in models for slowdown in (_SLOWDOWNS[:1] if args.quick else _SLOWDOWNS)]
+    ratios: dict[str, list[Ratio]] = {search: [] for search in _SEARCHES if search != _PLAIN}
+    for name, slowdown in cases:
+        found = _case(name, slowdown, args, report)
+        for search, ratio in found.items():
+            ratios[search].append(ratio)
+            label = f"{name}, {slowdown:g} times slower core, {search}: time of the answer over that with {_PLAIN}"
+            report.claim(f"{label}, upper end of its interval", ratio.ci_high, "")
+    for search, those in ratios.items():
+        mean = math.exp(np.log([ratio.ratio for ratio in those]).mean()) if those else None
+        report.claim(f"{search}: time of the answer over that with {_PLAIN}, geometric mean of all cases", mean, "")
+        # what has to hold for these placers to be asked by default
+        faster_in = sum(ratio.faster for ratio in those)
+        report.claim(f"{search}: cases in which the answer is faster beyond the interval", faster_in, "", at_least=1)
+        report.claim(f"{search}: cases in which it is slower", sum(ratio.ci_low > 1 for ratio in those), "", at_most=0)
 
 
 def _cluster(slowdown: float) -> Cluster:
@@ -58,53 +62,59 @@ def _cluster(slowdown: float) -> Cluster:
     return Cluster((Device("fast", address=fast), Device("slow", address=slow, slowdown=slowdown)))
 
 
-def _case(name: str, slowdown: float, args: Args, report: Report) -> Ratio | None:
-    """Search twice and race the answers; the ratio is None where one of them does not run any more."""
+def _case(name: str, slowdown: float, args: Args, report: Report) -> dict[str, Ratio]:
+    """Search in all ways and race the answers: the time of each over that of the search in which nothing was learned."""
     model, cluster = load(model_file(name)), _cluster(slowdown)
     budget = _QUICK_BUDGET_S if args.quick else _BUDGET_S
-    placers = tuple(PORTFOLIO)
     with tempfile.TemporaryDirectory() as folder:
         cache = Cache(Path(folder))
         with Session(model, cluster, cache=cache) as session:
             session.profile(budget_s=30, progress=progress)
         found: dict[str, Optimized] = {}
-        for what, asked in ((_WITHOUT, placers), (_WITH, (*placers, LEARNING))):
-            progress(f"{name}, a core slowed {slowdown:g} times, {what}")
-            found[what] = optimize(model, cluster, placers=asked, budget=budget, seed=args.seed, cache=cache, plain=False)
+        for search, placers in _SEARCHES.items():
+            progress(f"{name}, a core slowed {slowdown:g} times, {search}")
+            found[search] = optimize(model, cluster, placers=placers, budget=budget, seed=args.seed, cache=cache, plain=False)
         with Session(model, cluster, cache=cache) as session:
             session.profile()
-            ratio = _raced(session, found, args.seed)
-    learned = next(one for one in found[_WITH].spending if one.what == LEARNING)
-    for what, one in found.items():
-        single = one.speedup
+            ratios = _raced(session, found, args.seed)
+    for search, one in found.items():
+        single, ratio = one.speedup, ratios.get(search)
+        learned = next((row for row in one.spending if row.what == LEARNING), None)
         report.row(
             model=name,
             slowdown=slowdown,
-            search=what,
+            search=search,
             spent_s=one.spent_s,
             answer=one.chosen.name,
             speedup_over_single=None if single is None else single.ratio,
-            learned_s=learned.seconds if what == _WITH else None,
-            learned=learned.note if what == _WITH else None,
-            over_without=ratio.ratio if what == _WITH and ratio is not None else None,
-            low=ratio.ci_low if what == _WITH and ratio is not None else None,
-            high=ratio.ci_high if what == _WITH and ratio is not None else None,
+            learned_s=None if learned is None else learned.seconds,
+            learned=None if learned is None else learned.note,
+            over_nothing_learned=None if ratio is None else ratio.ratio,
+            low=None if ratio is None else ratio.ci_low,
+            high=None if ratio is None else ratio.ci_high,
         )
-    return ratio
+    return ratios
 
 
-def _raced(session: Session, found: dict[str, Optimized], seed: int) -> Ratio | None:
-    """Time of the answer with learning over that without, of the same rounds; 1 if they are the same."""
-    if found[_WITH].placement.as_dict() == found[_WITHOUT].placement.as_dict():
-        return Ratio(1.0, 1.0, 1.0)
-    plans = {what: session.plan_of(one.placement) for what, one in found.items()}
-    executors = {what: session.executor(plan) for what, plan in plans.items()}
+def _raced(session: Session, found: Mapping[str, Optimized], seed: int) -> dict[str, Ratio]:
+    """Time of each answer over that of :data:`_PLAIN`, of the same rounds; 1 if they are the same; without those that fail."""
+    placements = {search: tuple(one.placement.as_dict().items()) for search, one in found.items()}
+    distinct = {placement: search for search, placement in reversed(placements.items())}  # the first search that found it
+    if len(distinct) == 1:
+        return {search: Ratio(1.0, 1.0, 1.0) for search in found if search != _PLAIN}
+    executors = {search: session.executor(session.plan_of(found[search].placement)) for search in distinct.values()}
     try:
-        results = race({what: one.time for what, one in executors.items()}, rounds=_ROUNDS, seed=seed, drop_losers=False)
+        timers = {search: executor.time for search, executor in executors.items()}
+        results = race(timers, rounds=_ROUNDS, seed=seed, drop_losers=False)
     finally:
         for executor in executors.values():
             executor.close()
-    return faster(results[_WITH], results[_WITHOUT]) if len(results) == len(plans) else None
+    ratios = {}
+    for search, placement in placements.items():
+        same = distinct[placement]
+        if search != _PLAIN and _PLAIN in results and same in results:
+            ratios[search] = Ratio(1.0, 1.0, 1.0) if same == _PLAIN else faster(results[same], results[_PLAIN])
+    return ratios
 
 
 if __name__ == "__main__":
