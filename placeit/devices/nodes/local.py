@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -21,8 +21,9 @@ from placeit.core.errors import DeviceError, UsageError
 from placeit.core.files import write_text
 from placeit.devices.nodes.connection import LABEL, ray_module
 
-__all__ = ["LocalCluster", "names", "running", "start", "state_file"]
+__all__ = ["LocalCluster", "Place", "names", "running", "start", "start_node", "state_file"]
 
+_LOOPBACK = "127.0.0.1"
 _MARK = "PLACEIT_CLUSTER"
 _STARTS_S = 90.0
 _ASKED_S, _ENDS_S = 2.0, 10.0
@@ -33,6 +34,19 @@ _HEALTH = {  # of a node whose link is cut: noticed after about 4 s, not 64
     "RAY_health_check_failure_threshold": "3",
     "RAY_health_check_initial_delay_ms": "1000",
 }
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a node runs.
+
+    Attributes:
+        host: its address in the cluster's network.
+        enter: what its command begins with; ``ip netns exec NAME`` runs it in a network namespace.
+    """
+
+    host: str = _LOOPBACK
+    enter: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -119,15 +133,16 @@ def names(count: int) -> tuple[str, ...]:
     return ("head", *(f"edge{i}" for i in range(1, count)))
 
 
-def start(nodes: Sequence[str], file: Path | None = None) -> LocalCluster:
+def start(nodes: Sequence[str], file: Path | None = None, *, places: Mapping[str, Place] | None = None) -> LocalCluster:
     """Start a cluster whose nodes are all on this machine; the first is its head.
 
-    It listens on the loopback address, wants a token, and ends with :meth:`LocalCluster.stop`, even if this process is killed
-    on the way: the file is written first.
+    It listens on the loopback address, or at its places. It wants a token, and ends with :meth:`LocalCluster.stop`, even if
+    this process is killed on the way: the file is written first.
 
     Args:
         nodes: names.
         file: that remembers it.
+        places: of nodes, by name; None for the loopback address.
 
     Raises:
         DeviceError: Ray is not installed, one runs already, or a node does not start within 90 s. Nothing is left then.
@@ -142,12 +157,13 @@ def start(nodes: Sequence[str], file: Path | None = None) -> LocalCluster:
     folder = Path(tempfile.mkdtemp(prefix="placeit-"))
     (folder / "token").touch(0o600)
     (folder / "token").write_text(secrets.token_hex(32))
-    cluster = LocalCluster(secrets.token_hex(16), f"127.0.0.1:{_free_port()}", str(folder), tuple(nodes))
+    at = {name: Place() for name in nodes} | dict(places or {})
+    cluster = LocalCluster(secrets.token_hex(16), f"{at[nodes[0]].host}:{_free_port()}", str(folder), tuple(nodes))
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         _remember(cluster, file)
         for name in nodes:  # in turn: several at once run into Ray's time-outs where cores are few
-            _start(cluster, name)
+            start_node(cluster, name, at[name])
         table = _processes()
         cluster = LocalCluster(
             **{**asdict(cluster), "processes": tuple((pid, table[pid][1]) for pid in cluster.pids() if pid in table)}
@@ -163,18 +179,13 @@ def _remember(cluster: LocalCluster, file: Path) -> None:
     write_text(file, json.dumps(asdict(cluster), indent=1) + "\n")
 
 
-def _start(cluster: LocalCluster, name: str) -> None:
+def start_node(cluster: LocalCluster, name: str, place: Place) -> None:
+    """Start a node of a cluster, or start it again when its processes have ended. Raises DeviceError if it does not start."""
     head = name == cluster.nodes[0]
     where = ["--head", f"--port={cluster.address.rpartition(':')[2]}", f"--temp-dir={cluster.folder}/ray"]
+    ray = "placeit.devices.nodes.launch" if place.host == _LOOPBACK else "ray.scripts.scripts"
     command = [
-        *(
-            sys.executable,
-            "-m",
-            "placeit.devices.nodes.launch",
-            "start",
-            "--node-ip-address=127.0.0.1",
-            "--disable-usage-stats",
-        ),
+        *(*place.enter, sys.executable, "-m", ray, "start", f"--node-ip-address={place.host}", "--disable-usage-stats"),
         *([*where, "--include-dashboard=false"] if head else [f"--address={cluster.address}"]),
         *("--include-log-monitor=false", f"--labels={LABEL}={name}", f"--object-store-memory={_STORE_BYTES}", "--num-gpus=0"),
     ]
@@ -208,7 +219,7 @@ def _last(output: Path) -> str:
 
 
 def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
+    with socket.create_server((_LOOPBACK, 0)) as sock:
         return int(sock.getsockname()[1])
 
 
