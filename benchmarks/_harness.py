@@ -105,6 +105,11 @@ class Report:
         target = " and ".join(bounds) or None
         self.claims.append({"name": name, "value": value, "unit": unit, "target": target, "holds": holds})
 
+    def add(self, other: Report) -> None:
+        """Add the rows and claims of another report, such as one that another process has filled."""
+        self.rows += other.rows
+        self.claims += other.claims
+
     def note(self, text: str) -> None:
         """Say something beside the figures, such as what was left out and why; goes to standard error."""
         print(text, file=sys.stderr, flush=True)
