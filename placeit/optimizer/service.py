@@ -11,7 +11,7 @@ from placeit.core.problem import Problem
 from placeit.optimizer.candidates import Candidate
 from placeit.optimizer.deployed import in_flight
 from placeit.simulator.load import ARRIVALS, LoadReport, arrival_times
-from placeit.simulator.serving import Server, serve
+from placeit.simulator.serving import Replica, serve
 from placeit.simulator.throughput import Bottleneck, bottleneck, relative_throughput
 
 __all__ = ["Service", "service_of"]
@@ -61,16 +61,14 @@ def service_of(candidate: Candidate, rate: float | None, *, seed: int) -> Servic
     load = {}
     if rate is not None and each > 0:
         if simulated is None:  # a plain device, of which nothing is known but the time of whole requests
-            servers = [
-                Server(Problem.from_arrays([[each]], np.empty((0, 2), int), [], [[1.0]], [[0.0]]), np.zeros(1, np.int32), 2)
-            ]
-            scale = 1.0
+            whole = Problem.from_arrays([[each]], np.empty((0, 2), int), [], [[1.0]], [[0.0]])
+            replicas, scale = [Replica(whole, np.zeros(1, np.int32), 2)], 1.0
         else:
-            servers = [Server(plan.problem, plan.placement, in_flight(plan)) for plan in candidate.plans]
+            replicas = [Replica(plan.problem, plan.placement, in_flight(plan)) for plan in candidate.plans]
             scale = each / simulated
         for arrivals in ARRIVALS:
             times = arrival_times(arrivals, rate * scale, _REQUESTS, seed=seed)
-            load[arrivals] = serve(servers, times).scaled(scale)
+            load[arrivals] = serve(replicas, times).scaled(scale)
     return Service(
         capacity=1 / each if each > 0 else float("inf"),
         measured=measured is not None,

@@ -13,12 +13,12 @@ from placeit.simulator.load import LoadReport
 from placeit.simulator.simulate import schedule
 from placeit.simulator.throughput import ThroughputCost
 
-__all__ = ["Server", "serve"]
+__all__ = ["Replica", "serve"]
 
 
 @dataclass(frozen=True, eq=False)
-class Server:
-    """What serves whole requests.
+class Replica:
+    """What serves whole requests, alone or beside others.
 
     Attributes:
         problem: its ops, or segments.
@@ -31,29 +31,29 @@ class Server:
     in_flight: int
 
 
-def serve(servers: Sequence[Server], arrivals: NDArray[np.float64]) -> LoadReport:
+def serve(replicas: Sequence[Replica], arrivals: NDArray[np.float64]) -> LoadReport:
     """Simulate requests by the rules of executors (``channel`` links, ``priority`` queues).
 
-    They begin in the order of their arrival, as soon as a server has begun fewer than it may; of several servers, where the
-    next one would end first if each took its seconds per request one after the other. What servers run does not slow down what
+    They begin in the order of their arrival, as soon as a replica has begun fewer than it may; of several replicas, where the
+    next one would end first if each took its seconds per request one after the other. What replicas run does not slow down what
     others run.
 
     Args:
-        servers: at least one.
+        replicas: at least one.
         arrivals: ``float64[R]``, seconds, ascending (:mod:`placeit.simulator.load`).
     """
-    if len(servers) == 1:
-        flights = _schedule(servers[0], arrivals)
+    if len(replicas) == 1:
+        flights = _schedule(replicas[0], arrivals)
         return LoadReport.of(arrivals, *flights)
-    seconds = [float(ThroughputCost(one.problem)(one.placement)[0]) for one in servers]
-    taken: list[list[int]] = [[] for _ in servers]  # requests of each server since it last had none in flight, in order
+    seconds = [float(ThroughputCost(one.problem)(one.placement)[0]) for one in replicas]
+    taken: list[list[int]] = [[] for _ in replicas]  # requests of each replica since it last had none in flight, in order
     begun, ended = np.empty(len(arrivals)), np.empty(len(arrivals))
     now = 0.0
     for request, arrival in enumerate(arrivals.tolist()):
         now = max(now, arrival)
         while True:
             busy = [sum(ended[r] > now for r in mine) for mine in taken]
-            free = [s for s, one in enumerate(servers) if busy[s] < one.in_flight]
+            free = [s for s, one in enumerate(replicas) if busy[s] < one.in_flight]
             if free:
                 break
             now = min(ended[r] for mine in taken for r in mine if ended[r] > now)
@@ -62,18 +62,18 @@ def serve(servers: Sequence[Server], arrivals: NDArray[np.float64]) -> LoadRepor
             taken[chosen].clear()
         begun[request] = now
         taken[chosen].append(request)
-        ended[taken[chosen]] = _schedule(servers[chosen], begun[taken[chosen]])[1]
+        ended[taken[chosen]] = _schedule(replicas[chosen], begun[taken[chosen]])[1]
     return LoadReport.of(arrivals, begun, ended)
 
 
-def _schedule(server: Server, arrivals: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _schedule(replica: Replica, arrivals: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """When requests begin and end."""
     simulated = schedule(
-        server.problem,
-        server.placement,
+        replica.problem,
+        replica.placement,
         links="channel",
         queue="priority",
         arrivals=arrivals,
-        in_flight=server.in_flight,
+        in_flight=replica.in_flight,
     )
     return simulated.requests.begun, simulated.requests.ended

@@ -149,11 +149,10 @@ class SimulatedCost:
         seed: what is drawn depends on it, on the number of the placement in its batch, and on nothing else.
         memory: count live tensors too: a placement under which some device holds more than its memory at some moment costs
             ``inf``.
-        requests: how many requests run over a placement; the cost is then when the last one has ended. Of several that are in
-            flight, the one that began first goes first; under ``fifo``, whatever was queued first.
-        interval: seconds between the arrivals of two requests, the first at 0; 0 for all at once.
-        arrivals: ``float[R]``, in place of these two: when each request arrives, in seconds, ascending
-            (:func:`placeit.simulator.load.poisson_arrivals`).
+        requests: how many requests run over a placement, all there at once; the cost is then when the last one has ended. Of
+            several that are in flight, the one that began first goes first; under ``fifo``, whatever was queued first.
+        arrivals: ``float[R]``, in place of their number: when each request arrives, in seconds, ascending
+            (:func:`placeit.simulator.load.arrival_times`).
         in_flight: most requests in flight; others wait, in order, until one of these has ended. None for no limit.
         threads: how many threads share a batch; None for all cores that the process may use. The result is the same.
 
@@ -173,13 +172,12 @@ class SimulatedCost:
         seed: int = 0,
         memory: bool = False,
         requests: int = 1,
-        interval: float = 0.0,
         arrivals: ArrayLike | None = None,
         in_flight: int | None = None,
         threads: int | None = 1,
     ) -> None:
         check_discipline(links, queue, priority)
-        self._arrivals = _arrivals(requests, interval, arrivals)
+        self._arrivals = _arrivals(requests, arrivals)
         _check_in_flight(in_flight)
         if not 0 <= noise < 1:
             raise UsageError(f"'noise' is {noise}; it must be at least 0 and less than 1.")
@@ -267,7 +265,6 @@ def simulate(
     seed: int = 0,
     memory: bool = False,
     requests: int = 1,
-    interval: float = 0.0,
     arrivals: ArrayLike | None = None,
     in_flight: int | None = None,
     threads: int | None = 1,
@@ -287,7 +284,6 @@ def simulate(
         seed=seed,
         memory=memory,
         requests=requests,
-        interval=interval,
         arrivals=arrivals,
         in_flight=in_flight,
         threads=threads,
@@ -306,7 +302,6 @@ def schedule(
     seed: int = 0,
     memory: bool = False,
     requests: int = 1,
-    interval: float = 0.0,
     arrivals: ArrayLike | None = None,
     in_flight: int | None = None,
 ) -> Schedule:
@@ -327,7 +322,6 @@ def schedule(
         noise=noise,
         seed=seed,
         requests=requests,
-        interval=interval,
         arrivals=arrivals,
         in_flight=in_flight,
     )
@@ -390,20 +384,18 @@ def schedule(
     )
 
 
-def _arrivals(requests: int, interval: float, arrivals: ArrayLike | None) -> NDArray[np.float64]:
+def _arrivals(requests: int, arrivals: ArrayLike | None) -> NDArray[np.float64]:
     """Return when each request arrives, ``float64[R]``."""
     if arrivals is not None:
         times = np.array(arrivals, np.float64, order="C")
         if times.ndim != 1 or not len(times) or not np.isfinite(times).all() or times[0] < 0 or (np.diff(times) < 0).any():
             raise UsageError("'arrivals' must be seconds of one request or more, ascending, finite and not negative.")
-        if interval != 0 or requests not in (1, len(times)):
-            raise UsageError(f"'arrivals' says when {len(times)} requests arrive: leave 'requests' and 'interval' out.")
+        if requests not in (1, len(times)):
+            raise UsageError(f"'arrivals' says when {len(times)} requests arrive: leave 'requests' out.")
         return times
     if requests < 1:
         raise UsageError(f"'requests' is {requests}; it must be at least 1.")
-    if not 0 <= interval < np.inf:
-        raise UsageError(f"'interval' is {interval}; it must be a number of seconds that is finite and not negative.")
-    return np.arange(requests) * np.float64(interval)
+    return np.zeros(requests)
 
 
 def _check_in_flight(in_flight: int | None) -> None:

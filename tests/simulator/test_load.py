@@ -97,7 +97,6 @@ def test_given_arrivals_are_simulated():
         {"arrivals": [1.0, 0.5]},
         {"arrivals": [-1.0]},
         {"arrivals": [0.0, np.nan]},
-        {"arrivals": [0.0, 1.0], "interval": 1.0},
         {"arrivals": [0.0, 1.0], "requests": 3},
     ],
 )
