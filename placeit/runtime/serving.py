@@ -4,103 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import math
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import InvalidStateError
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from time import perf_counter
 from types import TracebackType
-from typing import Self, TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Self
 
 from placeit.backends.base import Arrays, checked_inputs
 from placeit.core.errors import DeadlineError, ExecutionError, PlaceitError, QueueFullError, UsageError
 from placeit.planning.segments import Plan
-from placeit.runtime.devices.worker import Gate, Worker, apart
-from placeit.runtime.feed import Bell, Outcome, Ran
+from placeit.runtime.answers import Answer, Outputs, Pending, fail, fail_late
+from placeit.runtime.devices.worker import Gate, apart
+from placeit.runtime.feed import Ran
 from placeit.runtime.plan_executor import PlanExecutor, check_process, failure_of
 from placeit.runtime.refining import Refinement, Refiner, Request
+from placeit.runtime.replica import Replace, Replacement, Replica
 
 __all__ = ["QUEUE", "Answer", "Outputs", "Replace", "Replacement", "Server"]
-
-_LOG = logging.getLogger("placeit")
 
 QUEUE = 64  # requests that may wait, unless said otherwise
 _PATIENCE_S = 10.0  # for what runs when a server is closed
 _LOOK_S = 0.5
-
-Outputs: TypeAlias = dict[str, NDArray[np.generic]]
-
-
-@dataclass
-class Replacement:
-    """How requests went on after an executor was lost.
-
-    Attributes:
-        why: it was lost.
-        devices: that the new one uses.
-        silent_s: seconds from the last sign of life of what was lost to the moment when that was noticed.
-        decided_s: seconds that the new placement took.
-        compiled_s: seconds until it could run.
-        answered_s: seconds from then to its first answer; NaN before.
-    """
-
-    why: str
-    devices: tuple[str, ...]
-    silent_s: float
-    decided_s: float
-    compiled_s: float
-    answered_s: float = math.nan
-
-    def __str__(self) -> str:
-        return (
-            f"{self.why} Requests are run on {', '.join(self.devices)}: noticed after {self.silent_s:.2f} s, decided in "
-            f"{self.decided_s:.2f} s, compiled in {self.compiled_s:.2f} s, first answer {self.answered_s:.2f} s later."
-        )
-
-
-Replace: TypeAlias = Callable[[PlanExecutor, Sequence[PlanExecutor], PlaceitError], tuple[PlanExecutor, Replacement]]
-"""Makes an executor in place of one that is lost, given it, those that still run, and why. Raises PlaceitError if it cannot."""
-
-
-class Answer(Outcome[Outputs]):
-    """The future of a request: its result is the outputs by name.
-
-    Attributes:
-        arrived: when it was submitted, by ``time.perf_counter``.
-        begun: when its inputs were put into place; NaN before.
-        ended: when its outputs were there; NaN before, and if it has failed.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.arrived, self.begun, self.ended = perf_counter(), math.nan, math.nan
-
-
-@dataclass(eq=False)
-class _Request:
-    """A request that waits or is in flight."""
-
-    inputs: Arrays
-    deadline: float
-    future: Answer = field(default_factory=Answer)
-    begun: bool = False
-    alone: bool = False  # when it began
-    number: int = 0  # of those that began
-    explored: bool = False  # whether a candidate has it
-
-    def begin(self) -> bool:
-        """Have it not be cancelled any more; False if it has been."""
-        if not self.begun:
-            self.begun = True
-            return self.future.set_running_or_notify_cancel()
-        return not self.future.cancelled()
 
 
 class Server:
@@ -136,7 +63,7 @@ class Server:
         self._inputs = executors[0].inputs
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self._waiting: deque[_Request] = deque()
+        self._waiting: deque[Pending] = deque()
         self._soonest = math.inf  # no deadline in the queue is before it
         self._blocked: list[Gate] = []  # of threads that wait for room
         self._closed = self._over = False
@@ -144,7 +71,7 @@ class Server:
         self._begun = 0  # how often a request has
         self._refiner: Refiner | None = None
         self._every, self._since = 1, 0  # which request a candidate takes, and how many have begun since its last one
-        self._replicas = [_Replica(self, executor) for executor in executors]
+        self._replicas = [Replica(self, executor) for executor in executors]
         for replica in self._replicas:
             replica.start()
 
@@ -178,7 +105,7 @@ class Server:
             if seconds is not None and not seconds > 0:
                 raise UsageError(f"'{name}' must be a positive number of seconds; got {seconds}.")
         now = perf_counter()
-        request = _Request(checked_inputs(inputs, self._inputs), now + deadline if deadline is not None else math.inf)
+        request = Pending(checked_inputs(inputs, self._inputs), now + deadline if deadline is not None else math.inf)
         until = now + timeout if timeout is not None else math.inf
         may_wait = wait and not any(replica.is_here() for replica in self._replicas)
         while (room := self._put(request)) is not None:
@@ -193,7 +120,7 @@ class Server:
             room.wait(min(left, _LOOK_S))
         return request.future
 
-    def _put(self, request: _Request) -> Gate | None:
+    def _put(self, request: Pending) -> Gate | None:
         """Queue a request; if there is no room, return a gate that opens when there may be."""
         with self._lock:
             if self._closed or self._reason is not None:
@@ -256,7 +183,7 @@ class Server:
             for gate in self._blocked:
                 gate.open()
             self._blocked.clear()
-        _fail(dropped, self._why())
+        fail(dropped, self._why())
         for replica in self._replicas:
             replica.bell.ring()
         limit = (math.inf if drain else _PATIENCE_S) if timeout is None else timeout
@@ -272,7 +199,7 @@ class Server:
             if not replica.gone.is_open:
                 replica.executor.give_up("The server was closed, and this had not ended in time.")
                 left += replica.flying
-        _fail(left, ExecutionError("The server was closed, and this request had not ended in time."))
+        fail(left, ExecutionError("The server was closed, and this request had not ended in time."))
         for replica in self._replicas:
             replica.close()
 
@@ -282,7 +209,7 @@ class Server:
             return ExecutionError("This server is closed: make a new one.")
         return failure_of("Nothing can run on this server any more", reason)
 
-    def _drop_all(self) -> list[_Request]:
+    def _drop_all(self) -> list[Pending]:
         dropped = [*self._waiting]
         self._waiting.clear()
         return dropped
@@ -295,7 +222,7 @@ class Server:
         if replica is not None and self._waiting:
             replica.bell.ring()
 
-    def _next(self) -> _Replica | None:
+    def _next(self) -> Replica | None:
         """The replica that takes the next request; with the lock."""
         able = [replica for replica in self._replicas if replica.able and len(replica.flying) < replica.executor.requests]
         if any(replica.able and not replica.exploring for replica in self._replicas):
@@ -305,7 +232,7 @@ class Server:
             able = [replica for replica in able if not replica.exploring]
         return min(able, key=lambda replica: len(replica.flying), default=None)
 
-    def _is_turn_of(self, replica: _Replica) -> bool:
+    def _is_turn_of(self, replica: Replica) -> bool:
         """Whether a replica that asks may have the next request; with the lock."""
         following = self._next()
         if following is replica:
@@ -314,7 +241,7 @@ class Server:
             return False
         return following is None or len(following.flying) >= len(replica.flying)
 
-    def take(self, replica: _Replica) -> _Request | None:
+    def take(self, replica: Replica) -> Pending | None:
         """The next request for a replica; None if there is none, or another replica has to take it."""
         taken = None
         with self._lock:
@@ -332,17 +259,17 @@ class Server:
                 gate.open()
             self._blocked.clear()
             self._call_somebody()
-        _fail_late(expired)
+        fail_late(expired)
         return taken
 
     def patience(self) -> float:
         """Fail what is too late; seconds until that has to be done again, or somebody should look whether all is well."""
         with self._lock:
             expired = self._expire()
-        _fail_late(expired)
+        fail_late(expired)
         return max(0.0, min(_LOOK_S, self._soonest - perf_counter()))
 
-    def _expire(self) -> list[_Request]:
+    def _expire(self) -> list[Pending]:
         """Take those out of the queue that were cancelled, or whose deadline is over; with the lock."""
         now = perf_counter()
         if now < self._soonest:
@@ -354,7 +281,7 @@ class Server:
         self._soonest = min((request.deadline for request in self._waiting), default=math.inf)
         return expired
 
-    def release(self, replica: _Replica, request: _Request, ran: Sequence[Ran] = ()) -> None:
+    def release(self, replica: Replica, request: Pending, ran: Sequence[Ran] = ()) -> None:
         """A request of a replica is not in flight any more; its segments have run if it has ended well."""
         with self._lock:
             replica.flying.remove(request)
@@ -366,14 +293,14 @@ class Server:
                 for other in self._replicas:
                     other.bell.ring()
 
-    def without(self, replica: _Replica) -> bool:
+    def without(self, replica: Replica) -> bool:
         """Give no more requests to a replica, if there are others; return whether."""
         with self._lock:
             others = any(other.able for other in self._replicas if other is not replica)
             replica.lost |= others
         return others
 
-    def tell(self, request: _Request, ran: Sequence[Ran], replica: _Replica) -> None:
+    def tell(self, request: Pending, ran: Sequence[Ran], replica: Replica) -> None:
         """Tell the refiner, if there is one, of a request that has ended."""
         if self._refiner is not None:
             future = request.future
@@ -381,7 +308,7 @@ class Server:
                 Request(replica.executor.plan, future.begun, future.ended, ran, request.alone, request.explored)
             )
 
-    def again(self, replica: _Replica, requests: Sequence[_Request]) -> None:
+    def again(self, replica: Replica, requests: Sequence[Pending]) -> None:
         """Requests of a replica have to begin again."""
         with self._lock:
             for request in requests:
@@ -391,7 +318,7 @@ class Server:
                 self._waiting.appendleft(request)
             self._call_somebody()
 
-    def lose(self, replica: _Replica, error: PlaceitError) -> None:
+    def lose(self, replica: Replica, error: PlaceitError) -> None:
         """Nothing runs on a replica any more: have another one made. If there is none, nobody waits in vain."""
         with self._lock:
             replica.lost = True
@@ -401,7 +328,7 @@ class Server:
         made = None
         try:
             if self._replace is not None and not self._over and not replica.exploring:
-                made = _Replica(self, *self._replace(replica.executor, left, error))
+                made = Replica(self, *self._replace(replica.executor, left, error))
         except PlaceitError as failure:
             error = failure
         except BaseException as failure:  # noqa: BLE001 (whatever it is, futures have to fail with it)
@@ -420,11 +347,11 @@ class Server:
                 for gate in self._blocked:
                     gate.open()
                 self._blocked.clear()
-        _fail(dropped, error)
+        fail(dropped, error)
         if made is not None and over:
             made.close()
 
-    def wait_for_work(self, replica: _Replica) -> bool:
+    def wait_for_work(self, replica: Replica) -> bool:
         """Wait until something may wait for a replica; False if nothing will any more."""
         while True:
             if (gone := replica.executor.gone) is not None:
@@ -433,7 +360,7 @@ class Server:
                 expired = self._expire()
                 turn = bool(self._waiting) and self._next() is replica
                 over = self._closed and not self._waiting and not any(other.flying for other in self._replicas)
-            _fail_late(expired)
+            fail_late(expired)
             if turn or over or replica.retired:
                 return turn
             replica.bell.wait(self.patience())
@@ -459,7 +386,7 @@ class Server:
         """
         with contextlib.ExitStack() as stack:
             stack.callback(executor.close)
-            replica = _Replica(self, executor, exploring=True)
+            replica = Replica(self, executor, exploring=True)
             stack.callback(replica.close)
             with self._lock:
                 if self._closed:
@@ -491,108 +418,3 @@ class Server:
         for replica in leaving:
             replica.close()
         return adopt
-
-
-class _Replica:
-    """An executor, the thread that serves it, and the requests in flight there: the feed of the executor."""
-
-    def __init__(
-        self,
-        server: Server,
-        executor: PlanExecutor,
-        replacement: Replacement | None = None,
-        *,
-        exploring: bool = False,
-    ) -> None:
-        self.executor, self._server, self._replacement, self.exploring = executor, server, replacement, exploring
-        self._ready = perf_counter()
-        device_names = executor.plan.problem.device_names
-        self.names = [device_names[segment.device] for segment in executor.plan.segments]
-        self.bell, self.gone = Bell(), Gate()
-        self.flying: list[_Request] = []
-        self.lost = self.retired = False
-        self._thread = 0
-        self._worker = Worker("placeit serving")
-
-    def start(self) -> None:
-        self._worker.submit(self._work)
-
-    @property
-    def able(self) -> bool:
-        """Whether it may take requests."""
-        return not (self.lost or self.retired)
-
-    def is_here(self) -> bool:
-        """Whether this is its thread."""
-        return self._thread == threading.get_ident()
-
-    def close(self) -> None:
-        """End the thread and release the executor, at once or when what it does has ended."""
-        if self.gone.is_open:
-            self._end()
-        else:
-            with contextlib.suppress(ExecutionError):  # it ends already
-                self._worker.submit(self._end)
-
-    def _end(self) -> None:
-        self._worker.close()
-        self.bell.close()
-        self.executor.close()
-
-    def _work(self) -> None:
-        self._thread = threading.get_ident()
-        try:
-            while self._server.wait_for_work(self):
-                self.executor.serve(self)
-        except PlaceitError as error:
-            self._server.lose(self, error)
-        except BaseException as error:  # noqa: BLE001 (whatever it is, futures have to fail with it)
-            self._server.lose(self, failure_of("Serving failed", error))
-        self.gone.open()
-
-    def take(self) -> _Request | None:
-        request = self._server.take(self)
-        if request is not None:
-            request.future.begun = perf_counter()
-        return request
-
-    def patience(self) -> float:
-        return self._server.patience()
-
-    def ended(self, item: _Request, outputs: Mapping[str, NDArray[np.generic]], ran: Sequence[Ran]) -> None:
-        item.future.ended = perf_counter()
-        if self._replacement is not None:
-            self._replacement.answered_s = item.future.ended - self._ready
-            self._server.replacements.append(self._replacement)
-            _LOG.warning("%s", self._replacement)
-            self._replacement = None
-        self._server.release(self, item, ran)
-        self._server.tell(item, ran, self)
-        _settle(item, lambda future: future.set_result(dict(outputs)))
-
-    def failed(self, item: _Request, error: PlaceitError) -> None:
-        if item.explored and self._server.without(self):  # others shall say whether it is the fault of the request
-            self._server.again(self, [item])
-            return
-        self._server.release(self, item)
-        _fail([item], error)
-
-    def again(self, items: Sequence[_Request]) -> None:
-        self._server.again(self, items)
-
-
-def _fail_late(requests: Sequence[_Request]) -> None:
-    if requests:
-        _fail(requests, DeadlineError("The deadline of this request was over before it could begin."))
-
-
-def _fail(requests: Sequence[_Request], error: PlaceitError) -> None:
-    for request in requests:
-        _settle(request, lambda future: future.set_exception(error))
-
-
-def _settle(request: _Request, settle: Callable[[Answer], None]) -> None:
-    """Tell a future what became of it, unless it was cancelled, or failed when the server was closed."""
-    if request.begin():
-        with contextlib.suppress(InvalidStateError):
-            settle(request.future)

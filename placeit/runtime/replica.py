@@ -1,0 +1,167 @@
+"""What runs the requests of a server: an executor with a thread of its own, and what takes its place when it is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.core.errors import ExecutionError, PlaceitError
+from placeit.runtime.answers import Pending, fail, settle
+from placeit.runtime.devices.worker import Gate, Worker
+from placeit.runtime.feed import Bell, Ran
+from placeit.runtime.plan_executor import PlanExecutor, failure_of
+
+if TYPE_CHECKING:
+    from placeit.runtime.serving import Server
+
+__all__ = ["Replace", "Replacement", "Replica"]
+
+_LOG = logging.getLogger("placeit")
+
+
+@dataclass
+class Replacement:
+    """How requests went on after an executor was lost.
+
+    Attributes:
+        why: it was lost.
+        devices: that the new one uses.
+        silent_s: seconds from the last sign of life of what was lost to the moment when that was noticed.
+        decided_s: seconds that the new placement took.
+        compiled_s: seconds until it could run.
+        answered_s: seconds from then to its first answer; NaN before.
+    """
+
+    why: str
+    devices: tuple[str, ...]
+    silent_s: float
+    decided_s: float
+    compiled_s: float
+    answered_s: float = math.nan
+
+    def __str__(self) -> str:
+        return (
+            f"{self.why} Requests are run on {', '.join(self.devices)}: noticed after {self.silent_s:.2f} s, decided in "
+            f"{self.decided_s:.2f} s, compiled in {self.compiled_s:.2f} s, first answer {self.answered_s:.2f} s later."
+        )
+
+
+Replace: TypeAlias = Callable[[PlanExecutor, Sequence[PlanExecutor], PlaceitError], tuple[PlanExecutor, Replacement]]
+"""Makes an executor in place of one that is lost, given it, those that still run, and why. Raises PlaceitError if it cannot."""
+
+
+class Replica:
+    """An executor, the thread that serves it, and the requests in flight there: the feed of the executor.
+
+    Args:
+        server: whose requests it takes.
+        executor: closed with it.
+        replacement: what is said when it has its first answer; None of one that is in nobody's place.
+        exploring: whether it is a candidate, which gets a small share of the requests.
+
+    Attributes:
+        names: of the devices of its segments.
+        flying: requests in flight, for the server's lock.
+        lost: whether nothing can run on it any more.
+        retired: whether it is to take no more requests.
+        gone: opens when its thread has nothing left to do.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        executor: PlanExecutor,
+        replacement: Replacement | None = None,
+        *,
+        exploring: bool = False,
+    ) -> None:
+        self.executor, self._server, self._replacement, self.exploring = executor, server, replacement, exploring
+        self._ready = perf_counter()
+        device_names = executor.plan.problem.device_names
+        self.names = [device_names[segment.device] for segment in executor.plan.segments]
+        self.bell, self.gone = Bell(), Gate()
+        self.flying: list[Pending] = []
+        self.lost = self.retired = False
+        self._thread = 0
+        self._worker = Worker("placeit serving")
+
+    def start(self) -> None:
+        """Have its thread take requests."""
+        self._worker.submit(self._work)
+
+    @property
+    def able(self) -> bool:
+        """Whether it may take requests."""
+        return not (self.lost or self.retired)
+
+    def is_here(self) -> bool:
+        """Whether this is its thread."""
+        return self._thread == threading.get_ident()
+
+    def close(self) -> None:
+        """End the thread and release the executor, at once or when what it does has ended."""
+        if self.gone.is_open:
+            self._end()
+        else:
+            with contextlib.suppress(ExecutionError):  # it ends already
+                self._worker.submit(self._end)
+
+    def _end(self) -> None:
+        self._worker.close()
+        self.bell.close()
+        self.executor.close()
+
+    def _work(self) -> None:
+        self._thread = threading.get_ident()
+        try:
+            while self._server.wait_for_work(self):
+                self.executor.serve(self)
+        except PlaceitError as error:
+            self._server.lose(self, error)
+        except BaseException as error:  # noqa: BLE001 (whatever it is, futures have to fail with it)
+            self._server.lose(self, failure_of("Serving failed", error))
+        self.gone.open()
+
+    def take(self) -> Pending | None:
+        """See :class:`placeit.runtime.feed.Feed`."""
+        request = self._server.take(self)
+        if request is not None:
+            request.future.begun = perf_counter()
+        return request
+
+    def patience(self) -> float:
+        """See there."""
+        return self._server.patience()
+
+    def ended(self, item: Pending, outputs: Mapping[str, NDArray[np.generic]], ran: Sequence[Ran]) -> None:
+        """See there."""
+        item.future.ended = perf_counter()
+        if self._replacement is not None:
+            self._replacement.answered_s = item.future.ended - self._ready
+            self._server.replacements.append(self._replacement)
+            _LOG.warning("%s", self._replacement)
+            self._replacement = None
+        self._server.release(self, item, ran)
+        self._server.tell(item, ran, self)
+        settle(item, lambda future: future.set_result(dict(outputs)))
+
+    def failed(self, item: Pending, error: PlaceitError) -> None:
+        """See there."""
+        if item.explored and self._server.without(self):  # others shall say whether it is the fault of the request
+            self._server.again(self, [item])
+            return
+        self._server.release(self, item)
+        fail([item], error)
+
+    def again(self, items: Sequence[Pending]) -> None:
+        """See there."""
+        self._server.again(self, items)
