@@ -74,6 +74,6 @@ def test_requests_that_arrive_at_a_rate_are_all_accounted_for(session: Session) 
     assert (served.arrived, served.load.requests + served.dropped, served.failed) == (40, 40, 0)
     assert report.in_flight == 4
     assert report.failed is None
-    for wrong in ({"rate": 0.0}, {"rate": 1.0, "requests": 0}, {"rate": 1.0, "seconds": float("inf")}):
+    for wrong in ({"rate": 0.0}, {"rate": 1.0, "requests": 0}, {"requests": 0}, {"rate": 1.0, "seconds": float("inf")}):
         with pytest.raises(UsageError):
             session.run_at(made["first"], **wrong)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,6 +21,11 @@ from placeit.core.files import write_text
 from placeit.core.interrupts import INTERRUPTED
 from placeit.report import as_csv, as_json, as_text
 
+if TYPE_CHECKING:
+    from placeit.core.placement import Placement
+    from placeit.profiler.costs import Progress
+    from placeit.session import Session
+
 __all__ = ["EXAMPLES", "run"]
 
 EXAMPLES = """\b
@@ -31,6 +36,7 @@ Examples:
   placeit run model.onnx -p placement.json --csv times.csv
   placeit run model.onnx -p placement.json --inputs x.npz --outputs y.npz
   placeit run model.onnx -p placement.json --rate 50 --arrivals poisson
+  placeit run model.onnx -p replicas.json --requests 1000
 """
 
 
@@ -43,7 +49,7 @@ class Arrivals(StrEnum):
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """Requests that arrive at a rate."""
+    """Several requests in flight."""
 
     rate: Annotated[
         float | None,
@@ -54,13 +60,16 @@ class LoadOptions:
     )
     seconds: Annotated[
         float | None,
-        typer.Option("--seconds", metavar="S", help="With --rate: for how long; default: 10.", show_default=False),
+        typer.Option(
+            "--seconds",
+            metavar="S",
+            help="For how long requests arrive; without --rate, each when another has ended. Default: 10.",
+            show_default=False,
+        ),
     ] = None
     requests: Annotated[
         int | None,
-        typer.Option(
-            "--requests", metavar="N", min=1, help="With --rate: how many, instead of for how long.", show_default=False
-        ),
+        typer.Option("--requests", metavar="N", min=1, help="How many arrive, instead of for how long.", show_default=False),
     ] = None
     queue: Annotated[
         int, typer.Option("--queue", metavar="N", min=1, help="With --rate: how many may wait; others are dropped.")
@@ -90,23 +99,21 @@ def run(
     runs and keeps them.
 
     With --rate, requests arrive at that rate, and several are in flight at once: shows the rate that was achieved, how long
-    requests took from their arrival on, and how many waited.
+    requests took from their arrival on, and how many waited. With --requests or --seconds alone, and for a placement with
+    replicas in any case, as many are in flight as can be, and the rate is what it serves.
     """
+    from placeit.core.placement import Placement
     from placeit.profiler.trace import write_chrome_trace
 
     runs = length.rounds()
-    if load.rate is not None:
-        _check_load(load, length, {"--trace": trace, "--outputs": outputs, "--csv": csv})
-        return _at_rate(placement, load.rate, load, length, options, terminal)
-    if load.seconds is not None or load.requests is not None:
-        raise UsageError("--seconds and --requests say how many requests arrive: give the --rate at which they do.")
+    asked = [f"--{name}" for name in ("rate", "requests", "seconds") if getattr(load, name) is not None]
+    why = f"with {asked[0]}" if asked else "of a placement with replicas" if Placement.load(placement).replicas else None
+    if why is not None:
+        _check_load(why, load, length, {"--trace": trace, "--outputs": outputs, "--csv": csv})
+        return _under_load(placement, load, length, options, terminal)
     check_outputs(trace, outputs, csv, inputs=[*options.files(), placement])
     with terminal.progress() as progress, open_session(options, [placement], by_segments=True) as (session, [chosen]):
-        home = session.home_of(chosen)
-        if chosen.segments is None:
-            home.profile(progress=progress)
-        else:
-            home.recall()
+        home = _known(session, chosen, progress)
         with naming(placement):
             report = home.run(chosen, runs=runs, duration=length.duration, warmup=length.warmup)
         ops = [] if csv is None or report.interrupted else home.op_times(report.plan)
@@ -126,30 +133,37 @@ def run(
     return Output(as_json.run(report, placement, written), partial(as_text.run, report=report, files=written), code, files)
 
 
-def _check_load(load: LoadOptions, length: LengthOptions, files: Mapping[str, Path | None]) -> None:
+def _known(session: Session, chosen: Placement, progress: Progress | None) -> Session:
+    """The session that runs a placement, which knows what is needed to plan it."""
+    home = session.home_of(chosen)
+    if all(one.segments is not None for one in chosen.every):
+        home.recall()
+    else:
+        home.profile(progress=progress)
+    return home
+
+
+def _check_load(why: str, load: LoadOptions, length: LengthOptions, files: Mapping[str, Path | None]) -> None:
     if load.seconds is not None and load.requests is not None:
         raise UsageError("Give either --seconds or --requests: both say how many requests arrive.")
+    several = f"{why[0].upper()}{why[1:]}, several requests are in flight at once"
     if length.runs is not None or length.duration is not None:
-        raise UsageError("With --rate, --seconds or --requests says how long to measure, and not --runs or --duration.")
+        raise UsageError(f"{several}: --requests or --seconds says how long to measure, and not --runs or --duration.")
     for option, path in files.items():
         if path is not None:
-            raise UsageError(f"{option} is about single requests: leave it out, or --rate.")
+            raise UsageError(f"{several}, and {option} is about single ones: leave it out.")
 
 
-def _at_rate(
-    placement: Path, rate: float, load: LoadOptions, length: LengthOptions, options: CheckedOptions, terminal: Terminal
+def _under_load(
+    placement: Path, load: LoadOptions, length: LengthOptions, options: CheckedOptions, terminal: Terminal
 ) -> Output:
-    """Run a placement under load."""
+    """Run a placement with several requests in flight."""
     with terminal.progress() as progress, open_session(options, [placement], by_segments=True) as (session, [chosen]):
-        home = session.home_of(chosen)
-        if chosen.segments is None:
-            home.profile(progress=progress)
-        else:
-            home.recall()
+        home = _known(session, chosen, progress)
         with naming(placement):
             report = home.run_at(
                 chosen,
-                rate,
+                load.rate,
                 requests=load.requests,
                 seconds=10.0 if load.seconds is None else load.seconds,
                 arrivals=load.arrivals.value,

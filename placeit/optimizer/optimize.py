@@ -39,9 +39,10 @@ from placeit.profiler.cache import Cache
 from placeit.profiler.costs import Progress
 from placeit.profiler.statistics import mape, pearson, spearman
 from placeit.runtime.budget import TRIFLE_S, least
+from placeit.runtime.check import check_tolerance
 from placeit.runtime.measure import faster
 from placeit.runtime.runtime import Runtime
-from placeit.session import Session, check_tolerance
+from placeit.session import Session
 from placeit.simulator.load import check_rate
 from placeit.simulator.objectives import Throughput, check_objective, get_objective
 

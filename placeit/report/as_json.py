@@ -121,7 +121,7 @@ def rate(report: RateReport, placement_file: str | Path) -> dict[str, Any]:
         "devices": report.placement.counts(),
         "replicas": len(report.placement.every),
         "rate": report.rate,
-        "arrivals": report.arrivals,
+        "arrivals": None if report.rate is None else report.arrivals,
         "seed": report.seed,
         "in_flight": report.in_flight,
         "queue": report.queue,

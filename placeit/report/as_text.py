@@ -69,7 +69,8 @@ def rate(console: Console, report: RateReport) -> None:
     """Print what running a placement under load showed."""
     served, load = report.served, report.served.load
     ended = ", until Ctrl-C" if served.interrupted else ""
-    figures = {"arrived": f"{served.arrived} requests, {report.rate:g} per second, {report.arrivals}{ended}"}
+    how = "each when another had ended" if report.rate is None else f"{report.rate:g} per second, {report.arrivals}"
+    figures = {"arrived": f"{served.arrived} requests, {how}{ended}"}
     if load is not None:
         achieved = "-" if load.achieved is None else f"{load.achieved:.4g} per second"
         figures |= {
@@ -81,6 +82,7 @@ def rate(console: Console, report: RateReport) -> None:
             "waiting": f"{load.mean_queue:.2f} requests on average, {load.most_queued} at most",
         }
     figures |= {
+        "replicas": str(len(report.placement.every)),
         "in flight": f"{report.in_flight} at most",
         "dropped": f"{served.dropped} (queue of {report.queue})",
         **({"errors": f"{served.failed}: {served.error}"} if served.failed else {}),

@@ -16,14 +16,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.backends.base import Arrays, Model
-from placeit.core.errors import PlaceitError
+from placeit.core.errors import PlaceitError, UsageError
 from placeit.runtime.plan_executor import PlanExecutor
 
-__all__ = ["OutputCheck", "OutputError", "other_inputs"]
+__all__ = ["OutputCheck", "OutputError", "check_tolerance", "other_inputs", "tolerance_of"]
 
+_TOLERANCES = {"f32": 1e-3, "f16": 2e-2, "float16": 2e-2, "bf16": 1e-1, "bfloat16": 1e-1}  # of a precision, and of a type
 _DISTINCT = 0.01  # of an output's largest value: by more than errors of rounding, so that one is not taken for the other
 _PAUSE_S = (0.002, 0.1)  # how long is waited for late writes: as long as the run took, within these
 _FAILURES = (PlaceitError, RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, MemoryError)
+
+
+def check_tolerance(tolerance: float | None) -> None:
+    """Raise UsageError if a tolerance makes no sense."""
+    if tolerance is not None and not tolerance >= 0:
+        raise UsageError(f"The tolerance is {tolerance}; it must be a number that is not negative.")
+
+
+def tolerance_of(types: Iterable[str]) -> float:
+    """Largest ``OutputError.max_rel`` of outputs that are right, by the coarsest of the precision and the tensors' types."""
+    return max(_TOLERANCES.get(name, 0.0) for name in types)
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,17 @@
-"""Requests that arrive at a server at given times, whatever becomes of those before them (an open loop)."""
+"""Requests that arrive at a server: at given times, whatever becomes of those before them, or each when another has ended.
+
+These are an open and a closed loop.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from queue import SimpleQueue
 from time import perf_counter, sleep
 from typing import Any
 
@@ -21,7 +26,7 @@ from placeit.runtime.check import OutputError
 from placeit.runtime.serving import Answer, Server
 from placeit.simulator.load import LoadReport
 
-__all__ = ["RateReport", "Served", "offer"]
+__all__ = ["RateReport", "Served", "keep_busy", "offer"]
 
 _KEEPS_UP = 0.05  # share of the requests, beyond those in flight, that may wait when the last one has arrived
 _BREATH_S, _LOOK_S = 1e-3, 0.5
@@ -29,7 +34,7 @@ _BREATH_S, _LOOK_S = 1e-3, 0.5
 
 @dataclass(frozen=True, eq=False)
 class Served:
-    """What became of requests that arrived at given times.
+    """What became of requests.
 
     Attributes:
         load: times and queue lengths of those that ended; None if none did.
@@ -66,8 +71,8 @@ class RateReport:
     Attributes:
         model: path of the model.
         placement: what served, with its replicas.
-        rate: requests per second that were to arrive, on average.
-        arrivals: how they arrived: ``constant`` or ``poisson``.
+        rate: requests per second that were to arrive, on average; None if each came as soon as another one had ended.
+        arrivals: how they arrived at a rate: ``constant`` or ``poisson``.
         seed: of random arrivals.
         in_flight: how many requests could be in flight at once, on all replicas.
         queue: how many could wait.
@@ -79,7 +84,7 @@ class RateReport:
 
     model: str
     placement: Placement
-    rate: float
+    rate: float | None
     arrivals: str
     seed: int
     in_flight: int
@@ -90,16 +95,21 @@ class RateReport:
     cluster: Cluster
 
     @property
-    def sustained(self) -> bool:
-        """Whether requests were served as fast as they came: none was dropped, and no more waited in the end than by chance."""
+    def sustained(self) -> bool | None:
+        """Whether requests were served as fast as they came: none was dropped, and no more waited in the end than by chance.
+
+        None if they came at no rate.
+        """
         served = self.served
-        return served.dropped == 0 and served.waiting <= self.in_flight + _KEEPS_UP * served.arrived
+        return (
+            None if self.rate is None else served.dropped == 0 and served.waiting <= self.in_flight + _KEEPS_UP * served.arrived
+        )
 
     @property
     def reason(self) -> str | None:
         """Why the rate cannot be sustained, in a sentence; None if it can."""
         served = self.served
-        if self.sustained or served.load is None or served.load.achieved is None or served.busiest is None:
+        if self.sustained is not False or served.load is None or served.load.achieved is None or served.busiest is None:
             return None
         return (
             f"{self.rate:g} requests per second are more than this placement sustains: it served {served.load.achieved:.4g} "
@@ -107,32 +117,47 @@ class RateReport:
         )
 
 
-class _Times:
-    """When requests began and ended, as their futures say; no outputs are kept."""
+class _Tally:
+    """What becomes of the requests of a server, as their futures say; no outputs are kept."""
 
-    def __init__(self, count: int) -> None:
-        self.begun, self.ended = np.full(count, math.nan), np.full(count, math.nan)
-        self.failed = 0
-        self.error: PlaceitError | None = None
+    def __init__(self, server: Server) -> None:
+        self._server, self._busy = server, dict(server.busy)
+        self._times: list[tuple[float, float, float]] = []  # arrival, begin and end of those that ended well
+        self._failed = 0
+        self._error: PlaceitError | None = None
         self._lock = threading.Lock()
         self.left = 0
+        self.start = perf_counter()
 
-    def expect(self, number: int, answer: Answer) -> None:
+    def expect(self, answer: Answer, arrived: float) -> None:
+        """Wait for one more that has arrived then."""
         with self._lock:
             self.left += 1
-        answer.add_done_callback(lambda future: self._note(number, future))
+        answer.add_done_callback(functools.partial(self._note, arrived))
 
-    def _note(self, number: int, answer: Future[Any]) -> None:
+    def _note(self, arrived: float, answer: Future[Any]) -> None:
         assert isinstance(answer, Answer)  # noqa: S101 (it was one)
         error = answer.exception()
         with self._lock:
             self.left -= 1
             if error is None:
-                self.begun[number], self.ended[number] = answer.begun, answer.ended
+                self._times.append((arrived, answer.begun, answer.ended))
             else:
-                self.failed += 1
-                if self.error is None:
-                    self.error = error if isinstance(error, PlaceitError) else ExecutionError(str(error))
+                self._failed += 1
+                if self._error is None:
+                    self._error = error if isinstance(error, PlaceitError) else ExecutionError(str(error))
+
+    def sum_up(self, arrived: int, dropped: int, *, interrupted: bool, timeout: float | None = None) -> Served:
+        """Wait until all have ended."""
+        waiting, until = self.left, perf_counter() + (math.inf if timeout is None else timeout)
+        while self.left:
+            if perf_counter() > until:
+                raise ExecutionError(f"{self.left} requests have not ended {timeout:g} s after the last one arrived.")
+            sleep(min(_LOOK_S, max(1e-3, 1e-2 * (perf_counter() - self.start))))
+        load = LoadReport.of(*np.transpose(self._times)) if self._times else None
+        seconds = max((ended for *_, ended in self._times), default=perf_counter()) - self.start
+        busy = {name: (total - self._busy.get(name, 0.0)) / seconds for name, total in self._server.busy.items()}
+        return Served(load, arrived, dropped, self._failed, self._error, waiting, seconds, busy, interrupted)
 
 
 def offer(server: Server, inputs: Arrays, arrivals: ArrayLike, *, timeout: float | None = None) -> Served:
@@ -150,34 +175,57 @@ def offer(server: Server, inputs: Arrays, arrivals: ArrayLike, *, timeout: float
     Raises:
         ExecutionError: the server is closed, nothing can run any more, or requests have not ended in time.
     """
-    due = np.asarray(arrivals, np.float64)
-    times, dropped, arrived, interrupted = _Times(len(due)), 0, 0, False
-    before, start = dict(server.busy), perf_counter()
+    dropped, arrived, interrupted = 0, 0, False
+    tally = _Tally(server)
     try:
         full_until = -math.inf
-        for number, after in enumerate(due.tolist()):
-            while (early := start + after - perf_counter()) > 0:
+        for after in np.asarray(arrivals, np.float64).tolist():
+            due = tally.start + after
+            while (early := due - perf_counter()) > 0:
                 sleep(early)
             arrived += 1
-            if start + after < full_until:
+            if due < full_until:
                 dropped += 1
                 continue
             try:
-                times.expect(number, server.submit(inputs, wait=False))
+                tally.expect(server.submit(inputs, wait=False), due)
             except QueueFullError:
                 dropped += 1
                 full_until = perf_counter()  # for those that were due meanwhile, if this thread is late
                 sleep(_BREATH_S)  # the server's threads need the interpreter, too
     except KeyboardInterrupt:
         interrupted = True
-    waiting = times.left
-    until = perf_counter() + (math.inf if timeout is None else timeout)
-    while times.left:
-        if perf_counter() > until:
-            raise ExecutionError(f"{times.left} requests have not ended {timeout:g} s after the last one arrived.")
-        sleep(min(_LOOK_S, max(1e-3, 1e-2 * (perf_counter() - start))))
-    ended = np.isfinite(times.ended)
-    load = LoadReport.of(start + due[ended], times.begun[ended], times.ended[ended]) if ended.any() else None
-    seconds = float(times.ended[ended].max() - start) if ended.any() else perf_counter() - start
-    busy = {name: (total - before.get(name, 0.0)) / seconds for name, total in server.busy.items()} if seconds > 0 else {}
-    return Served(load, arrived, dropped, times.failed, times.error, waiting, seconds, busy, interrupted)
+    return tally.sum_up(arrived, dropped, interrupted=interrupted, timeout=timeout)
+
+
+def keep_busy(
+    server: Server, inputs: Arrays, at_once: int, *, requests: int | None = None, seconds: float = math.inf
+) -> Served:
+    """Have as many requests under way all the time, each submitted as soon as another one has ended, and wait for all.
+
+    Ctrl-C ends the arrivals, and what was measured is kept.
+
+    Args:
+        server: nobody else submits anything meanwhile.
+        inputs: of each request, by name.
+        at_once: how many; as many as can be in flight, and none waits for longer than it takes to begin.
+        requests: how many in all; None for no limit.
+        seconds: in which they are submitted; one is in any case.
+
+    Raises:
+        ExecutionError: the server is closed, or nothing can run any more.
+    """
+    arrived, interrupted = 0, False
+    tally, room = _Tally(server), SimpleQueue[object]()
+    for _ in range(at_once):
+        room.put(None)
+    try:
+        while arrived == 0 or (arrived != requests and perf_counter() < tally.start + seconds):
+            room.get()
+            answer = server.submit(inputs)
+            arrived += 1
+            tally.expect(answer, answer.arrived)
+            answer.add_done_callback(room.put)
+    except KeyboardInterrupt:
+        interrupted = True
+    return tally.sum_up(arrived, 0, interrupted=interrupted)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -15,14 +14,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from placeit import backends
-from placeit.backends.base import Arrays, Model, checked_inputs
+from placeit.backends.base import Arrays, Model
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import UsageError
 from placeit.core.interrupts import come_through
 from placeit.core.placement import Placement
 from placeit.devices.caps import capped
 from placeit.devices.clusterfile import find_cluster
-from placeit.devices.nvml import GpuSampler, gpu_use
 from placeit.devices.plain import plain_devices
 from placeit.planning.coarsen import Grouping
 from placeit.planning.placing import Placing
@@ -31,32 +29,21 @@ from placeit.profiler.cache import Cache
 from placeit.profiler.costs import Progress, Worth, kept_costs, profile, supported
 from placeit.profiler.estimates import estimated
 from placeit.profiler.op_times import OpTime, op_times
-from placeit.profiler.trace import utilization
-from placeit.runtime.check import OutputCheck, OutputError, other_inputs
+from placeit.runtime.check import OutputCheck, OutputError, check_tolerance, other_inputs, tolerance_of
 from placeit.runtime.devices.worker import apart, within
 from placeit.runtime.drivers import drive
 from placeit.runtime.load import RateReport
-from placeit.runtime.measure import WARMUP, Race, check_length
+from placeit.runtime.measure import WARMUP
 from placeit.runtime.plan_executor import DispatchOrder, PlanExecutor
 from placeit.runtime.refining import Limits
 from placeit.runtime.run_report import RunReport
 from placeit.runtime.runtime import Runtime
 from placeit.runtime.serving import QUEUE, Server
-from placeit.runtime.spans import Span
-from placeit.session import serving
-from placeit.simulator.load import arrival_times, check_rate
+from placeit.session import running, serving
 
-__all__ = ["Session", "check_tolerance"]
-
+__all__ = ["Session"]
 
 _HURRY_S = 0.3  # for threads to end after an interrupt
-_TOLERANCES = {"f32": 1e-3, "f16": 2e-2, "float16": 2e-2, "bf16": 1e-1, "bfloat16": 1e-1}  # of a precision, and of a type
-
-
-def check_tolerance(tolerance: float | None) -> None:
-    """Raise UsageError if a tolerance makes no sense."""
-    if tolerance is not None and not tolerance >= 0:
-        raise UsageError(f"The tolerance is {tolerance}; it must be a number that is not negative.")
 
 
 class Session:
@@ -121,7 +108,7 @@ class Session:
         )
         self.precision = precision
         types = (precision, *self.model.graph.tensor_dtypes)
-        self.tolerance = max(_TOLERANCES.get(name, 0.0) for name in types) if tolerance is None else tolerance
+        self.tolerance = tolerance_of(types) if tolerance is None else tolerance
         self._cache = Cache() if cache == "default" else cache
         self._runtime: Runtime | None = None
         self._costs: Costs | None = None
@@ -169,7 +156,7 @@ class Session:
         other = copy.copy(self)
         other.cluster, other.precision = Cluster((device,)), precision
         if precision != self.precision:
-            other.tolerance = max(self.tolerance, _TOLERANCES.get(precision, 0.0))
+            other.tolerance = max(self.tolerance, tolerance_of([precision]))
         other._runtime = other._costs = other._can = other._reference = other._check = None
         other.pins, other.placing, other._others = {}, self.placing.on(device.name), {}
         self._others[device, precision] = other
@@ -242,22 +229,11 @@ class Session:
         Raises:
             InfeasibleError: no device supports some op, or not the one that it is pinned to.
         """
-
-        def measured(cluster: Cluster, runtime: Runtime, worth: Worth | None = None) -> Costs:
-            return profile(
-                self.model,
-                self.grouping,
-                cluster,
-                runtime,
-                budget=budget_s,
-                cache=self._cache,
-                check=check,
-                progress=progress,
-                worth=worth,
-            )
-
+        measured = functools.partial(
+            profile, self.model, self.grouping, budget=budget_s, cache=self._cache, check=check, progress=progress
+        )
         if self.executable:
-            return self._take(measured(self.cluster, self.runtime, worth))
+            return self._take(measured(self.cluster, self.runtime, worth=worth))
         return self._take(estimated(self.model, self.grouping, self.cluster, measured, precision=self.precision))
 
     def recall(self) -> bool:
@@ -383,7 +359,7 @@ class Session:
         warmup: int = WARMUP,
         inputs: Mapping[str, NDArray[np.generic]] | None = None,
     ) -> RunReport:
-        """Run a placement and measure it.
+        """Run a placement and measure single requests; of replicas (:meth:`run_at`), those of the first.
 
         Args:
             placement: of the model's ops.
@@ -400,56 +376,7 @@ class Session:
             ExecutionError: a device failed.
             KeyboardInterrupt: Ctrl-C before the first timed run had ended; afterwards it ends the runs.
         """
-        check_length(runs, duration, warmup)
-        home = self.home_of(placement)
-        if home is not self:
-            return home.run(placement, runs=runs, duration=duration, warmup=warmup, inputs=inputs)
-        wanted = {spec.name: spec for spec in self.model.inputs}
-        given = self.model.sample_inputs() if inputs is None else checked_inputs(inputs, wanted)
-        plan = self.plan_of(placement)
-        interrupted = False
-        with self.executor(plan) as executor:
-            check = self.output_check(None if inputs is None else given)
-            error = check(executor)
-            with GpuSampler() as sampler:
-                race = Race({"placement": executor.time}, warmup=warmup)
-                try:
-                    race.warm_up()
-                    length = runs if duration is None else None
-                    race.run(rounds=length, budget_s=duration, min_rounds=1)
-                except KeyboardInterrupt:
-                    if not race.results():
-                        raise
-                    interrupted = True
-                    self.hurry()
-            latency, segment_s = race.results()["placement"], executor.segment_seconds()
-            outputs: dict[str, NDArray[np.generic]] = {}
-            spans: list[Span] = []
-            if not interrupted:
-                error = error.worse(check(executor, after=True))
-                outputs = executor.run(given)
-                error = error.worse(OutputError.between(outputs, check.expected))
-                spans = executor.spans()
-        return RunReport(
-            model=str(self.model.path),
-            placement=placement,
-            cluster=self.cluster,
-            warmup=warmup,
-            duration_s=duration,
-            latency=latency,
-            utilization={} if interrupted else utilization(spans, devices=self.cluster.names),
-            output_error=error,
-            failed=error.wrong(self.tolerance),
-            spans=spans,
-            outputs=outputs,
-            plan=plan,
-            simulated_s=None if self._costs is None or self._costs.shared else plan.schedule.makespan,
-            segment_s=segment_s,
-            native=executor.native,
-            host_paced=executor.host_paced,
-            gpus=gpu_use(sampler.samples),
-            interrupted=interrupted,
-        )
+        return running.run(self, placement, runs=runs, duration=duration, warmup=warmup, inputs=inputs)
 
     def serve(
         self,
@@ -477,7 +404,7 @@ class Session:
         Raises:
             PlacementError: it does not fit the model, the devices or their memory.
             UsageError: it is not known how to plan it (:meth:`plan_of`); it is to be refined or might be placed anew, and costs
-                are not known; both are asked for; or it is to be refined and has replicas or is on a plain device.
+                are not known; both are asked for; or it is to be refined and has replicas.
             DeviceError: a device exists in simulation only, or has no room.
         """
         return serving.serve(self, placement, requests=requests, queue=queue, refine=refine, on_loss=on_loss)
@@ -485,7 +412,7 @@ class Session:
     def run_at(
         self,
         placement: Placement,
-        rate: float,
+        rate: float | None = None,
         *,
         requests: int | None = None,
         seconds: float = 10.0,
@@ -494,27 +421,26 @@ class Session:
         queue: int = QUEUE,
         warmup: int = WARMUP,
     ) -> RateReport:
-        """Run a placement and its replicas under requests that arrive at a rate.
+        """Run a placement and its replicas with several requests in flight, and measure what they serve.
 
         Args:
             placement: as for :meth:`serve`.
-            rate: requests per second.
+            rate: requests per second that arrive, whether or not those before them have ended; None to have as many under way
+                as can be in flight, each submitted as soon as another one has ended.
             requests: how many arrive; None for as many as come within ``seconds``.
             seconds: see there.
-            arrivals: ``constant``, at regular intervals, or ``poisson``, independently of each other.
+            arrivals: at a rate, ``constant``, at regular intervals, or ``poisson``, independently of each other.
             seed: of the latter.
-            queue: how many may wait; those that find it full are dropped.
-            warmup: requests before them that do not count, one after the other.
+            queue: how many may wait; those that arrive at a rate and find it full are dropped.
+            warmup: requests before them that do not count, one after the other, for each replica.
 
         Raises:
             As :meth:`serve` does, and UsageError for a rate, a number or a time that is not positive.
             ExecutionError: requests failed.
         """
-        check_rate(rate)
-        if not 0 < seconds < math.inf:
-            raise UsageError(f"Requests have to arrive for some time; got {seconds} seconds.")
-        due = arrival_times(arrivals, rate, max(1, math.ceil(rate * seconds)) if requests is None else requests, seed=seed)
-        return serving.run_at(self, placement, rate, due, arrivals=arrivals, seed=seed, queue=queue, warmup=warmup)
+        return serving.run_at(
+            self, placement, rate, requests, seconds, arrivals=arrivals, seed=seed, queue=queue, warmup=warmup
+        )
 
     def op_times(self, plan: Plan, *, passes: int = 10) -> list[OpTime]:
         """What each op of a plan of this session takes inside its segment; see :func:`placeit.profiler.op_times.op_times`."""

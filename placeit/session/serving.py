@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -16,10 +17,11 @@ from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.calibration import calibrated
 from placeit.recovery import Recovery
 from placeit.runtime.check import OutputError
-from placeit.runtime.load import RateReport, offer
+from placeit.runtime.load import RateReport, keep_busy, offer
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.refining import Limits, Refiner
 from placeit.runtime.serving import Server
+from placeit.simulator.load import arrival_times, check_rate
 
 if TYPE_CHECKING:
     from placeit.session import Session
@@ -39,8 +41,8 @@ def serve(
         return Server(_executors(session, placement, requests), queue=queue, replace=replace)
     if on_loss == "replace":
         raise UsageError("A server either refines its placement or places anew what was lost: leave out 'refine' or 'on_loss'.")
-    if placement.replicas or session.home_of(placement) is not session:
-        raise UsageError("A placement is refined on the devices of its session, and without replicas: leave 'refine' out.")
+    if placement.replicas:
+        raise UsageError("A placement with replicas is not refined: one replica would have to be compared with all of them.")
     limits = refine if isinstance(refine, Limits) else Limits()
     proposals = Proposals(session, requests)
     session.output_check()  # which runs the reference
@@ -79,25 +81,29 @@ class Proposals:
 
     def __init__(self, session: Session, requests: int | None) -> None:
         self._session, self._requests, self._costs = session, requests, session.costs
-        self._seed = 0
+        self._seed, self._plain_s = 0, 0.0
         self._placements: list[NDArray[np.int32]] = []
 
     def calibrate(self, runs: Sequence[tuple[Plan, NDArray[np.float64]]]) -> Costs:
         """Costs that say what requests took: plans, and seconds of each segment, ``float64[S]``."""
         costs = self._session.costs
         segmenter = Segmenter(self._session.grouping, costs)
-        self._costs = calibrated(costs, [(segmenter.priced(plan), seconds) for plan, seconds in runs])
+        self._costs = calibrated(costs, [(segmenter.priced(plan), seconds) for plan, seconds in runs if self._is_here(plan)])
+        self._plain_s = max((float(seconds.sum()) for plan, seconds in runs if not self._is_here(plan)), default=0.0)
         return self._costs
 
     def search(self, plan: Plan, *, steady: bool) -> None:
         """Search on for a while, from an incumbent plan and from the best known; for what ``steady`` says in Segmenter."""
         segmenter = Segmenter(self._session.grouping, self._costs, steady=steady)
-        problem, here = segmenter.problem(), plan.placement[plan.segment_of]
+        problem = segmenter.problem()
         if not self._placements:
             self._placements = [np.full(len(problem), d, np.int32) for d in problem.single_devices]
-        starts = [here, *self._placements]
+        here = [plan.placement[plan.segment_of]] if self._is_here(plan) else []
+        starts = [*here, *self._placements]
+        if not starts:
+            return
         best = starts[int(np.argmin(segmenter.seconds(np.stack(starts))))]
-        for start in (here, best):
+        for start in (*here, best):
             self._placements.append(segmenter.search(start, problem, steps=_STEPS, seed=self._seed))
             self._seed += 1
 
@@ -105,16 +111,24 @@ class Proposals:
         """The plan that is expected to be the best of those found but not tried; None if none is better than the incumbent."""
         segmenter = Segmenter(self._session.grouping, self._costs, steady=steady)
         found = {placement.tobytes(): placement for placement in self._placements}
-        for one in (plan, *tried):
+        for one in (one for one in (plan, *tried) if self._is_here(one)):
             found.pop(one.placement[one.segment_of].astype(np.int32).tobytes(), None)
         self._placements = list(found.values())
         if not found:
             return None
-        seconds = segmenter.seconds(np.stack([plan.placement[plan.segment_of], *self._placements]))
+        now = segmenter.seconds(plan.placement[plan.segment_of])[0] if self._is_here(plan) else self._plain_s
+        seconds = segmenter.seconds(np.stack(self._placements))
         number = int(np.argmin(seconds))
-        if number == 0 or seconds[number] >= _WORTH * seconds[0]:
-            return None
-        return segmenter.plan(self._placements[number - 1])
+        return segmenter.plan(self._placements[number]) if seconds[number] < _WORTH * now else None
+
+    def _is_here(self, plan: Plan) -> bool:
+        """Whether a plan is on devices of the session, and not on a plain device, whose costs are what requests take there."""
+        return plan.problem.device_names == self._session.cluster.names
+
+    def starts_threads(self, plan: Plan) -> bool:
+        """Whether compiling a plan may start threads that run it: what is on one core runs on the thread of its device."""
+        devices = [self._session.cluster.devices[segment.device] for segment in plan.programs]
+        return not all(device.core_set and len(device.cores) == 1 for device in devices)
 
     def open(self, plan: Plan) -> PlanExecutor:
         """Compile a plan, and check its outputs. Raises ExecutionError if they are wrong."""
@@ -131,23 +145,36 @@ class Proposals:
 def run_at(
     session: Session,
     placement: Placement,
-    rate: float,
-    due: NDArray[np.float64],
+    rate: float | None,
+    requests: int | None,
+    seconds: float,
     *,
     arrivals: str,
     seed: int,
     queue: int,
     warmup: int,
 ) -> RateReport:
-    """Do what :meth:`placeit.session.Session.run_at` says with requests that arrive at given times."""
+    """Do what :meth:`placeit.session.Session.run_at` says."""
+    if not 0 < seconds < math.inf:
+        raise UsageError(f"Requests have to arrive for some time; got {seconds} seconds.")
+    if requests is not None and requests < 1:
+        raise UsageError(f"'requests' is {requests}; it must be at least 1.")
+    due = None
+    if rate is not None:
+        check_rate(rate)
+        due = arrival_times(arrivals, rate, max(1, math.ceil(rate * seconds)) if requests is None else requests, seed=seed)
     check, inputs = session.output_check(), session.model.sample_inputs()
     with contextlib.ExitStack() as stack:
         executors = [stack.enter_context(executor) for executor in _executors(session, placement)]
         error = functools.reduce(OutputError.worse, [check(executor) for executor in executors])
         server = stack.enter_context(Server(executors, queue=queue))
+        at_once = sum(executor.requests for executor in executors)
         for _ in range(warmup * len(executors)):
             server.submit(inputs).result()
-        served = offer(server, inputs, due)
+        if due is not None:
+            served = offer(server, inputs, due)
+        else:
+            served = keep_busy(server, inputs, at_once, requests=requests, seconds=seconds if requests is None else math.inf)
         if served.load is None and served.error is not None:
             raise served.error
         if not served.interrupted:
@@ -158,7 +185,7 @@ def run_at(
         rate=rate,
         arrivals=arrivals,
         seed=seed,
-        in_flight=sum(executor.requests for executor in executors),
+        in_flight=at_once,
         queue=queue,
         served=served,
         output_error=error,

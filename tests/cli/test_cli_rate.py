@@ -42,6 +42,19 @@ def test_a_rate_that_cannot_be_sustained_is_said_in_a_sentence_with_the_busiest_
     assert "more than this placement sustains" in cli(*options).stdout
 
 
+def test_without_a_rate_as_many_requests_are_in_flight_as_can_be(
+    cli: Any, tiny: Path, placement: Path, cores: Sequence[str]
+) -> None:
+    data = json.loads(cli("run", tiny, "-p", placement, "--requests", 30, "--json").stdout)
+    assert (data["arrived"], data["ended"], data["dropped"], data["replicas"]) == (30, 30, 0, 1)
+    assert (data["rate"], data["arrivals"], data["sustained"], data["reason"]) == (None, None, None, None)
+    assert data["in_flight"] == len(cores) + 1
+    assert data["waiting"]["most"] <= data["in_flight"]
+    assert data["achieved"] > 0
+    said = " ".join(cli("run", tiny, "-p", placement, "--seconds", 0.2).stdout.split())
+    assert "requests, each when another had ended" in said
+
+
 def test_wrong_outputs_are_said_to_be_wrong_under_load(
     cli: Any, tiny: Path, placement: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -58,10 +71,10 @@ def test_wrong_outputs_are_said_to_be_wrong_under_load(
         (("--rate", "nan"), "must be positive"),
         (("--rate", 1, "--seconds", 0), "some time"),
         (("--rate", 1, "--seconds", 1, "--requests", 1), "either --seconds or --requests"),
-        (("--rate", 1, "--runs", 3), "not --runs"),
-        (("--rate", 1, "--trace", "t.json"), "--trace is about single requests"),
-        (("--seconds", 1), "--rate"),
-        (("--requests", 1), "--rate"),
+        (("--rate", 1, "--runs", 3), "With --rate, several requests are in flight at once: --requests or --seconds says"),
+        (("--rate", 1, "--trace", "t.json"), "and --trace is about single ones"),
+        (("--requests", 1, "--runs", 3), "With --requests, several requests are in flight at once"),
+        (("--seconds", 0), "some time"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(

@@ -62,9 +62,16 @@ def test_replicas_are_run_as_placements_and_compared(cli: Any, tiny: Path, place
     said = " ".join(result.stdout.split())
     for part in (f"{cores[0]} 8, {cores[1]} 8", "requests/s", "Times are seconds per request"):
         assert part in said
-    run = cli("run", tiny, "-p", replicas, "--runs", 2, "--json")
+    run = cli("run", tiny, "-p", replicas, "--requests", 40, "--json")
     assert run.exit_code == 0, run.stderr
-    assert set(json.loads(run.stdout)["devices"]) == set(cores)
+    data = json.loads(run.stdout)
+    assert data["devices"] == dict.fromkeys(cores, len(whole))
+    assert (data["replicas"], data["in_flight"], data["ended"]) == (2, 4, 40)
+    assert set(data["utilization"]) == set(cores)  # of segments that ran there
+    for options in (("--runs", 2), ("--outputs", "y.npz")):
+        refused = cli("run", tiny, "-p", replicas, *options)
+        assert refused.exit_code == 2
+        assert "Of a placement with replicas, several requests are in flight at once" in refused.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,85 @@
+"""Single requests, measured: what :meth:`placeit.session.Session.run` does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.backends.base import checked_inputs
+from placeit.core.placement import Placement
+from placeit.devices.nvml import GpuSampler, gpu_use
+from placeit.profiler.trace import utilization
+from placeit.runtime.check import OutputError
+from placeit.runtime.measure import Race, check_length
+from placeit.runtime.run_report import RunReport
+from placeit.runtime.spans import Span
+
+if TYPE_CHECKING:
+    from placeit.session import Session
+
+__all__ = ["run"]
+
+
+def run(
+    session: Session,
+    placement: Placement,
+    *,
+    runs: int,
+    duration: float | None,
+    warmup: int,
+    inputs: Mapping[str, NDArray[np.generic]] | None,
+) -> RunReport:
+    """Do what :meth:`placeit.session.Session.run` says."""
+    check_length(runs, duration, warmup)
+    home = session.home_of(placement)
+    if home is not session:
+        return home.run(placement, runs=runs, duration=duration, warmup=warmup, inputs=inputs)
+    wanted = {spec.name: spec for spec in session.model.inputs}
+    given = session.model.sample_inputs() if inputs is None else checked_inputs(inputs, wanted)
+    plan = session.plan_of(placement)
+    interrupted = False
+    with session.executor(plan) as executor:
+        check = session.output_check(None if inputs is None else given)
+        error = check(executor)
+        with GpuSampler() as sampler:
+            race = Race({"placement": executor.time}, warmup=warmup)
+            try:
+                race.warm_up()
+                length = runs if duration is None else None
+                race.run(rounds=length, budget_s=duration, min_rounds=1)
+            except KeyboardInterrupt:
+                if not race.results():
+                    raise
+                interrupted = True
+                session.hurry()
+        latency, segment_s = race.results()["placement"], executor.segment_seconds()
+        outputs: dict[str, NDArray[np.generic]] = {}
+        spans: list[Span] = []
+        if not interrupted:
+            error = error.worse(check(executor, after=True))
+            outputs = executor.run(given)
+            error = error.worse(OutputError.between(outputs, check.expected))
+            spans = executor.spans()
+    return RunReport(
+        model=str(session.model.path),
+        placement=placement,
+        cluster=session.cluster,
+        warmup=warmup,
+        duration_s=duration,
+        latency=latency,
+        utilization={} if interrupted else utilization(spans, devices=session.cluster.names),
+        output_error=error,
+        failed=error.wrong(session.tolerance),
+        spans=spans,
+        outputs=outputs,
+        plan=plan,
+        simulated_s=None if session._costs is None or session._costs.shared else plan.schedule.makespan,
+        segment_s=segment_s,
+        native=executor.native,
+        host_paced=executor.host_paced,
+        gpus=gpu_use(sampler.samples),
+        interrupted=interrupted,
+    )
