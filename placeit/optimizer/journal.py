@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,13 @@ _FORMAT, _VERSION = "placeit-search", 1
 _BEGINNING = f'{{"format": "{_FORMAT}"'.encode()
 
 
+class Placed(NamedTuple):
+    """The groups of a replica: ``int32[G]``, the device of each, and its segment, in topological order."""
+
+    devices: NDArray[np.int32]
+    segment_of: NDArray[np.int32]
+
+
 @dataclass(frozen=True, eq=False)
 class Known:
     """What is known of a placement.
@@ -43,6 +50,7 @@ class Known:
         cost: the objective, so that it compares with that of others (``Candidate.cost``); None if it does not.
         segment_s: seconds of each segment, ``float64[S]``; None if not known.
         output_error: against the whole model.
+        replicas: what served whole requests beside it, on devices of their own.
     """
 
     name: str
@@ -54,6 +62,12 @@ class Known:
     cost: float | None
     segment_s: NDArray[np.float64] | None
     output_error: OutputError
+    replicas: Sequence[Placed] = ()
+
+    @property
+    def every(self) -> list[Placed]:
+        """The placement itself, and its replicas."""
+        return [Placed(self.devices, self.segment_of), *self.replicas]
 
     @classmethod
     def of_candidate(cls, candidate: Candidate, measured: Measurement, value: Measurement, output_error: OutputError) -> Known:
@@ -61,7 +75,8 @@ class Known:
         samples, values = measured.samples.tolist(), value.samples.tolist()
         who, plan = (candidate.name, candidate.placer), candidate.plan
         segment_s, cost = candidate.segment_s, candidate.cost if candidate.steady else None
-        return cls(*who, candidate.groups, plan.segment_of, samples, values, cost, segment_s, output_error)
+        replicas = [Placed(one.placement[one.segment_of], one.segment_of) for one in candidate.replicas]
+        return cls(*who, candidate.groups, plan.segment_of, samples, values, cost, segment_s, output_error, replicas)
 
 
 class Journal:
@@ -108,6 +123,7 @@ class Journal:
             "cost": known.cost,
             "segment_s": None if known.segment_s is None else known.segment_s.tolist(),
             "output_error": known.output_error.to_dict(),
+            "replicas": [{"devices": one.devices.tolist(), "segments": one.segment_of.tolist()} for one in known.replicas],
         }
         self._append(record, "ab")
 
@@ -178,15 +194,20 @@ def _damaged(path: Path, number: int) -> FileError:
 
 def _known(found: dict[str, Any], path: Path, number: int, edges: NDArray[np.int32], shape: tuple[int, int]) -> Known:
     """Check a record, every part of it."""
-    groups, devices = shape
     name, placer, samples, values = (found.get(key) for key in ("name", "placer", "samples", "values"))
-    places, segments, spent, cost = (found.get(key) for key in ("devices", "segments", "segment_s", "cost"))
+    spent, cost, error = (found.get(key) for key in ("segment_s", "cost", "output_error"))
+    others = found.get("replicas", [])
+    first = _placed(found, edges, shape)
+    replicas = [_placed(one, edges, shape) for one in others] if isinstance(others, list) else [None]
+    every = [one for one in (first, *replicas) if one is not None]
+    used = [d for one in every for d in set(one.devices.tolist())]
     if not (
         isinstance(name, str)
         and isinstance(placer, str)
         and name
-        and _are_numbers_below(places, groups, devices)
-        and _are_numbers_below(segments, groups, groups)
+        and first is not None
+        and len(every) == 1 + len(replicas)
+        and len(set(used)) == len(used)
         and isinstance(samples, list)
         and len(samples) > 0
         and are_times(samples, len(samples))
@@ -194,32 +215,35 @@ def _known(found: dict[str, Any], path: Path, number: int, edges: NDArray[np.int
         and isinstance(values, list)
         and are_times(values, len(samples))
         and (cost is None or are_times([cost], 1))
-    ):
-        raise _damaged(path, number)
-    of, place = np.array(segments, np.int32), np.array(places, np.int32)
-    count = int(of.max()) + 1
-    whole = len(np.unique(of)) == count == len(np.unique(np.column_stack([of, place]), axis=0))
-    error = found.get("output_error")
-    if (
-        not whole
-        or (of[edges[:, 0]] > of[edges[:, 1]]).any()
-        or not (spent is None or are_times(spent, count))
-        or not isinstance(error, dict)
-        or not are_times([error.get("max_abs"), error.get("max_rel")], 2)
-        or not isinstance(error.get("not_checked"), str | None)
+        and (spent is None or are_times(spent, int(first.segment_of.max()) + 1))
+        and isinstance(error, dict)
+        and are_times([error.get("max_abs"), error.get("max_rel")], 2)
+        and isinstance(error.get("not_checked"), str | None)
     ):
         raise _damaged(path, number)
     return Known(
         name,
         placer,
-        place,
-        of,
+        first.devices,
+        first.segment_of,
         samples,
         values,
         None if cost is None else float(cost),
         None if spent is None else np.array(spent),
         OutputError(float(error["max_abs"]), float(error["max_rel"]), None, error["not_checked"]),
+        [one for one in replicas if one is not None],
     )
+
+
+def _placed(found: Any, edges: NDArray[np.int32], shape: tuple[int, int]) -> Placed | None:
+    """The placement of groups in a record; None if it cannot be one."""
+    groups, devices = shape
+    places, segments = (found.get(key) for key in ("devices", "segments")) if isinstance(found, dict) else (None, None)
+    if not (_are_numbers_below(places, groups, devices) and _are_numbers_below(segments, groups, groups)):
+        return None
+    place, of = np.array(places, np.int32), np.array(segments, np.int32)
+    whole = len(np.unique(of)) == int(of.max()) + 1 == len(np.unique(np.column_stack([of, place]), axis=0))
+    return Placed(place, of) if whole and (of[edges[:, 0]] <= of[edges[:, 1]]).all() else None
 
 
 def _are_numbers_below(value: Any, count: int, limit: int) -> bool:

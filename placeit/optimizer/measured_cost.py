@@ -271,7 +271,7 @@ class MeasuredCost:
         """Take over what a journal knows."""
         journal = open_journal(path, self._races.session, self._races.objective)
         for known in journal.known:  # the last that is known of a plan counts
-            if known.cost is not None and self._refused(known.devices) is None:
+            if known.cost is not None and not known.replicas and self._refused(known.devices) is None:
                 plan = self._segmenter.merged(known.segment_of, known.devices)
                 name = self._enter(plan, known.placer)
                 self._races.recall(name, known, plan)

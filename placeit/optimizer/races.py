@@ -154,7 +154,7 @@ class Races:
         """Write what has been measured of candidates on the session's own devices to the journal, if there is one."""
         if self.journal is None:
             return
-        for known in (self.recorded(name) for name in names if self.is_placed(self.known[name])):
+        for known in (self.recorded(name) for name in names if name not in self.homes):
             if known is not None:
                 self.journal.add(known)
 
@@ -165,12 +165,13 @@ class Races:
             return None
         return Known.of_candidate(one, one.measured, one.value, one.output_error)
 
-    def recall(self, name: str, known: Known, plan: Plan) -> None:
+    def recall(self, name: str, known: Known, plan: Plan, *replicas: Plan) -> None:
         """Learn of a candidate what an earlier search has measured of the same placement, in segments of its own."""
         rounds = range(len(known.samples))
         self.learn_of(
             name,
             plan=plan,
+            replicas=replicas,
             earlier=True,
             output_error=known.output_error,
             measured=summed_up(name, known.samples, rounds),

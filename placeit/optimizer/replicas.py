@@ -17,8 +17,9 @@ from placeit.optimizer.candidates import Candidate
 from placeit.optimizer.ledger import Item
 from placeit.optimizer.search import Proposal, Search
 from placeit.placers.base import is_over
-from placeit.placers.feasibility import pack
+from placeit.placers.feasibility import fits, pack
 from placeit.planning.segments import Plan, Segmenter
+from placeit.runtime.measure import FEWEST
 from placeit.simulator.throughput import bottleneck
 
 __all__ = ["REPLICAS", "enter_replicas", "replicated"]
@@ -33,6 +34,7 @@ def enter_replicas(search: Search) -> None:
 
     A group of one device runs the model whole; a larger one splits it, by a search among plans. Of devices that share cores,
     only some take part, which can all run at once. Devices that cannot serve whole requests alone or in any group are left out.
+    What an earlier search has measured takes part as well.
     """
     problem = search.problem
     devices = together(problem.conflicts)[:_MOST_DEVICES]
@@ -50,11 +52,36 @@ def enter_replicas(search: Search) -> None:
             able = [group for group in groups if splits[group] is not None]
             key = frozenset(able)
             if len(able) > 1 and key not in found:
-                found[key] = _candidate(search, [placement for group in able if (placement := splits[group]) is not None])
+                placements = [placement for group in able if (placement := splits[group]) is not None]
+                found[key] = _candidate(search, [search.segmenter.plan(placement) for placement in placements])
         best = sorted(found.values(), key=lambda one: one.simulated_value or 0.0)[:_MOST_ENTERED]
+        earlier = _recall(search)
         for candidate in best:
-            search.enter(candidate)
-            search.proposals.append(Proposal(REPLICAS, candidate.name, True, False))
+            name = earlier.get(_key(candidate.plans))
+            if name is None:
+                name = search.free_name(candidate.name)
+                search.enter(replace(candidate, name=name))
+            search.proposals.append(Proposal(REPLICAS, name, True, False))
+
+
+def _recall(search: Search) -> dict[frozenset[bytes], str]:
+    """Enter replicas that an earlier search has measured, as far as they are feasible now; return their names."""
+    names: dict[frozenset[bytes], str] = {}
+    for known in () if search.journal is None else search.journal.known:
+        if not known.replicas or not all(fits(search.problem, one.devices) for one in known.every):
+            continue
+        candidate = _candidate(search, [search.segmenter.merged(one.segment_of, one.devices) for one in known.every])
+        key = _key(candidate.plans)
+        if key not in names:
+            names[key] = search.enter(replace(candidate, name=search.free_name(known.name))).name
+        if len(known.samples) >= FEWEST:
+            search.recall(names[key], known, *candidate.plans)
+    return names
+
+
+def _key(plans: Sequence[Plan]) -> frozenset[bytes]:
+    """What replicas are known by: the devices of the groups in each."""
+    return frozenset(plan.placement[plan.segment_of].astype(np.int32).tobytes() for plan in plans)
 
 
 def replicated(segmenter: Segmenter, plans: Sequence[Plan]) -> list[Plan]:
@@ -113,12 +140,12 @@ def _restricted(problem: Problem, group: tuple[int, ...]) -> Problem | None:
     return replace(problem, compute=compute) if np.isfinite(compute).any(axis=1).all() else None
 
 
-def _candidate(search: Search, placements: Sequence[NDArray[np.int32]]) -> Candidate:
-    plans = replicated(search.segmenter, [search.segmenter.plan(placement) for placement in placements])
+def _candidate(search: Search, plans: Sequence[Plan]) -> Candidate:
+    plans = replicated(search.segmenter, plans)
     rates = [1 / each if each > 0 else math.inf for each in map(search.objective.of_plan, plans)]
     value = 1 / sum(rates)
     names = search.problem.device_names
-    where = (" with ".join(names[d] for d in np.unique(placement)) for placement in placements)
+    where = (" with ".join(names[d] for d in np.unique(plan.placement)) for plan in plans)
     first, *others = plans
     name = f"{REPLICAS} on {', '.join(where)}"
     return Candidate(name, REPLICAS, first, search.session.placing, value, value, replicas=tuple(others))

@@ -114,12 +114,15 @@ class Search(Races):
 
     def enter_plan(self, name: str, placer: str, plan: Plan, start: str | None = None) -> Candidate:
         """Enter a plan, under another name if there is one of that name: an earlier search may have used it."""
-        free = (
-            name if name not in self.known else next(n for i in itertools.count(2) if (n := f"{name} ({i})") not in self.known)
-        )
+        free = self.free_name(name)
         candidate = self.enter(Candidate(free, placer, plan, self.session.placing, *self.simulated_of(plan), start=start))
         self._named[_key(candidate.groups)] = free
         return candidate
+
+    def free_name(self, name: str) -> str:
+        """The name, or one like it if a candidate has that."""
+        numbered = (f"{name} ({i})" for i in itertools.count(2))
+        return next(free for free in itertools.chain([name], numbered) if free not in self.known)
 
     @property
     def standing(self) -> list[Candidate]:
@@ -141,9 +144,12 @@ class Search(Races):
         self.take_over(journal.known)
 
     def take_over(self, measured: Iterable[Known]) -> None:
-        """Enter what was measured, as far as it is feasible now; the last that is known of a placement counts."""
+        """Enter what was measured, as far as it is feasible now; the last that is known of a placement counts.
+
+        Replicas are entered where others of their kind are (:func:`placeit.optimizer.replicas.enter_replicas`).
+        """
         for known in measured:
-            if not fits(self.problem, known.devices):
+            if known.replicas or not fits(self.problem, known.devices):
                 continue
             plan = self.segmenter.merged(known.segment_of, known.devices)
             name = (self.find(known.devices) or self.enter_plan(known.name, known.placer, plan)).name

@@ -20,6 +20,7 @@ from placeit.optimizer.candidates import Alone, Candidate
 from placeit.optimizer.journal import open_journal
 from placeit.optimizer.measured_cost import MeasuredCost
 from placeit.optimizer.optimize import optimize
+from placeit.optimizer.replicas import enter_replicas
 from placeit.optimizer.result import Optimized
 from placeit.optimizer.search import Search
 from placeit.profiler.cache import Cache
@@ -28,7 +29,7 @@ from placeit.report import as_json
 from placeit.runtime.check import OutputError
 from placeit.runtime.measure import FEWEST, summed_up
 from placeit.session import Session
-from placeit.simulator.objectives import Latency
+from placeit.simulator.objectives import Latency, Throughput
 
 CORE = allowed_cores()[0]
 
@@ -163,6 +164,37 @@ def test_what_is_no_placement_on_these_devices_is_not_kept(cache: Cache, tmp_pat
     assert [json.loads(line)["name"] for line in (tmp_path / "search.jsonl").read_text().splitlines()[1:]] == ["slow"]
 
 
+def test_what_was_measured_of_replicas_is_kept(cache: Cache, tmp_path: Path) -> None:
+    cores = allowed_cores()[:2]
+    if len(cores) < 2:
+        pytest.skip("needs two cores that the process may use")
+    samples = [0.1, 0.2, 0.1, 0.1, 0.2, 0.1]
+    with Session(inception_like(), [f"CPU@{core}" for core in cores], cache=cache) as session:
+        session.profile()
+
+        def begun() -> Search:
+            search = Search(session, Throughput(), 1e9, 0, None)
+            search.resume(open_journal(tmp_path / "search.jsonl", session, search.objective))
+            search.singles(plain=False)
+            enter_replicas(search)
+            return search
+
+        first = begun()
+        (replicas,) = (one for one in first.candidates if one.replicas)
+        measured = summed_up(replicas.name, samples, range(6))
+        first.learn_of(replicas.name, measured=measured, value=measured, cost=0.12, output_error=OutputError(0.0, 0.0))
+        first.keep([replicas.name])
+        (again,) = (one for one in begun().candidates if one.replicas)
+        assert (again.name, again.earlier, again.cost) == (replicas.name, True, 0.12)
+        assert again.measured is not None
+        assert again.measured.samples.tolist() == samples
+        for ours, theirs in zip(again.plans, replicas.plans, strict=True):
+            assert ours.placement.tolist() == theirs.placement.tolist()
+            assert ours.schedule.makespan == theirs.schedule.makespan
+        cost = MeasuredCost(session, "throughput", journal=tmp_path / "search.jsonl")
+        assert cost.tried == []  # which is about placements of the groups
+
+
 def test_what_breaks_a_pin_or_a_limit_now_is_left_out(search: Callable[..., Optimized]) -> None:
     search(progress=interrupt)
     found = search(pins={"*": "slow"}, progress=interrupt)
@@ -206,6 +238,9 @@ def _changed(**fields: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
         _changed(segment_s=[1.0] * 1000),
         _changed(output_error={"max_abs": None, "max_rel": None}),
         _changed(output_error=None),
+        _changed(replicas=None),
+        _changed(replicas=[{}]),
+        lambda record: record | {"replicas": [{name: record[name] for name in ("devices", "segments")}]},  # on the same device
         lambda record: record | {"segments": [max(record["segments"]) + 1 - s for s in record["segments"]]},
         lambda record: record | {"segments": [len(record["segments"]) - 1 - s for s in range(len(record["segments"]))]},
         lambda record: record | {"devices": [2] * len(record["devices"])} | {"segments": [0] * 3},
