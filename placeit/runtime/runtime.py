@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 from weakref import WeakSet
 
 from placeit.backends.base import Format, Model
@@ -40,6 +40,9 @@ _KEPT_MODELS, _KEPT_BYTES, _KEPT_SHARE = 3, 1e9, 0.5
 bytes more, or this share of the memory that it may take, if that is less."""
 _KEPT_PROGRAMS, _KEPT_THREADS = 512, 256
 
+
+_Key: TypeAlias = tuple[str, tuple[int, ...], tuple[int, ...]]
+"""Of a program: what the device computes, the cores that it is for, if that matters, and the groups."""
 
 class Runtime:
     """One model on the real devices of one cluster. Use it as a context manager, or call :meth:`close`.
@@ -88,7 +91,7 @@ class Runtime:
         self.inputs = {spec.name: BufferSpec(spec.shape, spec.dtype) for spec in model.inputs}
         self.model_outputs = {spec.name: BufferSpec(spec.shape, spec.dtype) for spec in model.outputs}
         room = _KEPT_MODELS * float(grouping.groups.param_bytes.sum()) + _KEPT_BYTES
-        self._programs: Programs[tuple[str, tuple[int, ...]], Program | StreamProgram] = Programs(
+        self._programs: Programs[_Key, Program | StreamProgram] = Programs(
             Use(min(room, _KEPT_SHARE * memory_bytes()), _KEPT_THREADS), most=(_KEPT_PROGRAMS, room), weights=self._weights
         )
         self.wait = wait
@@ -176,7 +179,7 @@ class Runtime:
         return StreamExecutor(PlanTasks.of(self, plan), accelerator, requests=requests, order=order, timed=timed)
 
     def compile(self, segments: Sequence[Segment]) -> list[Program | StreamProgram]:
-        """Compile segments for their devices, or reuse programs compiled for equal devices. Raises DeviceError."""
+        """Compile segments for their devices, or reuse programs that were compiled before. Raises DeviceError."""
         given_up, begin = Gate(), time.perf_counter()
         try:
             return apart(functools.partial(self._compile_all, segments, given_up))
@@ -187,7 +190,7 @@ class Runtime:
             self.compiling_s += time.perf_counter() - begin
 
     def _compile_all(self, segments: Sequence[Segment], given_up: Gate) -> list[Program | StreamProgram]:
-        keys = [("" if self.streams is not None else self.devices[s.device].program_key, s.groups) for s in segments]
+        keys = [self._key(segment) for segment in segments]
 
         def make(places: Sequence[int]) -> list[Program | StreamProgram]:
             with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "placeit compile") as pool:
@@ -205,8 +208,21 @@ class Runtime:
         """A segment in the form that devices compile."""
         return _Source(self, segment)
 
-    def _weights(self, key: tuple[str, tuple[int, ...]]) -> float:
-        return float(self.grouping.groups.param_bytes[list(key[1])].sum())
+    def _key(self, segment: Segment) -> _Key:
+        """What the program of a segment is known by.
+
+        Where a program runs one request at a time, equal devices that may run the same segment at once have one each. Single
+        groups, of which profiling compiles many, are shared: no two devices profile the same one at once.
+        """
+        if self.streams is not None:
+            return "", (), segment.groups
+        device, cores = self.devices[segment.device], self.cluster.devices[segment.device].cores
+        single = len(segment.groups) == 1 < len(self.grouping.groups)
+        own = getattr(device, "one_at_a_time", False) and not single
+        return device.program_key, cores if own else (), segment.groups
+
+    def _weights(self, key: _Key) -> float:
+        return float(self.grouping.groups.param_bytes[list(key[2])].sum())
 
     def ops(self, segment: Segment) -> list[int]:
         """Op numbers of a segment, ascending."""

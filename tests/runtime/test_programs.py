@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import threading
@@ -28,6 +29,7 @@ from placeit.devices.host import allowed_cores
 from placeit.planning.segments import Costs, Segmenter
 from placeit.runtime import runtime as runtime_file
 from placeit.runtime.devices.worker import Worker
+from placeit.runtime.executor import Executor
 from placeit.runtime.programs import Programs
 from placeit.session import Session
 
@@ -284,3 +286,26 @@ def test_programs_are_let_go_while_others_run(monkeypatch: pytest.MonkeyPatch) -
         thread.join()
         running.close()
     assert not wrong
+
+
+def test_cores_that_may_run_the_same_at_once_have_a_program_each() -> None:
+    """Requests of one program of OpenVINO would wait for each other."""
+    cores = allowed_cores()[:2]
+    if len(cores) < 2:
+        pytest.skip("needs two cores that the process may use")
+    with Session(inception_like(), [f"CPU@{core}" for core in cores], cache=None) as session:
+        groups = len(session.grouping.groups)
+        segmenter = Segmenter(session.grouping, Costs.zero(groups, session.cluster))
+        with contextlib.ExitStack() as stack:
+
+            def programs(of: np.ndarray, device: int) -> list[object]:
+                plan = segmenter.merged(of, np.full(groups, device, np.int32))
+                executor = stack.enter_context(session.executor(plan))
+                assert isinstance(executor, Executor)
+                return [program for program in executor.programs if program is not None]
+
+            whole, single = np.zeros(groups, np.int32), np.arange(groups, dtype=np.int32)
+            assert programs(whole, 0)[0] is programs(whole, 0)[0]
+            assert programs(whole, 0)[0] is not programs(whole, 1)[0]
+            for one, other in zip(programs(single, 0), programs(single, 1), strict=True):  # as they are profiled, in turn
+                assert one is other

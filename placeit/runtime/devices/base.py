@@ -149,7 +149,11 @@ class RuntimeDevice(Protocol):
 
     @property
     def program_key(self) -> str:
-        """Devices with equal keys share programs, so that a segment is compiled once for all of them."""
+        """Devices with equal keys can run each other's programs, so that a segment is compiled once for all of them.
+
+        Where a program runs one request at a time, the device says so by an attribute ``one_at_a_time``; it then has its own
+        programs, but for those of single groups.
+        """
         ...
 
     def compile(self, segment: SegmentSource) -> Program:

@@ -58,6 +58,11 @@ class SlowedDevice:
         return getattr(self._inner, "worker", None)
 
     @property
+    def one_at_a_time(self) -> bool:
+        """Whether requests of a program of the real device wait for each other."""
+        return bool(getattr(self._inner, "one_at_a_time", False))
+
+    @property
     def host_paced(self) -> bool:
         """Whether the real device has a stream that the host waits for."""
         return bool(getattr(self._inner, "host_paced", False))

@@ -148,6 +148,8 @@ class OpenVinoDevice:
     """
 
     space = "host"
+    one_at_a_time = True
+    """Requests of a program wait for each other: it has one stream at most, and OpenVINO locks what that runs."""
 
     def __init__(self, device: Device, *, precision: str = "f32", properties: Mapping[str, Any] | None = None) -> None:
         self.name = device.name
