@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 import threading
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,11 +21,14 @@ from placeit.core.errors import ExecutionError, UsageError
 from placeit.core.placement import Placement
 from placeit.devices.clusterfile import find_cluster
 from placeit.devices.host import allowed_cores
-from placeit.planning.segments import Plan
+from placeit.devices.plain import plain_devices
+from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.cache import Cache
+from placeit.runtime.devices.base import SegmentSource
+from placeit.runtime.devices.openvino import OpenVinoDevice, OpenVinoProgram
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.refining import Limits, Refiner, Request, Trial
-from placeit.runtime.serving import Server
+from placeit.runtime.serving import Answer, Server
 from placeit.session import Session
 from placeit.session.serving import Proposals
 
@@ -30,13 +37,14 @@ FAST = Limits(tail=1e6, core=1)  # of a core that others use as well, only ratio
 
 
 @pytest.fixture
-def session(cache: Cache) -> Iterator[Session]:
-    """The second device takes twenty times as long."""
+def session(cache: Cache, request: pytest.FixtureRequest) -> Iterator[Session]:
+    """The second device takes twenty times as long, unless a test says otherwise."""
     if len(CORES) < 2:
         pytest.skip("needs two CPU cores")
     fast, slow = find_cluster(CORES).devices
-    with Session(inception_like(), Cluster((fast, replace(slow, slowdown=20.0))), cache=cache) as opened:
-        opened.profile()
+    slow = replace(slow, slowdown=getattr(request, "param", 20.0))
+    with Session(inception_like(), Cluster((fast, slow)), cache=cache) as opened:
+        opened.profile(budget_s=3 if hasattr(request, "param") else 30)
         yield opened
 
 
@@ -55,6 +63,38 @@ def serve_until(server: Server, session: Session, over: str, seconds: float = 60
             np.testing.assert_allclose(answer[name], value, rtol=1e-3, atol=1e-5)
         count += 1
     return count
+
+
+def serve_many(server: Server, session: Session, over: str, seconds: float = 60) -> None:
+    """The same with three requests under way all the time."""
+    inputs, answers, until = session.model.sample_inputs(), deque[Answer](), time.monotonic() + seconds
+    while over not in f"{refinement(server).doing} {refinement(server).reason}":
+        assert time.monotonic() < until, refinement(server)
+        answers.append(server.submit(inputs))
+        if len(answers) == 3:
+            answers.popleft().result(60)
+    for answer in answers:
+        answer.result(60)
+
+
+def split(session: Session) -> Plan:
+    """One half of the groups on each device."""
+    groups = len(session.grouping.groups)
+    return session.plan_of(session.placement(np.arange(groups) * 2 // groups))
+
+
+def propose(monkeypatch: pytest.MonkeyPatch, make: Callable[[], Plan]) -> None:
+    """Have one placement be tried, in a plan that is made anew each time, as long as it may be."""
+
+    def best(self: Proposals, plan: Plan, tried: Sequence[Plan], *, steady: bool) -> Plan | None:
+        made = make()
+        return None if any(groups_of(one) == groups_of(made) for one in (plan, *tried)) else made
+
+    monkeypatch.setattr(Proposals, "best", best)
+
+
+def groups_of(plan: Plan) -> list[int]:
+    return plan.placement[plan.segment_of].tolist()
 
 
 def refinement(server: Server):  # type: ignore[no-untyped-def]
@@ -89,6 +129,126 @@ def test_a_worse_candidate_never_wins(session: Session, monkeypatch: pytest.Monk
         assert set(server.plan.placement) == {0}
 
 
+@pytest.mark.parametrize("session", [100.0], indirect=True)
+def test_a_candidate_that_holds_up_others_is_dropped_and_tried_three_times_at_most(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of it is on the slowed device, and the requests beside it wait for the other one meanwhile."""
+    propose(monkeypatch, lambda: split(session))
+    with session.serve(on(session, 0), refine=Limits(core=1)) as server:
+        serve_many(server, session, "took longer")
+        first = refinement(server)
+        assert (first.tried, first.switches) == (1, 0)
+        assert first.before is not None
+        assert first.meanwhile is not None
+        assert first.meanwhile[0] > 1.1 * first.before[0]
+        assert first.ratio is None  # it was over before that was known
+        serve_many(server, session, "no other placement")
+        last = refinement(server)
+        assert last.tried <= 3
+        assert last.switches == 0
+        assert last.explored * 20 <= last.requests
+        assert groups_of(server.plan) == [0] * len(session.grouping.groups)
+
+
+def test_candidates_are_compiled_in_the_background_while_requests_are_answered(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    propose(monkeypatch, lambda: split(session))
+    compile_one, begun, go_on, seen = OpenVinoDevice.compile, threading.Event(), threading.Event(), list[tuple[str, int]]()
+
+    def watched(self: OpenVinoDevice, segment: SegmentSource) -> OpenVinoProgram:
+        seen.append((threading.current_thread().name, os.sched_getscheduler(0)))
+        begun.set()
+        assert go_on.wait(60)
+        return compile_one(self, segment)
+
+    with session.serve(on(session, 0), refine=FAST) as server:
+        monkeypatch.setattr(OpenVinoDevice, "compile", watched)
+        try:
+            serve_until(server, session, "compiling")
+            assert begun.wait(60)
+            answers = [server.submit(session.model.sample_inputs()) for _ in range(30)]
+            for answer in answers:
+                answer.result(60)
+            assert refinement(server).explored == 0
+        finally:
+            go_on.set()
+        serve_until(server, session, "requests try")
+    assert len(seen) > 1
+    assert set(seen) == {("placeit refining", os.SCHED_IDLE)}
+
+
+@pytest.mark.parametrize("privileged", [True, False])
+def test_threads_that_openvino_starts_for_a_candidate_have_the_ordinary_priority(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch, privileged: bool
+) -> None:
+    if len(CORES) < 2:
+        pytest.skip("needs two CPU cores")
+    both = f"CPU@{'+'.join(name.removeprefix('CPU@') for name in CORES)}"
+    change = os.sched_setscheduler
+
+    def refuse(thread: int, policy: int, param: os.sched_param) -> None:
+        if policy != os.SCHED_IDLE:
+            raise PermissionError
+        change(thread, policy, param)
+
+    if not privileged:
+        monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    with Session(inception_like(), [both, CORES[0]], cache=cache) as session:
+        session.profile()
+        groups = len(session.grouping.groups)
+        halves = np.arange(groups, dtype=np.int32) * 2 // groups  # which nobody has compiled
+        wide = session.segmenter.merged(halves, np.zeros(groups, np.int32))
+        propose(monkeypatch, lambda: wide)
+        with session.serve(on(session, 1), refine=FAST) as server:
+            before = set(tasks())
+            serve_until(server, session, "requests try")
+            for _ in range(60):
+                server.submit(session.model.sample_inputs()).result(60)
+            found = tasks()
+            idle = {task for task, policy in found.items() if policy == os.SCHED_IDLE}
+            refining = {thread.native_id for thread in threading.enumerate() if thread.name == "placeit refining"}
+            assert idle == refining
+            assert set(found) - before - refining  # of OpenVINO
+
+
+def tasks() -> dict[int, int]:
+    """The scheduling policy of each thread of the process, as two readings in a row had it."""
+    found, read = None, _tasks()
+    while found != read:
+        found, read = read, _tasks()
+    return read
+
+
+def _tasks() -> dict[int, int]:
+    found = {}
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            found[int(task.name)] = os.sched_getscheduler(int(task.name))
+    return found
+
+
+def test_a_plain_device_is_refined_by_what_requests_take_there(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    if len(CORES) < 2 or len(allowed_cores()) != 2:
+        pytest.skip("needs a process that may use two cores")
+    with Session(inception_like(), CORES, cache=cache) as session:
+        session.profile()
+        (home,) = (session.alone(device) for device in plain_devices(session.cluster))
+        groups, proposals = np.zeros(len(session.grouping.groups), np.int32), Proposals(session, None)
+        plan = Segmenter(home.grouping, Costs.zero(len(groups), home.cluster)).plan(groups)
+        plain = home.placement(groups, plan)
+        for seconds, found in ((1e-9, False), (1e3, True)):
+            proposals.calibrate([(plan, np.array([seconds]))])
+            proposals.search(plan, steady=False)
+            best = proposals.best(plan, [], steady=False)
+            assert (best is not None) == found
+            assert best is None or best.problem.device_names == session.cluster.names
+        propose(monkeypatch, lambda: split(session))
+        with session.serve(plain, refine=FAST) as server:
+            serve_until(server, session, "requests try")
+
+
 def test_a_candidate_whose_outputs_are_wrong_gets_no_request(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(self: Session, executor: PlanExecutor, *, after: bool = False) -> None:
         raise ExecutionError("Its outputs are wrong")
@@ -110,8 +270,10 @@ def test_closing_in_the_middle_answers_all_and_leaves_no_thread(session: Session
 
 
 def test_what_cannot_be_refined_is_said(session: Session) -> None:
-    with pytest.raises(UsageError, match="without replicas"):
+    with pytest.raises(UsageError, match="with replicas is not refined"):
         session.serve(replace(on(session, 0), replicas=(on(session, 1),)), refine=True)
+    with pytest.raises(UsageError, match="leave out 'refine' or 'on_loss'"):
+        session.serve(on(session, 0), refine=True, on_loss="replace")
     with pytest.raises(UsageError, match="Limits"):
         Limits(share=0.9)
 

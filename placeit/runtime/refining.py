@@ -6,12 +6,10 @@ Differs from :mod:`placeit.optimizer` in that nothing but requests that are made
 from __future__ import annotations
 
 import math
-import os
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
@@ -20,6 +18,7 @@ from numpy.typing import NDArray
 
 from placeit.core.errors import UsageError
 from placeit.planning.segments import Plan
+from placeit.runtime.background import Background
 from placeit.runtime.devices.worker import Gate, Worker
 from placeit.runtime.feed import Ran
 from placeit.runtime.measure import FAILURES, WARMUP, Ratio, faster, summed_up
@@ -159,6 +158,10 @@ class Proposing(Protocol):
         """Compile a plan and check its outputs. Raises PlaceitError."""
         ...
 
+    def starts_threads(self, plan: Plan) -> bool:
+        """Whether compiling a plan may start threads that run it."""
+        ...
+
 
 class Trial:
     """Compares a candidate with what serves, by pairs of requests: one that tried the candidate, and the next one that did not.
@@ -239,13 +242,6 @@ def _tails(seconds: Sequence[float] | deque[float]) -> tuple[float, float]:
     return p95, p99
 
 
-@contextmanager
-def _idle() -> Iterator[None]:
-    """Have the thread run when nothing else wants its core."""
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    yield
-
-
 @dataclass(eq=False)
 class _Known:
     """What requests took on a plan."""
@@ -261,10 +257,7 @@ class _Known:
 
 
 class Refiner:
-    """Refines a server on two threads: one that decides, and one under ``SCHED_IDLE`` that searches and compiles.
-
-    After each piece of work the latter rests for as long as its share of a core asks for, by its own CPU time. A piece cannot
-    be divided: compiling a large model takes all of a core while nothing else wants it, and then rests for long.
+    """Refines a server on two threads: one that decides, and one in the background that searches and compiles.
 
     Args:
         server: that is refined.
@@ -281,10 +274,9 @@ class Refiner:
         self._alone: deque[bool] = deque(maxlen=_WINDOW)
         self._known = [_Known(server.plan)]  # the last one is what serves, or what is tried
         self._tried: list[Plan] = []
-        self._dropped: list[Plan] = []  # for what others took; as often as they were
+        self._dropped: list[Plan] = []  # for what others took, or as they failed; as often as they were
         self._trial: Trial | None = None
-        self._rest = 0.0  # until when, by time.monotonic
-        self._idler = Worker("placeit refining", around=_idle)
+        self._background = Background(limits.core)
         self._thread = Worker("placeit refinement")
         self._thread.submit(self._work)
 
@@ -325,7 +317,7 @@ class Refiner:
         except FAILURES as error:
             self._say(reason=f"refining has ended: {error}")
         finally:
-            self._idler.close()
+            self._background.close()
             self._gone.open()
 
     def _found(self) -> Plan | None:
@@ -334,7 +326,8 @@ class Refiner:
         serving, steady = self._known[0].plan, sum(self._alone) * 2 < len(self._alone)
         runs = [(known.plan, known.seconds()) for known in self._known]
         self._idly(lambda: self._proposals.calibrate(runs))
-        tried = [*self._tried, *(plan for plan in self._dropped if self._dropped.count(plan) >= _TRIALS)]
+        often = Counter(map(_placement, self._dropped))
+        tried = [*self._tried, *(plan for plan in self._dropped if often[_placement(plan)] >= _TRIALS)]
         for _ in range(_SEARCHES):
             self._idly(lambda: self._proposals.search(serving, steady=steady))
         return self._idly(lambda: self._proposals.best(serving, tried, steady=steady))
@@ -343,7 +336,7 @@ class Refiner:
         """Have requests try a candidate, and keep the better one."""
         self._say(doing="compiling a candidate")
         try:
-            executor = self._idly(lambda: self._proposals.open(plan))
+            executor = self._idly(lambda: self._proposals.open(plan), starts_threads=self._proposals.starts_threads(plan))
         except FAILURES as error:
             self._tried.append(plan)
             self._say(reason=f"a candidate was left out: {error}")
@@ -404,31 +397,19 @@ class Refiner:
         if count:
             self._say(requests=self._report.requests + count, explored=self._report.explored + explored)
 
-    def _idly(self, job: Callable[[], T]) -> T:
-        """Do a piece of work on the thread that runs when nothing else does, after the rest that it owes."""
-        self._until(lambda: time.monotonic() >= self._rest)
-        made: list[T] = []
-        failures: list[Exception] = []
-        ended, spent = Gate(), [0.0]
-
-        def run() -> None:
-            begin = time.thread_time()
-            try:
-                made.append(job())
-            except Exception as error:  # noqa: BLE001 (it belongs to the thread that waits)
-                failures.append(error)
-            spent[0] = time.thread_time() - begin
-            ended.open()
-
-        self._idler.submit(run)
-        while not ended.wait(_LOOK_S):  # to its end, also when it is to close: what it makes has to be closed
-            self._idler.check()
+    def _idly(self, what: Callable[[], T], *, starts_threads: bool = False) -> T:
+        """Do a piece of work in the background, after the rest that this owes."""
+        self._until(lambda: self._background.rested)
+        job = self._background.begin(what, starts_threads=starts_threads)
+        while not job.ended.wait(_LOOK_S):  # to its end, also when it is to close: what it makes has to be closed
+            self._background.check()
             self._pump()
-        self._rest = time.monotonic() + spent[0] * (1 / self._limits.core - 1)
-        self._say(seconds=self._report.seconds + spent[0])
-        for failure in failures:
-            raise failure
-        return made[0]
+        self._say(seconds=self._background.seconds)
+        return job.result()
+
+
+def _placement(plan: Plan) -> bytes:
+    return plan.placement[plan.segment_of].tobytes()
 
 
 class _Closing(Exception):  # noqa: N818

@@ -23,6 +23,7 @@ from placeit.devices.host import memory_bytes
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Plan, Segment
 from placeit.runtime.accelerators.accelerator import StreamProgram, Streams
+from placeit.runtime.background import in_background
 from placeit.runtime.devices.base import Buffer, BufferSpec, Program, RuntimeDevice, SegmentSource, Transport
 from placeit.runtime.devices.emulated import EmulatedLink, SlowedDevice, SlowedLink
 from placeit.runtime.devices.hand_over import HandOver
@@ -40,9 +41,9 @@ _KEPT_MODELS, _KEPT_BYTES, _KEPT_SHARE = 3, 1e9, 0.5
 bytes more, or this share of the memory that it may take, if that is less."""
 _KEPT_PROGRAMS, _KEPT_THREADS = 512, 256
 
-
 _Key: TypeAlias = tuple[str, tuple[int, ...], tuple[int, ...]]
 """Of a program: what the device computes, the cores that it is for, if that matters, and the groups."""
+
 
 class Runtime:
     """One model on the real devices of one cluster. Use it as a context manager, or call :meth:`close`.
@@ -182,6 +183,8 @@ class Runtime:
         """Compile segments for their devices, or reuse programs that were compiled before. Raises DeviceError."""
         given_up, begin = Gate(), time.perf_counter()
         try:
+            if in_background():
+                return self._compile_all(segments, given_up)
             return apart(functools.partial(self._compile_all, segments, given_up))
         except BaseException:
             given_up.open()
@@ -193,8 +196,11 @@ class Runtime:
         keys = [self._key(segment) for segment in segments]
 
         def make(places: Sequence[int]) -> list[Program | StreamProgram]:
+            compile_one, missing = functools.partial(self._compile, given_up), [segments[place] for place in places]
+            if in_background():
+                return [*map(compile_one, missing)]
             with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "placeit compile") as pool:
-                return list(pool.map(functools.partial(self._compile, given_up), [segments[place] for place in places]))
+                return list(pool.map(compile_one, missing))
 
         return self._programs.get(keys, make)
 

@@ -1,0 +1,155 @@
+"""Work that nobody waits for, in a process that serves requests: a share of a core, when nothing else wants it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from placeit.runtime.devices.worker import Gate, Worker, apart
+
+__all__ = ["Background", "Job", "in_background"]
+
+T = TypeVar("T")
+
+_TASKS = Path("/proc/self/task")
+_here = threading.local()
+
+
+def in_background() -> bool:
+    """Whether this thread works in the background: what could be divided among several is to stay on it."""
+    return getattr(_here, "background", False)
+
+
+class Job(Generic[T]):
+    """A piece of work, and what came of it.
+
+    Attributes:
+        ended: opens when it has ended.
+    """
+
+    def __init__(self, what: Callable[[], T]) -> None:
+        self.ended = Gate()
+        self._what = what
+        self._made: list[T] = []
+        self._failures: list[Exception] = []
+
+    def run(self) -> None:
+        """Do it, on this thread."""
+        try:
+            self._made.append(self._what())
+        except Exception as error:  # noqa: BLE001 (it belongs to who waits)
+            self._failures.append(error)
+
+    def result(self) -> T:
+        """What was made, or whatever was raised, once it has ended."""
+        for failure in self._failures:
+            raise failure
+        return self._made[0]
+
+
+class Background:
+    """A thread under ``SCHED_IDLE`` that uses a share of a core: after each piece of work it rests as long as that asks for.
+
+    A piece cannot be divided: compiling a large model takes all of a core while nothing else wants it, and then a long rest.
+    CPU time counts, also that of threads which a runtime starts meanwhile.
+
+    Such threads inherit the priority, and would keep it, so that requests waited there for whatever else wants the cores. They
+    are given the ordinary one when the piece is over. Only a process with ``CAP_SYS_NICE``, or a sufficient ``RLIMIT_NICE``,
+    may do that; others do at ordinary priority what starts threads.
+
+    Args:
+        core: share of a core, on average.
+
+    Attributes:
+        seconds: of a core, used so far.
+    """
+
+    def __init__(self, core: float) -> None:
+        self.seconds = 0.0
+        self._core, self._rest = core, 0.0
+        self._may_rise = _may_rise()
+        self._idle = Worker("placeit refining", around=_idle)
+        self._ordinary = self._idle if self._may_rise else Worker("placeit compiling", around=_marked)
+
+    @property
+    def rested(self) -> bool:
+        """Whether it has rested since the last piece of work for as long as it had to."""
+        return time.monotonic() >= self._rest
+
+    def begin(self, what: Callable[[], T], *, starts_threads: bool = False) -> Job[T]:
+        """Begin a piece of work, which may start threads that go on when it is over."""
+        job = Job(what)
+        worker = self._ordinary if starts_threads else self._idle
+        worker.submit(lambda: self._run(job))
+        return job
+
+    def check(self) -> None:
+        """Raise ExecutionError if a thread has ended."""
+        self._idle.check()
+        self._ordinary.check()
+
+    def close(self) -> None:
+        """Stop, when the piece of work under way has ended."""
+        self._idle.close()
+        self._ordinary.close()
+
+    def _run(self, job: Job[T]) -> None:
+        before, begin = _threads(), time.thread_time()
+        job.run()
+        spent = time.thread_time() - begin
+        for thread in _threads() - before:
+            with contextlib.suppress(OSError):  # it has ended
+                if os.sched_getscheduler(thread) == os.sched_getscheduler(0):
+                    spent += _cpu_seconds(thread)
+                    if self._may_rise:
+                        _rise(thread)
+        self.seconds += spent
+        self._rest = time.monotonic() + spent * (1 / self._core - 1)
+        job.ended.open()
+
+
+@contextlib.contextmanager
+def _marked() -> Iterator[None]:
+    _here.background = True
+    yield
+
+
+@contextlib.contextmanager
+def _idle() -> Iterator[None]:
+    """Have the thread run when nothing else wants its core."""
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    with _marked():
+        yield
+
+
+def _threads() -> set[int]:
+    return {int(task.name) for task in _TASKS.iterdir()}
+
+
+def _cpu_seconds(thread: int) -> float:
+    """What a thread has used; raises OSError if it has ended."""
+    return float((_TASKS / str(thread) / "schedstat").read_text().split()[0]) * 1e-9
+
+
+def _rise(thread: int) -> None:
+    """Give a thread the ordinary priority. Raises OSError if it has ended, or the process may not."""
+    os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
+
+
+def _may_rise() -> bool:
+    """Whether the process may raise the priority of its threads again."""
+
+    def rise() -> None:
+        with _idle():
+            _rise(threading.get_native_id())
+
+    try:
+        apart(rise)
+    except PermissionError:
+        return False
+    return True
