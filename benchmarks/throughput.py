@@ -11,22 +11,24 @@ Whatever is compared takes turns, round by round; ratios of seconds per request 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
 from benchmarks._harness import Args, Report, main
 from benchmarks._models import load_model, progress, random_splits, settled_race, two_cores
 from placeit.backends.base import Model
+from placeit.backends.openvino.model import OpenVinoModel
+from placeit.backends.openvino.throughput_mode import ThroughputMode
 from placeit.core.cluster import Cluster
-from placeit.core.telemetry import import_openvino
 from placeit.devices.clusterfile import find_cluster
 from placeit.optimizer.candidates import Candidate
 from placeit.optimizer.deployed import Deployed, in_flight
@@ -89,7 +91,9 @@ def _equal(name: str, model: Model, cache: Cache, args: Args, report: Report) ->
         for who, some in plans.items():
             progress(f"{name}: compiling {who}")
             timers[who] = stack.enter_context(deployed(session, some)).time
-        timers[_OPENVINO] = _throughput_mode(model, 2, value_of(plans[_REPLICAS]))
+        (both,) = find_cluster("CPU@" + "+".join(map(str, two_cores()))).devices
+        theirs = stack.enter_context(contextlib.closing(ThroughputMode(cast("OpenVinoModel", model), both, session.precision)))
+        timers[_OPENVINO] = theirs.time
         found = settled_race(timers, rounds=6 if args.quick else 25, seed=args.seed)
     simulated = {who: value_of(some) for who, some in plans.items()}
     _rows(name, "fidelity", found, simulated, report)
@@ -103,28 +107,6 @@ def _equal(name: str, model: Model, cache: Cache, args: Args, report: Report) ->
     beside = faster(found[_REPLICAS], found[_OPENVINO])
     report.row(model=name, ratio=f"{_REPLICAS} over {_OPENVINO}", value=beside.ratio, low=beside.ci_low, high=beside.ci_high)
     report.claim(f"{name}: seconds per request over those of {_OPENVINO}", beside.ratio, "", at_most=1.1)
-
-
-def _throughput_mode(model: Model, threads: int, each_s: float) -> Callable[[], float]:
-    """OpenVINO's own throughput mode on as many threads: as many streams and requests in flight as it chooses."""
-    ov = import_openvino()
-    config = {"PERFORMANCE_HINT": "THROUGHPUT", "INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads}
-    compiled = ov.Core().compile_model(model.path, "CPU", config)
-    queue = ov.AsyncInferQueue(compiled, 0)
-    inputs = model.sample_inputs()
-    for request in queue:
-        for name, value in inputs.items():
-            request.set_tensor(name, ov.Tensor(value))
-    count = max(2 * len(queue), math.ceil(12 / threads) * threads, math.ceil(0.02 / each_s))
-
-    def once() -> float:
-        begin = time.perf_counter()
-        for _ in range(count):
-            queue.start_async()
-        queue.wait_all()
-        return (time.perf_counter() - begin) / count
-
-    return once
 
 
 def _unequal(case: str, model: Model, cluster: Cluster, cache: Cache, args: Args, report: Report) -> None:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from placeit.core.kernels import jit
 from placeit.simulator.one_request import makespan_of
-from placeit.simulator.queues import EDGE, OP, Records
+from placeit.simulator.queues import EDGE, OP, Records, int64
 
 _TOLERANCE = 1e-9
 
@@ -277,7 +277,7 @@ def merge_groups(groups: Groups, devices: NDArray[np.int32]) -> tuple[NDArray[np
             return labels, np.inf
     if (devices == devices[0]).all():
         whole = np.zeros(len(devices), np.int32)
-        return whole, simulate_segments(groups, whole, 1, devices)[0]
+        return whole, simulate_segments(groups, whole, int64(1), devices)[0]
     of, count = compact(labels)
     best, start = simulate_segments(groups, of, count, devices)
     while True:
