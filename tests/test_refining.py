@@ -129,6 +129,7 @@ def test_a_worse_candidate_never_wins(session: Session, monkeypatch: pytest.Monk
         assert set(server.plan.placement) == {0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("session", [100.0], indirect=True)
 def test_a_candidate_that_holds_up_others_is_dropped_and_tried_three_times_at_most(
     session: Session, monkeypatch: pytest.MonkeyPatch
@@ -179,7 +180,7 @@ def test_candidates_are_compiled_in_the_background_while_requests_are_answered(
     assert set(seen) == {("placeit refining", os.SCHED_IDLE)}
 
 
-@pytest.mark.parametrize("privileged", [True, False])
+@pytest.mark.parametrize("privileged", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_threads_that_openvino_starts_for_a_candidate_have_the_ordinary_priority(
     cache: Cache, monkeypatch: pytest.MonkeyPatch, privileged: bool
 ) -> None:
