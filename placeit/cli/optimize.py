@@ -106,7 +106,7 @@ def optimize(
     from placeit.planning.pins import parse_pins
 
     pins, caps = parse_pins(pin or ()), parse_caps(memory or ())
-    reach_nodes(options.devices, options.ray_address)
+    reach_nodes(options.devices, options.ray_address, options.compress)
     cluster = find_cluster(options.devices)
     model = options.load()
     inputs = options.arrays(model)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from placeit.cli.nodes import RayOption, reach_nodes
+from placeit.cli.nodes import Compress, CompressOption, RayOption, reach_nodes
 from placeit.cli.paths import read_tensors
 from placeit.core.errors import UsageError
 
@@ -133,6 +133,7 @@ class SessionOptions(GroupOptions):
 
     devices: DevicesOption = None
     ray_address: RayOption = None
+    compress: CompressOption = Compress.NONE
     precision: PrecisionOption = Precision.F32
     inputs: InputsOption = None
     no_cache: NoCacheOption = False
@@ -153,7 +154,7 @@ class SessionOptions(GroupOptions):
         from placeit.session import Session
 
         if cluster is None:
-            reach_nodes(self.devices, self.ray_address)
+            reach_nodes(self.devices, self.ray_address, self.compress)
         model = self.load()
         return Session(
             model,

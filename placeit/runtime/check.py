@@ -21,7 +21,8 @@ from placeit.runtime.plan_executor import PlanExecutor
 
 __all__ = ["OutputCheck", "OutputError", "check_tolerance", "other_inputs", "tolerance_of"]
 
-_TOLERANCES = {"f32": 1e-3, "f16": 2e-2, "float16": 2e-2, "bf16": 1e-1, "bfloat16": 1e-1}  # of a precision, and of a type
+_TOLERANCES = {"f32": 1e-3, "f16": 2e-2, "float16": 2e-2, "fp16": 2e-2, "bf16": 1e-1, "bfloat16": 1e-1, "int8": 1e-1}
+"""Of a precision, of a type, and of what tensors are sent as between nodes."""
 _DISTINCT = 0.01  # of an output's largest value: by more than errors of rounding, so that one is not taken for the other
 _PAUSE_S = (0.002, 0.1)  # how long is waited for late writes: as long as the run took, within these
 _FAILURES = (PlaceitError, RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, MemoryError)
@@ -34,7 +35,7 @@ def check_tolerance(tolerance: float | None) -> None:
 
 
 def tolerance_of(types: Iterable[str]) -> float:
-    """Largest ``OutputError.max_rel`` of outputs that are right, by the coarsest of the precision and the tensors' types."""
+    """Largest ``OutputError.max_rel`` of outputs that are right, by the coarsest of a precision, types and compressions."""
     return max(_TOLERANCES.get(name, 0.0) for name in types)
 
 

@@ -21,6 +21,7 @@ from placeit.core.interrupts import come_through
 from placeit.core.placement import Placement
 from placeit.devices.caps import capped
 from placeit.devices.clusterfile import find_cluster
+from placeit.devices.nodes.connection import compression
 from placeit.devices.plain import plain_devices
 from placeit.planning.coarsen import Grouping
 from placeit.planning.placing import Placing
@@ -60,7 +61,8 @@ class Session:
         max_groups: most groups that placers decide about.
         precision: inference precision of every device.
         tolerance: largest ``OutputError.max_rel`` of outputs that are right; None for 0.001 in float32, 0.02 in float16 and 0.1
-            in bfloat16, by the coarsest type of the precision and of the model's tensors.
+            in bfloat16, by the coarsest type of the precision, of the model's tensors, and of what is sent between nodes
+            (0.1 for int8).
         inputs: what the model is measured and checked on, by name, if its time or validity depends on values; None for random
             inputs. Costs are kept for each of them apart.
         cache: where measured costs are kept; None to measure afresh and keep nothing.
@@ -107,7 +109,9 @@ class Session:
             self.model.graph, self.cluster.names, pins=self.pins, max_groups=max_groups, together=self.model.together
         )
         self.precision = precision
-        types = (precision, *self.model.graph.tensor_dtypes)
+        types = [precision, *self.model.graph.tensor_dtypes]
+        if any(device.address is not None and device.address.node for device in self.cluster.devices):
+            types.append(compression())
         self.tolerance = tolerance_of(types) if tolerance is None else tolerance
         self._cache = Cache() if cache == "default" else cache
         self._runtime: Runtime | None = None

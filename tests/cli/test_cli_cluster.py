@@ -62,3 +62,10 @@ def test_an_address_that_nobody_answers_at_is_an_error(cli: Any, command: list[s
 
 def test_an_address_without_a_port_is_an_error(cli: Any) -> None:
     assert cli("devices", "--ray-address", "somewhere").exit_code == 2
+
+
+@pytest.mark.parametrize("command", ["optimize", "profile"])
+def test_what_goes_to_no_node_cannot_be_compressed(cli: Any, command: str) -> None:
+    done = cli(command, "model.onnx", "--devices", "CPU", "--compress", "fp16")
+    assert done.exit_code == 2
+    assert "no device is on one" in " ".join(done.stderr.split())

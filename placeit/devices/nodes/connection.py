@@ -24,6 +24,7 @@ __all__ = [
     "Node",
     "Nodes",
     "answer_of",
+    "compression",
     "connect",
     "connected",
     "disconnect",
@@ -249,6 +250,12 @@ def connect(address: str, *, token: Path | None = None, compress: Compression = 
         raise DeviceError(f"The Ray cluster at {address} refuses this process: {why}.") from failures[0]
     _current = Nodes(address, get_args(Compression).index(compress), patience)
     return _current
+
+
+def compression() -> Compression:
+    """What float32 tensors are sent as between nodes, by the connection of this process."""
+    kinds: tuple[Compression, ...] = get_args(Compression)
+    return kinds[0 if _current is None else _current.coding]
 
 
 def disconnect() -> None:
