@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Collection, Sequence
 from time import perf_counter
 
 import numpy as np
+from numpy.typing import NDArray
 
-from placeit.core.errors import DeviceError, PlaceitError
+from placeit.core.errors import DeviceError, InfeasibleError, PlaceitError
+from placeit.core.problem import Problem
 from placeit.placers.local_search import starts
+from placeit.placers.registry import get_placer
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.runtime.plan_executor import PlanExecutor, failure_of
 from placeit.runtime.runtime import Runtime
 from placeit.runtime.serving import Replacement
+from placeit.simulator.simulate import SimulatedCost
 
 __all__ = ["Recovery"]
 
 _DECIDES_S, _STEPS = 0.5, 600
+_POLICY_S = 0.3  # of which the policy may take so many
 
 
 class Recovery:
     """Makes executors in place of those whose devices are lost.
 
-    The new placement is the best of HEFT's and the single devices', annealed by the simulated seconds of its plan. It uses
-    devices that are left, and that no other executor of the server uses. Of two that have lost their link, it uses one.
+    The new placement is the best of HEFT's, the single devices', and that of the GiPH policy that ships with placeit, annealed
+    by the simulated seconds of its plan. It uses devices that are left, and that no other executor of the server uses. Of two
+    that have lost their link, it uses one. A decision takes half a second.
 
     Args:
         runtime: of the model.
@@ -33,7 +41,8 @@ class Recovery:
 
     def __init__(self, runtime: Runtime, costs: Costs, requests: int | None) -> None:
         self._runtime, self._costs, self._requests = runtime, costs, requests
-        self._plan(set(), steps=1)  # what it compiles to decide is there when it is needed
+        self._policy = get_placer("giph")
+        self._plan(set(), hurry=False)  # what it compiles to decide is there when it is needed
 
     def __call__(
         self, lost: PlanExecutor, others: Sequence[PlanExecutor], why: PlaceitError
@@ -63,15 +72,24 @@ class Recovery:
                 raise failure_of(f"{why} The model cannot be placed on what is left", error) from why
             return executor, Replacement(str(why), devices, silent, decided - begin, perf_counter() - decided)
 
-    def _plan(self, without: set[str], *, steps: int = _STEPS) -> Plan:
-        """Place the model on the other devices. Raises InfeasibleError if they cannot run it."""
-        deadline = perf_counter() + _DECIDES_S
+    def _plan(self, without: set[str], *, hurry: bool = True) -> Plan:
+        """Place the model on the other devices. Raises InfeasibleError if they cannot run it.
+
+        Without ``hurry``, the policy takes its time, and the search none.
+        """
+        begin = perf_counter()
         able = np.array([name not in without for name in self._costs.cluster.names])
         segmenter = Segmenter(self._runtime.grouping, self._costs.where(np.isfinite(self._costs.core) & able))
         problem = segmenter.problem()
-        first = starts(problem)
-        best = first[int(np.argmin(segmenter.seconds(first)))]
-        return segmenter.plan(segmenter.search(best, problem, steps=steps, seed=0, deadline=deadline))
+        first = [*starts(problem), *self._of_policy(problem, begin + _POLICY_S if hurry else math.inf)]
+        best, steps = first[int(np.argmin(segmenter.seconds(np.stack(first))))], _STEPS if hurry else 1
+        return segmenter.plan(segmenter.search(best, problem, steps=steps, seed=0, deadline=begin + _DECIDES_S))
+
+    def _of_policy(self, problem: Problem, deadline: float) -> list[NDArray[np.int32]]:
+        """What the policy proposes, if it finds anything that fits."""
+        with contextlib.suppress(InfeasibleError):
+            return [self._policy.place(problem, SimulatedCost(problem), seed=0, evaluations=None, deadline=deadline)]
+        return []
 
 
 def _without(taken: set[str], gone: Collection[frozenset[str]]) -> set[str]:
