@@ -1,10 +1,12 @@
-"""Another placement for a model that is being served, when devices are lost."""
+"""Another placement for a model that is being served, when devices are lost, come back or become slow."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Collection, Sequence
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from time import perf_counter
 
 import numpy as np
@@ -15,19 +17,22 @@ from placeit.core.problem import Problem
 from placeit.placers.local_search import starts
 from placeit.placers.registry import get_placer
 from placeit.planning.segments import Costs, Plan, Segmenter
+from placeit.runtime.adapting import Better
 from placeit.runtime.plan_executor import PlanExecutor, failure_of
+from placeit.runtime.replica import Replacement
 from placeit.runtime.runtime import Runtime
-from placeit.runtime.serving import Replacement
 from placeit.simulator.simulate import SimulatedCost
 
 __all__ = ["Recovery"]
 
 _DECIDES_S, _STEPS = 0.5, 600
 _POLICY_S = 0.3  # of which the policy may take so many
+_TRIES, _TRIES_S = 5, 60.0  # runs of what is to serve, before it does
+_LEAST_PRICE_S = 1.0
 
 
 class Recovery:
-    """Makes executors in place of those whose devices are lost.
+    """Makes executors in place of those whose devices are lost, and finds what would be better when devices change.
 
     The new placement is the best of HEFT's, the single devices', and that of the GiPH policy that ships with placeit, annealed
     by the simulated seconds of its plan. It uses devices that are left, and that no other executor of the server uses. Of two
@@ -37,12 +42,16 @@ class Recovery:
         runtime: of the model.
         costs: of its groups on all devices.
         requests: in flight at once; None for one more than the devices of a placement.
+
+    Attributes:
+        slow: as of :class:`placeit.runtime.adapting.Planning`.
     """
 
     def __init__(self, runtime: Runtime, costs: Costs, requests: int | None) -> None:
         self._runtime, self._costs, self._requests = runtime, costs, requests
-        self._policy = get_placer("giph")
-        self._plan(set(), hurry=False)  # what it compiles to decide is there when it is needed
+        self.slow: Mapping[str, float] = {}
+        self._policy, self._deciding = get_placer("giph"), threading.Lock()
+        self._plan(set(), hurry=False)  # what it loads and compiles to decide is there when it is needed
 
     def __call__(
         self, lost: PlanExecutor, others: Sequence[PlanExecutor], why: PlaceitError
@@ -63,33 +72,89 @@ class Recovery:
             try:
                 plan = self._plan(_without(taken, gone))
                 decided = perf_counter()
-                devices = _devices(plan)
-                requests = len(devices) + 1 if self._requests is None else self._requests
-                executor = self._runtime.executor(plan, requests=requests)
+                executor = self._executor(plan)
             except PlaceitError as error:
                 if isinstance(error, DeviceError) and self._runtime.lost().keys() != gone.keys():
                     continue  # one more meanwhile
                 raise failure_of(f"{why} The model cannot be placed on what is left", error) from why
-            return executor, Replacement(str(why), devices, silent, decided - begin, perf_counter() - decided)
+            return executor, Replacement(str(why), _devices(plan), silent, decided - begin, perf_counter() - decided)
 
-    def _plan(self, without: set[str], *, hurry: bool = True) -> Plan:
+    def _executor(self, plan: Plan) -> PlanExecutor:
+        requests = len(_devices(plan)) + 1 if self._requests is None else self._requests
+        return self._runtime.executor(plan, requests=requests)
+
+    def _plan(self, without: set[str], *, here: NDArray[np.int32] | None = None, hurry: bool = True) -> Plan:
         """Place the model on the other devices. Raises InfeasibleError if they cannot run it.
 
-        Without ``hurry``, the policy takes its time, and the search none.
+        ``here`` is a placement to start from as well. Without ``hurry``, the policy takes its time, and the search none.
         """
-        begin = perf_counter()
-        able = np.array([name not in without for name in self._costs.cluster.names])
-        segmenter = Segmenter(self._runtime.grouping, self._costs.where(np.isfinite(self._costs.core) & able))
-        problem = segmenter.problem()
-        first = [*starts(problem), *self._of_policy(problem, begin + _POLICY_S if hurry else math.inf)]
-        best, steps = first[int(np.argmin(segmenter.seconds(np.stack(first))))], _STEPS if hurry else 1
-        return segmenter.plan(segmenter.search(best, problem, steps=steps, seed=0, deadline=begin + _DECIDES_S))
+        with self._deciding:
+            begin, costs = perf_counter(), self._scaled()
+            able = np.array([name not in without for name in costs.cluster.names])
+            segmenter = Segmenter(self._runtime.grouping, costs.where(np.isfinite(costs.core) & able))
+            problem = segmenter.problem()
+            first = [*starts(problem), *self._of_policy(problem, begin + _POLICY_S if hurry else math.inf)]
+            if here is not None:
+                first.append(here)
+            best, steps = first[int(np.argmin(segmenter.seconds(np.stack(first))))], _STEPS if hurry else 1
+            return segmenter.plan(segmenter.search(best, problem, steps=steps, seed=0, deadline=begin + _DECIDES_S))
 
     def _of_policy(self, problem: Problem, deadline: float) -> list[NDArray[np.int32]]:
         """What the policy proposes, if it finds anything that fits."""
         with contextlib.suppress(InfeasibleError):
             return [self._policy.place(problem, SimulatedCost(problem), seed=0, evaluations=None, deadline=deadline)]
         return []
+
+    # -- for the adapter; see placeit.runtime.adapting.Planning -----------------------------------------------------------
+
+    def _scaled(self) -> Costs:
+        """The costs, with slow devices as slow as they are."""
+        costs = self._costs
+        factor = np.array([self.slow.get(name, 1.0) for name in costs.cluster.names])
+        scaled = {what: getattr(costs, what) * factor for what in ("core", "cut", "dispatch", "load")}
+        return replace(costs, **scaled)
+
+    def lost(self) -> Collection[frozenset[str]]:
+        """Devices that are lost, and pairs of them whose link is."""
+        return self._runtime.lost().keys()
+
+    def reopen(self) -> list[frozenset[str]]:
+        """Open those of them anew that are there again; return which."""
+        return self._runtime.reopen()
+
+    def said(self, plan: Plan) -> list[tuple[str, float]]:
+        """Of each segment of a plan, the device and the seconds that it takes there by the costs."""
+        names = self._costs.cluster.names
+        if plan.problem.device_names != names:
+            return []  # on a device that stands for several of them
+        seconds = Segmenter(self._runtime.grouping, self._costs).priced(plan).problem.compute
+        return [(names[segment.device], float(seconds[s, segment.device])) for s, segment in enumerate(plan.segments)]
+
+    def better(self, executor: PlanExecutor | None, others: Sequence[PlanExecutor]) -> Better | None:
+        """Place anew what an executor runs, or if there is none, what could run beside others."""
+        begin, saved, here = perf_counter(), 1.0, None
+        if executor is not None:
+            if executor.gone is not None or executor.plan.problem.device_names != self._costs.cluster.names:
+                return None
+            here = executor.plan.placement[executor.plan.segment_of]
+        taken = {name for other in others for name in _devices(other.plan)}
+        plan = self._plan(_without(taken, self._runtime.lost()), here=here)
+        if executor is not None:
+            now = Segmenter(self._runtime.grouping, self._scaled()).priced(executor.plan).schedule.makespan
+            saved = 1 - plan.schedule.makespan / now if now > 0 else 0.0
+        price = max(_LEAST_PRICE_S, self._runtime.compiling_takes(plan))
+        return Better(plan, _devices(plan), saved, price, perf_counter() - begin)
+
+    def open(self, plan: Plan) -> PlanExecutor:
+        """Compile a plan, and run it a few times."""
+        executor, inputs = self._executor(plan), self._runtime.model.sample_inputs()
+        with contextlib.ExitStack() as stack:
+            stack.callback(executor.close)
+            for request in range(executor.requests):
+                executor.set_inputs(inputs, request=request)
+            executor.times(_TRIES * executor.requests, timeout=_TRIES_S)
+            stack.pop_all()
+        return executor
 
 
 def _without(taken: set[str], gone: Collection[frozenset[str]]) -> set[str]:

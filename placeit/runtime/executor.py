@@ -20,6 +20,7 @@ from placeit.runtime.devices.worker import Worker
 from placeit.runtime.feed import Bell, Ran, Served
 from placeit.runtime.native.plan import NativePlan, NativeRan, native_plan
 from placeit.runtime.plan_executor import PlanExecutor, empty_samples, failure_of, seconds_of
+from placeit.runtime.reopening import lost_of
 from placeit.runtime.slots import Slot
 from placeit.runtime.spans import Span
 from placeit.simulator.scheduler import Instruction, Scheduler, Start, Transfer
@@ -77,6 +78,8 @@ class Executor(PlanExecutor):
     def __init__(self, runtime: Runtime, plan: Plan, *, requests: int = 1, native: bool = True) -> None:
         super().__init__(plan, requests, runtime.inputs)
         self.runtime = runtime
+        # those of now: what is lost and opened anew is another device
+        self._devices, self._transports = runtime.devices, runtime.transports
         compiled = iter(cast("list[Program]", runtime.compile(plan.programs)))
         self.programs = [None if segment.passthrough else next(compiled) for segment in plan.segments]
         self._scheduler = Scheduler(plan.problem, plan.placement, links="channel", queue="priority", requests=requests)
@@ -86,8 +89,8 @@ class Executor(PlanExecutor):
         ]
         used = dict.fromkeys([s.device for s in plan.programs] or [s.device for s in plan.segments])
         self._uses = {runtime.cluster.names[segment.device] for segment in plan.segments}
-        of_devices = [worker for d in used if (worker := _worker_of(runtime.devices[d])) is not None]
-        of_links = [_worker_of(link) for pair, link in runtime.transports.items() if used.keys() >= set(pair)]
+        of_devices = [worker for d in used if (worker := _worker_of(self._devices[d])) is not None]
+        of_links = [_worker_of(link) for pair, link in self._transports.items() if used.keys() >= set(pair)]
         self._first = of_devices[0] if of_devices else None  # where runs begin: segments are in topological order
         self._workers = [*of_devices, *(worker for worker in of_links if worker is not None)]
         self._native = native_plan(runtime, plan, self._slots, self._scheduler.machine) if native else None
@@ -101,13 +104,14 @@ class Executor(PlanExecutor):
     def host_paced(self) -> tuple[str, ...]:
         """Names of the devices of this plan with streams that the host waits for."""
         used = sorted({segment.device for segment in self.plan.programs})
-        devices = [self.runtime.devices[d] for d in used]
+        devices = [self._devices[d] for d in used]
         return tuple(device.name for device in devices if getattr(device, "host_paced", False))
 
     @property
     def gone(self) -> PlaceitError | None:
         """Why nothing can run here any more, as a device that it uses, or a link between two, is lost; None while it can."""
-        return next((why for names, why in self.runtime.lost().items() if names <= self._uses), None)
+        lost = lost_of(self.runtime.cluster.names, self._devices)
+        return next((why for names, why in lost.items() if names <= self._uses), None)
 
     def _release(self) -> None:
         self._slots.clear()
@@ -272,7 +276,7 @@ class Executor(PlanExecutor):
 
     def _segment_failed(self, how: str, op: int, error: BaseException) -> PlaceitError:
         segment = self.plan.segments[op]
-        first, device = self.runtime.op_names(segment)[0], self.runtime.devices[segment.device]
+        first, device = self.runtime.op_names(segment)[0], self._devices[segment.device]
         said = f"Inference failed on {device.name}: "
         return failure_of(f"The segment that starts with '{first}' {how} {device.name}", error, said)
 
@@ -358,7 +362,7 @@ class Executor(PlanExecutor):
                 start = slot.starts[step.op]
                 try:
                     if start is not None:
-                        self.runtime.devices[step.device].start(*start)
+                        self._devices[step.device].start(*start)
                         continue
                 except BaseException as refusal:  # noqa: BLE001
                     failure = self._segment_failed("could not be started on", step.op, refusal)
@@ -369,7 +373,7 @@ class Executor(PlanExecutor):
                 try:
                     if copy is not None:
                         src, source, destination, done = copy
-                        self.runtime.transports[src, step.dst].start(source, destination, done)
+                        self._transports[src, step.dst].start(source, destination, done)
                         continue
                 except BaseException as refusal:  # noqa: BLE001
                     failure = self._transfer_failed(step.tensor, step.src, step.dst, refusal)

@@ -51,6 +51,9 @@ class Programs(Generic[_Key, _Program]):
     def __len__(self) -> int:
         return len(self._kept)
 
+    def __contains__(self, key: _Key) -> bool:
+        return key in self._kept
+
     def get(self, keys: Sequence[_Key], make: Callable[[Sequence[int]], Iterable[_Program]]) -> list[_Program]:
         """Return the programs of keys.
 

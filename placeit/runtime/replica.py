@@ -30,12 +30,12 @@ _LOG = logging.getLogger("placeit")
 
 @dataclass
 class Replacement:
-    """How requests went on after an executor was lost.
+    """How requests went on elsewhere.
 
     Attributes:
-        why: it was lost.
-        devices: that the new one uses.
-        silent_s: seconds from the last sign of life of what was lost to the moment when that was noticed.
+        why: a device or a link was lost, is back, or is slow.
+        devices: that requests run on from then on.
+        silent_s: seconds from the last sign of life of what was lost to the moment when that was noticed; 0 if nothing was.
         decided_s: seconds that the new placement took.
         compiled_s: seconds until it could run.
         answered_s: seconds from then to its first answer; NaN before.
@@ -115,9 +115,13 @@ class Replica:
             with contextlib.suppress(ExecutionError):  # it ends already
                 self._worker.submit(self._end)
 
-    def _end(self) -> None:
+    def discard(self) -> None:
+        """End the thread of one that was never started, and leave the executor as it is."""
         self._worker.close()
         self.bell.close()
+
+    def _end(self) -> None:
+        self.discard()
         self.executor.close()
 
     def _work(self) -> None:

@@ -33,6 +33,7 @@ from placeit.runtime.executor import Executor
 from placeit.runtime.native.turns import Turns
 from placeit.runtime.plan_executor import DispatchOrder, PlanExecutor, check_process
 from placeit.runtime.programs import Programs
+from placeit.runtime.reopening import lost_of, reopened
 
 __all__ = ["Runtime"]
 
@@ -81,6 +82,7 @@ class Runtime:
     ) -> None:
         self.model, self.grouping, self.cluster = model, grouping, cluster
         self.compiling_s = 0.0  # seconds that were spent compiling
+        self._compiled = 0  # ops that were
         _check_together(model, grouping)
         self.members: list[list[int]] = [[] for _ in range(len(grouping.groups))]
         for v, group in enumerate(grouping.group_of.tolist()):
@@ -99,7 +101,7 @@ class Runtime:
         self.native_turns = Turns()
         self._process = os.getpid()
         self._executors: WeakSet[PlanExecutor] = WeakSet()
-        self._opening = threading.Lock()
+        self._opening, self._reopening, self._closed = threading.Lock(), threading.Lock(), False
         self.streams = streams
         if devices is None and streams is None:
             _check_real(cluster)
@@ -121,7 +123,7 @@ class Runtime:
     def close(self) -> None:
         """End runs, stop every thread, even if one raises, and release the memory of programs that no executor uses."""
         with self._opening:
-            executors = list(self._executors)
+            executors, self._closed = list(self._executors), True
         why = f"{', '.join(self.cluster.names)} is closed, and nothing more can run there: open a new session or runtime."
         with contextlib.ExitStack() as stack:
             stack.callback(self._programs.clear)
@@ -136,13 +138,29 @@ class Runtime:
 
     def lost(self) -> dict[frozenset[str], DeviceError]:
         """Devices that are lost, and pairs of them whose link is; by their names, why."""
-        found: dict[frozenset[str], DeviceError] = {}
-        for name, device in zip(self.cluster.names, self.devices, strict=False):
-            if (gone := getattr(device, "gone", None)) is not None:
-                found[frozenset({name})] = gone
-            for other, why in [*getattr(device, "cut", {}).items()]:
-                found[frozenset({name, other})] = why
-        return found
+        return lost_of(self.cluster.names, self.devices)
+
+    def reopen(self) -> list[frozenset[str]]:
+        """Open lost devices and links anew that are there again; return their names, as :meth:`lost` has them.
+
+        Executors that exist have lost them for good. It takes as long as a node takes to answer, a minute at most for each.
+        """
+        with self._reopening:
+            before = self.devices
+            devices, transports, back = reopened(self.cluster.names, before, self.transports)
+            with self._opening:
+                wanted = not self._closed
+                if wanted:
+                    self.transports, self.devices = dict(transports), devices
+            for old, new in zip(before, devices, strict=True):
+                if new is not old:
+                    (old if wanted else new).close()
+        return back if wanted else []
+
+    def compiling_takes(self, plan: Plan) -> float:
+        """Seconds that compiling and loading what is missing of a plan may take, by what that has taken so far for each op."""
+        missing = sum(len(self.ops(s)) for s in plan.programs if self._key(s) not in self._programs)
+        return missing * self.compiling_s / max(1, self._compiled)
 
     def executor(self, plan: Plan, *, requests: int = 1, order: DispatchOrder = "dynamic") -> PlanExecutor:
         """Make a plan ready to run, with the kind of executor for these devices.
@@ -196,6 +214,7 @@ class Runtime:
         keys = [self._key(segment) for segment in segments]
 
         def make(places: Sequence[int]) -> list[Program | StreamProgram]:
+            self._compiled += sum(len(self.ops(segments[place])) for place in places)
             compile_one, missing = functools.partial(self._compile, given_up), [segments[place] for place in places]
             if in_background():
                 return [*map(compile_one, missing)]

@@ -16,6 +16,7 @@ from typing import Self
 from placeit.backends.base import Arrays, checked_inputs
 from placeit.core.errors import DeadlineError, ExecutionError, PlaceitError, QueueFullError, UsageError
 from placeit.planning.segments import Plan
+from placeit.runtime.adapting import Adapter
 from placeit.runtime.answers import Answer, Outputs, Pending, fail, fail_late
 from placeit.runtime.devices.worker import Gate, apart
 from placeit.runtime.feed import Ran
@@ -48,7 +49,8 @@ class Server:
 
     Attributes:
         busy: seconds that segments ran, by device name.
-        replacements: of executors that were lost, in order.
+        replacements: of executors that were lost, or left for better ones, in order.
+        vacant: how many executors were lost, and nothing runs in their place.
     """
 
     def __init__(self, executors: Sequence[PlanExecutor], *, queue: int = QUEUE, replace: Replace | None = None) -> None:
@@ -60,6 +62,7 @@ class Server:
         self.busy: dict[str, float] = {}
         self.replacements: list[Replacement] = []
         self._replace, self._replacing = replace, 0
+        self.vacant = 0
         self._inputs = executors[0].inputs
         self._process = os.getpid()
         self._lock = threading.Lock()
@@ -70,6 +73,7 @@ class Server:
         self._reason: PlaceitError | None = None  # why nothing can run
         self._begun = 0  # how often a request has
         self._refiner: Refiner | None = None
+        self._adapter: Adapter | None = None
         self._every, self._since = 1, 0  # which request a candidate takes, and how many have begun since its last one
         self._replicas = [Replica(self, executor) for executor in executors]
         for replica in self._replicas:
@@ -156,6 +160,10 @@ class Server:
         """Tell a refiner of requests that end, and close it with the server."""
         self._refiner = refiner
 
+    def adapt(self, adapter: Adapter) -> None:
+        """Likewise an adapter."""
+        self._adapter = adapter
+
     def close(self, *, drain: bool = True, timeout: float | None = None) -> None:
         """Finish every future, and stop. A second call has no effect.
 
@@ -188,8 +196,9 @@ class Server:
             replica.bell.ring()
         limit = (math.inf if drain else _PATIENCE_S) if timeout is None else timeout
         until = perf_counter() + limit
-        if self._refiner is not None:
-            self._refiner.close(limit)
+        for thinking in (self._refiner, self._adapter):
+            if thinking is not None:
+                thinking.close(limit)
         for replica in self._replicas:
             while not replica.gone.wait(max(0.0, min(_LOOK_S, until - perf_counter()))) and perf_counter() < until:
                 pass
@@ -301,12 +310,11 @@ class Server:
         return others
 
     def tell(self, request: Pending, ran: Sequence[Ran], replica: Replica) -> None:
-        """Tell the refiner, if there is one, of a request that has ended."""
-        if self._refiner is not None:
-            future = request.future
-            self._refiner.ended(
-                Request(replica.executor.plan, future.begun, future.ended, ran, request.alone, request.explored)
-            )
+        """Tell the refiner and the adapter, if there is one, of a request that has ended."""
+        future = request.future
+        for thinking in (self._refiner, self._adapter):
+            if thinking is not None:
+                thinking.ended(Request(replica.executor.plan, future.begun, future.ended, ran, request.alone, request.explored))
 
     def again(self, replica: Replica, requests: Sequence[Pending]) -> None:
         """Requests of a replica have to begin again."""
@@ -327,7 +335,7 @@ class Server:
             self._call_somebody()
         made = None
         try:
-            if self._replace is not None and not self._over and not replica.exploring:
+            if self._replace is not None and not (self._over or replica.exploring or replica.retired):
                 made = Replica(self, *self._replace(replica.executor, left, error))
         except PlaceitError as failure:
             error = failure
@@ -338,6 +346,7 @@ class Server:
             self._replacing -= 1
             dropped = []
             over = self._over
+            self.vacant += made is None and not (replica.exploring or replica.retired)
             if made is not None and not over:
                 self._replicas.append(made)
                 made.start()
@@ -410,6 +419,11 @@ class Server:
                 replica.retired, replica.exploring = replica in leaving, False
                 replica.bell.ring()
             self._call_somebody()
+        self._leave(leaving)
+        return adopt
+
+    def _leave(self, leaving: Sequence[Replica]) -> None:
+        """Close replicas that get no more requests, when those that they have are over."""
         for replica in leaving:
             while not replica.gone.wait(_LOOK_S):
                 pass
@@ -417,4 +431,42 @@ class Server:
             self._replicas = [replica for replica in self._replicas if replica not in leaving]
         for replica in leaving:
             replica.close()
-        return adopt
+
+    # -- for the adapter -----------------------------------------------------------------------------------------------------
+
+    @property
+    def executors(self) -> list[PlanExecutor]:
+        """What serves."""
+        return [replica.executor for replica in self._replicas if replica.able]
+
+    def exchange(self, leaving: PlanExecutor | None, executor: PlanExecutor, replacement: Replacement) -> bool:
+        """Serve by an executor in place of one, which is closed when its requests have ended, or of one that was lost.
+
+        Args:
+            leaving: the one; None for one that was lost.
+            executor: of the same model; closed with the server.
+            replacement: which this is.
+
+        Returns:
+            False if the server is closed, or nothing runs on ``leaving`` any more: then nothing has changed.
+
+        Raises:
+            DeviceError: there is no thread for it.
+        """
+        replica = Replica(self, executor, replacement)
+        with self._lock:
+            left = [other for other in self._replicas if other.executor is leaving and other.able]
+            wanted = not self._closed and self._reason is None and bool(self.vacant if leaving is None else left)
+            if wanted:
+                self.vacant -= leaving is None
+                self._replicas = [*self._replicas, replica]
+                replica.start()
+                for other in left:
+                    other.retired = True
+                    other.bell.ring()
+                self._call_somebody()
+        if wanted:
+            self._leave(left)
+        else:
+            replica.discard()
+        return wanted

@@ -403,7 +403,8 @@ class Session:
             refine: whether to look for a better placement while it serves, by a small share of the requests, and within which
                 limits (:class:`placeit.runtime.refining.Limits`). What comes of that is ``Server.refinement``.
             on_loss: what comes of requests when a device of another node is lost: replicas that are left run them, and without
-                one they fail; or the model is placed anew, too, on devices that are left, by the costs (:attr:`costs`).
+                one they fail; or the model is placed anew, too, on devices that are left, by the costs (:attr:`costs`). The
+                server then also uses devices that come back, and leaves those that become slow, when that is worth the move.
 
         Raises:
             PlacementError: it does not fit the model, the devices or their memory.

@@ -16,6 +16,7 @@ from placeit.core.placement import Placement
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.calibration import calibrated
 from placeit.recovery import Recovery
+from placeit.runtime.adapting import Adapter
 from placeit.runtime.check import OutputError
 from placeit.runtime.load import RateReport, keep_busy, offer
 from placeit.runtime.plan_executor import PlanExecutor
@@ -37,8 +38,11 @@ def serve(
 ) -> Server:
     """Do what :meth:`placeit.session.Session.serve` says."""
     if not refine:
-        replace = Recovery(session.runtime, session.costs, requests) if on_loss == "replace" else None
-        return Server(_executors(session, placement, requests), queue=queue, replace=replace)
+        recovery = Recovery(session.runtime, session.costs, requests) if on_loss == "replace" else None
+        server = Server(_executors(session, placement, requests), queue=queue, replace=recovery)
+        if recovery is not None:
+            server.adapt(Adapter(server, recovery))
+        return server
     if on_loss == "replace":
         raise UsageError("A server either refines its placement or places anew what was lost: leave out 'refine' or 'on_loss'.")
     if placement.replicas:

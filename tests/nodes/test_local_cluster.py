@@ -22,6 +22,7 @@ from placeit.devices.host import allowed_cores
 from placeit.planning.coarsen import coarsen
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.cache import Cache
+from placeit.runtime import adapting
 from placeit.runtime.nodes.actor import DeviceActor
 from placeit.runtime.nodes.device import NodeDevice
 from placeit.runtime.runtime import Runtime
@@ -134,7 +135,11 @@ def _kill_one(runtime: Runtime, nodes: connection.Nodes) -> None:
     nodes.on_lost.clear()
 
 
-def test_a_link_that_is_lost_fails_what_crosses_it_and_a_server_goes_on_without_it(cluster: Cluster, cache: Cache) -> None:
+def test_a_link_that_is_lost_fails_what_crosses_it_until_it_is_back_and_a_server_goes_on_without_it(
+    cluster: Cluster, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapting, "_LOOK_S", 60.0)
+
     def cut(actor: DeviceActor, name: str) -> None:  # a function of this module could not be found on the node
         actor._lane._peers[name]._sock.shutdown(socket.SHUT_RDWR)
 
@@ -158,6 +163,9 @@ def test_a_link_that_is_lost_fails_what_crosses_it_and_a_server_goes_on_without_
             for _ in range(2):
                 with pytest.raises(ExecutionError, match="The link between"):
                     executor.run(values, timeout=60)
+            assert session.runtime.reopen() == [frozenset(NAMES[1:])]
+            for name, value in executor.run(values, timeout=60).items():
+                np.testing.assert_allclose(value, expected[name], rtol=1e-3, atol=1e-4)
         assert all(device.gone is None for device in devices if isinstance(device, NodeDevice))
 
 

@@ -18,6 +18,7 @@ from placeit.devices.host import allowed_cores
 from placeit.planning.coarsen import coarsen
 from placeit.planning.segments import Costs, Segmenter
 from placeit.profiler.cache import Cache
+from placeit.runtime import adapting
 from placeit.runtime.nodes.device import NodeDevice
 from placeit.runtime.runtime import Runtime
 from placeit.runtime.serving import Server
@@ -70,7 +71,10 @@ def test_a_killed_device_fails_what_needs_it_says_so_and_leaves_the_others_runni
                 np.testing.assert_allclose(value, expected[name], rtol=1e-3, atol=1e-4)
 
 
-def test_requests_that_a_lost_device_had_run_on_what_is_left_once_each(cluster: Cluster, cache: Cache) -> None:
+def test_requests_that_a_lost_device_had_run_on_what_is_left_once_each(
+    cluster: Cluster, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapting, "_LOOK_S", 60.0)  # it does not come back
     model = inception_like()
     with Session(model, cluster, cache=cache) as session:
         session.profile(budget_s=1.0)

@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,6 +40,7 @@ LABEL = "placeit-node"
 Compression: TypeAlias = Literal["none", "fp16", "int8"]
 """What float32 tensors are sent as, numbered as in :class:`placeit.runtime.nodes.coding.Coding`."""
 _ANSWERS_S, _CONNECTS_S, _STARTS_S = 3.0, 30.0, 60.0
+_LOOK_S = 0.5
 _VERSION = (2, 59)
 _SURVIVES = {"RAY_gcs_rpc_server_reconnect_timeout_s": "1000000"}
 """Ray ends a process 60 s after the head of its cluster otherwise."""
@@ -78,8 +80,13 @@ class Nodes:
 
     def nodes(self) -> Mapping[str, Node]:
         """The nodes that are alive, by name, the head first. Raises DeviceError if two have one name."""
+        from ray.exceptions import RayError
+
         found: dict[str, Node] = {}
-        listed = [entry for entry in ray_module().nodes() if entry["Alive"]]
+        try:
+            listed = [entry for entry in ray_module().nodes() if entry["Alive"]]
+        except (RayError, RuntimeError) as error:
+            raise DeviceError(f"The Ray cluster at {self.address} says nothing of its nodes ({first_line(error)}).") from error
         listed.sort(key=lambda entry: ("node:__internal_head__" not in entry["Resources"], entry["NodeID"]))
         for entry in listed:
             head = "node:__internal_head__" in entry["Resources"]
@@ -106,6 +113,10 @@ class Nodes:
         found = self._on(node, functools.partial(_find, str(replace(address, node=""))))
         sent = f", tensors as {get_args(Compression)[self.coding]}" if self.coding else ""
         return replace(found, name=str(address), address=address, driver=f"{found.driver}, at {node.host}{sent}")
+
+    def check(self) -> None:
+        """Raise DeviceError if nobody answers at the address any more, which Ray would wait for."""
+        _knock(self.address)
 
     def available(self) -> list[Device]:
         """The whole CPU of each node. Raises DeviceError."""
@@ -152,12 +163,19 @@ def _find(name: str) -> Device:
     return discover(name).devices[0]
 
 
-def answer_of(reference: Any, what: str, timeout: float) -> Any:
-    """Wait for what Ray is to bring. Raises DeviceError if it does not, or what was raised there if that is placeit's."""
+def answer_of(reference: Any, what: str, timeout: float, given_up: Callable[[], bool] = lambda: False) -> Any:
+    """Wait for what Ray is to bring, unless that is given up meanwhile.
+
+    Raises DeviceError if it does not bring it, or what was raised there if that is placeit's.
+    """
     from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
+    ray, until = ray_module(), time.monotonic() + timeout
     try:
-        return ray_module().get(reference, timeout=timeout)
+        while not given_up() and (left := until - time.monotonic()) > 0:
+            if ray.wait([reference], timeout=min(_LOOK_S, left))[0]:
+                break
+        return ray.get(reference, timeout=0)
     except GetTimeoutError as error:
         raise DeviceError(f"{what} has not answered for {timeout:g} s: it hangs, or its network is cut off.") from error
     except RayActorError as error:
@@ -168,6 +186,8 @@ def answer_of(reference: Any, what: str, timeout: float) -> Any:
             raise cause from None
         if isinstance(cause, ImportError | AttributeError):
             raise DeviceError(f"{what} has no placeit, or another version of it ({cause}): install the same one.") from error
+        if isinstance(cause, MemoryError):
+            raise DeviceError(f"{what} has run out of memory.") from error
         raise DeviceError(f"{what}: {type(cause).__name__}: {first_line(cause)}.") from error
     except RayError as error:
         raise DeviceError(f"{what}: {first_line(error)}.") from error
@@ -211,10 +231,7 @@ def connect(address: str, *, token: Path | None = None, compress: Compression = 
             return _current
         raise DeviceError(f"This process is connected to the Ray cluster at {_current.address}: disconnect first.")
     ray = ray_module()
-    try:
-        socket.create_connection((host, int(port)), timeout=_ANSWERS_S).close()
-    except OSError as error:
-        raise DeviceError(f"Nobody answers at {address} ({error.strerror or error}): is the Ray cluster up?") from error
+    _knock(address)
     failures: list[BaseException] = []
 
     def init() -> None:
@@ -250,6 +267,14 @@ def connect(address: str, *, token: Path | None = None, compress: Compression = 
         raise DeviceError(f"The Ray cluster at {address} refuses this process: {why}.") from failures[0]
     _current = Nodes(address, get_args(Compression).index(compress), patience)
     return _current
+
+
+def _knock(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=_ANSWERS_S).close()
+    except OSError as error:
+        raise DeviceError(f"Nobody answers at {address} ({error.strerror or error}): is the Ray cluster up?") from error
 
 
 def compression() -> Compression:

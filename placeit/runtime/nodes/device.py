@@ -146,6 +146,7 @@ class NodeDevice:
         self.space = f"{device.name} of {device.where.node}"
         self.program_key = f"node {device.name}"
         self._nodes = connected() if nodes is None else nodes
+        self._anew = functools.partial(NodeDevice, device, precision, nodes=self._nodes, opened=opened)
         self.gone: DeviceError | None = None
         self.cut: dict[str, DeviceError] = {}
         self.silent_s = 0.0
@@ -192,7 +193,8 @@ class NodeDevice:
             raise self.gone
         self._asked += 1
         try:
-            return answer_of(getattr(self._actor, what).remote(*arguments), f"{self.name}, asked to {what},", timeout)
+            answer = getattr(self._actor, what).remote(*arguments)
+            return answer_of(answer, f"{self.name}, asked to {what},", timeout, lambda: self.gone is not None)
         except DeviceError as error:
             raise self.gone or error from error
         finally:
@@ -222,6 +224,27 @@ class NodeDevice:
     def reach(self, other: NodeDevice) -> None:
         """Have the node connect to another one. Raises DeviceError."""
         self.ask("reach", other.name, other.address, other.secret)
+
+    def reopened(self) -> NodeDevice:
+        """See :class:`placeit.runtime.reopening.Losable`, as for the next two."""
+        self._nodes.check()
+        self._nodes.device(self.where)  # its version, and its cores
+        made = self._anew()
+        made.program_key += f" {self.number()}"  # it has compiled nothing yet
+        return made
+
+    @staticmethod
+    def link(source: RuntimeDevice, destination: RuntimeDevice) -> NodeLink:
+        """Open a link from or to it. Raises DeviceError."""
+        return NodeLink(source, destination)
+
+    def mend(self, other: RuntimeDevice) -> None:
+        """Open the lost link with another device anew. Raises DeviceError."""
+        there = cast("NodeDevice", other)
+        self.reach(there)
+        there.reach(self)
+        for one, far in ((self, there), (there, self)):
+            one.cut.pop(far.name, None)
 
     @staticmethod
     def run_ahead(runtime: Runtime, plan: Plan, slot: Slot) -> Callable[[], None] | None:
@@ -341,7 +364,8 @@ class NodeDevice:
     def lost(self, connection: Connection, why: str) -> None:  # noqa: ARG002
         """Take note that the connection has ended; see :class:`placeit.runtime.nodes.wire.Receiver`."""
         if not self._closing.is_open:
-            self._lose(f"its process has ended, or the connection to it has ({why})")
+            loading = " while it loaded something, as it does when its node has too little memory" if self._asked else ""
+            self._lose(f"its process has ended{loading}, or the connection to it has ({why})")
 
     def _lose(self, why: str) -> None:
         with self._ends:

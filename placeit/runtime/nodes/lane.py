@@ -237,7 +237,9 @@ class Lane:
                 raise ProtocolError(f"a frame of kind {frame.kind}")
 
     def lost(self, connection: Connection, why: str) -> None:
-        """Tell the driver that a peer is gone."""
+        """Tell the driver that a peer is gone, unless it has connected anew."""
+        if self._peers.get(connection.name, connection) is not connection:
+            return
         self._peers.pop(connection.name, None)
         text = f"{connection.name}: {why}".encode()[:_LONGEST_TEXT]
         self._tell(Frame(Kind.LOST), memoryview(text))

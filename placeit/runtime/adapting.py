@@ -1,0 +1,323 @@
+"""Adapting: a server uses devices that come back, and leaves those that have become slow, once that is worth the move.
+
+What is lost is placed anew at once (:data:`placeit.runtime.serving.Replace`). Everything here is about what need not be done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import math
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Protocol, TypeAlias
+
+import numpy as np
+
+from placeit.core.errors import PlaceitError
+from placeit.planning.moving import Moves
+from placeit.planning.segments import Plan
+from placeit.runtime.devices.worker import Gate, Worker
+from placeit.runtime.measure import FAILURES
+from placeit.runtime.plan_executor import PlanExecutor
+from placeit.runtime.refining import Request
+from placeit.runtime.replica import Replacement
+
+__all__ = ["Adapted", "Adapter", "Better", "Pace", "Planning"]
+
+_LOG = logging.getLogger("placeit")
+
+_LOOK_S = 1.0
+_LOOKS, _FEWEST = 3, 5  # looks that a pace has to persist for, and requests that each of them is about
+_SLOW = 2.0  # times as long; what is less may be because other devices are busy
+_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0  # before what is lost is looked for again
+_AGAIN_S, _LATEST_S = 30.0, 600.0  # after which a slow device that nothing uses is tried again
+_CALM_S = 600.0  # without a loss, after which the pause is as at first
+
+
+@dataclass(frozen=True, eq=False)
+class Better:
+    """What may be better than what serves.
+
+    Attributes:
+        plan: that could run instead.
+        devices: that it uses.
+        saved: share of what a request takes now that it would not take then, as predicted.
+        price: seconds that compiling and loading what is missing is expected to take.
+        decided_s: seconds that it took to find.
+    """
+
+    plan: Plan
+    devices: tuple[str, ...]
+    saved: float
+    price: float
+    decided_s: float
+
+
+Said: TypeAlias = Sequence[tuple[str, float]]
+"""Of each segment of a plan, the device and the seconds that it takes there by the costs."""
+
+
+class Planning(Protocol):
+    """What knows the costs.
+
+    Attributes:
+        slow: how many times as long as by its costs a device takes, by name; read by any thread.
+    """
+
+    slow: Mapping[str, float]
+
+    def lost(self) -> Collection[frozenset[str]]:
+        """Devices that are lost, and pairs of them whose link is."""
+        ...
+
+    def reopen(self) -> object:
+        """Open those of them anew that are there again. May take minutes. Raises PlaceitError."""
+        ...
+
+    def said(self, plan: Plan) -> Said:
+        """What the costs say of a plan; nothing if they are not about its devices."""
+        ...
+
+    def better(self, executor: PlanExecutor | None, others: Sequence[PlanExecutor]) -> Better | None:
+        """Place anew what an executor runs, or if there is none, what could run beside others. Raises PlaceitError."""
+        ...
+
+    def open(self, plan: Plan) -> PlanExecutor:
+        """Compile a plan, and run it a few times. Raises PlaceitError."""
+        ...
+
+
+class Adapted(Protocol):
+    """The server that adapts."""
+
+    @property
+    def executors(self) -> Sequence[PlanExecutor]:
+        """What serves."""
+        ...
+
+    @property
+    def vacant(self) -> int:
+        """How many were lost, and nothing runs in their place."""
+        ...
+
+    def exchange(self, leaving: PlanExecutor | None, executor: PlanExecutor, replacement: Replacement) -> bool:
+        """Serve by an executor in place of one, or of one that was lost; False if it is not needed any more."""
+        ...
+
+
+class Pace:
+    """What requests take on each device, over what the costs say of the same segments."""
+
+    def __init__(self) -> None:
+        self._new: dict[str, list[float]] = {}
+        self._seen: dict[str, deque[float]] = {}
+
+    def add(self, name: str, ratio: float) -> None:
+        """Take a request into account."""
+        self._new.setdefault(name, []).append(ratio)
+
+    def look(self, known: Mapping[str, float]) -> dict[str, float]:
+        """Devices that take twice or half as long as is known, by the median at this look and at two before; and their ratio.
+
+        A look counts for a device if it is about five requests or more. The ratio is 1 at least.
+        """
+        changed = {}
+        for name, ratios in self._new.items():
+            if len(ratios) < _FEWEST:
+                continue
+            seen, before = self._seen.setdefault(name, deque(maxlen=_LOOKS)), known.get(name, 1.0)
+            seen.append(float(np.median(ratios)))
+            ratios.clear()
+            ratio = max(1.0, float(np.median(seen)))
+            if len(seen) == _LOOKS and ratio != before and (min(seen) >= _SLOW * before or max(seen) * _SLOW <= before):
+                changed[name] = ratio
+        return changed
+
+    def forget(self, name: str) -> None:
+        """Forget what a device took."""
+        self._new.pop(name, None)
+        self._seen.pop(name, None)
+
+
+class Adapter:
+    """Adapts a server, on a thread of its own; what is lost is looked for on another one, as that may hang.
+
+    Args:
+        server: that adapts.
+        planning: what knows the costs.
+    """
+
+    def __init__(self, server: Adapted, planning: Planning) -> None:
+        self._server, self._planning = server, planning
+        self._ended: deque[Request] = deque(maxlen=100_000)  # appended to by the threads that serve
+        self._lock, self._closing, self._gone = threading.Lock(), Gate(), Gate()
+        self._pace, self._moves = Pace(), Moves()
+        self._sayings: weakref.WeakKeyDictionary[Plan, Said] = weakref.WeakKeyDictionary()
+        self._news: dict[str, str] = {}  # of devices that a move is to be about
+        self._again: dict[str, tuple[float, float]] = {}  # when to try a slow device again, and how long that was waited for
+        self._asked: object = None  # what the last search was about
+        self._found: tuple[PlanExecutor | None, Better] | None = None
+        self._lost = frozenset(planning.lost())
+        self._looking: Gate | None = None  # open when that has ended
+        self._pause, self._next, self._back = _PAUSE_S, math.inf, -math.inf
+        self._worker = Worker("placeit adapting")
+        self._worker.submit(self._work)
+
+    def ended(self, request: Request) -> None:
+        """Tell of a request that has ended; from any thread, at once."""
+        self._ended.append(request)
+
+    def close(self, seconds: float) -> None:
+        """Stop, and wait for that for some seconds at most: what is compiled now ends first."""
+        with self._lock:
+            if not self._closing.is_open:
+                self._closing.open()
+                self._worker.submit(self._worker.close)
+        self._gone.wait(min(seconds, threading.TIMEOUT_MAX))
+
+    def _work(self) -> None:
+        try:
+            while not self._closing.wait(_LOOK_S):
+                self._look(time.monotonic())
+        except FAILURES as error:
+            _LOG.warning("The server adapts no more: %s", error)
+        finally:
+            self._gone.open()
+
+    def _look(self, now: float) -> None:
+        lost = frozenset(self._planning.lost())
+        self._look_for(lost, now)
+        self._learn(now)
+        for name in (name for names in lost if len(names) == 1 for name in names):
+            self._news.pop(name, None)
+        executors = tuple(self._server.executors)
+        asked = lost, dict(self._planning.slow), dict(self._news), executors
+        if asked != self._asked:
+            self._asked, self._found = asked, self._best(executors)
+            self._moves.stay()
+        if self._found is not None and self._moves.due(now, self._found[1].saved, self._found[1].price):
+            self._move(*self._found)
+
+    # -- what is new -----------------------------------------------------------------------------------------------------
+
+    def _look_for(self, lost: frozenset[frozenset[str]], now: float) -> None:
+        """Take note of what is back, and have what is lost be looked for."""
+        for names in self._lost - lost:
+            what = " and ".join(sorted(names))
+            for name in names:
+                self._set(name, 1.0, f"{what} is back." if len(names) == 1 else f"The link between {what} is back.")
+            # what comes back again and again is opened ever more rarely
+            self._pause, self._back = min(2 * self._pause, _LONGEST_PAUSE_S), now
+        self._lost = lost
+        if self._looking is not None:
+            if self._looking.is_open:
+                self._looking, self._next = None, now + self._pause
+        elif not lost:
+            self._next = math.inf
+            if now >= self._back + _CALM_S:
+                self._pause = _PAUSE_S
+        elif math.isinf(self._next):
+            self._next = now + self._pause
+        elif now >= self._next:
+            worker, self._looking = Worker("placeit looking"), Gate()
+            worker.submit(functools.partial(self._reopen, self._looking))
+            worker.submit(worker.close)
+
+    def _reopen(self, over: Gate) -> None:
+        try:
+            self._planning.reopen()
+        except FAILURES as error:
+            _LOG.warning("Lost devices could not be looked for: %s", error)
+        finally:
+            over.open()
+
+    def _learn(self, now: float) -> None:
+        """Take note of what requests took, and of slow devices that it is time to try again."""
+        for _ in range(len(self._ended)):
+            request = self._ended.popleft()
+            self._count(request.plan, {s: finish - start for s, start, finish in request.ran})
+        for name, ratio in self._pace.look(self._planning.slow).items():
+            self._set(name, ratio, f"{name} takes {ratio:.1f} times as long as its costs say.")
+        used = {name for executor in self._server.executors for name, _ in self._said(executor.plan)}
+        for name, (when, _) in [*self._again.items()]:
+            if name not in used and now >= when and self._planning.slow.get(name, 1.0) > 1:
+                self._set(name, 1.0, f"{name}, which was slow, was tried again.")
+
+    def _count(self, plan: Plan, took: Mapping[int, float]) -> None:
+        """Count what segments of a plan took, by their numbers."""
+        for name, ratio in self._ratios(plan, took).items():
+            self._pace.add(name, ratio)
+
+    def _ratios(self, plan: Plan, took: Mapping[int, float]) -> dict[str, float]:
+        """Seconds that segments took on each device, over what is said of these segments."""
+        spent, expected = dict[str, float](), dict[str, float]()
+        said = self._said(plan)
+        for s, seconds in took.items() if said else ():
+            name, wanted = said[s]
+            if wanted > 0 and seconds > 0:
+                spent[name] = spent.get(name, 0.0) + seconds
+                expected[name] = expected.get(name, 0.0) + wanted
+        return {name: seconds / expected[name] for name, seconds in spent.items()}
+
+    def _said(self, plan: Plan) -> Said:
+        if plan not in self._sayings:
+            self._sayings[plan] = self._planning.said(plan)
+        return self._sayings[plan]
+
+    def _set(self, name: str, ratio: float, news: str) -> None:
+        """Take note of how slow a device is, and of that as news."""
+        slow, now = {**self._planning.slow, name: ratio}, time.monotonic()
+        if ratio > 1:
+            _LOG.warning("%s", news)
+            _, waited = self._again.get(name, (0.0, _AGAIN_S / 2))
+            waited = min(2 * waited, _LATEST_S)
+            self._again[name] = now + waited, waited
+        else:
+            _LOG.info("%s", news)
+            del slow[name]
+        self._planning.slow = slow
+        self._pace.forget(name)
+        self._news[name] = news
+
+    # -- what to do about it ---------------------------------------------------------------------------------------------
+
+    def _best(self, executors: Sequence[PlanExecutor]) -> tuple[PlanExecutor | None, Better] | None:
+        """What would save most, of what has to do with the news."""
+        found: list[tuple[PlanExecutor | None, Better]] = []
+        asked: list[PlanExecutor | None] = [*executors, *([None] if self._server.vacant else [])]
+        for executor in asked if self._news else []:
+            with contextlib.suppress(PlaceitError):  # nothing is free that it could run on
+                better = self._planning.better(executor, [one for one in executors if one is not executor])
+                here = [] if executor is None else [name for name, _ in self._said(executor.plan)]
+                if better is not None and not self._news.keys().isdisjoint((*better.devices, *here)):
+                    found.append((executor, better))
+        return max(found, key=lambda one: one[1].saved, default=None)
+
+    def _move(self, leaving: PlanExecutor | None, better: Better) -> None:
+        """Compile what is better, see whether it keeps what it promises, and have it serve."""
+        begin, self._found = perf_counter(), None
+        here = [] if leaving is None else [name for name, _ in self._said(leaving.plan)]
+        why = " ".join(dict.fromkeys(news for name, news in self._news.items() if name in (*better.devices, *here)))
+        try:
+            executor = self._planning.open(better.plan)
+        except FAILURES as error:
+            _LOG.warning("A placement on %s was left out: %s", ", ".join(better.devices), error)
+            return
+        known = self._planning.slow
+        ratios = self._ratios(better.plan, dict(enumerate(executor.segment_seconds().tolist())))
+        slower = {name: ratio for name, ratio in ratios.items() if ratio >= _SLOW * known.get(name, 1.0)}
+        for name, ratio in slower.items():
+            self._set(name, ratio, f"{name} takes {ratio:.1f} times as long as its costs say.")
+        replacement = Replacement(why, better.devices, 0.0, better.decided_s, perf_counter() - begin)
+        if slower or not self._server.exchange(leaving, executor, replacement):
+            executor.close()
+            return
+        self._moves.moved(time.monotonic())
+        self._news.clear()

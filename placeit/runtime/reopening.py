@@ -1,0 +1,105 @@
+"""Devices that can be lost, and be opened anew: those of other nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Protocol, TypeAlias, runtime_checkable
+
+from placeit.core.errors import DeviceError
+from placeit.runtime.devices.base import RuntimeDevice, Transport
+
+__all__ = ["Losable", "lost_of", "reopened"]
+
+_LOG = logging.getLogger("placeit")
+
+
+@runtime_checkable
+class Losable(Protocol):
+    """A device that can be lost, or lose its link with another one.
+
+    Attributes:
+        gone: why nothing more will come from it; None while it is there.
+        cut: devices that it has lost the link with, by name, and why.
+    """
+
+    gone: DeviceError | None
+    cut: dict[str, DeviceError]
+
+    def reopened(self) -> RuntimeDevice:
+        """Open the same device anew. Raises DeviceError if it is not there, or not what it was."""
+        ...
+
+    def link(self, source: RuntimeDevice, destination: RuntimeDevice) -> Transport:
+        """Open a link from or to it. Raises DeviceError."""
+        ...
+
+    def mend(self, other: RuntimeDevice) -> None:
+        """Open the lost link with another device anew, in both directions. Raises DeviceError."""
+        ...
+
+
+def lost_of(names: Sequence[str], devices: Sequence[RuntimeDevice]) -> dict[frozenset[str], DeviceError]:
+    """Devices that are lost, and pairs of them whose link is; by their names, why."""
+    found: dict[frozenset[str], DeviceError] = {}
+    for name, device in zip(names, devices, strict=False):
+        if isinstance(device, Losable):
+            if device.gone is not None:
+                found[frozenset({name})] = device.gone
+            for other, why in [*device.cut.items()]:
+                found[frozenset({name, other})] = why
+    return found
+
+
+Links: TypeAlias = Mapping[tuple[int, int], Transport]
+
+
+def reopened(
+    names: Sequence[str], devices: Sequence[RuntimeDevice], links: Links
+) -> tuple[tuple[RuntimeDevice, ...], Links, list[frozenset[str]]]:
+    """Open what is lost anew, if it is there again.
+
+    Returns:
+        Devices and links as they are now, and names of the devices that are there again, and of both ends of links that are.
+    """
+    now, between, back = [*devices], {**links}, list[frozenset[str]]()
+    for d, device in enumerate(devices):
+        if not isinstance(device, Losable) or device.gone is None:
+            continue
+        try:
+            now[d] = device.reopened()
+            with contextlib.ExitStack() as stack:
+                stack.callback(now[d].close)
+                made = _links(device, d, now, links)
+                stack.pop_all()
+        except DeviceError as error:
+            now[d] = device
+            _LOG.debug("%s is not there again: %s", names[d], error)
+        else:
+            between |= made
+            for other in now:
+                if isinstance(other, Losable):
+                    other.cut.pop(names[d], None)
+            back.append(frozenset({names[d]}))
+    for d, device in enumerate(now):
+        for e in range(d):
+            other = now[e]
+            if isinstance(device, Losable) and names[e] in device.cut and not (_gone(device) or _gone(other)):
+                try:
+                    device.mend(other)
+                except DeviceError as error:
+                    _LOG.debug("The link between %s and %s is still lost: %s", names[d], names[e], error)
+                else:
+                    back.append(frozenset({names[d], names[e]}))
+    return tuple(now), between, back
+
+
+def _links(device: Losable, d: int, devices: Sequence[RuntimeDevice], links: Links) -> dict[tuple[int, int], Transport]:
+    """Open the links of a device anew whose other end is there."""
+    pairs = [pair for pair in links if d in pair and not any(_gone(devices[end]) for end in pair)]
+    return {(a, b): device.link(devices[a], devices[b]) for a, b in pairs}
+
+
+def _gone(device: object) -> bool:
+    return isinstance(device, Losable) and device.gone is not None

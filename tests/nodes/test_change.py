@@ -1,0 +1,125 @@
+"""Nodes that come back or become slow, under load, on a cluster that is all on this machine."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from beside import beside
+from small_models import inception_like
+
+from placeit.core.cluster import Cluster
+from placeit.devices import discover
+from placeit.devices.host import allowed_cores
+from placeit.profiler.cache import Cache
+from placeit.runtime.nodes.actor import DeviceActor
+from placeit.runtime.nodes.device import NodeDevice
+from placeit.runtime.serving import Server
+from placeit.session import Session
+
+pytest.importorskip("ray")
+from placeit.devices.nodes import connection, local
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(280, method="thread")]
+
+THERE, HERE = f"edge1/CPU@{allowed_cores()[0]}", f"CPU@{allowed_cores()[-1]}"
+
+
+class Edge:
+    """A local cluster with a head and a node that is killed and started again."""
+
+    def __init__(self, file: Path) -> None:
+        self.cluster = local.start(["head"], file)
+        self.pids = list[int]()
+
+    def start(self) -> None:
+        before = set(self.cluster.pids())
+        local._start(self.cluster, "edge1")
+        self.pids = sorted(set(self.cluster.pids()) - before)
+
+    def kill(self) -> None:
+        for pid in self.pids:
+            local._kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def edge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
+    file = tmp_path_factory.mktemp("cluster") / "cluster.json"
+    made = Edge(file)
+    try:
+        made.start()
+        connection.connect(made.cluster.address, token=made.cluster.token)
+        yield made
+    finally:
+        connection.disconnect()
+        made.cluster.stop(file)
+    assert made.cluster.pids() == []
+
+
+@contextmanager
+def served(session: Session, device: int) -> Iterator[Server]:
+    """A server on one device that is asked for answers all the time, each of which has to be right."""
+    over, batches = threading.Event(), [session.model.random_inputs(seed) for seed in range(3)]
+    expected = [session.reference(batch) for batch in batches]
+
+    def ask() -> int:
+        count = 0
+        while not over.is_set():
+            for name, value in server.submit(batches[count % 3], timeout=60).result(60).items():
+                np.testing.assert_allclose(value, expected[count % 3][name], rtol=1e-3, atol=1e-4)
+            count += 1
+        return count
+
+    with ExitStack() as stack:
+        placement = session.placement(np.full(len(session.grouping.groups), device))
+        server = stack.enter_context(session.serve(placement, on_loss="replace"))
+        asked = stack.enter_context(beside(ask))
+        stack.callback(over.set)
+        yield server
+    assert isinstance(asked[0], int), asked
+    assert asked[0] > 0
+
+
+def until(true: Callable[[], object], seconds: float = 90) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_node_that_is_killed_and_comes_back_is_used_again_and_no_request_is_lost(edge: Edge, cache: Cache) -> None:
+    there, here = discover([THERE, HERE]).devices
+    with Session(inception_like(), Cluster((there, replace(here, slowdown=50.0))), cache=cache) as session:
+        session.profile(budget_s=1.0)
+        with served(session, 0) as server:
+            edge.kill()
+            until(lambda: server.replacements)
+            assert server.replacements[0].devices == (HERE,)
+            edge.start()
+            until(lambda: len(server.replacements) == 2)
+            assert THERE in server.replacements[1].devices
+            assert server.replacements[1].why == f"{THERE} is back."
+        assert session.runtime.lost() == {}
+
+
+def test_a_node_that_becomes_slow_is_left(edge: Edge, cache: Cache) -> None:
+    def slow_down(actor: DeviceActor) -> None:  # a function of this module could not be found on the node
+        actor._device.slowdown = 300.0  # type: ignore[attr-defined]
+
+    there, here = discover([THERE, HERE]).devices
+    with Session(inception_like(), Cluster((replace(there, slowdown=1.01), here)), cache=cache) as session:
+        session.profile(budget_s=1.0)
+        with served(session, 0) as server:
+            device = session.runtime.devices[0]
+            assert isinstance(device, NodeDevice)
+            connection.ray_module().get(device._actor.__ray_call__.remote(slow_down), timeout=60)
+            until(lambda: server.replacements)
+            assert server.replacements[0].devices == (HERE,)
+            assert f"{THERE} takes " in server.replacements[0].why
