@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Mapping
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +16,7 @@ from placeit.runtime.devices.emulated import wake_on_time
 from placeit.runtime.devices.openvino import HostBuffer
 from placeit.runtime.devices.worker import Worker, perform
 
-__all__ = ["RayStage", "SleepingDevice", "sleep_for"]
+__all__ = ["RayStage", "SleepingDevice", "TimedDevice", "sleep_for"]
 
 
 def sleep_for(seconds: float) -> None:
@@ -24,11 +26,15 @@ def sleep_for(seconds: float) -> None:
 
 
 class _Program:
+    seconds = 0.0
+
     def __init__(self, segment: SegmentSource) -> None:
         self.inputs, self.outputs = segment.inputs, segment.outputs
 
 
 class _Instance:
+    seconds = 0.0
+
     def __init__(self, program: Program) -> None:
         self._outputs = [HostBuffer(spec) for spec in program.outputs]
 
@@ -63,6 +69,29 @@ class SleepingDevice:
 
     def close(self) -> None:
         self.worker.close()
+
+
+class TimedDevice(SleepingDevice):
+    """A device on which a segment takes what its ops take, by their names, times a factor that may be changed."""
+
+    def __init__(self, device: Device, *, seconds: Mapping[str, float]) -> None:
+        super().__init__(device, seconds=0.0)
+        self._of, self.factor = seconds, 1.0
+
+    def compile(self, segment: SegmentSource) -> Program:
+        made, ops = _Program(segment), segment.in_format("openvino").get_ops()
+        names = [op.get_friendly_name() for op in ops if op.get_type_name() not in ("Parameter", "Result")]
+        made.seconds = sum(self._of.get(name, 0.0) for name in names)
+        return made
+
+    def instance(self, program: Program) -> Instance:
+        made = _Instance(program)
+        made.seconds = cast("_Program", program).seconds
+        return made
+
+    def start(self, instance: Instance, done: DoneCallback) -> None:
+        sleep = functools.partial(sleep_for, cast("_Instance", instance).seconds * self.factor)
+        self.worker.submit(functools.partial(perform, sleep, str, done))
 
 
 class RayStage:
