@@ -50,6 +50,7 @@ def nodes(file: Path) -> Iterator[connection.Nodes]:
     finally:
         connection.disconnect()
         cluster.stop(file)
+    assert not connection.ray_module().is_initialized()  # what was closed after the last test has started no other one
     assert cluster.pids() == []
     assert not Path(cluster.folder).exists()
     assert local.running(file) is None

@@ -114,8 +114,15 @@ class Nodes:
         sent = f", tensors as {get_args(Compression)[self.coding]}" if self.coding else ""
         return replace(found, name=str(address), address=address, driver=f"{found.driver}, at {node.host}{sent}")
 
+    @property
+    def connected(self) -> bool:
+        """Whether it is the connection of this process; after :func:`disconnect`, any call of Ray would start a new cluster."""
+        return _current is self
+
     def check(self) -> None:
-        """Raise DeviceError if nobody answers at the address any more, which Ray would wait for."""
+        """Raise DeviceError if it has ended, or nobody answers at the address any more, which Ray would wait for."""
+        if not self.connected:
+            raise DeviceError(f"This process is not connected to the Ray cluster at {self.address} any more.")
         _knock(self.address)
 
     def available(self) -> list[Device]:
@@ -126,7 +133,7 @@ class Nodes:
         """Run a job on a node, and return what it returns. Raises DeviceError."""
         run = ray_module().remote(num_cpus=0, max_retries=0)(_answer).options(scheduling_strategy=pinned(node))
         what = f"The node '{node.name}'"
-        versions, value = answer_of(run.remote(job), what, _STARTS_S)
+        versions, value = answer_of(run.remote(job), what, _STARTS_S, lambda: not self.connected)
         if versions != _versions():
             raise DeviceError(
                 f"{what} has {' with '.join(versions)}, and this process {' with '.join(_versions())}: install the "
@@ -172,8 +179,10 @@ def answer_of(reference: Any, what: str, timeout: float, given_up: Callable[[], 
 
     ray, until = ray_module(), time.monotonic() + timeout
     try:
-        while not given_up() and (left := until - time.monotonic()) > 0:
-            if ray.wait([reference], timeout=min(_LOOK_S, left))[0]:
+        while not ray.wait([reference], timeout=min(_LOOK_S, max(0.0, until - time.monotonic())))[0]:
+            if given_up():
+                raise DeviceError(f"{what} is not there any more.")
+            if time.monotonic() >= until:
                 break
         return ray.get(reference, timeout=0)
     except GetTimeoutError as error:

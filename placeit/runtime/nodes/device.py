@@ -165,7 +165,8 @@ class NodeDevice:
         self._actor = actor_class.options(scheduling_strategy=pinned(node)).remote(setting)
         self.worker = Worker(f"placeit {self.name}")
         try:
-            self.address, self.pid = answer_of(self._actor.where.remote(), f"{self.name}, when it was opened,", _STARTS_S)
+            answer = self._actor.where.remote()
+            self.address, self.pid = answer_of(answer, f"{self.name}, when it was opened,", _STARTS_S, self._given_up)
             sock = connect(self.address, self.secret, DRIVER)
             self.connection = Connection(sock, self.name, self, self._nodes.patience)
         except BaseException:
@@ -191,18 +192,23 @@ class NodeDevice:
         """Call a method of the actor and wait for its answer. Raises DeviceError."""
         if self.gone is not None:
             raise self.gone
+        if not self._nodes.connected:
+            raise DeviceError(f"{self.name} cannot be asked to {what}: this process has left its Ray cluster.")
         self._asked += 1
         try:
             answer = getattr(self._actor, what).remote(*arguments)
-            return answer_of(answer, f"{self.name}, asked to {what},", timeout, lambda: self.gone is not None)
+            return answer_of(answer, f"{self.name}, asked to {what},", timeout, self._given_up)
         except DeviceError as error:
             raise self.gone or error from error
         finally:
             self._asked -= 1
 
+    def _given_up(self) -> bool:
+        return self.gone is not None or not self._nodes.connected
+
     def tell(self, what: str, *arguments: Any) -> None:
         """Call a method of the actor, and wait for nothing."""
-        if self.gone is None and not self._closing.is_open:
+        if self.gone is None and not self._closing.is_open and self._nodes.connected:
             getattr(self._actor, what).remote(*arguments)
 
     def compile(self, segment: SegmentSource) -> Program:
@@ -397,8 +403,9 @@ class NodeDevice:
         self.connection.close()
         if threading.current_thread() is not self._pulse:
             self._pulse.join(2.0)
-        with contextlib.suppress(Exception):  # Ray may have been shut down already
-            ray_module().kill(self._actor)
+        if self._nodes.connected:
+            with contextlib.suppress(Exception):  # or Ray is about to be shut down
+                ray_module().kill(self._actor)
         self.worker.close()
 
 
