@@ -41,6 +41,7 @@ _KEPT_MODELS, _KEPT_BYTES, _KEPT_SHARE = 3, 1e9, 0.5
 """Programs that no executor uses are kept while the process grows by no more than so many times the model's weights and so many
 bytes more, or this share of the memory that it may take, if that is less."""
 _KEPT_PROGRAMS, _KEPT_THREADS = 512, 256
+_GIVES_UP_S = 5.0
 
 _Key: TypeAlias = tuple[str, tuple[int, ...], tuple[int, ...]]
 """Of a program: what the device computes, the cores that it is for, if that matters, and the groups."""
@@ -126,6 +127,7 @@ class Runtime:
             executors, self._closed = list(self._executors), True
         why = f"{', '.join(self.cluster.names)} is closed, and nothing more can run there: open a new session or runtime."
         with contextlib.ExitStack() as stack:
+            stack.callback(self._end_reopening)
             stack.callback(self._programs.clear)
             if self.streams is not None:
                 stack.callback(self.streams.accelerator.close)
@@ -156,6 +158,11 @@ class Runtime:
                 if new is not old:
                     (old if wanted else new).close()
         return back if wanted else []
+
+    def _end_reopening(self) -> None:
+        """Wait for what is being opened anew, which is given up as its devices are closed."""
+        if self._reopening.acquire(timeout=_GIVES_UP_S):
+            self._reopening.release()
 
     def compiling_takes(self, plan: Plan) -> float:
         """Seconds that compiling and loading what is missing of a plan may take, by what that has taken so far for each op."""

@@ -41,7 +41,7 @@ class Edge:
 
     def start(self) -> None:
         before = set(self.cluster.pids())
-        local._start(self.cluster, "edge1")
+        local.start_node(self.cluster, "edge1", local.Place())
         self.pids = sorted(set(self.cluster.pids()) - before)
 
     def kill(self) -> None:

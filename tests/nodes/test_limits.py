@@ -81,7 +81,7 @@ def test_when_the_head_dies_futures_fail_with_the_reason_or_have_their_answers_f
     cluster = local.start(["head"], file)
     try:
         head = cluster.pids()
-        local._start(cluster, "edge1")
+        local.start_node(cluster, "edge1", local.Place())
         command = [sys.executable, str(Path(__file__).with_name("outlive_head.py")), str(file), *map(str, head)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
         assert done.returncode == 0, done.stderr

@@ -103,14 +103,17 @@ class Nodes:
             raise DeviceError(f"The Ray cluster at {self.address} has no node '{name}'; its nodes are {', '.join(nodes)}.")
         return nodes[name]
 
-    def device(self, address: Address) -> Device:
-        """Find a device of a node. Raises DeviceError if the node or the device is not there, or placeit differs there."""
+    def device(self, address: Address, given_up: Callable[[], bool] = lambda: False) -> Device:
+        """Find a device of a node, unless that is given up meanwhile.
+
+        Raises DeviceError if the node or the device is not there, or placeit differs there.
+        """
         if not address.core_set or address.runtime:
             raise DeviceError(
                 f"{address}: of other nodes, CPU core sets can be used, driven by OpenVINO (NODE/CPU, NODE/CPU@0)."
             )
         node = self.node(address.node)
-        found = self._on(node, functools.partial(_find, str(replace(address, node=""))))
+        found = self._on(node, functools.partial(_find, str(replace(address, node=""))), given_up)
         sent = f", tensors as {get_args(Compression)[self.coding]}" if self.coding else ""
         return replace(found, name=str(address), address=address, driver=f"{found.driver}, at {node.host}{sent}")
 
@@ -129,11 +132,11 @@ class Nodes:
         """The whole CPU of each node. Raises DeviceError."""
         return [self.device(Address("CPU", node=name)) for name in self.nodes()]
 
-    def _on(self, node: Node, job: Callable[[], T]) -> T:
+    def _on(self, node: Node, job: Callable[[], T], given_up: Callable[[], bool]) -> T:
         """Run a job on a node, and return what it returns. Raises DeviceError."""
         run = ray_module().remote(num_cpus=0, max_retries=0)(_answer).options(scheduling_strategy=pinned(node))
         what = f"The node '{node.name}'"
-        versions, value = answer_of(run.remote(job), what, _STARTS_S, lambda: not self.connected)
+        versions, value = answer_of(run.remote(job), what, _STARTS_S, lambda: given_up() or not self.connected)
         if versions != _versions():
             raise DeviceError(
                 f"{what} has {' with '.join(versions)}, and this process {' with '.join(_versions())}: install the "

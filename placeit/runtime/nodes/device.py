@@ -127,6 +127,7 @@ class NodeDevice:
         precision: of inference.
         nodes: the cluster; None for the one that this process is connected to.
         opened: makes the device on the node; None for one of its kind.
+        given_up: whether to wait for the node no longer.
 
     Attributes:
         gone: why nothing more will come from it; None while it is there.
@@ -141,6 +142,7 @@ class NodeDevice:
         *,
         nodes: Nodes | None = None,
         opened: Callable[[Device], RuntimeDevice] | None = None,
+        given_up: Callable[[], bool] = lambda: False,
     ) -> None:
         self.name, self.where = device.name, device.where
         self.space = f"{device.name} of {device.where.node}"
@@ -166,7 +168,7 @@ class NodeDevice:
         self.worker = Worker(f"placeit {self.name}")
         try:
             answer = self._actor.where.remote()
-            self.address, self.pid = answer_of(answer, f"{self.name}, when it was opened,", _STARTS_S, self._given_up)
+            self.address, self.pid = answer_of(answer, f"{self.name}, when it was opened,", _STARTS_S, given_up)
             sock = connect(self.address, self.secret, DRIVER)
             self.connection = Connection(sock, self.name, self, self._nodes.patience)
         except BaseException:
@@ -197,14 +199,18 @@ class NodeDevice:
         self._asked += 1
         try:
             answer = getattr(self._actor, what).remote(*arguments)
-            return answer_of(answer, f"{self.name}, asked to {what},", timeout, self._given_up)
+            found = answer_of(
+                answer, f"{self.name}, asked to {what},", timeout, lambda: self._given_up() or self.gone is not None
+            )
         except DeviceError as error:
             raise self.gone or error from error
         finally:
             self._asked -= 1
+        self._heard = perf_counter()  # an answer is a sign of life
+        return found
 
     def _given_up(self) -> bool:
-        return self.gone is not None or not self._nodes.connected
+        return self._closing.is_open or not self._nodes.connected
 
     def tell(self, what: str, *arguments: Any) -> None:
         """Call a method of the actor, and wait for nothing."""
@@ -234,8 +240,8 @@ class NodeDevice:
     def reopened(self) -> NodeDevice:
         """See :class:`placeit.runtime.reopening.Losable`, as for the next two."""
         self._nodes.check()
-        self._nodes.device(self.where)  # its version, and its cores
-        made = self._anew()
+        self._nodes.device(self.where, self._given_up)  # its version, and its cores
+        made = self._anew(given_up=self._given_up)
         made.program_key += f" {self.number()}"  # it has compiled nothing yet
         return made
 
