@@ -37,7 +37,7 @@ def lab() -> Iterator[Lab]:
 @contextmanager
 def session_on(devices: list[str], ray: local.LocalCluster, cache: Cache) -> Iterator[Session]:
     """A profiled session of this process, which is connected meanwhile."""
-    connection.connect(ray.address, token=ray.token, patience=2.0)
+    connection.connect(ray.address, token=ray.token, patience=5.0)
     try:
         with Session(inception_like(), devices, cache=cache) as session:
             session.profile(budget_s=1.0)
