@@ -106,12 +106,12 @@ def run(
     from placeit.profiler.trace import write_chrome_trace
 
     runs = length.rounds()
+    check_outputs(trace, outputs, csv, inputs=[*options.files(), placement])
     asked = [f"--{name}" for name in ("rate", "requests", "seconds") if getattr(load, name) is not None]
     why = f"with {asked[0]}" if asked else "of a placement with replicas" if Placement.load(placement).replicas else None
     if why is not None:
         _check_load(why, load, length, {"--trace": trace, "--outputs": outputs, "--csv": csv})
         return _under_load(placement, load, length, options, terminal)
-    check_outputs(trace, outputs, csv, inputs=[*options.files(), placement])
     with terminal.progress() as progress, open_session(options, [placement], by_segments=True) as (session, [chosen]):
         home = _known(session, chosen, progress)
         with naming(placement):
