@@ -407,7 +407,7 @@ def false_alarms(open_session: Any, inject: Any, kind: str, count: int) -> list[
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_a_fault_none_is_seen(open_session: Any, inject: Any, kind: str) -> None:
-    assert false_alarms(open_session, inject, kind, 24) == []
+    assert false_alarms(open_session, inject, kind, 8) == []
 
 
 @pytest.mark.slow

@@ -212,7 +212,10 @@ PACED = {
 }
 
 
-@pytest.mark.parametrize("what", PACED)
+@pytest.mark.parametrize(
+    "what",
+    [what if what in ("a slowed core set", "all of it") else pytest.param(what, marks=pytest.mark.slow) for what in PACED],
+)
 def test_beside_what_is_slowed_down_on_purpose_the_host_paces_an_accelerator(eager, what):
     """And says so; outputs are right however the model is cut, also where what comes in or goes out is on an accelerator."""
     cluster = PACED[what]

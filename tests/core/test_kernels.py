@@ -167,6 +167,7 @@ def test_where_the_package_cannot_be_written_to_the_users_cache_is_used(package)
     assert len(list(package.home.rglob("*.nbc"))) == len(ALL)
 
 
+@pytest.mark.slow
 def test_processes_that_compile_at_once_do_not_mix_up_what_they_keep(package):
     """Numba's own cache would let two signatures have one file."""
     kinds = ("10", "10.5", "np.int8(10)", "np.float32(10)")

@@ -20,7 +20,7 @@ def room(share: float, trials: int) -> float:
     return 3.1 * math.sqrt(share * (1 - share) / trials)
 
 
-@pytest.mark.parametrize("case", [case for case in NOT_FASTER if len(case.splits) == 3], ids=name_of)
+@pytest.mark.parametrize("case", [case for case in NOT_FASTER if len(case.splits) == 3][::3], ids=name_of)
 def test_what_is_not_faster_is_chosen_as_rarely_as_is_said(case: Case) -> None:
     found = summary(case, trials := 250, 1)
     assert found.false <= 0.0175 + room(0.0175, trials)

@@ -41,15 +41,26 @@ def emulated(slowdown: float = 1.5) -> Cluster:
     return Cluster((Device("fast", address=Address("CPU", cores)), slow), links)
 
 
-@pytest.fixture
-def search(cache: Cache, tmp_path: Path) -> Callable[..., Optimized]:
-    """Search with a file in a folder of the test's own."""
-
+def searcher(cache: Cache, file: Path) -> Callable[..., Optimized]:
     def run(**options: Any) -> Optimized:
-        given = {"placers": ("heft", "metis"), "budget": 4, "cache": cache, "resume": tmp_path / "search.jsonl"}
+        given = {"placers": ("heft", "metis"), "budget": 4, "cache": cache, "resume": file}
         return optimize(options.pop("model", inception_like()), options.pop("cluster", emulated()), **(given | options))
 
     return run
+
+
+@pytest.fixture
+def search(cache: Cache, tmp_path: Path) -> Callable[..., Optimized]:
+    """Search with a file in a folder of the test's own."""
+    return searcher(cache, tmp_path / "search.jsonl")
+
+
+@pytest.fixture(scope="module")
+def kept(cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The file of a search that was interrupted before its finalists were measured again."""
+    file = tmp_path_factory.mktemp("kept") / "search.jsonl"
+    searcher(cache, file)(budget=0.5, progress=interrupt)
+    return file.read_text()
 
 
 @pytest.fixture
@@ -212,13 +223,13 @@ def test_what_breaks_a_pin_or_a_limit_now_is_left_out(search: Callable[..., Opti
     ],
 )
 def test_measurements_of_something_else_are_refused(
-    search: Callable[..., Optimized], tmp_path: Path, options: dict[str, Any], says: str
+    search: Callable[..., Optimized], kept: str, tmp_path: Path, options: dict[str, Any], says: str
 ) -> None:
-    search(budget=0.5, progress=interrupt)
-    before = (tmp_path / "search.jsonl").read_bytes()
+    file = tmp_path / "search.jsonl"
+    file.write_text(kept)
     with pytest.raises(UsageError, match=says):
         search(**options)
-    assert (tmp_path / "search.jsonl").read_bytes() == before
+    assert file.read_text() == kept
 
 
 def _changed(**fields: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -247,10 +258,11 @@ def _changed(**fields: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
         lambda _: {},
     ],
 )
-def test_a_damaged_line_is_named(search: Callable[..., Optimized], tmp_path: Path, damage: Callable[[Any], Any]) -> None:
+def test_a_damaged_line_is_named(
+    search: Callable[..., Optimized], kept: str, tmp_path: Path, damage: Callable[[Any], Any]
+) -> None:
     file = tmp_path / "search.jsonl"
-    search(budget=0.5, progress=interrupt)
-    head, *lines = file.read_text().splitlines()
+    head, *lines = kept.splitlines()
     file.write_text("\n".join([head, json.dumps(damage(json.loads(lines[0]))), *lines[1:]]) + "\n")
     with pytest.raises(FileError, match=r"search.jsonl, line 2 is damaged"):
         search()

@@ -291,7 +291,7 @@ def lines(function):
     return count
 
 
-@pytest.mark.parametrize("work", ["none", "equal", "drawn"])
+@pytest.mark.parametrize("work", ["drawn", *(pytest.param(work, marks=pytest.mark.slow) for work in ("none", "equal"))])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_four_times_the_ops_are_not_much_more_than_four_times_the_steps(shape, work):
     few, many = (lines(functools.partial(coarsen, worked(shape(ops), ops, work), max_groups=16)) for ops in (400, 1600))

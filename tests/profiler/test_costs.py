@@ -168,16 +168,16 @@ def test_costs_that_the_whole_model_contradicts_are_measured_again(
     "damage",
     [
         lambda value: value["core"][0].__setitem__(0, 10**400),
-        lambda value: value["core"][0].__setitem__(0, -1e-9),
-        lambda value: value["core"][0].__setitem__(0, 1e8),
-        lambda value: value["core"][0].__setitem__(0, None),
-        lambda value: value["load"][0].__setitem__(0, -(10**400)),
+        pytest.param(lambda value: value["core"][0].__setitem__(0, -1e-9), marks=pytest.mark.slow),
+        pytest.param(lambda value: value["core"][0].__setitem__(0, 1e8), marks=pytest.mark.slow),
+        pytest.param(lambda value: value["core"][0].__setitem__(0, None), marks=pytest.mark.slow),
+        pytest.param(lambda value: value["load"][0].__setitem__(0, -(10**400)), marks=pytest.mark.slow),
         lambda value: value["latency"][0].__setitem__(0, "1"),
-        lambda value: value["whole"].__setitem__(0, None),
+        pytest.param(lambda value: value["whole"].__setitem__(0, None), marks=pytest.mark.slow),
         lambda value: value["whole"].__setitem__(0, [2.0, 1.0]),
-        lambda value: value["whole"].__setitem__(0, [0.0, 10**400]),
+        pytest.param(lambda value: value["whole"].__setitem__(0, [0.0, 10**400]), marks=pytest.mark.slow),
         lambda value: value.pop("whole"),
-        lambda value: value.update(core=[[0.0]] * len(value["core"])),
+        pytest.param(lambda value: value.update(core=[[0.0]] * len(value["core"])), marks=pytest.mark.slow),
     ],
 )
 def test_impossible_costs_in_the_cache_are_measured_again(
