@@ -104,7 +104,9 @@ def optimize(
     from placeit.devices.clusterfile import find_cluster
     from placeit.optimizer.optimize import optimize as find
     from placeit.planning.pins import parse_pins
+    from placeit.simulator.objectives import check_objective
 
+    check_objective(objective)
     pins, caps = parse_pins(pin or ()), parse_caps(memory or ())
     reach_nodes(options.devices, options.ray_address, options.compress)
     cluster = find_cluster(options.devices)

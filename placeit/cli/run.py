@@ -55,9 +55,10 @@ class LoadOptions:
         float | None,
         typer.Option("--rate", metavar="R", help="Have R requests a second arrive, whether or not those before have ended."),
     ] = None
-    arrivals: Annotated[Arrivals, typer.Option("--arrivals", help="With --rate: at regular intervals, or at random.")] = (
-        Arrivals.CONSTANT
-    )
+    arrivals: Annotated[
+        Arrivals | None,
+        typer.Option("--arrivals", help="With --rate: at regular intervals (constant, the default), or at random."),
+    ] = None
     seconds: Annotated[
         float | None,
         typer.Option(
@@ -72,8 +73,9 @@ class LoadOptions:
         typer.Option("--requests", metavar="N", min=1, help="How many arrive, instead of for how long.", show_default=False),
     ] = None
     queue: Annotated[
-        int, typer.Option("--queue", metavar="N", min=1, help="With --rate: how many may wait; others are dropped.")
-    ] = 64
+        int | None,
+        typer.Option("--queue", metavar="N", min=1, help="With --rate: how many may wait; others are dropped. Default: 64."),
+    ] = None
     seed: SeedOption = 0
 
 
@@ -107,6 +109,10 @@ def run(
 
     runs = length.rounds()
     check_outputs(trace, outputs, csv, inputs=[*options.files(), placement])
+    if load.rate is None:
+        for option in ("arrivals", "queue"):
+            if getattr(load, option) is not None:
+                raise UsageError(f"--{option} is about requests that arrive at a rate: give --rate as well.")
     asked = [f"--{name}" for name in ("rate", "requests", "seconds") if getattr(load, name) is not None]
     why = f"with {asked[0]}" if asked else "of a placement with replicas" if Placement.load(placement).replicas else None
     if why is not None:
@@ -158,6 +164,8 @@ def _under_load(
     placement: Path, load: LoadOptions, length: LengthOptions, options: CheckedOptions, terminal: Terminal
 ) -> Output:
     """Run a placement with several requests in flight."""
+    from placeit.runtime.serving import QUEUE
+
     with terminal.progress() as progress, open_session(options, [placement], by_segments=True) as (session, [chosen]):
         home = _known(session, chosen, progress)
         with naming(placement):
@@ -166,9 +174,9 @@ def _under_load(
                 load.rate,
                 requests=load.requests,
                 seconds=10.0 if load.seconds is None else load.seconds,
-                arrivals=load.arrivals.value,
+                arrivals=(load.arrivals or Arrivals.CONSTANT).value,
                 seed=load.seed,
-                queue=load.queue,
+                queue=QUEUE if load.queue is None else load.queue,
                 warmup=length.warmup,
             )
     code = INTERRUPTED if report.served.interrupted else 0 if report.failed is None else FAILED

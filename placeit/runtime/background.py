@@ -18,6 +18,7 @@ T = TypeVar("T")
 
 _TASKS = Path("/proc/self/task")
 _here = threading.local()
+_kept_idle: set[int] = set()
 
 
 def in_background() -> bool:
@@ -101,13 +102,12 @@ class Background:
     def _run(self, job: Job[T]) -> None:
         before, begin = _threads(), time.thread_time()
         job.run()
-        spent = time.thread_time() - begin
-        for thread in _threads() - before:
-            with contextlib.suppress(OSError):  # it has ended
-                if os.sched_getscheduler(thread) == os.sched_getscheduler(0):
-                    spent += _cpu_seconds(thread)
-                    if self._may_rise:
-                        _rise(thread)
+        started = _started(before)
+        spent = time.thread_time() - begin + sum(_cpu_seconds(thread) for thread in started)
+        while self._may_rise and started:
+            for thread in started:
+                _rise(thread)
+            started = _started(before)  # by one of those, before it was given the ordinary priority
         self.seconds += spent
         self._rest = time.monotonic() + spent * (1 / self._core - 1)
         job.ended.open()
@@ -123,22 +123,40 @@ def _marked() -> Iterator[None]:
 def _idle() -> Iterator[None]:
     """Have the thread run when nothing else wants its core."""
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    with _marked():
-        yield
+    _kept_idle.add(me := threading.get_native_id())
+    try:
+        with _marked():
+            yield
+    finally:
+        _kept_idle.discard(me)
 
 
 def _threads() -> set[int]:
     return {int(task.name) for task in _TASKS.iterdir()}
 
 
+def _started(before: set[int]) -> list[int]:
+    """Threads that have been started since, and have the priority of this one, but for those that are to keep it."""
+    mine, found = os.sched_getscheduler(0), list[int]()
+    for thread in _threads() - before - _kept_idle:
+        with contextlib.suppress(OSError):  # it has ended
+            if os.sched_getscheduler(thread) == mine:
+                found.append(thread)
+    return found
+
+
 def _cpu_seconds(thread: int) -> float:
-    """What a thread has used; raises OSError if it has ended."""
-    return float((_TASKS / str(thread) / "schedstat").read_text().split()[0]) * 1e-9
+    """What a thread has used; 0 if it has ended."""
+    try:
+        return float((_TASKS / str(thread) / "schedstat").read_text().split()[0]) * 1e-9
+    except OSError:
+        return 0.0
 
 
 def _rise(thread: int) -> None:
-    """Give a thread the ordinary priority. Raises OSError if it has ended, or the process may not."""
-    os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
+    """Give a thread the ordinary priority, unless it has ended. Raises PermissionError if the process may not."""
+    with contextlib.suppress(ProcessLookupError):
+        os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
 
 
 def _may_rise() -> bool:

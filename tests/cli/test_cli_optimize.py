@@ -156,6 +156,12 @@ def test_options_that_make_no_sense_are_usage_errors(cli: Any, tiny: Path, optio
     assert not list(Path().iterdir())
 
 
+def test_an_unknown_objective_is_said_before_the_model_is_read(cli: Any) -> None:
+    result = cli("optimize", "nothing.onnx", "--objective", "speed")
+    assert result.exit_code == 2
+    assert "latency, throughput, total-cost, energy" in result.stderr
+
+
 def test_the_whole_cpu_is_a_row_and_its_placement_runs_and_compares(
     cli: Any,
     tiny: Path,

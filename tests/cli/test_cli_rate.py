@@ -75,6 +75,8 @@ def test_wrong_outputs_are_said_to_be_wrong_under_load(
         (("--rate", 1, "--trace", "t.json"), "and --trace is about single ones"),
         (("--requests", 1, "--runs", 3), "With --requests, several requests are in flight at once"),
         (("--seconds", 0), "some time"),
+        (("--arrivals", "poisson"), "--arrivals is about requests that arrive at a rate: give --rate as well"),
+        (("--requests", 1, "--queue", 3), "--queue is about requests that arrive at a rate"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(

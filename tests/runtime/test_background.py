@@ -95,3 +95,32 @@ def test_threads_that_a_piece_starts_do_not_keep_its_priority(privileged: bool, 
         finally:
             go_on.set()
             started[0].join()
+
+
+def test_a_thread_that_one_of_them_starts_at_the_last_moment_does_not_keep_it_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    change, go_on, wanted, there = os.sched_setscheduler, threading.Event(), threading.Event(), threading.Event()
+    second = threading.Thread(target=lambda: [there.set(), go_on.wait(60)])
+    first = threading.Thread(target=lambda: [wanted.wait(60), second.start(), go_on.wait(60)])
+
+    def late(thread: int, policy: int, param: os.sched_param) -> None:
+        if policy != os.SCHED_IDLE and thread == first.native_id:
+            wanted.set()
+            assert there.wait(60)
+        change(thread, policy, param)
+
+    def start() -> int:
+        first.start()
+        return os.sched_getscheduler(0)
+
+    monkeypatch.setattr(os, "sched_setscheduler", late)
+    with contextlib.closing(Background(1.0)) as background:
+        try:
+            if done(background, start, starts_threads=True) != os.SCHED_IDLE:
+                pytest.skip("needs a process that may raise the priority of its threads")
+            assert there.is_set()
+            assert [os.sched_getscheduler(thread.native_id or 0) for thread in (first, second)] == [os.SCHED_OTHER] * 2
+        finally:
+            for event in (wanted, there, go_on):
+                event.set()
+            first.join()
+            second.join()
