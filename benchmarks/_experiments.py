@@ -68,10 +68,12 @@ class Experiments:
         Returns:
             The figures, and the parts that failed.
         """
-        lab = Lab(setup, workers)
+        lab = Lab(setup, workers, report.commit or "unknown")
         lab.run(
             [job for part in sorted(parts, key=lambda part: part not in self.first) for job in self.parts[part].jobs(setup)]
         )
+        if lab.commits:
+            report.commit = ", ".join(sorted(lab.commits))  # what was done before counts, too
         if results is not None:
             results.mkdir(parents=True, exist_ok=True)
         figures = Figures(results)

@@ -70,6 +70,9 @@ class Job(ABC):
         """Do it."""
 
 
+_COMMIT = "commit"  # beside what a job comes to, in its file
+
+
 class JobError(PlaceitError):
     """A part asked for the outcome of a job that failed."""
 
@@ -77,7 +80,13 @@ class JobError(PlaceitError):
 def read_outcome(job: Job, setup: Setup[Any]) -> Outcome:
     """Return the outcome of a job that was done, such as one that another job needs."""
     with np.load(_file(job, setup)) as file:
-        return dict(file)
+        return {name: file[name] for name in file if name != _COMMIT}
+
+
+def _commit_of(job: Job, setup: Setup[Any]) -> str:
+    """Return the commit that did a job."""
+    with np.load(_file(job, setup)) as file:
+        return str(file[_COMMIT]) if _COMMIT in file else "unknown"
 
 
 @dataclass
@@ -87,12 +96,16 @@ class Lab:
     Attributes:
         setup: what jobs share.
         workers: processes; 0 to work in this one.
+        commit: that does what is not done yet.
         outcomes: of the jobs that were done.
+        commits: that have done them; a folder may have outcomes of earlier ones.
     """
 
     setup: Setup[Any]
     workers: int
+    commit: str = "unknown"
     outcomes: dict[Job, Outcome] = field(default_factory=dict)
+    commits: set[str] = field(default_factory=set)
 
     def __getitem__(self, job: Job) -> Outcome:
         if job not in self.outcomes:
@@ -105,15 +118,21 @@ class Lab:
         todo = _with_needs(jobs)
         for job in list(todo):
             if _file(job, self.setup).exists():
-                self.outcomes[job] = read_outcome(job, self.setup)
+                self._read(job)
                 todo.remove(job)
         self._began, self._done, self._count = time.perf_counter(), 0, len(todo)
         if self.outcomes:
-            _tell(f"{len(self.outcomes)} outcomes are in {self.setup.folder} already")
+            _tell(
+                f"{len(self.outcomes)} outcomes are in {self.setup.folder} already, of commit {', '.join(sorted(self.commits))}"
+            )
         with self._pool() as pool:
             self._run([job for job in todo if not job.alone], pool, max(1, self.workers))
         with ThreadPoolExecutor(1, initializer=_prepare) as pool:
             self._run([job for job in todo if job.alone], pool, 1)
+
+    def _read(self, job: Job) -> None:
+        self.outcomes[job] = read_outcome(job, self.setup)
+        self.commits.add(_commit_of(job, self.setup))
 
     def _pool(self) -> Executor:
         if not self.workers:
@@ -131,7 +150,7 @@ class Lab:
                     continue
                 todo.remove(job)
                 if all(need in self.outcomes for need in job.needs):
-                    running[pool.submit(_do, job, self.setup)] = job
+                    running[pool.submit(_do, job, self.setup, self.commit)] = job
                 else:
                     self._report(job, "left out: what it needs failed")
             for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -140,7 +159,7 @@ class Lab:
                 if error is not None:
                     self._report(job, "failed:\n" + "".join(traceback.format_exception(error)))
                     continue
-                self.outcomes[job] = read_outcome(job, self.setup)
+                self._read(job)
                 self._report(job, f"{future.result():.1f} s")
 
     def _report(self, job: Job, what: str) -> None:
@@ -182,12 +201,12 @@ def _with_needs(jobs: Sequence[Job]) -> list[Job]:
     return list(needed | dict.fromkeys(jobs))
 
 
-def _do(job: Job, setup: Setup[Any]) -> float:
+def _do(job: Job, setup: Setup[Any], commit: str) -> float:
     began = time.perf_counter()
     outcome = job.run(setup)
     path = _file(job, setup)
     partial = path.with_suffix(".partial.npz")
-    np.savez(partial, **outcome)
+    np.savez(partial, **outcome, **{_COMMIT: np.array(commit)})
     partial.replace(path)
     return time.perf_counter() - began
 

@@ -83,9 +83,9 @@ class MeasuredCost:
     """Values placements of a session's groups by running them: ``cost(int32[B, G]) -> float64[B]``, seconds.
 
     A value is NaN if the placement failed and ``inf`` if it does not fit; :meth:`outcomes` has the reason. Each plan is
-    measured once, in a race with others and with the incumbent, the best so far: its value is its time over the incumbent's in
-    the same rounds, times the incumbent's value. So values compare however fast the machine was meanwhile. The first incumbent
-    is the single device of least simulated time. What looks better than the incumbent is raced once more before it takes its
+    measured once, in a race with others and with the single device of least simulated time: its value is its time over that of
+    the single device in the same rounds, times what that took in its first race. So values compare however fast the machine was
+    meanwhile. What looks better than the incumbent, the best so far, is raced once more, together with it, before it takes its
     place.
 
     Segments are compiled before the clock starts, with nothing else running; a few plans are open at a time. Outputs are
@@ -356,16 +356,22 @@ class MeasuredCost:
         return min(sound or able, key=lambda one: one.cost or 0.0, default=None)
 
     def _anchor(self) -> Candidate | None:
-        """What a race is measured by: the incumbent, or at first the single device of least simulated time."""
-        if (best := self._best()) is not None:
-            return best
+        """What races are measured by: the single device of least simulated time, in all of them.
+
+        An incumbent was lucky in the race that made it one. By that, the next one would be valued too low, and so on.
+        Only where no single device runs it is the incumbent.
+        """
         groups = len(self._problem)
         names = [self._name_of(np.full(groups, d, np.int32)) for d in self._problem.single_devices]
-        singles = [self._races.known[name] for name in names if name is not None and not self._is_known(name)]
-        return min(singles, key=lambda one: one.plan.schedule.makespan, default=None)
+        singles = sorted(
+            (self._races.known[name] for name in names if name is not None), key=lambda one: one.plan.schedule.makespan
+        )
+        valued = [one for one in singles if one.cost is not None]
+        fresh = [one for one in singles if not self._is_known(one.name)]
+        return next((one for one in [*valued, self._best(), *fresh] if one is not None), None)
 
     def _measure(self, names: Sequence[str]) -> None:
-        """Race candidates beside the incumbent, and conclude what they came to."""
+        """Race candidates beside the anchor, and conclude what they came to."""
         races, anchor = self._races, self._anchor()
         anchor = races.known[names[0]] if anchor is None else anchor
         fresh = [races.known[name] for name in names]
@@ -385,7 +391,7 @@ class MeasuredCost:
             rivals = rivals[: self._affordable([one.name for one in rivals])]
             if not rivals:
                 return
-            self._race(rivals, best, _MORE * self._rounds, "measuring what looks better once more")
+            self._race([*rivals, best], self._anchor() or best, _MORE * self._rounds, "measuring what looks better once more")
             self._sound |= {one.name for one in rivals}
 
     def _race(

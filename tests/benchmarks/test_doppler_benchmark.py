@@ -270,7 +270,7 @@ def test_without_the_published_graphs_our_own_take_their_place(graph, monkeypatc
 @pytest.mark.parametrize("part", ["table9", *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)])
 def test_a_part_runs_on_little_work_and_goes_on_from_what_is_done(part, tmp_path, monkeypatch) -> None:
     setup = Setup(TINY, 0, tmp_path)
-    report, again = Report(), Report()
+    report, again = Report(commit="first"), Report(commit="second")
     assert EXPERIMENTS.run(setup, report, [part], workers=0)[1] == []
     assert {row["part"] for row in report.rows} == {part}
 
@@ -280,7 +280,7 @@ def test_a_part_runs_on_little_work_and_goes_on_from_what_is_done(part, tmp_path
     monkeypatch.setattr(Training, "run", refused)
     monkeypatch.setattr(Placed, "run", refused)
     assert EXPERIMENTS.run(setup, again, [part], workers=0)[1] == []
-    assert (again.rows, again.claims) == (report.rows, report.claims)
+    assert (again.rows, again.claims, again.commit) == (report.rows, report.claims, "first")
 
 
 @pytest.mark.slow

@@ -143,6 +143,20 @@ def test_each_placement_gets_its_own_time_however_fast_the_machine_is_meanwhile(
     assert Virtual.open == 0
 
 
+def test_values_stay_what_they_are_however_often_something_better_is_found(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every incumbent was lucky; if the next one were measured by it, values would become lower and lower."""
+    rng, exact = np.random.default_rng(3), Virtual.time
+    monkeypatch.setattr(Virtual, "time", lambda self: exact(self) * rng.lognormal(0, 0.1))
+    rows = placements(session, 1000)
+    true = np.array([true_seconds(session, row) for row in rows])
+    near = rng.permutation(np.argsort(true)[:240])
+    cost = MeasuredCost(session, hopeless=None)
+    over = np.concatenate([cost(rows[part]) / true[part] for part in np.split(near, 40)])
+    assert np.median(over[-60:]) / np.median(over[:60]) == pytest.approx(1, abs=0.05)
+
+
 def test_a_plan_is_measured_once_wherever_it_is_asked_about(session: Session) -> None:
     cost, rows = MeasuredCost(session, hopeless=None), placements(session, 6)
     first = cost(rows)
