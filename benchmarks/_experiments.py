@@ -68,7 +68,7 @@ class Experiments:
         Returns:
             The figures, and the parts that failed.
         """
-        lab = Lab(setup, workers, report.commit or "unknown")
+        lab = Lab(setup, workers, report.commit)
         lab.run(
             [job for part in sorted(parts, key=lambda part: part not in self.first) for job in self.parts[part].jobs(setup)]
         )

@@ -70,7 +70,7 @@ class Job(ABC):
         """Do it."""
 
 
-_COMMIT = "commit"  # beside what a job comes to, in its file
+_COMMIT, _UNKNOWN = "commit", "unknown"  # who did a job, beside what it comes to in its file; where nobody knows
 
 
 class JobError(PlaceitError):
@@ -79,14 +79,14 @@ class JobError(PlaceitError):
 
 def read_outcome(job: Job, setup: Setup[Any]) -> Outcome:
     """Return the outcome of a job that was done, such as one that another job needs."""
-    with np.load(_file(job, setup)) as file:
-        return {name: file[name] for name in file if name != _COMMIT}
+    return _read(job, setup)[0]
 
 
-def _commit_of(job: Job, setup: Setup[Any]) -> str:
-    """Return the commit that did a job."""
+def _read(job: Job, setup: Setup[Any]) -> tuple[Outcome, str]:
+    """Return the outcome of a job that was done, and the commit that did it."""
     with np.load(_file(job, setup)) as file:
-        return str(file[_COMMIT]) if _COMMIT in file else "unknown"
+        outcome = dict(file)
+    return outcome, str(outcome.pop(_COMMIT, _UNKNOWN))
 
 
 @dataclass
@@ -96,14 +96,14 @@ class Lab:
     Attributes:
         setup: what jobs share.
         workers: processes; 0 to work in this one.
-        commit: that does what is not done yet.
+        commit: that does what is not done yet; None if it is not known.
         outcomes: of the jobs that were done.
         commits: that have done them; a folder may have outcomes of earlier ones.
     """
 
     setup: Setup[Any]
     workers: int
-    commit: str = "unknown"
+    commit: str | None = None
     outcomes: dict[Job, Outcome] = field(default_factory=dict)
     commits: set[str] = field(default_factory=set)
 
@@ -131,8 +131,8 @@ class Lab:
             self._run([job for job in todo if job.alone], pool, 1)
 
     def _read(self, job: Job) -> None:
-        self.outcomes[job] = read_outcome(job, self.setup)
-        self.commits.add(_commit_of(job, self.setup))
+        self.outcomes[job], commit = _read(job, self.setup)
+        self.commits.add(commit)
 
     def _pool(self) -> Executor:
         if not self.workers:
@@ -150,7 +150,7 @@ class Lab:
                     continue
                 todo.remove(job)
                 if all(need in self.outcomes for need in job.needs):
-                    running[pool.submit(_do, job, self.setup, self.commit)] = job
+                    running[pool.submit(_do, job, self.setup, self.commit or _UNKNOWN)] = job
                 else:
                     self._report(job, "left out: what it needs failed")
             for future in wait(running, return_when=FIRST_COMPLETED).done:

@@ -355,11 +355,11 @@ class MeasuredCost:
         sound = [one for one in able if one.name in self._sound]
         return min(sound or able, key=lambda one: one.cost or 0.0, default=None)
 
-    def _anchor(self) -> Candidate | None:
+    def _anchor(self, otherwise: Candidate) -> Candidate:
         """What races are measured by: the single device of least simulated time, in all of them.
 
         An incumbent was lucky in the race that made it one. By that, the next one would be valued too low, and so on.
-        Only where no single device runs it is the incumbent.
+        Only where no single device runs it is the incumbent, and where there is none, what is given.
         """
         groups = len(self._problem)
         names = [self._name_of(np.full(groups, d, np.int32)) for d in self._problem.single_devices]
@@ -368,13 +368,12 @@ class MeasuredCost:
         )
         valued = [one for one in singles if one.cost is not None]
         fresh = [one for one in singles if not self._is_known(one.name)]
-        return next((one for one in [*valued, self._best(), *fresh] if one is not None), None)
+        return next(one for one in [*valued, self._best(), *fresh, otherwise] if one is not None)
 
     def _measure(self, names: Sequence[str]) -> None:
         """Race candidates beside the anchor, and conclude what they came to."""
-        races, anchor = self._races, self._anchor()
-        anchor = races.known[names[0]] if anchor is None else anchor
-        fresh = [races.known[name] for name in names]
+        races, fresh = self._races, [self._races.known[name] for name in names]
+        anchor = self._anchor(fresh[0])
         self._race(fresh, anchor, self._rounds, f"measuring {len(names)} placement{'s' * (len(names) > 1)}", again=False)
         self._measured += len(names)
         first = anchor if races.known[anchor.name].cost is not None else self._best()
@@ -391,7 +390,7 @@ class MeasuredCost:
             rivals = rivals[: self._affordable([one.name for one in rivals])]
             if not rivals:
                 return
-            self._race([*rivals, best], self._anchor() or best, _MORE * self._rounds, "measuring what looks better once more")
+            self._race([*rivals, best], self._anchor(best), _MORE * self._rounds, "measuring what looks better once more")
             self._sound |= {one.name for one in rivals}
 
     def _race(
