@@ -62,7 +62,7 @@ class QueueFullError(ExecutionError):
 
 
 class DeadlineError(ExecutionError):
-    """A request had not begun when it had to."""
+    """A request had not begun, or an item of a pipeline not ended, when it had to."""
 
 
 class TrainingError(PlaceitError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import os
 import threading
 from collections import deque
@@ -15,11 +17,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from placeit.backends.base import Arrays
-from placeit.core.errors import ExecutionError, QueueFullError, UsageError
-from placeit.runtime.devices.worker import Gate, Worker
+from placeit.core.errors import DeadlineError, ExecutionError, QueueFullError, UsageError
+from placeit.runtime.devices.worker import Gate, Worker, apart
 from placeit.runtime.feed import Outcome
 from placeit.runtime.plan_executor import check_process
-from placeit.runtime.serving import Answer, Outputs, Server
+from placeit.runtime.serving import PATIENCE_S, Answer, Outputs, Server
 
 __all__ = ["Pipeline", "Stage"]
 
@@ -45,12 +47,22 @@ class Stage:
 
 @dataclass(eq=False)
 class _Tuple:
-    """An item on its way, and what it waits for."""
+    """An item on its way, the stage that it is at, and what it waits for there."""
 
     item: Any
+    stage: str
     future: Outcome[Any] = field(default_factory=Outcome)
-    answers: Sequence[Answer] = ()
+    answers: list[Answer] = field(default_factory=list)
     error: BaseException | None = None
+
+    def end(self) -> None:
+        """Tell the future, unless it was cancelled."""
+        if self.future.set_running_or_notify_cancel():
+            with suppress(InvalidStateError):
+                if self.error is None:
+                    self.future.set_result(self.item)
+                else:
+                    self.future.set_exception(self.error)
 
 
 class Pipeline:
@@ -61,7 +73,7 @@ class Pipeline:
     submits while a stage is slow.
 
     Each stage has a thread, on which ``split`` runs, and ``join`` of the stage before; the last ``join``, and callbacks of
-    futures, run on one more.
+    futures, run on one more. None of these may close the pipeline, or wait for room in it.
 
     Args:
         stages: at least one. Their servers are closed by those who made them.
@@ -70,7 +82,7 @@ class Pipeline:
     Attributes:
         entered: items that were submitted.
         left: items that have ended, well or not.
-        requests: of each stage, by name, that were submitted to its server.
+        requests: of each stage, by name, that its server has taken.
     """
 
     def __init__(self, stages: Sequence[Stage], *, window: int = 16) -> None:
@@ -85,16 +97,17 @@ class Pipeline:
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._blocked: list[Gate] = []
-        self._closed = self._dropping = False
+        self._under_way: deque[_Tuple] = deque()
+        self._closed = self._dropping = self._over = False
+        self._first = stages[0].name
         self._queues: list[SimpleQueue[_Tuple | None]] = [SimpleQueue() for _ in range(len(stages) + 1)]
         self._workers: list[Worker] = []
+        self._threads: set[int] = set()
         self._ended = Gate()
         for number, stage in enumerate(stages):
             before = stages[number - 1] if number else None
-            self._workers.append(Worker(f"placeit stage {stage.name}"))
-            self._workers[-1].submit(lambda number=number, stage=stage, before=before: self._work(number, stage, before))  # type: ignore[misc]
-        self._workers.append(Worker("placeit sink"))
-        self._workers[-1].submit(lambda: self._sink(stages[-1]))
+            self._start(f"placeit stage {stage.name}", functools.partial(self._work, number, stage, before))
+        self._start("placeit sink", functools.partial(self._sink, stages[-1]))
 
     def __enter__(self) -> Self:
         return self
@@ -110,26 +123,32 @@ class Pipeline:
             timeout: seconds to wait at most while ``window`` items are under way; None for as long as it takes.
 
         Raises:
-            QueueFullError: that many are, and stay so.
+            QueueFullError: that many are, and stay so, or this is a callback of one of the pipeline's futures, or a function of
+                a stage.
             ExecutionError: the pipeline is closed.
         """
         check_process(self._process)
-        until = None if timeout is None else perf_counter() + timeout
-        made = _Tuple(item)
+        until = math.inf if timeout is None else perf_counter() + timeout
+        made = _Tuple(item, self._first)
         while True:
             with self._lock:
                 if self._closed:
                     raise ExecutionError("This pipeline is closed: make a new one.")
-                if self.entered - self.left < self.window:
+                if len(self._under_way) < self.window:
                     self.entered += 1
+                    self._under_way.append(made)
                     self._queues[0].put(made)
                     return made.future
                 gate = Gate()
                 self._blocked.append(gate)
-            remaining = _LOOK_S if until is None else until - perf_counter()
-            if remaining <= 0:
-                raise QueueFullError(f"{self.window} items are under way, and none has left the pipeline for {timeout:g} s.")
-            gate.wait(min(remaining, _LOOK_S))
+            if threading.get_ident() in self._threads:
+                raise QueueFullError(
+                    f"{self._held_up()}, and none can leave while a callback or a function of a stage waits: submit elsewhere."
+                )
+            left = until - perf_counter()
+            if left <= 0:
+                raise QueueFullError(f"No item has left the pipeline for {timeout:g} s: {self._held_up()}.")
+            gate.wait(min(left, _LOOK_S))
 
     def map(self, items: Iterable[Any], *, timeout: float | None = None) -> Iterator[Any]:
         """Take items through, and give the results in their order; no more items are taken than ``window`` beyond the results.
@@ -140,69 +159,129 @@ class Pipeline:
 
         Raises:
             Whatever an item has failed with, when its turn has come.
-            TimeoutError: a result takes longer.
+            DeadlineError: a result takes longer.
         """
         under_way: deque[Future[Any]] = deque()
         for item in items:
             if len(under_way) == self.window:
-                yield under_way.popleft().result(timeout)
+                yield self._result(under_way.popleft(), timeout)
             under_way.append(self.submit(item, timeout=timeout))
         while under_way:
-            yield under_way.popleft().result(timeout)
+            yield self._result(under_way.popleft(), timeout)
 
-    def close(self, *, drain: bool = True) -> None:
-        """Finish every item, or, if it does not ``drain``, fail those that are between stages; a second call has no effect."""
+    def _result(self, future: Future[Any], timeout: float | None) -> Any:
+        try:
+            return future.result(timeout)
+        except TimeoutError:
+            if future.done():  # with an error of that kind, or just now
+                return future.result()
+            raise DeadlineError(f"No result for {timeout:g} s: {self._held_up()}.") from None
+
+    def _held_up(self) -> str:
+        """Say what everybody waits for."""
+        with self._lock:
+            count, stage = len(self._under_way), self._under_way[0].stage if self._under_way else None
+        return f"{count} items are under way" + (f", the first of them at the stage '{stage}'" if stage is not None else "")
+
+    def close(self, *, drain: bool = True, timeout: float | None = None) -> None:
+        """Finish every item, and stop. A second call has no effect.
+
+        A thread of its own does that. It goes on to the end if the one that waits here is interrupted.
+
+        Args:
+            drain: whether items go through the stages that are left; otherwise they fail when they come to the next one.
+            timeout: seconds to wait at most, after which every item that is left fails; None for no limit if it drains, and
+                ten seconds otherwise.
+
+        Raises:
+            ExecutionError: a callback of one of its futures, or a function of a stage, closes it.
+        """
         if os.getpid() != self._process:
             return
+        if threading.get_ident() in self._threads:
+            raise ExecutionError(
+                "Neither a callback nor a function of a stage can close a pipeline, which waits for them to end."
+            )
+        apart(functools.partial(self._close, drain, timeout))
+
+    def _close(self, drain: bool, timeout: float | None) -> None:
+        """Do it, on a thread where no signal handler raises; also while another thread does."""
         with self._lock:
             first, self._closed = not self._closed, True
             self._dropping |= not drain
             if first:
                 self._queues[0].put(None)
-        while not self._ended.wait(_LOOK_S):
-            for worker in self._workers:
-                worker.check()
+        until = perf_counter() + ((math.inf if drain else PATIENCE_S) if timeout is None else timeout)
+        while not self._over and not self._ended.wait(max(0.0, min(_LOOK_S, until - perf_counter()))):
+            if perf_counter() >= until or not all(worker.alive for worker in self._workers):
+                break
+        with self._lock:
+            left = [*self._under_way]
+            self._under_way.clear()
+            self.left += len(left)
+            self._over = self._dropping = True
+        for one in left:
+            one.error = ExecutionError(f"The pipeline was closed before this item had gone through the stage '{one.stage}'.")
+            one.end()
         for worker in self._workers:
-            worker.close()
+            if self._ended.is_open:
+                worker.close()
+            else:
+                with suppress(ExecutionError):  # it ends already
+                    worker.submit(worker.close)
+
+    def _start(self, name: str, job: Callable[[], None]) -> None:
+        """Have a thread do it, which must not wait for the pipeline meanwhile."""
+
+        def work() -> None:
+            self._threads.add(thread := threading.get_ident())
+            job()
+            self._threads.remove(thread)
+
+        self._workers.append(Worker(name))
+        self._workers[-1].submit(work)
 
     def _work(self, number: int, stage: Stage, before: Stage | None) -> None:
         inbox, outbox = self._queues[number], self._queues[number + 1]
         while (one := inbox.get()) is not None:
             self._join(one, before)
             if one.error is None:
+                one.stage = stage.name
                 try:
                     if self._dropping:
-                        raise ExecutionError("The pipeline was closed before this item had gone through.")
-                    requests = stage.split(one.item)
-                    one.answers = [stage.server.submit(inputs) for inputs in requests]
-                    self.requests[stage.name] += len(one.answers)
+                        raise ExecutionError(f"The pipeline was closed before this item had come to the stage '{stage.name}'.")
+                    for inputs in stage.split(one.item):
+                        one.answers.append(stage.server.submit(inputs))
+                        self.requests[stage.name] += 1
                 except BaseException as error:  # noqa: BLE001 (whatever it is, it is this item's)
                     one.error = error
             outbox.put(one)
         outbox.put(None)
 
     def _join(self, one: _Tuple, stage: Stage | None) -> None:
-        """Wait for what an item has asked for in a stage, and make of it the item for the next one."""
-        if one.error is not None or stage is None:
-            return
-        try:
-            one.item = stage.join(one.item, [answer.result() for answer in one.answers])
-        except BaseException as error:  # noqa: BLE001
-            one.error = error
-        one.answers = ()
+        """Wait for all that an item has asked for in a stage, and make of it the item for the next one."""
+        answers, one.answers = one.answers, []
+        if one.error is None and stage is not None:
+            try:
+                one.item = stage.join(one.item, [answer.result() for answer in answers])
+            except BaseException as error:  # noqa: BLE001
+                one.error = error
+        if one.error is not None:
+            for answer in answers:
+                if not answer.cancel():
+                    answer.exception()  # which waits
 
     def _sink(self, last: Stage) -> None:
         while (one := self._queues[-1].get()) is not None:
             self._join(one, last)
             with self._lock:
-                self.left += 1
+                mine = not self._over
+                if mine:
+                    self._under_way.popleft()
+                    self.left += 1
                 for gate in self._blocked:
                     gate.open()
                 self._blocked.clear()
-            if one.future.set_running_or_notify_cancel():
-                with suppress(InvalidStateError):
-                    if one.error is None:
-                        one.future.set_result(one.item)
-                    else:
-                        one.future.set_exception(one.error)
+            if mine:
+                one.end()
         self._ended.open()

@@ -27,7 +27,7 @@ from placeit.runtime.replica import Replace, Replacement, Replica
 __all__ = ["QUEUE", "Answer", "Outputs", "Replace", "Replacement", "Server"]
 
 QUEUE = 64  # requests that may wait, unless said otherwise
-_PATIENCE_S = 10.0  # for what runs when a server is closed
+PATIENCE_S = 10.0  # for what runs when a server is closed and does not drain
 _LOOK_S = 0.5
 
 
@@ -51,6 +51,8 @@ class Server:
         busy: seconds that segments ran, by device name.
         replacements: of executors that were lost, or left for better ones, in order.
         vacant: how many executors were lost, and nothing runs in their place.
+        repeated: how often a request ended that had ended before; a future keeps its first outcome. More than 0 is an error of
+            the server.
     """
 
     def __init__(self, executors: Sequence[PlanExecutor], *, queue: int = QUEUE, replace: Replace | None = None) -> None:
@@ -62,7 +64,7 @@ class Server:
         self.busy: dict[str, float] = {}
         self.replacements: list[Replacement] = []
         self._replace, self._replacing = replace, 0
-        self.vacant = 0
+        self.vacant = self.repeated = 0
         self._inputs = executors[0].inputs
         self._process = os.getpid()
         self._lock = threading.Lock()
@@ -194,7 +196,7 @@ class Server:
         fail(dropped, self._why())
         for replica in self._replicas:
             replica.bell.ring()
-        limit = (math.inf if drain else _PATIENCE_S) if timeout is None else timeout
+        limit = (math.inf if drain else PATIENCE_S) if timeout is None else timeout
         until = perf_counter() + limit
         for thinking in (self._refiner, self._adapter):
             if thinking is not None:
@@ -293,6 +295,8 @@ class Server:
     def release(self, replica: Replica, request: Pending, ran: Sequence[Ran] = ()) -> None:
         """A request of a replica is not in flight any more; its segments have run if it has ended well."""
         with self._lock:
+            self.repeated += request.over
+            request.over = True
             replica.flying.remove(request)
             request.alone &= self._begun == request.number
             for s, start, finish in ran:

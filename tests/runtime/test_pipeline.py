@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import re
 import threading
+import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from typing import Any
 
 import pytest
 from test_faults import Bench, bench, expected, inputs_of, models, workers  # noqa: F401 (fixtures)
 
-from placeit.core.errors import ExecutionError, QueueFullError, UsageError
+from placeit.core.errors import DeadlineError, ExecutionError, QueueFullError, UsageError
 from placeit.runtime.pipeline import Pipeline, Stage
-from placeit.runtime.serving import Server
+from placeit.runtime.serving import Answer, Server
 
 pytestmark = pytest.mark.timeout(120, method="thread")
 
@@ -29,6 +32,35 @@ def made(bench: Callable[..., Bench]) -> Bench:  # noqa: F811
 def server(made: Bench) -> Iterator[Server]:
     with Server([made.executor(requests=3), made.executor(requests=2)], queue=3) as served:
         yield served
+
+
+class Held:
+    """A server that answers when a test says so, and takes no request that is negative."""
+
+    def __init__(self) -> None:
+        self.answers: list[Answer] = []
+        self._held = True
+
+    def submit(self, inputs: Any) -> Answer:
+        if inputs < 0:
+            raise UsageError("a negative request")
+        answer = Answer()
+        answer.set_running_or_notify_cancel()
+        self.answers.append(answer)
+        if not self._held:
+            self.let_go()
+        return answer
+
+    def let_go(self) -> None:
+        """Answer all from now on."""
+        self._held = False
+        for answer in self.answers:
+            with contextlib.suppress(InvalidStateError):
+                answer.set_result({})
+
+    def stage(self, name: str) -> Stage:
+        """Which asks for a request for each number of an item."""
+        return Stage(name, self, lambda item: item, lambda item, _: item)  # type: ignore[arg-type]
 
 
 def stages(made: Bench, server: Server, count: int = 2) -> list[Stage]:
@@ -117,6 +149,74 @@ def test_items_fail_with_the_reason_when_a_server_is_closed(made: Bench) -> None
         server.close()
         with pytest.raises(ExecutionError, match="server is closed"):
             pipeline.submit(([1], [])).result(60)
+
+
+def test_an_item_ends_when_all_that_it_has_asked_for_has_ended_and_every_request_counts() -> None:
+    held = Held()
+    with Pipeline([held.stage("only")]) as pipeline:
+        for item, accepted in (([1, 2, -1], 2), ([1, 2], 2)):  # one is refused; and the first one fails
+            future = pipeline.submit(item)
+            while len(held.answers) < accepted:
+                time.sleep(0.001)
+            first, second = held.answers
+            first.set_exception(ExecutionError("it failed"))
+            with pytest.raises(TimeoutError):
+                future.exception(0.1)
+            second.set_result({})
+            assert re.search("a negative request|it failed", str(future.exception(60)))
+            held.answers.clear()
+    assert pipeline.requests == {"only": 4}
+
+
+def test_a_callback_may_submit_but_neither_wait_nor_close(made: Bench, server: Server) -> None:
+    follow, errors, called = list[Future[Any]](), list[Exception](), threading.Event()
+
+    def go_on(_: object) -> None:
+        follow.append(pipeline.submit(([2], [])))
+        for ask in (lambda: pipeline.submit(([2], [])), lambda: pipeline.submit(([2], []), timeout=60), pipeline.close):
+            try:
+                ask()
+            except ExecutionError as error:
+                errors.append(error)
+        called.set()
+
+    with Pipeline(stages(made, server), window=1) as pipeline:
+        pipeline.submit(([1], [])).add_done_callback(go_on)
+        assert called.wait(60)
+        assert follow[0].result(60)[1] == pytest.approx(result_of([2]), rel=1e-5)
+    assert [type(error) for error in errors] == [QueueFullError, QueueFullError, ExecutionError]
+
+
+def test_closing_with_a_time_out_fails_what_a_stage_holds_up() -> None:
+    held, before = Held(), workers()
+    pipeline = Pipeline([held.stage("first"), held.stage("hung")])
+    futures = [pipeline.submit([1]), pipeline.submit([2])]
+    while len(held.answers) < 2:
+        time.sleep(0.001)
+    held.answers[0].set_result({})
+    while pipeline.requests["hung"] < 1:
+        time.sleep(0.001)
+    pipeline.close(timeout=0.1)
+    for future, stage in zip(futures, ("hung", "first"), strict=True):
+        assert f"closed before this item had gone through the stage '{stage}'" in str(future.exception(0))
+    assert pipeline.entered == pipeline.left == 2
+    pipeline.close()  # which has nothing to wait for
+    held.let_go()
+    while workers() != before:
+        time.sleep(0.001)
+    assert pipeline.left == 2
+
+
+def test_a_result_that_is_late_says_which_stage_holds_it_up() -> None:
+    held = Held()
+    with Pipeline([held.stage("first"), held.stage("slow")], window=2) as pipeline:
+        results = pipeline.map([[], [1], [2]], timeout=0.1)
+        assert next(results) == []
+        with pytest.raises(DeadlineError, match=r"No result for 0.1 s: 2 items are under way, .* stage 'first'"):
+            next(results)
+        with pytest.raises(QueueFullError, match=r"has left the pipeline for 0.1 s: 2 items .* stage 'first'"):
+            pipeline.submit([3], timeout=0.1)
+        held.let_go()
 
 
 def test_pipelines_that_make_no_sense_are_refused(made: Bench, server: Server) -> None:
