@@ -32,6 +32,7 @@ class Ends:
         self.go, self.arrived, self.over = threading.Event(), threading.Event(), threading.Event()
         self.go.set()
         self.awaited = 1
+        self.trouble: Exception | None = None
 
     def place(self, frame: Frame) -> memoryview | None:
         assert self.go.wait(20)
@@ -39,6 +40,8 @@ class Ends:
 
     def took(self, frame: Frame, payload: memoryview | None, connection: Connection) -> None:
         self.frames.append(frame)
+        if self.trouble is not None:
+            raise self.trouble
         if frame.kind != Kind.DATA or self.inbox.took(frame):
             self.whole.append(frame.target)
         if len(self.whole) == self.awaited:
@@ -134,6 +137,9 @@ def test_nobody_listens_on_all_interfaces(host: str) -> None:
         (Frame(Kind.DATA, target=1, size=1, offset=(1 << 64) - 1), "which has 100"),
         (Frame(Kind.DATA, target=2, size=1), "not expected"),
         (Frame(Kind.DATA, coding=9, target=1, size=1), "not expected"),
+        (Frame(Kind.DATA, coding=1, target=1, size=1), "not expected"),
+        (Frame(Kind.DATA, target=2), "not expected"),
+        (Frame(Kind.DATA, coding=9, target=1), "not expected"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_allocated(port: Any, frame: Frame, why: str) -> None:
@@ -182,6 +188,17 @@ def test_an_end_that_goes_away_is_noticed(port: Any) -> None:
     wire.connect(listener.address, SECRET, "a").close()
     assert ends.over.wait(20)
     assert ends.why
+
+
+@pytest.mark.parametrize("trouble", [KeyError(7), MemoryError(), UnicodeError("no text")])
+def test_whatever_goes_wrong_with_a_frame_ends_the_connection_with_the_reason(port: Any, trouble: Exception) -> None:
+    _, ends, _, _ = port
+    ends.trouble, there = trouble, Ends()
+    meet(port, there).send(Frame(Kind.PING))
+    assert ends.over.wait(20)
+    assert there.over.wait(20)
+    assert ends.why == [f"{type(trouble).__name__}: {trouble}".removesuffix(": ")]
+    assert len(ends.frames) == 1
 
 
 def test_parts_of_an_earlier_run_do_not_count_for_a_later_one() -> None:

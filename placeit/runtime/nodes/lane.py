@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from placeit.core.errors import DeviceError
 from placeit.runtime.devices.base import Buffer, BufferSpec, Instance, RuntimeDevice
-from placeit.runtime.nodes.coding import coded, coded_type, decode
+from placeit.runtime.nodes.coding import Coding, coded, coded_type, decode
 from placeit.runtime.nodes.wire import CHUNK, Connection, Frame, Kind, ProtocolError
 
 __all__ = ["DRIVER", "Inbox", "Job", "Lane", "Wiring", "bytes_of", "memory_of", "rank"]
@@ -104,16 +104,18 @@ class Inbox:
 
     def place(self, frame: Frame) -> memoryview:
         """Where a part of a tensor belongs. Raises ProtocolError if it is none of what is expected."""
-        memory = self._into.get(frame.target)
-        if memory is None or frame.coding not in (0, 1, 2):
-            raise ProtocolError(f"a tensor for the buffer {frame.target}, which is not expected")
-        if frame.coding:
-            memory = self._coded_memory(frame, memory)
+        memory = self._source(frame)
         if frame.offset + frame.size > memory.nbytes:
             raise ProtocolError(f"{frame.offset + frame.size} bytes for the buffer {frame.target}, which has {memory.nbytes}")
         return bytes_of(memory)[frame.offset : frame.offset + frame.size]
 
-    def _coded_memory(self, frame: Frame, memory: NDArray[np.generic]) -> NDArray[np.generic]:
+    def _source(self, frame: Frame) -> NDArray[np.generic]:
+        """The memory that a frame is about: the buffer itself, or what it is decoded from. Raises ProtocolError."""
+        memory = self._into.get(frame.target)
+        if memory is None or frame.coding not in tuple(Coding) or (frame.coding and memory.dtype != np.float32):
+            raise ProtocolError(f"a tensor for the buffer {frame.target}, which is not expected")
+        if not frame.coding:
+            return memory
         wanted = coded_type(frame.coding, memory.dtype)
         held = self._coded.get(frame.target)
         if held is None or held.dtype != wanted:
@@ -121,17 +123,16 @@ class Inbox:
         return held
 
     def took(self, frame: Frame) -> bool:
-        """Take note that a part is in place; return whether it was the last one."""
-        memory = self._into[frame.target]
-        source = self._coded_memory(frame, memory) if frame.coding else memory
+        """Take note that a part is in place; return whether it was the last one. Raises ProtocolError as above."""
+        source = self._source(frame)
         epoch, missing = self._missing.get(frame.target, (frame.epoch, source.nbytes))
         missing = (source.nbytes if epoch != frame.epoch else missing) - frame.size
         self._missing[frame.target] = frame.epoch, missing
         if missing > 0:
             return False
         del self._missing[frame.target]
-        if source is not memory:
-            decode(frame.coding, source, frame.finish, memory)
+        if frame.coding:
+            decode(frame.coding, source, frame.finish, self._into[frame.target])
         return True
 
 

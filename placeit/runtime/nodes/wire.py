@@ -183,7 +183,7 @@ class Connection:
                 if self._send_part(message):
                     with self._more:
                         heapq.heappush(self._queue, (urgency, count, message))
-        except OSError as error:
+        except BaseException as error:  # noqa: BLE001 (likewise)
             self._end(error)
 
     def _send_part(self, message: _Message) -> bool:
@@ -220,15 +220,15 @@ class Connection:
                     _fill(self._sock, waste[: frame.size] if into is None else into)
                 if into is not None or not frame.size:
                     self._receiver.took(frame, into, self)
-        except (OSError, EOFError, ProtocolError) as error:
+        except BaseException as error:  # noqa: BLE001 (whatever it is, nobody must take the connection for alive)
             self._end(error)
 
-    def _end(self, error: Exception) -> None:
+    def _end(self, error: BaseException) -> None:
         if self._told.acquire(blocking=False):
             closed = self._closed
             self.close()
             if not closed:
-                self._receiver.lost(self, str(error) or "the connection was closed by the other end")
+                self._receiver.lost(self, _why(error))
 
     def close(self) -> None:
         """End the connection; nothing is reported as lost. Both threads end."""
@@ -239,6 +239,13 @@ class Connection:
         if self._more.acquire(timeout=1.0):  # reentrant: whoever sends may find out that it is over
             self._more.notify_all()
             self._more.release()
+
+
+def _why(error: BaseException) -> str:
+    text = str(error)
+    if isinstance(error, OSError | EOFError | ProtocolError):
+        return text or "the connection was closed by the other end"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 class Listener:
