@@ -47,6 +47,7 @@ class Pending:
     alone: bool = False  # when it began
     number: int = 0  # of those that began
     explored: bool = False  # whether a candidate has it
+    over: bool = False  # whether it has ended, well or not
 
     def begin(self) -> bool:
         """Have it not be cancelled any more; False if it has been."""

@@ -148,13 +148,15 @@ class Replica:
 
     def ended(self, item: Pending, outputs: Mapping[str, NDArray[np.generic]], ran: Sequence[Ran]) -> None:
         """See there."""
-        item.future.ended = perf_counter()
+        ended = perf_counter()
+        if not self._server.release(self, item, ran):
+            return
+        item.future.ended = ended
         if self._replacement is not None:
-            self._replacement.answered_s = item.future.ended - self._ready
+            self._replacement.answered_s = ended - self._ready
             self._server.replacements.append(self._replacement)
             _LOG.warning("%s", self._replacement)
             self._replacement = None
-        self._server.release(self, item, ran)
         self._server.tell(item, ran, self)
         settle(item, lambda future: future.set_result(dict(outputs)))
 
@@ -163,8 +165,8 @@ class Replica:
         if item.explored and self._server.without(self):  # others shall say whether it is the fault of the request
             self._server.again(self, [item])
             return
-        self._server.release(self, item)
-        fail([item], error)
+        if self._server.release(self, item):
+            fail([item], error)
 
     def again(self, items: Sequence[Pending]) -> None:
         """See there."""

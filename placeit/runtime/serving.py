@@ -292,10 +292,16 @@ class Server:
         self._soonest = min((request.deadline for request in self._waiting), default=math.inf)
         return expired
 
-    def release(self, replica: Replica, request: Pending, ran: Sequence[Ran] = ()) -> None:
-        """A request of a replica is not in flight any more; its segments have run if it has ended well."""
+    def release(self, replica: Replica, request: Pending, ran: Sequence[Ran] = ()) -> bool:
+        """A request of a replica is not in flight any more; its segments have run if it has ended well.
+
+        Returns:
+            False if it had ended before.
+        """
         with self._lock:
-            self.repeated += request.over
+            if request.over:
+                self.repeated += 1
+                return False
             request.over = True
             replica.flying.remove(request)
             request.alone &= self._begun == request.number
@@ -305,6 +311,7 @@ class Server:
             if self._closed and not self._waiting:
                 for other in self._replicas:
                     other.bell.ring()
+        return True
 
     def without(self, replica: Replica) -> bool:
         """Give no more requests to a replica, if there are others; return whether."""

@@ -12,6 +12,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from beside import beside
 from test_faults import LANES, Bench, Strikes, bench, expected, inputs_of, models, strikes, workers  # noqa: F401 (fixtures)
 
 from placeit.core.errors import DeadlineError, ExecutionError, PlaceitError, QueueFullError, UsageError
+from placeit.runtime.feed import Feed
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.serving import Answer, Replacement, Server
 
@@ -60,6 +62,20 @@ def in_flight(server: Server, made: Bench) -> Answer:
     return answer
 
 
+class Twice:
+    """A feed that is told twice of each request that has ended."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed, self.bell = feed, feed.bell
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._feed, name)
+
+    def ended(self, *told: Any) -> None:
+        self._feed.ended(*told)
+        self._feed.ended(*told)
+
+
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("lanes", LANES)
 def test_every_request_gets_its_own_outputs_or_its_own_error(
@@ -81,6 +97,20 @@ def test_every_request_gets_its_own_outputs_or_its_own_error(
             else:
                 check(answer, index)
         assert set(server.busy) == set(made.runtime.cluster.names)
+        assert server.repeated == 0
+
+
+def test_a_second_answer_to_a_request_is_counted_and_changes_nothing_of_the_first(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    made = bench("native")
+    executor = made.executor()
+    monkeypatch.setattr(executor, "serve", lambda feed: PlanExecutor.serve(executor, cast("Feed", Twice(feed))))
+    with Server([executor]) as server:
+        answer = server.submit(inputs_of(made.model, 1))
+        check(answer, 1)
+    assert server.repeated == 1
+    check(answer, 1)
 
 
 @pytest.mark.parametrize("lanes", LANES)
