@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import threading
 from collections.abc import Collection, Mapping, Sequence
@@ -25,6 +26,8 @@ from placeit.simulator.simulate import SimulatedCost
 
 __all__ = ["Recovery"]
 
+_LOG = logging.getLogger("placeit")
+
 _DECIDES_S, _STEPS = 0.5, 600
 _POLICY_S = 0.3  # of which the policy may take so many
 _TRIES, _TRIES_S = 5, 60.0  # runs of what is to serve, before it does
@@ -36,7 +39,8 @@ class Recovery:
 
     The new placement is the best of HEFT's, the single devices', and that of the GiPH policy that ships with placeit, annealed
     by the simulated seconds of its plan. It uses devices that are left, and that no other executor of the server uses. Of two
-    that have lost their link, it uses one. A decision takes half a second.
+    that have lost their link, it uses one. A decision takes half a second; where a device then turns out not to be able to load
+    its part, it is left out of another one.
 
     Args:
         runtime: of the model.
@@ -66,17 +70,24 @@ class Recovery:
         pairs = zip(self._runtime.cluster.names, self._runtime.devices, strict=True)
         silent = max(getattr(device, "silent_s", 0.0) for name, device in pairs if name in _devices(lost.plan))
         taken = {name for other in others for name in _devices(other.plan)}
+        unable = dict[str, DeviceError]()
         while True:
             gone = self._runtime.lost()
             begin = perf_counter()
             try:
-                plan = self._plan(_without(taken, gone))
+                plan = self._plan(_without(taken | unable.keys(), gone))
                 decided = perf_counter()
                 executor = self._executor(plan)
             except PlaceitError as error:
-                if isinstance(error, DeviceError) and self._runtime.lost().keys() != gone.keys():
-                    continue  # one more meanwhile
-                raise failure_of(f"{why} The model cannot be placed on what is left", error) from why
+                if isinstance(error, DeviceError):
+                    if self._runtime.lost().keys() != gone.keys():
+                        continue  # one more meanwhile
+                    if error.device and error.device not in unable:
+                        _LOG.warning("%s is left out: %s", error.device, error)
+                        unable[error.device] = error
+                        continue
+                reasons = " ".join(map(str, (why, *unable.values())))
+                raise failure_of(f"{reasons} The model cannot be placed on what is left", error) from why
             return executor, Replacement(str(why), _devices(plan), silent, decided - begin, perf_counter() - decided)
 
     def _executor(self, plan: Plan) -> PlanExecutor:

@@ -26,7 +26,13 @@ class ModelError(PlaceitError):
 
 
 class DeviceError(PlaceitError):
-    """A device does not exist, or cannot do what was requested."""
+    """A device does not exist, or cannot do what was requested.
+
+    Attributes:
+        device: name in its cluster of the device that could not be made ready for a plan; empty if it is not about that.
+    """
+
+    device = ""
 
 
 class NoRoomError(DeviceError):

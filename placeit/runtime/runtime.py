@@ -8,7 +8,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
@@ -234,7 +234,17 @@ class Runtime:
         if given_up.is_open:
             raise ExecutionError("Nobody waits for this segment to be compiled any more.")
         compile_one = self.devices[segment.device].compile if self.streams is None else self.streams.compile
-        return compile_one(self.source(segment))
+        with self.on(segment.device):
+            return compile_one(self.source(segment))
+
+    @contextlib.contextmanager
+    def on(self, device: int) -> Iterator[None]:
+        """Make a device ready for a plan; a DeviceError says that it is this one which cannot be."""
+        try:
+            yield
+        except DeviceError as error:
+            error.device = self.cluster.names[device]
+            raise
 
     def source(self, segment: Segment) -> SegmentSource:
         """A segment in the form that devices compile."""

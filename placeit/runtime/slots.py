@@ -66,7 +66,8 @@ class Slot:
                 made = runtime.hand_through(segment, entering, self.inputs)
                 self.starts.append(None)
             else:
-                instance = runtime.devices[d].instance(program)
+                with runtime.on(d):
+                    instance = runtime.devices[d].instance(program)
                 for i, buffer in enumerate([*entering.values(), *(self.inputs[name] for name in runtime.inputs_of(segment))]):
                     instance.bind(i, buffer)
                 made = self.writes[s,] = [instance.output(i) for i in range(len(program.outputs))]

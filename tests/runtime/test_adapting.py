@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -19,14 +20,14 @@ from placeit.backends import load
 from placeit.backends.base import Model
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
-from placeit.core.errors import DeviceError
+from placeit.core.errors import DeviceError, PlaceitError
 from placeit.placers.registry import get_placer
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.recovery import Recovery
 from placeit.runtime import adapting
 from placeit.runtime.adapting import Adapter, Pace
-from placeit.runtime.devices.base import RuntimeDevice, Transport
+from placeit.runtime.devices.base import Instance, Program, RuntimeDevice, SegmentSource, Transport
 from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.runtime import Runtime
 from placeit.runtime.serving import Replacement, Server
@@ -43,6 +44,18 @@ class Losable(Troubled):
         self.gone: DeviceError | None = None
         self.cut: dict[str, DeviceError] = {}
         self._device, self.there = device, True
+        self.program_key += device.name
+        self.full = self.full_for_instances = ""
+
+    def compile(self, segment: SegmentSource) -> Program:
+        if self.full:
+            raise DeviceError(self.full)
+        return super().compile(segment)
+
+    def instance(self, program: Program) -> Instance:
+        if self.full_for_instances:
+            raise DeviceError(self.full_for_instances)
+        return super().instance(program)
 
     def lose(self) -> None:
         self.there, self.gone = False, DeviceError(f"{self._device.name} is lost: it was told to be.")
@@ -67,17 +80,16 @@ class Losable(Troubled):
 
 
 class Bench:
-    """A model on two devices, of which the second takes three times as long as the first by the costs."""
+    """A model on devices, of which the second takes three times as long as the first by the costs, and a third one more."""
 
-    def __init__(self, model: Model) -> None:
-        devices = [
-            Device(name, address=Address("CPU", (core,))) for name, core in zip("ab", (CORES[0], CORES[-1]), strict=True)
-        ]
+    def __init__(self, model: Model, count: int = 2) -> None:
+        cores = CORES[0], CORES[-1], CORES[0]
+        devices = [Device(name, address=Address("CPU", (core,))) for name, core in zip("abc"[:count], cores, strict=False)]
         self.model, grouping = model, Grouping.singletons(model.graph)
         groups, cluster = len(grouping.groups), Cluster(tuple(devices))
         self.runtime = Runtime(model, grouping, cluster, devices=[Losable(device) for device in devices])
-        apart = Cluster(cluster.devices, {("a", "b"): Link(1e9, 1.0), ("b", "a"): Link(1e9, 1.0)})  # no plan uses both
-        self.costs = replace(Costs.zero(groups, apart), core=np.outer(np.ones(groups), [2e-4, 6e-4]))
+        apart = Cluster(cluster.devices, dict.fromkeys(permutations(cluster.names, 2), Link(1e9, 1.0)))  # no plan uses two
+        self.costs = replace(Costs.zero(groups, apart), core=np.outer(np.ones(groups), [2e-4, 6e-4, 9e-4][:count]))
         self.segmenter = Segmenter(grouping, self.costs)
 
     def plan(self, device: int) -> Plan:
@@ -148,6 +160,34 @@ def test_a_device_that_is_lost_and_comes_back_is_used_again_without_a_request_lo
     assert bench.runtime.lost() == {}
     assert "a is lost" in str(executor.gone)  # as long as it lives
     executor.close()
+
+
+@pytest.mark.parametrize("what", ["full", "full_for_instances"])
+def test_a_device_that_cannot_load_the_model_is_passed_over_for_what_is_left(tmp_path: Path, what: str) -> None:
+    bench = Bench(load(save_mixing(tmp_path / "mixing.onnx")), 3)
+    with bench.runtime:
+        executor, recovery = bench.runtime.executor(bench.plan(0)), Recovery(bench.runtime, bench.costs, None)
+        setattr(bench.device(1), what, "b has run out of memory.")
+        with Server([executor], replace=recovery) as server:
+            answers = [server.submit(inputs_of(bench.model, 1)) for _ in range(20)]
+            bench.device(0).lose()
+            answers += [server.submit(inputs_of(bench.model, 1)) for _ in range(20)]
+            for answer in answers:
+                (output,) = answer.result(60).values()
+                np.testing.assert_allclose(output, expected(1), rtol=1e-5)
+        assert [one.devices for one in server.replacements] == [("c",)]
+
+
+def test_where_nothing_that_is_left_can_load_the_model_requests_fail_with_all_reasons(tmp_path: Path) -> None:
+    bench = Bench(load(save_mixing(tmp_path / "mixing.onnx")), 3)
+    with bench.runtime:
+        executor, recovery = bench.runtime.executor(bench.plan(0)), Recovery(bench.runtime, bench.costs, None)
+        for number, name in ((1, "b"), (2, "c")):
+            bench.device(number).full = f"{name} has run out of memory."
+        bench.device(0).lose()
+        why = r"a is lost.* b has run out of memory\. c has run out of memory\. The model cannot be placed on what is left"
+        with Server([executor], replace=recovery) as server, pytest.raises(PlaceitError, match=why):
+            server.submit(inputs_of(bench.model, 1)).result(60)
 
 
 def test_a_device_that_becomes_slow_is_left_and_used_again_when_it_is_not(

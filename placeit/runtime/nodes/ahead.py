@@ -123,8 +123,9 @@ def run_ahead(runtime: Runtime, plan: Plan, slot: Slot) -> Ahead | None:
                 ahead.senders[destination.number] = wirings[src].device
     for buffer in _delivered(slot):
         wirings[next(d for d in wirings if wirings[d].device is buffer.device)].deliver(buffer)
-    for wiring in wirings.values():
-        wiring.tell()
+    for d, wiring in wirings.items():
+        with runtime.on(d):
+            wiring.tell()
     weakref.finalize(ahead, _forget, ahead.number, [wiring.device for wiring in wirings.values()])
     return ahead
 
