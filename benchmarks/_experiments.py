@@ -16,7 +16,7 @@ from zlib import crc32
 from benchmarks._figures import Figures
 from benchmarks._harness import Report, output, parser, quiet_output, show
 from benchmarks._lab import Lab, Setup, tell
-from benchmarks._results import Origin, write_results
+from benchmarks._results import Origin, add_options, write_results
 
 __all__ = ["Experiments"]
 
@@ -118,15 +118,7 @@ class Experiments:
         options.add_argument(
             "--work", type=Path, metavar="DIR", help="keep trained policies and outcomes there, and go on from them"
         )
-        options.add_argument(
-            "--results",
-            type=Path,
-            metavar="DIR",
-            help="write report.md, report.json and any figures there; of parts that are not run, what is there stays",
-        )
-        options.add_argument(
-            "--note", default="", metavar="TEXT", help="say this beside the results, such as what else was running"
-        )
+        add_options(options)
         options.add_argument("--workers", type=int, default=WORKERS, help=f"processes; 0 for none (default {WORKERS})")
         return options
 

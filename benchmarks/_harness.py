@@ -19,16 +19,19 @@ import json
 import math
 import os
 import platform
+import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from benchmarks._results import Origin, add_options, write_results
 from placeit.core.errors import PlaceitError
 
 __all__ = ["Args", "Report", "main", "output", "parser", "quiet_output", "show"]
@@ -159,23 +162,45 @@ def main(
     if replay:
         known.add_argument("--replay", nargs="+", default=(), metavar="FILE", help="run cases that were kept, and no others")
         known.add_argument("--keep", default=f"{name}-failures", metavar="FOLDER", help="where to keep cases that went wrong")
+    add_options(known)
     options = known.parse_args(argv)
-    asked = Args(
-        **{name: tuple(value) if isinstance(value, list) else value for name, value in vars(options).items() if name != "json"}
-    )
+    given: dict[str, Any] = {what: tuple(value) if isinstance(value, list) else value for what, value in vars(options).items()}
+    asked = Args(**{what: value for what, value in given.items() if what not in ("json", "results", "note")})
     report = Report()
+    if options.results:
+        options.results.mkdir(parents=True, exist_ok=True)
     try:
         with quiet_output():
             run(asked, report)
     except PlaceitError as error:
         sys.exit(f"benchmarks.{name}: {error}")
     result = output(name, report)
+    if options.results:
+        _keep(result, sys.modules[run.__module__], _command(known, given), options)
     if options.json:
         print(json.dumps(result, allow_nan=False))
     else:
         show(result)
     if judge and any(claim["holds"] is False for claim in report.claims):
         sys.exit(1)
+
+
+def _keep(result: dict[str, Any], module: ModuleType, command: str, options: argparse.Namespace) -> None:
+    """Write a result as that of a benchmark in one part."""
+    name = result["benchmark"]
+    head = f"# {name}\n\nThe versions of all libraries are in [report.json](report.json)."
+    parts = {kind: [{"part": name, **entry} for entry in result[kind]] for kind in ("claims", "rows")}
+    write_results(options.results, head, {name: module}, result | parts, Origin(command, [options.seed], options.note))
+
+
+def _command(known: argparse.ArgumentParser, given: Mapping[str, Any]) -> str:
+    """Return what to type for the same figures."""
+    words = known.prog.split()
+    for what, value in given.items():
+        if what not in ("json", "note") and value != known.get_default(what):
+            values = value if isinstance(value, tuple) else () if value is True else (value,)
+            words += [f"--{what}", *map(str, values)]
+    return shlex.join(words)
 
 
 @contextmanager

@@ -1,7 +1,8 @@
-"""The results of a benchmark in parts as files that people read: tables, figures, and how to make them again."""
+"""The results of a benchmark as files that people read: tables, figures, and how to make them again."""
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import Any
 
 from placeit.core.files import write_text
 
-__all__ = ["Origin", "table", "write_results"]
+__all__ = ["Origin", "add_options", "table", "write_results"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,19 @@ class Origin:
     seeds: Sequence[int]
     note: str = ""
     figures: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+def add_options(options: argparse.ArgumentParser) -> None:
+    """Add the options of what keeps results."""
+    options.add_argument(
+        "--results",
+        type=Path,
+        metavar="DIR",
+        help="write report.md, report.json and any figures there; of parts that are not run, what is there stays",
+    )
+    options.add_argument(
+        "--note", default="", metavar="TEXT", help="say this beside the results, such as what else was running"
+    )
 
 
 def write_results(folder: Path, head: str, parts: Mapping[str, object], result: Mapping[str, Any], origin: Origin) -> None:

@@ -32,6 +32,7 @@ from typing import Any
 from benchmarks._anytime_journal import Journal, Unit
 from benchmarks._anytime_placers import contenders, name_of
 from benchmarks._harness import Report, output, parser, quiet_output, show
+from benchmarks._results import add_options
 from placeit.core.errors import PlaceitError
 from placeit.placers.registry import parse_placer
 
@@ -105,8 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     options.add_argument("--also", nargs="+", default=(), metavar="PLACER", help="ask these, too: doppler:weights=FILE")
     options.add_argument("--work", type=Path, metavar="DIR", help="keep answers there, and go on from them")
-    options.add_argument("--results", type=Path, metavar="DIR", help="write report.md and report.json there")
-    options.add_argument("--note", default="", metavar="TEXT", help="say this beside the results")
+    add_options(options)
     options.add_argument("--workers", type=int, default=2, help="processes that simulate; 0 for none (default 2)")
     chosen = options.parse_args(arguments)
     sizes = QUICK if chosen.quick else FULL

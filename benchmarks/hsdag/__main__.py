@@ -25,7 +25,7 @@ figures, on other devices. The versions of all libraries are in [report.json](re
 def main(arguments: list[str] | None = None) -> None:
     """Run the benchmark."""
     os.environ["OMP_NUM_THREADS"] = "1"  # before anything loads it
-    from benchmarks._results import Origin, write_results
+    from benchmarks._results import Origin, add_options, write_results
     from benchmarks.hsdag.bench import FULL, QUICK, Bench
     from benchmarks.hsdag.paper import MODELS
     from benchmarks.hsdag.parts import PARTS
@@ -38,8 +38,7 @@ def main(arguments: list[str] | None = None) -> None:
         "--slowdowns", nargs="+", type=float, metavar="TIMES", help="how much slower the second core is (default 2 and 3)"
     )
     options.add_argument("--work", type=Path, metavar="DIR", help="keep costs and trainings there, and go on from them")
-    options.add_argument("--results", type=Path, metavar="DIR", help="write report.md and report.json there")
-    options.add_argument("--note", default="", metavar="TEXT", help="say this beside the results")
+    add_options(options)
     chosen = options.parse_args(arguments)
     models = tuple(chosen.models or (MODELS[:1] if chosen.quick else MODELS))
     slowdowns = tuple(chosen.slowdowns or ((3.0,) if chosen.quick else (2.0, 3.0)))

@@ -4,6 +4,10 @@ import sys
 from pathlib import Path
 
 PROGRAM = """
+'''What a demonstration shows.
+
+Nothing.
+'''
 from benchmarks._harness import Args, Report, main
 
 def run(args: Args, report: Report) -> None:
@@ -52,3 +56,21 @@ def test_a_benchmark_prints_tables_for_people():
         ["slow", "2", "s", ">=", "1", "and", "<=", "1.5", "no"],
     ):
         assert words in [line.split() for line in lines]
+
+
+def test_results_are_kept_with_the_command_that_gives_them_the_commit_the_seed_and_the_machine(tmp_path):
+    folder = tmp_path / "results" / "demo"
+    done = run("--json", "--quick", "--seed", "7", "--note", "beside others", "--results", str(folder))
+    kept, told = json.loads((folder / "report.json").read_text()), json.loads(done.stdout)
+    assert kept["benchmark"] == "demo"
+    assert kept["rows"] == [{"part": "demo", **row} for row in told["rows"]]
+    assert kept["claims"] == [{"part": "demo", **claim} for claim in told["claims"]]
+    origin = kept["parts"]["demo"]
+    assert origin["command"] == f"python -m benchmarks.demo --quick --seed 7 --results {folder}"
+    assert origin["seeds"] == [7]
+    assert origin["note"] == "beside others"
+    assert {name: origin[name] for name in ("machine", "commit")} == {name: told[name] for name in ("machine", "commit")}
+    text = (folder / "report.md").read_text()
+    for line in ("# demo", "## What a demonstration shows", "Nothing.", "| x | 1.5 | 2 | - |"):
+        assert line in text.splitlines()
+    assert origin["command"] in text
