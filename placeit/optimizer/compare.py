@@ -17,7 +17,7 @@ from placeit.optimizer.races import Races
 from placeit.optimizer.replicas import replicated
 from placeit.planning.segments import Plan, Segmenter
 from placeit.profiler.costs import Progress
-from placeit.runtime.measure import WARMUP, Ratio, check_length, faster
+from placeit.runtime.measure import WARMUP, Ratio, check_length, faster_in_any_opening
 from placeit.session import Session
 from placeit.simulator.objectives import Latency, Objective, Throughput, check_objective, get_objective
 
@@ -56,7 +56,10 @@ class Comparison:
     def speedups(self, candidate: Candidate) -> dict[str, Ratio | None]:
         """Time of each single device over that of a candidate, by name; None where one of the two was not measured."""
         mine, single = candidate.measured, {one.name: one.measured for one in self.candidates}
-        return {name: None if mine is None or (other := single[name]) is None else faster(other, mine) for name in self.singles}
+        return {
+            name: None if mine is None or (other := single[name]) is None else faster_in_any_opening(other, mine)
+            for name in self.singles
+        }
 
 
 def compare(

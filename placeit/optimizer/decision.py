@@ -11,8 +11,8 @@ from placeit.runtime.measure import Ratio
 
 __all__ = ["DECISION_ROUNDS", "Decision", "decision_rounds"]
 
-DECISION_ROUNDS, _MOST_DECISION_ROUNDS = 25, 75  # of the race that decides, where runs vary little, and at most
-_STEADY = 0.1  # how much a ratio of two runs may vary, as a share of it, for so few rounds to be enough
+DECISION_ROUNDS, _MOST_DECISION_ROUNDS = 26, 75  # of the race that decides, where runs vary little, and at most
+_STEADY = 0.12  # how much a ratio of two runs may vary, as a share of it, for so few rounds to be enough
 
 
 @dataclass(frozen=True, eq=False)

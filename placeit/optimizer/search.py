@@ -33,7 +33,7 @@ from placeit.placers.registry import parse_placer
 from placeit.planning.segments import Plan
 from placeit.profiler.costs import Progress
 from placeit.runtime.budget import CHECKS, TRIFLE_S, hopeless, needed
-from placeit.runtime.measure import FAILURES, FEWEST, WARMUP, faster, summed_up
+from placeit.runtime.measure import FAILURES, FEWEST, WARMUP, faster_in_any_opening, summed_up
 from placeit.session import Session
 from placeit.simulator.objectives import Objective
 from placeit.simulator.simulate import SimulatedCost
@@ -44,7 +44,7 @@ _LOG = logging.getLogger(__name__)
 
 _FINALISTS = 5  # most new placements that are measured in one turn
 _TURNS = 3  # most turns of measuring and searching again
-_ROUNDS, _SELECTION_ROUNDS = 6, 9  # of a race in a turn, and of the one that selects who is decided about
+_ROUNDS, _SELECTION_ROUNDS = 6, 8  # of a race in a turn, and of the one that selects who is decided about
 _FINAL_SINGLES, _FINAL_SPLITS = 2, 3  # single devices, and placements over several, that take part in the selection
 WORTH_MEASURING, _FAR_BEHIND = 0.99, 1.05  # of the best measured, and of the best single device
 _TURN_SHARE, _SELECTION_SHARE = 0.35, 0.5  # of what is left of the budget
@@ -375,10 +375,14 @@ class Search(Races):
             what = f"measuring {len(promising)} placement{'s' if len(promising) > 1 else ''}"
             each = sum(map(self.run_s, self.with_others(promising)))
             rounds = int(np.clip(max(self.left(), TRIFLE_S) / each - WARMUP - CHECKS, 1, _ROUNDS)) if each > 0 else _ROUNDS
-            best = next((one for one in self.ranked if one in promising and one.cost is not None), promising[0])
-            self.race(promising, what, rounds=rounds, share=_TURN_SHARE, min_rounds=rounds, anchor=best)
+            self.race(promising, what, rounds=rounds, share=_TURN_SHARE, min_rounds=rounds, anchor=self.anchor_of(promising))
             if self.ranked:
                 return
+
+    def anchor_of(self, promising: Sequence[Candidate]) -> Candidate:
+        """The one that times of races are compared by: a single device, if there is one, as no luck has selected it."""
+        known = [one for one in self.ranked if one in promising and one.cost is not None]
+        return min(known, key=lambda one: one.placer != "single", default=promising[0])
 
     def learn(self) -> None:
         """Correct the costs by what segments really took beside each other."""
@@ -425,7 +429,7 @@ class Search(Races):
         if len(found) < 2 or min(len(value.samples) for value in found.values()) < FEWEST:
             return Decision(single, single, hurried=True)
         single, split = (self.learn_of(one.name, final=True) for one in pair)
-        ratio = faster(found[split.name], found[single.name])
+        ratio = faster_in_any_opening(found[split.name], found[single.name])
         return Decision(split if ratio.faster else single, single, ratio)
 
     def affordable(self, rounds: int, candidates: Sequence[Candidate], share: float) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from benchmarks import _models, executor, fidelity, heterogeneous, measured_cost, optimize, runtimes, shared_cores
+from benchmarks import _models, executor, fidelity, heterogeneous, measured_cost, openings, optimize, runtimes, shared_cores
 from benchmarks._harness import Args, Report, main
 from benchmarks._models import model_file
 from placeit.core.errors import UsageError
@@ -33,6 +33,17 @@ def test_the_executor_is_raced_against_every_other_way_to_run_the_model():
     claims = {claim["name"]: claim["value"] for claim in report.claims}
     assert claims["inception_v3: placeit over one core"] == rows["placeit"]["ratio_to_one_core"]
     assert claims["inception_v3: dispatch per segment, median"] > 0
+
+
+@pytest.mark.slow
+def test_a_plan_is_raced_against_itself_in_openings_of_its_own():
+    report = report_of(openings.run)
+    [row] = report.rows
+    assert 0.2 < row["lowest_ratio"] <= row["highest_ratio"] < 5
+    assert row["lowest_ratio"] < row["highest_ratio"]
+    assert row["chance"] > 0
+    assert all(claim["value"] * row["races"] in range(row["races"] + 1) for claim in report.claims)
+    assert len(report.claims) == 2
 
 
 @pytest.mark.slow

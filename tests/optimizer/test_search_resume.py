@@ -118,6 +118,19 @@ def test_a_search_that_was_interrupted_goes_on_and_decides_afresh(
     assert len({c.name for c in second.candidates}) == len(second.candidates)
 
 
+def test_what_the_turns_of_a_search_measured_is_not_measured_again(
+    search: Callable[..., Optimized], races: list[tuple[str, list[bool]]]
+) -> None:
+    first = search(budget=30, progress=interrupt)
+    measured = {c.name for c in first.candidates if c.measured is not None}
+    races.clear()
+    known = {c.name for c in search(budget=30, progress=interrupt).candidates if c.earlier or c.name in measured}
+    assert measured <= known
+    assert races
+    assert sum(not before for _, candidates in races for before in candidates) < len(measured)
+    assert any(before for _, candidates in races for before in candidates)
+
+
 def test_a_search_goes_on_from_measured_costs_and_they_from_a_search(
     search: Callable[..., Optimized], cache: Cache, tmp_path: Path
 ) -> None:

@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 
 from placeit.core.errors import DeviceError, ExecutionError, UsageError
 from placeit.runtime import measure
-from placeit.runtime.measure import FEWEST, Measurement, Race, Ratio, faster, median_interval, race, timed
+from placeit.runtime.measure import (
+    FEWEST,
+    Measurement,
+    Race,
+    Ratio,
+    faster,
+    faster_in_any_opening,
+    median_interval,
+    race,
+    timed,
+)
 
 
 class Machine:
@@ -356,3 +366,21 @@ def test_any_callable_can_be_timed(monkeypatch: pytest.MonkeyPatch) -> None:
         clock[0] += 0.25
 
     assert timed(work)() == 0.25
+
+
+def test_an_interval_for_any_opening_is_wider_by_what_openings_change_and_nothing_differs_from_itself() -> None:
+    b = constant("b", list(np.linspace(1.0, 1.1, 30)))
+    a = constant("a", list(0.99 * b.samples))
+    assert faster(a, b).faster
+    ratio = faster_in_any_opening(a, b)
+    assert not ratio.faster  # 1 % is less than two openings may differ by
+    np.testing.assert_allclose(np.log([ratio.ci_low, ratio.ci_high]), np.log(0.99) + 1.96 * 0.007 * np.array([-1, 1]))
+    noisy = constant("noisy", list(b.samples * np.exp(np.random.default_rng(0).normal(0, 0.1, 30))))
+    inner, outer = faster(noisy, b), faster_in_any_opening(noisy, b)
+    assert outer.ratio == inner.ratio
+    assert outer.ci_low < inner.ci_low
+    assert outer.ci_high > inner.ci_high
+    same = faster_in_any_opening(b, b)
+    assert (same.ratio, same.ci_low, same.ci_high) == (1, 1, 1)
+    few = constant("few", list(b.samples[:3]))
+    assert faster_in_any_opening(few, b).ci_high == np.inf
