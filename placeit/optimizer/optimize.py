@@ -40,7 +40,7 @@ from placeit.profiler.costs import Progress
 from placeit.profiler.statistics import mape, pearson, spearman
 from placeit.runtime.budget import TRIFLE_S, least
 from placeit.runtime.check import check_tolerance
-from placeit.runtime.measure import faster
+from placeit.runtime.measure import faster_in_any_opening
 from placeit.runtime.runtime import Runtime
 from placeit.session import Session
 from placeit.simulator.load import check_rate
@@ -318,7 +318,7 @@ def _optimized(
         and chosen.measured is not None
         and (chosen is single or chosen.final)
     ):
-        speedup = faster(single.measured, chosen.measured)
+        speedup = faster_in_any_opening(single.measured, chosen.measured)
     grouping, home, spent = session.grouping, search.home(chosen.name), spending(search, chosen)
     return Optimized(
         model=str(session.model.path),
@@ -363,4 +363,4 @@ def _single_seconds(search: Search) -> list[float]:
 
 def _other_precision(search: Search, other: Candidate, of: str) -> OtherPrecision:
     measured, beside = other.measured, search.known[of].measured
-    return OtherPrecision(other, of, None if measured is None or beside is None else faster(measured, beside))
+    return OtherPrecision(other, of, None if measured is None or beside is None else faster_in_any_opening(measured, beside))

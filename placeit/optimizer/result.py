@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from placeit.core.cluster import Cluster
 from placeit.core.placement import Placement
 from placeit.optimizer.candidates import Candidate, Raced
 from placeit.optimizer.service import Service
-from placeit.runtime.measure import Ratio, faster
+from placeit.runtime.measure import Ratio, faster_in_any_opening
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
 from placeit.simulator.objectives import Objective
@@ -84,7 +84,7 @@ class Spent:
 
 @dataclass(frozen=True, eq=False)
 class Optimized:
-    """The answer of :func:`optimize`.
+    """The answer of :func:`optimize`; a context manager that closes in the end what :meth:`run` has opened.
 
     Attributes:
         model: path of the model.
@@ -161,7 +161,7 @@ class Optimized:
         if candidate.race is None or candidate.measured is None:
             return None
         beside = self.races[candidate.race].measured.get(other.name)
-        return None if beside is None else faster(beside, candidate.measured)
+        return None if beside is None else faster_in_any_opening(beside, candidate.measured)
 
     def save(self, path: str | Path) -> None:
         """Write the chosen placement. Raises FileError."""
@@ -170,7 +170,7 @@ class Optimized:
     def run(self, inputs: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
         """Run the model once as it was placed, and return its outputs by name.
 
-        The first call compiles; what it opens stays open as long as this object is there.
+        The first call compiles; what it opens stays open until :meth:`close`, or as long as this object is there.
 
         Args:
             inputs: arrays by name.
@@ -180,10 +180,22 @@ class Optimized:
             DeviceError: a device exists in simulation only.
             ExecutionError: a device failed.
         """
-        return self._executor.run(inputs)
+        return self._opened[0].run(inputs)
 
     @functools.cached_property
-    def _executor(self) -> PlanExecutor:
+    def _opened(self) -> tuple[PlanExecutor, Callable[[], object]]:
         runtime = self._open()
-        weakref.finalize(self, runtime.close)
-        return runtime.executor(self.chosen.plan)
+        close = weakref.finalize(self, runtime.close)
+        return runtime.executor(self.chosen.plan), close
+
+    def close(self) -> None:
+        """Close what :meth:`run` has opened, which a later run opens again."""
+        if "_opened" in self.__dict__:
+            _, close = self.__dict__.pop("_opened")
+            close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

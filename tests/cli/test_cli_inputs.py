@@ -232,7 +232,7 @@ def test_a_tensor_program_takes_whole_inputs_by_name() -> None:
 
 def test_optimize_measures_and_checks_on_the_inputs_given(picky: Path, cores: Sequence[str]) -> None:
     inputs = {"x": np.arange(64.0), "a": np.int32(0), "b": np.int32(0)}
-    found = optimize(picky, ",".join(cores), placers="heft", budget=2, inputs=inputs, cache=None)
-    assert found.chosen.output_error is not None
-    assert found.chosen.output_error.max_abs == 0
-    np.testing.assert_array_equal(found.run(inputs)["y"], np.cumsum(np.arange(64.0)))
+    with optimize(picky, ",".join(cores), placers="heft", budget=2, inputs=inputs, cache=None) as found:
+        assert found.chosen.output_error is not None
+        assert found.chosen.output_error.max_abs == 0
+        np.testing.assert_array_equal(found.run(inputs)["y"], np.cumsum(np.arange(64.0)))

@@ -113,6 +113,22 @@ def test_the_answer_runs_on_inputs_of_the_users_own_and_stops_its_threads_in_the
     assert threading.active_count() == before
 
 
+def test_a_closed_answer_has_no_threads_and_runs_again(cache: Cache) -> None:
+    model = inception_like()
+    inputs = model.random_inputs(1)
+    before = threading.active_count()
+    with optimize(model, emulated(1.5, 1e9, 1e-5), placers="heft", budget=3, cache=cache) as found:
+        first = found.run(inputs)
+        assert threading.active_count() > before
+    assert threading.active_count() == before
+    again = found.run(inputs)
+    found.close()
+    found.close()
+    assert threading.active_count() == before
+    for name, value in first.items():
+        np.testing.assert_allclose(value, again[name], rtol=1e-5, atol=1e-6)
+
+
 def test_an_answer_for_described_devices_runs_nowhere(cache: Cache) -> None:
     found = optimize(inception_like(), described(2), placers=PLACERS, budget=3, cache=cache)
     with pytest.raises(DeviceError, match="simulation only"):
