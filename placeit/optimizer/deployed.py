@@ -149,7 +149,7 @@ class Deployed:
                 gate.wait(_HURRY_S)
             raise
         if failures:
-            raise failures[0]
+            raise failures.pop(0)
         return taken
 
 

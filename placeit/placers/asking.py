@@ -98,8 +98,8 @@ def ask(
         state = "It was ended" if failures else "It still runs, and slows down what is measured"
         raise PlacementError(f"It gave no answer by its deadline. {state}: give it fewer evaluations, or a larger budget.")
     if isinstance(failures[0], PlaceitError | KeyboardInterrupt):
-        raise failures[0]
-    raise PlacementError(f"It failed: {type(failures[0]).__name__}: {failures[0]}") from failures[0]
+        raise failures.pop()
+    raise PlacementError(f"It failed: {type(failures[0]).__name__}: {failures[0]}") from failures.pop()
 
 
 def _wait(over: Gate, until: float) -> bool:

@@ -48,8 +48,8 @@ class Job(Generic[T]):
 
     def result(self) -> T:
         """What was made, or whatever was raised, once it has ended."""
-        for failure in self._failures:
-            raise failure
+        if self._failures:
+            raise self._failures.pop()  # which keeps no frame that it passes through by being kept there
         return self._made[0]
 
 

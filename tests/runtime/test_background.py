@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
@@ -13,6 +15,7 @@ import pytest
 
 from placeit.core.errors import ExecutionError
 from placeit.runtime.background import Background, in_background
+from placeit.runtime.devices.worker import apart
 
 T = TypeVar("T")
 
@@ -52,6 +55,29 @@ def test_what_a_piece_of_work_raises_belongs_to_who_waits(background: Background
     with pytest.raises(ExecutionError, match="no"):
         done(background, refuse)
     assert done(background, lambda: 3) == 3
+
+
+@pytest.mark.parametrize("elsewhere", [apart, lambda job: done(Background(0.2), job)])
+def test_what_is_raised_elsewhere_keeps_no_frame_that_it_passed(
+    elsewhere: Callable[[Callable[[], None]], object],
+) -> None:
+    class Kept:
+        pass
+
+    def refuse() -> None:
+        raise ExecutionError("no")
+
+    def frame() -> weakref.ref[Kept]:
+        kept = Kept()
+        with pytest.raises(ExecutionError, match="no"):
+            elsewhere(refuse)
+        return weakref.ref(kept)
+
+    gc.disable()
+    try:
+        assert frame()() is None
+    finally:
+        gc.enable()
 
 
 def test_after_each_piece_it_rests_until_its_share_is_kept(background: Background) -> None:
