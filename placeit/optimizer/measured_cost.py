@@ -96,7 +96,7 @@ class MeasuredCost:
         objective: what is measured: ``latency``, ``total-cost`` or ``energy``.
         journal: a file with what has been measured, if it is there: it is taken over, and all that is measured is added before
             anything else is done, so that a process that is killed loses one batch at most. ``optimize`` can resume from it.
-        rounds: runs of each plan, after one for warming up.
+        rounds: runs of each plan, after the two by which its outputs are checked.
         hopeless: what the calibrated simulator expects to be more than so many times as bad as the incumbent is not run; its
             value is the expected one, and its ``source`` says so. None to run everything.
         deadline: from when on nothing is measured any more, by ``time.perf_counter()``. It is exceeded by one plan at most.
@@ -129,7 +129,7 @@ class MeasuredCost:
         self._races = Races(session, wanted, deadline, seed, progress)
         self._segmenter = self._races.segmenter_of(session.costs)
         self._problem = self._segmenter.problem()
-        self._races.warmup = 1
+        self._races.warmup = 0  # the runs that check outputs are enough
         self._rounds, self._hopeless = rounds, hopeless
         self._measured = 0  # plans, by this process
         runtime = session.runtime
@@ -198,7 +198,7 @@ class MeasuredCost:
 
     @property
     def samples(self) -> int:
-        """Timed runs of this process, those of incumbents included, in which they were what others were compared with."""
+        """Timed runs of this process, those of the anchor included."""
         return sum(len(measured.samples) for race in self._races.races for measured in race.measured.values())
 
     @property
@@ -342,7 +342,7 @@ class MeasuredCost:
         left, average = self._races.left(), (self.compile_s + self.run_s) / max(1, self._measured)
         if left <= average / 2:
             return 0
-        runs = CHECKS + self._races.warmup + self._rounds
+        runs = CHECKS // 2 + self._races.warmup + self._rounds  # a first race checks outputs before its runs only
         needed = np.cumsum([max(average, runs * self._races.simulated_run_s(self._races.known[name])) for name in names])
         return min(_AT_ONCE - 1, max(1, int(np.searchsorted(needed, left, side="right"))))
 
@@ -445,9 +445,9 @@ class MeasuredCost:
         elif one.cost is not None and one.steady:
             self._outcomes[name] = Outcome(one.groups, one.cost, "measured", None, one.measured)
         elif one.cost is None and one.value is not None:
-            why = "It finds no room beside the incumbent, so its value is that of its own runs."
+            why = "It finds no room beside the anchor, so its value is that of its own runs."
             self._outcomes[name] = Outcome(one.groups, one.value.median, "measured", why, one.measured)
         else:
             self._drop(
-                name, "Its time over that of the incumbent changed for good while it ran: a device became slower or faster."
+                name, "Its time over that of the anchor changed for good while it ran: a device became slower or faster."
             )
