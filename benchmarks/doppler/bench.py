@@ -9,6 +9,7 @@ from benchmarks.doppler.parts import (
     fidelity,
     fig3,
     main,
+    paper_settings,
     repeated,
     table2,
     table3,
@@ -40,6 +41,7 @@ EXPERIMENTS = Experiments(
     "doppler",
     {
         "main": main,
+        "paper": paper_settings,
         "table2": table2,
         "table3": table3,
         "table4": table4,

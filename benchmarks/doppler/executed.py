@@ -81,11 +81,13 @@ class _Run(Job):
         """Do it."""
         raise NotImplementedError
 
-    def measured(self, session: Session, setup: Setup, journal: str, hopeless: float | None = HOPELESS) -> MeasuredCost:
+    def measured(
+        self, session: Session, setup: Setup, journal: str, hopeless: float | None = HOPELESS, rounds: int = 6
+    ) -> MeasuredCost:
         """Return what runs placements; what is in the journal is not run again."""
         path = setup.folder / "runs" / f"{self.graph}-{self.slowdown:g}-{journal}.jsonl"
         path.parent.mkdir(exist_ok=True)
-        return MeasuredCost(session, journal=path, seed=setup.seed, hopeless=hopeless)
+        return MeasuredCost(session, journal=path, rounds=rounds, seed=setup.seed, hopeless=hopeless)
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,8 @@ class Fidelity(_Run):
     """Runs placements saved throughout a training in simulation that imitates nobody.
 
     The outcome: what they cost by the simulator as training sees it (``trained_on``) and as their plans are simulated
-    (``simulated``), and what they took (``measured``), seconds; NaN where they could not be run.
+    (``simulated``), and what they took in two measurements, compiled anew for the second (``first``, ``second``), seconds; NaN
+    where they could not be run.
     """
 
     def on(self, session: Session, setup: Setup) -> Outcome:
@@ -198,11 +201,12 @@ class Fidelity(_Run):
         visited = [row for one in learn(agent, plan, instance, seed=setup.seed) for row in one.first]
         at = np.linspace(0, len(visited) - 1, min(setup.sizes.saved, len(visited))).round().astype(int)
         rows = np.stack([visited[n] for n in at])
-        measured = self.measured(session, setup, "fidelity", None)
+        halves = max(1, setup.sizes.rounds // 2)
+        twice = {which: self.measured(session, setup, f"fidelity-{which}", None, halves) for which in ("first", "second")}
         return {
             "trained_on": instance.cost(rows),
             "simulated": np.array([session.segmenter.plan(row).schedule.makespan for row in rows]),
-            "measured": _settled(dropping(measured), rows),
+            **{which: _settled(dropping(measured), rows) for which, measured in twice.items()},
         }
 
 

@@ -12,7 +12,7 @@ from benchmarks import _lab
 from benchmarks._lab import Job, Outcome
 from benchmarks.doppler.graphs import Case
 from benchmarks.doppler.sizes import Sizes
-from benchmarks.doppler.training import distilling, learn, met, of_policy, stages
+from benchmarks.doppler.training import distilling, learn, met, of_policy, paper_stages, stages
 from placeit.core.errors import InfeasibleError
 from placeit.placers import parse_placer
 from placeit.placers.learned.agents.doppler.agent import DopplerAgent
@@ -41,6 +41,7 @@ class Training(Job):
         agent: with its options, as on the command line.
         imitation: whether it imitates a teacher first.
         begin: whose weights it begins with; None for fresh ones.
+        by_paper: whether it goes by the paper's settings, and does nothing else.
     """
 
     case: Case
@@ -49,11 +50,17 @@ class Training(Job):
     agent: str = "doppler"
     imitation: bool = True
     begin: Training | None = None
+    by_paper: bool = False
 
     @property
     def name(self) -> str:
         words = [self.case.name, self.agent.replace(":", "-").replace("=", "-").replace(",", "-")]
-        words += [f"{self.episodes}", f"seed{self.number}", *([] if self.imitation else ["rl"])]
+        words += [
+            f"{self.episodes}",
+            f"seed{self.number}",
+            *([] if self.imitation else ["rl"]),
+            *(["paper"] if self.by_paper else []),
+        ]
         return "-".join(words) + ("" if self.begin is None else f"-after-{self.begin.name}")
 
     @property
@@ -69,7 +76,8 @@ class Training(Job):
             agent = load_agent(setup.folder / f"{self.begin.name}.safetensors")
         watched = []
         if self.episodes:
-            plan = [*stages(agent, self.episodes, imitation=self.imitation), *distilling(agent)]
+            own = [*stages(agent, self.episodes, imitation=self.imitation), *distilling(agent)]
+            plan = paper_stages(self.episodes) if self.by_paper else own
             watched = learn(agent, plan, instance, seed=seed)
         spent = time.perf_counter() - began
         save_agent(agent, setup.folder / f"{self.name}.safetensors")

@@ -17,7 +17,7 @@ from placeit.placers.learned.training.loop import Stage, train
 from placeit.placers.learned.training.stages import MEASURED, default_stages
 from placeit.placers.learned.training.valuing import least
 
-__all__ = ["Watched", "by_cost", "distilling", "learn", "met", "of_policy", "stages"]
+__all__ = ["Watched", "by_cost", "distilling", "learn", "met", "of_policy", "paper_stages", "stages"]
 
 _EPISODES = 16  # of an update of Placeto
 _IMITATION, _WHOLE = 200, 2000  # least updates of imitation in trainings of so many episodes or more
@@ -103,6 +103,21 @@ def stages(agent: Agent, episodes: int, *, imitation: bool = True) -> list[Stage
         return max(1, least if stage.kind == "imitation" else 0, round(stage.updates * episodes / valued))
 
     return [replace(stage, updates=updates(stage)) for stage in (whole if imitation else by_cost(whole))]
+
+
+def paper_stages(episodes: int) -> list[Stage]:
+    """Plan a training of DOPPLER as the paper does, in which so many episodes are valued.
+
+    A learning rate from 1e-4 to 1e-7, exploration from 0.2 to 0, an entropy weight of 1e-2, gamma 1, an episode an update, the
+    mean of earlier episodes as baseline (section 6). The paper does not say how long it imitates: here, for a twentieth as many
+    updates.
+    """
+    rates = {"problems": 1, "learning_rate": 1e-4, "schedule": "linear", "final_learning_rate": 1e-7}
+    exploring = {"explore": 0.2, "final_explore": 0.0}
+    return [
+        Stage(_nothing, max(1, episodes // 20), "imitation", **rates),
+        Stage(_nothing, episodes, entropy=0.01, gamma=1.0, baseline="moving", **rates, **exploring),
+    ]
 
 
 def distilling(agent: Agent) -> list[Stage]:

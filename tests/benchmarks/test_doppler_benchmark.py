@@ -21,7 +21,7 @@ from benchmarks.doppler.graphs import GRAPHS, Case
 from benchmarks.doppler.jobs import Placed, Setup, Training
 from benchmarks.doppler.sizes import FULL, QUICK, Sizes
 from benchmarks.doppler.statistics import best_at, correlations, episodes_to, least_of, not_worse, ratio
-from benchmarks.doppler.training import Watched, learn, met, stages
+from benchmarks.doppler.training import Watched, learn, met, paper_stages, stages
 from placeit.devices.clusterfile import read_cluster
 from placeit.devices.host import allowed_cores
 from placeit.placers.learned.agent import ProblemInstance
@@ -33,7 +33,7 @@ from placeit.testing.problems import random_problem
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TINY = replace(QUICK.at(seeds=2, episodes=20), search_s=0.2, samples=4, rounds=6, saved=3, measured_s=20.0)
 
-SLOW = ("table3", "table7", "table8", "repeated")
+SLOW = ("paper", "table3", "table7", "table8", "repeated")
 
 
 class Told(dict[Any, Any]):
@@ -173,7 +173,8 @@ def test_what_was_learned_may_not_be_slower_than_a_rival_beyond_the_interval() -
 def test_simulator_and_reality_are_judged_where_placements_differ_enough_and_by_what_could_be_run() -> None:
     def outcome(job: Fidelity) -> dict[str, np.ndarray]:
         measured = np.array([1.0, 1.2, np.nan, 1.6 if job.slowdown == 3 else 1.4])
-        return {"trained_on": -measured, "simulated": np.where(np.isnan(measured), 99.0, 2 * measured), "measured": measured}
+        simulated, noise = np.where(np.isnan(measured), 99.0, 2 * measured), np.array([1.0, 2.0, 1.0, 0.5])
+        return {"trained_on": -measured, "simulated": simulated, "first": measured * noise, "second": measured / noise}
 
     found = claims("fidelity", TINY, outcome)
     assert set(found) == {f"chain-mm, one core slowed 3 times: {of}, simulated and measured" for of in ("Pearson", "Spearman")}
@@ -231,6 +232,14 @@ def test_placeto_learns_by_the_schedule_of_the_paper() -> None:
     assert (first.kind, first.updates, second.kind, second.updates * second.episodes) == ("imitation", 2, "reinforce", 160)
     assert (second.learning_rate_at(0.0), second.learning_rate_at(1.0)) == pytest.approx((1e-3, 1e-6))
     assert (second.explore_at(0.0), second.explore_at(1.0), second.entropy_at(0.5)) == (0.5, 0.0, 0.01)
+
+
+def test_doppler_can_learn_by_the_settings_of_the_paper() -> None:
+    first, second = paper_stages(4000)
+    assert (first.kind, second.kind, second.updates, second.problems * second.episodes) == ("imitation", "reinforce", 4000, 1)
+    assert (second.learning_rate_at(0.0), second.learning_rate_at(1.0)) == pytest.approx((1e-4, 1e-7))
+    assert (second.explore_at(0.0), second.explore_at(1.0), second.entropy_at(0.5)) == (0.2, 0.0, 0.01)
+    assert (second.baseline, second.gamma) == ("moving", 1.0)
 
 
 # --- graphs and devices
