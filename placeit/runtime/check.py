@@ -19,10 +19,11 @@ from placeit.backends.base import Arrays, Model
 from placeit.core.errors import PlaceitError, UsageError
 from placeit.runtime.plan_executor import PlanExecutor
 
-__all__ = ["OutputCheck", "OutputError", "check_tolerance", "other_inputs", "tolerance_of"]
+__all__ = ["RUNS", "OutputCheck", "OutputError", "check_tolerance", "other_inputs", "tolerance_of"]
 
 _TOLERANCES = {"f32": 1e-3, "f16": 2e-2, "float16": 2e-2, "fp16": 2e-2, "bf16": 1e-1, "bfloat16": 1e-1, "int8": 1e-1}
 """Of a precision, of a type, and of what tensors are sent as between nodes."""
+RUNS = 2  # of an executor, each on other inputs, that a check takes
 _DISTINCT = 0.01  # of an output's largest value: by more than errors of rounding, so that one is not taken for the other
 _PAUSE_S = (0.002, 0.1)  # how long is waited for late writes: as long as the run took, within these
 _FAILURES = (PlaceitError, RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, MemoryError)

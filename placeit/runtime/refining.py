@@ -5,6 +5,7 @@ Differs from :mod:`placeit.optimizer` in that nothing but requests that are made
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from placeit.core.errors import UsageError
 from placeit.planning.segments import Plan
 from placeit.runtime.background import Background
+from placeit.runtime.check import RUNS
 from placeit.runtime.devices.worker import Gate, Worker
 from placeit.runtime.feed import Ran
 from placeit.runtime.measure import FAILURES, WARMUP, Ratio, faster, summed_up
@@ -30,6 +32,7 @@ __all__ = ["Explored", "Limits", "Refinement", "Refiner", "Request", "Trial"]
 T = TypeVar("T")
 
 _WINDOW, _FEWEST = 200, 40  # requests that percentiles are taken of, and the fewest
+_FEWEST_MEANWHILE = 100  # of which those that wait for the check of a candidate may be 5 %
 _ROUNDS = 25  # pairs that decide, as many as a race that decides has rounds
 _TRIALS = 3  # of a candidate that was dropped for what others took, which may have been no fault of its own
 _AGAIN = 1000  # requests after which to search again if nothing was found
@@ -63,11 +66,13 @@ class Refinement:
     Attributes:
         requests: that have ended well since it began.
         explored: how many of them tried a candidate.
+        checks: runs besides, on the devices that serve, which check the outputs of candidates.
         tried: candidates that requests were given to, in all trials.
         switches: how often the server has changed to one.
         before: 95th and 99th percentile of the seconds of requests, from begin to end, before the last trial; None if there was
             none yet.
-        meanwhile: the same of those requests during it that did not try the candidate; None if they were too few.
+        meanwhile: the same of those requests during it, and during the check before it, that did not try the candidate; None if
+            they were too few.
         ratio: seconds of the last candidate over those of the plan it was to replace; None if they were not compared.
         seconds: of a core, for searching and compiling.
         doing: what it does.
@@ -76,6 +81,7 @@ class Refinement:
 
     requests: int = 0
     explored: int = 0
+    checks: int = 0
     tried: int = 0
     switches: int = 0
     before: tuple[float, float] | None = None
@@ -87,8 +93,9 @@ class Refinement:
 
     @property
     def share(self) -> float:
-        """Share of the requests that tried a candidate."""
-        return self.explored / self.requests if self.requests else 0.0
+        """Share of the requests, and of the runs besides, that a candidate had."""
+        runs = self.requests + self.checks
+        return (self.explored + self.checks) / runs if runs else 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +162,11 @@ class Proposing(Protocol):
         ...
 
     def open(self, plan: Plan) -> PlanExecutor:
-        """Compile a plan and check its outputs. Raises PlaceitError."""
+        """Compile a plan. Raises PlaceitError."""
+        ...
+
+    def check(self, executor: PlanExecutor) -> None:
+        """Check its outputs, by :data:`placeit.runtime.check.RUNS` runs. Raises PlaceitError if they are wrong."""
         ...
 
     def starts_threads(self, plan: Plan) -> bool:
@@ -189,7 +200,7 @@ class Trial:
     @property
     def meanwhile(self) -> tuple[float, float] | None:
         """The 95th and 99th percentile of the others' seconds; None if they are too few."""
-        return _tails(self._others) if len(self._others) >= _FEWEST else None
+        return _tails(self._others) if len(self._others) >= _FEWEST_MEANWHILE else None
 
     @property
     def over(self) -> bool:
@@ -335,21 +346,24 @@ class Refiner:
     def _try(self, plan: Plan) -> None:
         """Have requests try a candidate, and keep the better one."""
         self._say(doing="compiling a candidate")
-        try:
-            executor = self._idly(lambda: self._proposals.open(plan), starts_threads=self._proposals.starts_threads(plan))
-        except FAILURES as error:
-            self._tried.append(plan)
-            self._say(reason=f"a candidate was left out: {error}")
-            return
-        self._pump()
-        if self._closing.is_open:
-            executor.close()
-            raise _Closing
-        trial = Trial(self._others, tail=self._limits.tail)
-        self._known, self._trial = [self._known[0], _Known(plan)], trial
+        with contextlib.ExitStack() as stack:
+            try:
+                executor = self._idly(lambda: self._proposals.open(plan), starts_threads=self._proposals.starts_threads(plan))
+                stack.callback(executor.close)
+                trial = self._begin(plan)
+                self._idly(lambda: self._proposals.check(executor))
+            except FAILURES as error:
+                self._known, self._trial = self._known[:1], None
+                self._tried.append(plan)
+                self._say(reason=f"a candidate was left out: {error}")
+                return
+            self._pump()
+            if self._closing.is_open:
+                raise _Closing
+            stack.pop_all()
         adopted = False
         self._server.explore(executor, math.ceil(1 / self._limits.share - 1e-9))
-        self._say(tried=self._report.tried + 1, doing="requests try a candidate", before=trial.before)
+        self._say(tried=self._report.tried + 1, doing="requests try a candidate")
         try:
             self._until(lambda: trial.over or not self._server.exploring)
         finally:
@@ -370,6 +384,21 @@ class Refiner:
         else:
             self._dropped.append(plan)
             self._say(reason="a candidate failed")
+
+    def _begin(self, plan: Plan) -> Trial:
+        """Have a candidate be checked next, as soon as it may: who waits for that does so because of it."""
+
+        def may() -> bool:
+            now = self._report
+            return self._background.rested and now.explored + now.checks + RUNS <= self._limits.share * now.requests
+
+        self._until(may)
+        trial = Trial(self._others, tail=self._limits.tail)
+        self._known, self._trial = [self._known[0], _Known(plan)], trial
+        self._say(
+            checks=self._report.checks + RUNS, doing="checking a candidate", before=trial.before, meanwhile=None, ratio=None
+        )
+        return trial
 
     def _until(self, true: Callable[[], bool]) -> bool:
         """Wait, with requests taken into account as they end. Raises _Closing if it is to end."""
@@ -396,6 +425,8 @@ class Refiner:
                 self._alone.append(request.alone)
         if count:
             self._say(requests=self._report.requests + count, explored=self._report.explored + explored)
+            if self._trial is not None:
+                self._say(meanwhile=self._trial.meanwhile)
 
     def _idly(self, what: Callable[[], T], *, starts_threads: bool = False) -> T:
         """Do a piece of work in the background, after the rest that this owes."""
