@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import numpy as np
@@ -96,6 +99,54 @@ def test_a_stranger_gets_a_nonce_and_nothing_else_and_breaks_nothing(port: Any, 
     ends.inbox.expect(1, np.zeros(3, np.uint8))
     meet(port).send(Frame(Kind.DATA, target=1), memoryview(b"abc"))
     assert ends.arrived.wait(20)
+    assert names == ["a"]
+
+
+def test_many_strangers_keep_nobody_out_who_knows_the_secret(port: Any) -> None:
+    listener, ends, names, connections = port
+    ends.inbox.expect(1, np.zeros(3, np.uint8))
+    for i in range(100):
+        stranger = connections.enter_context(socket.create_connection(listener.address, timeout=20))
+        with suppress(OSError):  # it was sent away
+            stranger.sendall((b"", b"\xff" * 100, b"x")[i % 3])
+    meet(port).send(Frame(Kind.DATA, target=1), memoryview(b"abc"))
+    assert ends.arrived.wait(20)
+    assert names == ["a"]
+
+
+class Flaky:
+    """A listening socket that first has something else to do than to accept."""
+
+    def __init__(self, sock: socket.socket, first: Callable[[socket.socket], object]) -> None:
+        self._sock, self._first = sock, [first]
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        if self._first:
+            self._first.pop()(self._sock)
+        return self._sock.accept()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+
+def too_many_open_files(sock: socket.socket) -> None:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def send_one_away(sock: socket.socket) -> None:
+    sock.accept()[0].close()
+
+
+@pytest.mark.parametrize("first", [too_many_open_files, send_one_away])
+def test_what_passes_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch, first: Callable[[socket.socket], object]) -> None:
+    create, names = socket.create_server, list[str]()
+    monkeypatch.setattr(socket, "create_server", lambda *args, **options: Flaky(create(*args, **options), first))
+    with ExitStack() as stack:
+        listener = Listener("127.0.0.1", SECRET, lambda sock, name: (stack.enter_context(sock), names.append(name)))
+        stack.callback(listener.close)
+        stack.enter_context(wire.connect(listener.address, SECRET, "a"))
+        while not names:
+            time.sleep(0.01)
     assert names == ["a"]
 
 

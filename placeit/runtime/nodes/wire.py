@@ -30,7 +30,8 @@ _SMALL = 1 << 14  # bytes of a message that is sent without waking a thread
 _MAGIC = b"placeit nodes 1\n"
 _NONCE = 32
 _HANDSHAKE_S = 5.0
-_STRANGERS = 32  # connections that may shake hands at the same time
+_STRANGERS, _BACKLOG = 32, 128  # connections that may shake hands at the same time, and that may wait to
+_TRIES, _PAUSE_S = 3, 0.1
 _UNSENT = 1 << 18  # bytes in the kernel that are not on their way yet
 _TCP_NOTSENT_LOWAT = 25
 _HEADER = struct.Struct("<BB2xIIIIQdd")
@@ -251,6 +252,8 @@ def _why(error: BaseException) -> str:
 class Listener:
     """Accepts those who know the secret. Others get a nonce, a few seconds, and nothing else.
 
+    Where more than 32 try at a time, the one that has tried for longest makes room for the next.
+
     Args:
         host: address of this node; never all interfaces.
         secret: of this run.
@@ -261,35 +264,50 @@ class Listener:
         if host in ("", "0.0.0.0", "::"):  # noqa: S104
             raise DeviceError(f"A node listens on its own address only, and not on '{host}'.")
         self._secret, self._accept = secret, accept
-        self._turns = threading.BoundedSemaphore(_STRANGERS)
+        self._strangers: list[socket.socket] = []  # who has come first is first
+        self._lock, self._closed = threading.Lock(), threading.Event()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._sock = socket.create_server((host, 0), family=family, backlog=16)
+        self._sock = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
         self.address: tuple[str, int] = self._sock.getsockname()[:2]
         threading.Thread(target=self._listen, name="placeit listener", daemon=True).start()
 
     def _listen(self) -> None:
-        while True:
+        while not self._closed.is_set():
             try:
                 sock, _ = self._sock.accept()
-            except OSError:
-                return  # closed
-            if not self._turns.acquire(blocking=False):
-                sock.close()
+            except OSError:  # too many open files, say: that passes
+                self._closed.wait(_PAUSE_S)
                 continue
-            threading.Thread(target=self._shake, args=(sock,), name="placeit handshake", daemon=True).start()
+            with self._lock:
+                self._strangers.append(sock)
+                if len(self._strangers) > _STRANGERS:
+                    with contextlib.suppress(OSError):  # its thread closes it
+                        self._strangers.pop(0).shutdown(socket.SHUT_RDWR)
+            try:
+                threading.Thread(target=self._shake, args=(sock,), name="placeit handshake", daemon=True).start()
+            except RuntimeError:  # too many threads: likewise
+                self._send_away(sock)
 
     def _shake(self, sock: socket.socket) -> None:
         try:
             name = _answer(sock, self._secret)
+            with self._lock:
+                if sock not in self._strangers:
+                    raise EOFError("it has made room for another one")
+                self._strangers.remove(sock)
+            self._accept(sock, name)
         except (OSError, EOFError, ProtocolError, UnicodeDecodeError):
+            self._send_away(sock)
+
+    def _send_away(self, sock: socket.socket) -> None:
+        with self._lock:
+            if sock in self._strangers:
+                self._strangers.remove(sock)
             sock.close()
-            return
-        finally:
-            self._turns.release()
-        self._accept(sock, name)
 
     def close(self) -> None:
         """Accept nobody any more."""
+        self._closed.set()
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
@@ -297,6 +315,8 @@ class Listener:
 
 def connect(address: tuple[str, int], secret: bytes, name: str) -> socket.socket:
     """Connect to a listener and prove to each other that both know the secret.
+
+    Whoever is sent away tries twice more: it may have made room for somebody else.
 
     Args:
         address: host and port.
@@ -306,25 +326,34 @@ def connect(address: tuple[str, int], secret: bytes, name: str) -> socket.socket
     Raises:
         DeviceError: nobody answers, or it is not who knows the secret.
     """
-    where = f"{address[0]}:{address[1]}"
-    try:
-        sock = socket.create_connection(address, timeout=_HANDSHAKE_S)
-    except OSError as error:
-        raise DeviceError(f"Nobody answers at {where}: {error.strerror or error}.") from error
-    try:
-        deadline = time.monotonic() + _HANDSHAKE_S
-        hello = _take(sock, len(_MAGIC) + _NONCE, deadline)
-        if hello[: len(_MAGIC)] != _MAGIC:
-            raise ProtocolError("another protocol, or another version of it, is spoken there")
-        theirs, mine, called = hello[len(_MAGIC) :], os.urandom(_NONCE), name.encode()[:255]
-        proof = _proof(secret, b"client", theirs, mine, called)
-        sock.sendall(mine + bytes([len(called)]) + called + proof)
-        if not hmac.compare_digest(_take(sock, len(proof), deadline), _proof(secret, b"server", mine, theirs, called)):
-            raise ProtocolError("it does not know the secret of this run")
-    except (OSError, EOFError, ProtocolError) as error:
-        sock.close()
-        raise DeviceError(f"The handshake with {where} failed: {str(error) or 'it ended the connection'}.") from error
-    return sock
+    where, deadline, tries = f"{address[0]}:{address[1]}", time.monotonic() + _HANDSHAKE_S, _TRIES
+    while True:
+        try:
+            sock = socket.create_connection(address, timeout=_HANDSHAKE_S)
+        except OSError as error:
+            raise DeviceError(f"Nobody answers at {where}: {error.strerror or error}.") from error
+        try:
+            _ask(sock, secret, name, deadline)
+        except (OSError, EOFError, ProtocolError) as error:
+            sock.close()
+            tries -= 1
+            if tries == 0 or not isinstance(error, EOFError | ConnectionError):
+                raise DeviceError(f"The handshake with {where} failed: {str(error) or 'it ended the connection'}.") from error
+            time.sleep(_PAUSE_S)
+        else:
+            return sock
+
+
+def _ask(sock: socket.socket, secret: bytes, name: str, deadline: float) -> None:
+    """Shake hands as the one that connects."""
+    hello = _take(sock, len(_MAGIC) + _NONCE, deadline)
+    if hello[: len(_MAGIC)] != _MAGIC:
+        raise ProtocolError("another protocol, or another version of it, is spoken there")
+    theirs, mine, called = hello[len(_MAGIC) :], os.urandom(_NONCE), name.encode()[:255]
+    proof = _proof(secret, b"client", theirs, mine, called)
+    sock.sendall(mine + bytes([len(called)]) + called + proof)
+    if not hmac.compare_digest(_take(sock, len(proof), deadline), _proof(secret, b"server", mine, theirs, called)):
+        raise ProtocolError("it does not know the secret of this run")
 
 
 def _answer(sock: socket.socket, secret: bytes) -> str:
