@@ -26,7 +26,8 @@ class Service:
     Attributes:
         capacity: requests per second: one over the seconds per request, as they were measured, or else simulated.
         measured: whether they were measured.
-        bottlenecks: by simulated times, what limits each replica; one if there are no replicas. Empty of a plain device.
+        bottlenecks: by simulated times, what limits each replica; one if there are no replicas. A plain device, whose time is
+            not simulated, limits itself.
         rate: requests per second that arrive; None if that was not asked.
         relative: share of them that is served, ``min(1, capacity / rate)``; None without a rate.
         load: simulated latencies and queues at that rate, by how requests arrive
@@ -57,22 +58,22 @@ def service_of(candidate: Candidate, rate: float | None, *, seed: int) -> Servic
     """
     simulated, measured = candidate.simulated_value, candidate.value
     each = measured.median if measured is not None else simulated or 0.0
-    limits = () if simulated is None else tuple(bottleneck(plan.problem, plan.placement) for plan in candidate.plans)
+    if simulated is None:  # a plain device, of which nothing is known but the time of whole requests
+        names = candidate.plan.problem.device_names
+        whole = Problem.from_arrays([[each]], np.empty((0, 2), int), [], [[1.0]], [[0.0]], device_names=names)
+        replicas, scale = [Replica(whole, np.zeros(1, np.int32), 2)], 1.0
+    else:
+        replicas = [Replica(plan.problem, plan.placement, in_flight(plan)) for plan in candidate.plans]
+        scale = each / simulated if simulated > 0 else 1.0
     load = {}
     if rate is not None and each > 0:
-        if simulated is None:  # a plain device, of which nothing is known but the time of whole requests
-            whole = Problem.from_arrays([[each]], np.empty((0, 2), int), [], [[1.0]], [[0.0]])
-            replicas, scale = [Replica(whole, np.zeros(1, np.int32), 2)], 1.0
-        else:
-            replicas = [Replica(plan.problem, plan.placement, in_flight(plan)) for plan in candidate.plans]
-            scale = each / simulated
         for arrivals in ARRIVALS:
             times = arrival_times(arrivals, rate * scale, _REQUESTS, seed=seed)
             load[arrivals] = serve(replicas, times).scaled(scale)
     return Service(
         capacity=1 / each if each > 0 else float("inf"),
         measured=measured is not None,
-        bottlenecks=limits,
+        bottlenecks=tuple(bottleneck(one.problem, one.placement) for one in replicas),
         rate=rate,
         relative=None if rate is None else float(relative_throughput(each, rate)),
         load=load,

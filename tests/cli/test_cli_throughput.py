@@ -39,10 +39,9 @@ def test_a_rate_that_nothing_sustains_is_said_and_is_no_error(cli: Any, tiny: Pa
     result = cli("optimize", tiny, *options)
     assert result.exit_code == 0, result.stderr
     said = " ".join(result.stdout.split())
-    plain = "chosen CPU (" in said or "chosen CPU," in said
-    assert ("busy all the time" in said) != plain, "what limits a plain device is not known"
     for part in (
         "requests/s",
+        "busy all the time then",
         "capacity ",
         "no placement that was found sustains 1.00 G requests/s: this one serves",
     ):

@@ -20,6 +20,7 @@ from placeit.core.placement import Placement
 from placeit.devices.host import allowed_cores
 from placeit.optimizer.result import Optimized
 from placeit.optimizer.search import Search
+from placeit.optimizer.service import service_of
 from placeit.planning.segments import Plan, Segmenter
 from placeit.profiler.cache import Cache
 from placeit.report import as_json
@@ -195,6 +196,8 @@ def test_openvinos_own_throughput_mode_is_measured_beside_the_plain_device(cache
         assert (beside.of, beside in search.candidates) == ("CPU", False)
         found = search.race([plain], "measuring", rounds=6, share=1.0, min_rounds=6)
         assert found.keys() == {"CPU"}
+        (limit,) = service_of(search.known["CPU"], None, seed=0).bottlenecks
+        assert (limit.name, limit.seconds) == ("CPU", found["CPU"].median)
         value = search.known[beside.name].value
         assert value is not None
         assert len(value.samples) == 6
