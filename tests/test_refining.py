@@ -338,6 +338,19 @@ def test_a_trial_is_won_by_what_is_faster_beyond_the_interval(session: Session, 
     assert trial.ratio.ratio == pytest.approx(ratio, rel=0.05)
 
 
+def test_a_gain_that_another_opening_may_take_away_is_none(session: Session) -> None:
+    """Runs of 1 % less each, which do not vary."""
+    plan, trial, now = session.plan_of(on(session, 0)), Trial([1.0] * 40, tail=1.1), 0.0
+    while not trial.over:
+        for explored in (True, False):
+            took = 0.99 if explored else 1.0
+            trial.add(Request(plan, now, now + took, (), alone=True, explored=explored))
+            now += 2.0
+    assert trial.ratio is not None
+    assert trial.ratio.ratio == pytest.approx(0.99)
+    assert not trial.adopt
+
+
 def test_a_trial_ends_when_others_take_longer_than_before(session: Session) -> None:
     plan = session.plan_of(on(session, 0))
     trial, count = Trial([1.0] * 40, tail=1.1), 0

@@ -23,7 +23,7 @@ from placeit.runtime.background import Background
 from placeit.runtime.check import RUNS
 from placeit.runtime.devices.worker import Gate, Worker
 from placeit.runtime.feed import Ran
-from placeit.runtime.measure import FAILURES, WARMUP, Ratio, faster, summed_up
+from placeit.runtime.measure import FAILURES, WARMUP, Ratio, faster_in_any_opening, summed_up
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.simulator.throughput import ThroughputCost
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 _WINDOW, _FEWEST = 200, 40  # requests that percentiles are taken of, and the fewest
 _FEWEST_MEANWHILE = 100  # of which those that wait for the check of a candidate may be 5 %
-_ROUNDS = 25  # pairs that decide, as many as a race that decides has rounds
+_ROUNDS = 25  # pairs that decide
 _TRIALS = 3  # of a candidate that was dropped for what others took, which may have been no fault of its own
 _AGAIN = 1000  # requests after which to search again if nothing was found
 _SEARCHES = 4  # before each candidate
@@ -209,7 +209,7 @@ class Trial:
 
     @property
     def adopt(self) -> bool:
-        """Whether the candidate is faster beyond the interval."""
+        """Whether the candidate is faster beyond the interval, which holds for any opening of both."""
         return not self.too_slow and self.ratio is not None and self.ratio.faster
 
     def add(self, request: Request) -> None:
@@ -235,7 +235,7 @@ class Trial:
                 candidate, other = (
                     summed_up(name, [*of], rounds) for name, of in zip("ab", zip(*pairs, strict=True), strict=True)
                 )
-                self.ratio = faster(candidate, other)
+                self.ratio = faster_in_any_opening(candidate, other)
 
 
 def _service(request: Request) -> float:
