@@ -57,8 +57,8 @@ class Background:
     """A thread under ``SCHED_IDLE`` that uses a share of a core: after each piece of work it rests as long as that asks for.
 
     A piece cannot be divided: compiling a large model takes all of a core while nothing else wants it, and then a long rest.
-    CPU time counts, also that of threads which a runtime starts meanwhile. What such threads do in later pieces does not count, as
-    it cannot be told from the requests that they run.
+    CPU time counts, also that of threads which a runtime starts meanwhile. What such threads do in later pieces does not count,
+    as it cannot be told from the requests that they run.
 
     Such threads inherit the priority, and would keep it, so that requests waited there for whatever else wants the cores. They
     are given the ordinary one when the piece is over. Only a process with ``CAP_SYS_NICE``, or a sufficient ``RLIMIT_NICE``,
