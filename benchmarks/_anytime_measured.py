@@ -27,12 +27,11 @@ from placeit.placers.registry import parse_placer
 from placeit.profiler.cache import Cache
 from placeit.session import Session
 
-__all__ = ["CALIBRATED", "DEFAULT", "Measured", "Setting", "placed_values"]
+__all__ = ["CALIBRATED", "Measured", "Setting", "placed_values"]
 
-CALIBRATED, DEFAULT = "calibrated search", "optimize"
-"""``placeit optimize`` with the placers that it always asks, which learn nothing, and as it is by default."""
+CALIBRATED = "calibrated search"
+"""``placeit optimize`` as it is by default, which learns nothing."""
 
-_SEARCHES: Mapping[str, Sequence[str] | None] = {CALIBRATED: DEFAULT_PLACERS, DEFAULT: None}
 _UNIT: Unit = "measured"
 _RACE_ROUNDS = 15
 _FIRST_SHARE = 0.7  # of a first budget, that a placer is expected to take in the mean
@@ -59,7 +58,7 @@ class Measured:
 
     Attributes:
         journal: what was answered before, and is from now on.
-        placers: who is asked, beside :data:`CALIBRATED` and :data:`DEFAULT`.
+        placers: who is asked, beside :data:`CALIBRATED`.
         seed: of each of them.
         cache: of costs, which are profiled once for each setting, before all others.
         commit: goes to the answers.
@@ -116,10 +115,10 @@ class Measured:
     @property
     def contenders(self) -> list[str]:
         """Everybody who is asked."""
-        return [CALIBRATED, DEFAULT, *self.placers]
+        return [CALIBRATED, *self.placers]
 
     def _key(self, setting: str, placer: str, budget: float) -> Key:
-        full = placer if placer in _SEARCHES else in_full(placer)
+        full = placer if placer == CALIBRATED else in_full(placer)
         return Key(_UNIT, setting, full, budget, self.seed)
 
     def _race_key(self, setting: str, devices: tuple[int, ...]) -> Key:
@@ -157,16 +156,14 @@ class Measured:
             _tell(f"{setting.name}: {placer}, {budget:g} s")
             began = time.perf_counter()
             try:
-                answer = (self._optimized if placer in _SEARCHES else self._asked)(model, setting, key)
+                answer = (self._optimized if placer == CALIBRATED else self._asked)(model, setting, key)
             except PlaceitError as error:
                 answer = Answer(None, time.perf_counter() - began, 0, str(error))
             self.journal.add(key, replace(answer, commit=self.commit))
 
     def _optimized(self, model: Model, setting: Setting, key: Key) -> Answer:
-        began, placers = time.perf_counter(), _SEARCHES[key.placer]
-        found = optimize(
-            model, setting.cluster, placers=placers, budget=key.budget, seed=key.seed, plain=False, cache=self.cache
-        )
+        began = time.perf_counter()
+        found = optimize(model, setting.cluster, budget=key.budget, seed=key.seed, plain=False, cache=self.cache)
         took = time.perf_counter() - began
         with Session(model, setting.cluster, cache=None) as session:
             devices = session.placing.groups_of(found.placement)

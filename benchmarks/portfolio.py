@@ -1,5 +1,5 @@
-"""What learned placers add to the default search: ``placeit optimize`` without them, with the policies that ship with placeit,
-and with policies that also learn from runs, all with equal budgets.
+"""What learned placers would add to the default search: ``placeit optimize`` as it is, with the policies that ship with it, and
+with policies that also learn from runs, all with equal budgets.
 
 Three models on two clusters of two cores, of which one is slowed 2 and 3 times, so that placements differ. All searches begin
 with the same profiled costs, and their answers are raced against each other, interleaved. Where a search finds nothing new, it
@@ -21,7 +21,7 @@ from placeit.backends import load
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
 from placeit.optimizer.optimize import optimize
-from placeit.optimizer.portfolio import DEFAULT_PLACERS, LEARNING, PORTFOLIO
+from placeit.optimizer.portfolio import DEFAULT_PLACERS, LEARNING, SHIPPED_POLICIES
 from placeit.optimizer.result import Optimized
 from placeit.profiler.cache import Cache
 from placeit.runtime.measure import Ratio, faster, race
@@ -33,8 +33,8 @@ _ROUNDS = 40
 _PLAIN = "nothing learned"
 _SEARCHES: Mapping[str, Sequence[str]] = {
     _PLAIN: DEFAULT_PLACERS,
-    "shipped policies": tuple(PORTFOLIO),
-    "learning from runs": (*PORTFOLIO, LEARNING),
+    "shipped policies": (*DEFAULT_PLACERS, *SHIPPED_POLICIES),
+    "learning from runs": (*DEFAULT_PLACERS, *SHIPPED_POLICIES, LEARNING),
 }
 
 

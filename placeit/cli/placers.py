@@ -24,7 +24,7 @@ class ListsPlacers(TyperCommand):
 
 
 def _lines(width: int) -> list[str]:
-    from placeit.optimizer.portfolio import LEARNING, PORTFOLIO
+    from placeit.optimizer.portfolio import DEFAULT_PLACERS, LEARNING
     from placeit.placers.registry import placer_names, placer_options, placer_summary
 
     lines: list[str] = []
@@ -33,7 +33,7 @@ def _lines(width: int) -> list[str]:
             options, summary = placer_options(name), placer_summary(name)
         except UsageError as error:  # a plug-in that is broken
             options, summary = (), str(error)
-        lines.append(f"{name}{_mark(PORTFOLIO.get(name))}")
+        lines.append(f"{name} *" if name in DEFAULT_PLACERS else name)
         lines += textwrap.wrap(summary, width, initial_indent="    ", subsequent_indent="    ")
         for option in options:
             default = "TEXT" if option.default == "" else option.default
@@ -44,8 +44,3 @@ def _lines(width: int) -> list[str]:
     about = "DOPPLER's policies, trained on what their placements measure; the best are candidates. For this command alone."
     lines += textwrap.wrap(about, width, initial_indent="    ", subsequent_indent="    ")
     return lines
-
-
-def _mark(least: float | None) -> str:
-    """Mark a placer that is used without --placer, with the least budget in seconds if there is one."""
-    return "" if least is None else f" * with a budget of {least:g} s or more" if least else " *"

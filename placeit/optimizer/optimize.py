@@ -22,7 +22,7 @@ from placeit.optimizer.decision import Decision
 from placeit.optimizer.journal import open_journal
 from placeit.optimizer.ledger import LOADING, MEASURING, PROFILING, Ledger
 from placeit.optimizer.measured_cost import MeasuredCost
-from placeit.optimizer.portfolio import LEARNING, PORTFOLIO, default_placers
+from placeit.optimizer.portfolio import DEFAULT_PLACERS, LEARNING, SHIPPED_POLICIES
 from placeit.optimizer.reasons import chosen_of
 from placeit.optimizer.replicas import enter_replicas
 from placeit.optimizer.result import Optimized, OtherPrecision, Unplanned
@@ -83,7 +83,7 @@ def optimize(
         model: a model, or the path of one.
         devices: device names, the path of a cluster file, a cluster, or None to discover.
         placers: who proposes, by name, with options if need be (``annealing:evaluations=100000``), or ``doppler, measured`` to
-            learn from runs; None for those of :data:`placeit.optimizer.portfolio.PORTFOLIO` that the budget is enough for.
+            learn from runs; None for :data:`placeit.optimizer.portfolio.DEFAULT_PLACERS`.
         budget: seconds; profiling counts. All of it takes at most 1.2 times that, beside one run of each single device,
             loading, compiling, and half a second. When placeit is new on a machine, compiling its own kernels comes first
             and takes most of a minute. Where that is too short to compare placements over several devices, a warning
@@ -142,9 +142,9 @@ def optimize(
         raise UsageError(f"The seed is {seed}; it must not be negative.")
     check_tolerance(tolerance)
     begin = time.perf_counter()
-    placers = default_placers(budget) if placers is None else [placers] if isinstance(placers, str) else placers
+    placers = DEFAULT_PLACERS if placers is None else [placers] if isinstance(placers, str) else placers
     others = [name for name in placers if name != LEARNING]
-    kernels = [name for name in others if name in PORTFOLIO]
+    kernels = [name for name in others if name in (*DEFAULT_PLACERS, *SHIPPED_POLICIES)]
     if LEARNING in placers:
         kernels.append("doppler:imitation=1,updates=0,samples=0")
     for name in (*others, *kernels):

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import anytime
 from benchmarks._anytime_journal import Answer, Journal, Key
-from benchmarks._anytime_measured import CALIBRATED, DEFAULT, Measured, Setting, placed_values
+from benchmarks._anytime_measured import CALIBRATED, Measured, Setting, placed_values
 from benchmarks._anytime_placers import contenders, in_full, is_learned, name_of, training_seconds
 from benchmarks._anytime_plan import answered, problems_at
 from benchmarks._anytime_problems import FAMILIES, Case, family, unequal_cores
@@ -328,9 +328,7 @@ def test_measured_answers_are_raced_and_kept(small_file, tmp_path):
     measured = asked()
     assert measured.budgets((2,), [setting], limit_s=120) == {2: 1}
     measured.race(setting, (2,))
-    answers = [
-        measured.runs(setting.name, placer, (2,)).get(2) for placer in (CALIBRATED, DEFAULT, "single", "heft", "local-search")
-    ]
+    answers = [measured.runs(setting.name, placer, (2,)).get(2) for placer in (CALIBRATED, "single", "heft", "local-search")]
     assert all(found is not None for found in answers)
     raced = {found.devices: measured.raced(setting.name, found.devices) for found in answers if found.devices}
     assert raced

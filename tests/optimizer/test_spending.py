@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import subprocess
 import sys
 from io import StringIO
@@ -17,7 +16,7 @@ from placeit.core.cluster import Cluster, Device, Link
 from placeit.devices.host import allowed_cores
 from placeit.optimizer.ledger import MEASURING, REST, Item, Ledger
 from placeit.optimizer.optimize import optimize
-from placeit.optimizer.portfolio import DEFAULT_PLACERS, LEARNING, PORTFOLIO, default_placers
+from placeit.optimizer.portfolio import LEARNING
 from placeit.optimizer.result import Optimized
 from placeit.profiler.cache import Cache
 from placeit.report import as_json, as_text
@@ -117,17 +116,8 @@ def test_where_there_is_nothing_to_place_nobody_is_asked(cache: Cache, devices: 
     assert found.unplanned == ()
 
 
-def test_more_placers_take_part_with_a_larger_budget() -> None:
-    assert default_placers(1) == DEFAULT_PLACERS
-    asked = [default_placers(budget) for budget in (1, 60, 120, 1e6)]
-    assert all(set(less) <= set(more) for less, more in itertools.pairwise(asked))
-    assert asked[-1] == tuple(PORTFOLIO)
-    assert asked[1] == DEFAULT_PLACERS
-    assert LEARNING not in asked[-1]
-
-
 @pytest.mark.slow
-def test_a_small_budget_does_not_import_torch() -> None:
+def test_a_search_by_default_does_not_import_torch() -> None:
     script = (
         "import sys\nfrom placeit import optimize\nfrom small_models import inception_like\n"
         f"optimize(inception_like(), {CORE!r}, budget=2, cache=None)\nprint('torch' in sys.modules)"
