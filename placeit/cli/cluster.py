@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from placeit.cli.command import command
+from placeit.cli.nodes import left_behind
 from placeit.cli.terminal import Output, Terminal
 
 if TYPE_CHECKING:
@@ -56,15 +57,20 @@ def up(
 def down(*, terminal: Terminal) -> Output:  # noqa: ARG001
     """End the Ray cluster that was started on this machine, and nothing else.
 
-    Whatever runs on its nodes ends as well. It does so even if the command that started the cluster was killed.
+    Whatever runs on its nodes ends as well. It does so even if the command that started the cluster was killed. A cluster that
+    another command had started for itself ends with that command; if it was killed, here.
     """
     from placeit.devices.nodes import local
 
     cluster = local.running()
     count = 0 if cluster is None else cluster.stop(local.state_file())
+    for file in left_behind():
+        left = local.running(file)
+        count += 0 if left is None else left.stop(file)
 
     def show(console: Console) -> None:
-        console.print("No cluster was up." if cluster is None else f"{count} processes of the cluster have been ended.")
+        up = cluster is not None or count
+        console.print(f"{count} processes of the cluster have been ended." if up else "No cluster was up.")
 
     return Output({"address": None if cluster is None else cluster.address, "ended": count}, show)
 

@@ -47,14 +47,10 @@ def devices(
     from placeit.devices.discovery import available, other_names
     from placeit.devices.nvml import sample_gpus
 
-    reach_nodes(devices, ray_address)
-    if devices is None and ray_address is not None:
-        from placeit.devices.nodes.connection import connected
-
-        devices = ",".join(device.name for device in connected().available())
-    cluster = find_cluster(devices)
-    listed = cluster.devices if devices is not None else tuple(available())
-    also = {device.name: other_names(device) if devices is None else [] for device in listed}
+    named = reach_nodes(devices, ray_address)
+    cluster = find_cluster(named)
+    listed = cluster.devices if named is not None else tuple(available())
+    also = {device.name: other_names(device) if named is None else [] for device in listed}
     samples = {sample.gpu: sample for sample in sample_gpus()}
     load = {d.name: samples.get(d.address.hardware) for d in listed if d.address is not None}
     known = dict(cluster.links)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import atexit
+import os
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from placeit.core.errors import UsageError
 
-__all__ = ["Compress", "CompressOption", "RayOption", "reach_nodes"]
+if TYPE_CHECKING:
+    from placeit.devices.nodes.local import LocalCluster
+
+__all__ = ["Compress", "CompressOption", "RayOption", "left_behind", "reach_nodes"]
 
 
 class Compress(StrEnum):
@@ -35,31 +40,62 @@ RayOption = Annotated[
 ]
 
 
-def reach_nodes(devices: str | Sequence[str] | None, address: str | None, compress: Compress = Compress.NONE) -> None:
+def reach_nodes(
+    devices: str | Sequence[str] | None, address: str | None, compress: Compress = Compress.NONE
+) -> str | Sequence[str] | None:
     """Connect to the Ray cluster with the nodes that devices are on; nothing happens if they are on none.
 
     Without an address, that is the cluster that ``placeit cluster up`` has started, or else one that ends with this process.
+
+    Returns:
+        The devices. Where an address is given, and no devices are, they are the CPUs of its nodes.
 
     Raises:
         DeviceError, FileError, ClusterError, UsageError: the cluster cannot be reached, or the devices cannot be read.
         UsageError: something is to be compressed between nodes, and there are none.
     """
-    nodes = _nodes(devices)
-    if not nodes and compress != Compress.NONE:
+    nodes, all_of_it = _nodes(devices), devices is None and address is not None
+    if not nodes and not all_of_it and compress != Compress.NONE:
         raise UsageError("--compress is about tensors between nodes, and no device is on one: leave it out.")
     if not nodes and address is None:
-        return
+        return devices
     from placeit.devices.nodes import connection, local
 
     here = local.running()
     if address is None:
         if here is None or not here.pids():
-            here = local.start(["head", *(name for name in nodes if name != "head")])
-            atexit.register(here.stop, local.state_file())
+            here = _start(["head", *(name for name in nodes if name != "head")])
         address = here.address
     token = here.token if here is not None and here.address == address else None
-    connection.connect(address, token=token, compress=compress.value)
+    reached = connection.connect(address, token=token, compress=compress.value)
     atexit.register(connection.disconnect)
+    return [device.name for device in reached.available()] if all_of_it else devices
+
+
+def _start(nodes: Sequence[str]) -> LocalCluster:
+    """Start a cluster that ends with this process, and that no other command uses."""
+    from placeit.devices.nodes import local
+
+    file = _file_of(os.getpid())
+    if (left := local.running(file)) is not None:  # by a process that was killed and had the same number
+        left.stop(file)
+    started = local.start(nodes, file)
+    atexit.register(started.stop, file)
+    return started
+
+
+def _file_of(pid: int | str) -> Path:
+    """What remembers the cluster that a command has started."""
+    from placeit.devices.nodes import local
+
+    return local.state_file().with_name(f"command-{pid}.json")
+
+
+def left_behind() -> list[Path]:
+    """What remembers clusters of commands that were killed."""
+    files = _file_of("*")
+    found = {file: file.stem.rpartition("-")[2] for file in sorted(files.parent.glob(files.name))}
+    return [file for file, pid in found.items() if not Path("/proc", pid).exists()]
 
 
 def _nodes(devices: str | Sequence[str] | None) -> list[str]:

@@ -108,8 +108,7 @@ def optimize(
 
     check_objective(objective)
     pins, caps = parse_pins(pin or ()), parse_caps(memory or ())
-    reach_nodes(options.devices, options.ray_address, options.compress)
-    cluster = find_cluster(options.devices)
+    cluster = find_cluster(reach_nodes(options.devices, options.ray_address, options.compress))
     model = options.load()
     inputs = options.arrays(model)
     with terminal.progress() as progress:

@@ -153,12 +153,11 @@ class SessionOptions(GroupOptions):
         """Open the model on a cluster, or on the devices of the command line."""
         from placeit.session import Session
 
-        if cluster is None:
-            reach_nodes(self.devices, self.ray_address, self.compress)
+        devices = reach_nodes(self.devices, self.ray_address, self.compress) if cluster is None else cluster
         model = self.load()
         return Session(
             model,
-            self.devices if cluster is None else cluster,
+            devices,
             max_groups=self.max_groups,
             precision=self.precision.value,
             tolerance=self._tolerance(),
