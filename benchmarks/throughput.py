@@ -45,6 +45,7 @@ from placeit.simulator.objectives import Throughput
 _MODELS = ("inception_v3", "resnet50")
 _ONE, _REPLICAS, _OPENVINO, _SEARCHED = "one core", "replicas", "OpenVINO, throughput mode", "searched split"
 _SLOWDOWN, _HELD = 3.0, 0.6
+_BUDGET_S, _QUICK_S = 180.0, 30.0
 _SAYS = 0.98  # of the best replicas: from there on the simulator says that a split wins
 
 
@@ -112,7 +113,7 @@ def _equal(name: str, model: Model, cache: Cache, args: Args, report: Report) ->
 def _unequal(case: str, model: Model, cluster: Cluster, cache: Cache, args: Args, report: Report) -> None:
     """The best split that is found against the best replicas."""
     progress(f"{case}: optimizing")
-    budget = 30.0 if args.quick else 180.0
+    budget = _QUICK_S if args.quick else _BUDGET_S
     found = optimize(model, cluster, objective="throughput", budget=budget, seed=args.seed, plain=False, cache=cache)
     _found(case, found, report)
     whole = _best(found, splits=False)

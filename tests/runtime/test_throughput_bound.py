@@ -34,7 +34,7 @@ TOLERANCE = 1.5
 class Sleeping(TimedDevice):
     """Leaves the cores to others: many such devices are busy at once on any machine."""
 
-    def start(self, instance: Instance, done: DoneCallback) -> None:  # noqa: ARG002
+    def start(self, instance: Instance, done: DoneCallback) -> None:
         self.worker.submit(functools.partial(perform, functools.partial(time.sleep, SECONDS), str, done))
 
 
