@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import logging
-import os
-import socket
-import threading
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
@@ -18,6 +14,8 @@ from placeit.core.address import Address
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, PlaceitError, UsageError, first_line
 from placeit.core.version import __version__
+from placeit.devices.nodes.joining import Attempt, check_guarded
+from placeit.devices.nodes.tokens import knock
 
 __all__ = [
     "LABEL",
@@ -29,7 +27,6 @@ __all__ = [
     "connect",
     "connected",
     "disconnect",
-    "loopback_only",
     "ray_module",
 ]
 
@@ -39,11 +36,10 @@ LABEL = "placeit-node"
 """The Ray label that names a node."""
 Compression: TypeAlias = Literal["none", "fp16", "int8"]
 """What float32 tensors are sent as, numbered as in :class:`placeit.runtime.nodes.coding.Coding`."""
-_ANSWERS_S, _CONNECTS_S, _STARTS_S = 3.0, 30.0, 60.0
+_CONNECTS_S, _STARTS_S = 30.0, 60.0
 _LOOK_S = 0.5
+_LEAST_PATIENCE_S = 1.0
 _VERSION = (2, 59)
-_SURVIVES = {"RAY_gcs_rpc_server_reconnect_timeout_s": "1000000"}
-"""Ray ends a process 60 s after the head of its cluster otherwise."""
 
 
 @dataclass(frozen=True)
@@ -69,12 +65,14 @@ class Nodes:
         address: of its head.
         coding: how float32 tensors cross the wire (:mod:`placeit.runtime.nodes.coding`).
         patience: seconds without a sign of life after which a device counts as lost.
+        token: the file with the cluster's token; None for what Ray has found by itself.
         on_lost: told the name of each device that is lost, and why.
     """
 
     address: str
     coding: int = 0
     patience: float = 5.0
+    token: Path | None = None
     on_lost: list[Callable[[str, str], None]] = field(default_factory=list)
     _checked: set[str] = field(default_factory=set)
 
@@ -126,7 +124,7 @@ class Nodes:
         """Raise DeviceError if it has ended, or nobody answers at the address any more, which Ray would wait for."""
         if not self.connected:
             raise DeviceError(f"This process is not connected to the Ray cluster at {self.address} any more.")
-        _knock(self.address)
+        knock(self.address).close()
 
     def available(self) -> list[Device]:
         """The whole CPU of each node. Raises DeviceError."""
@@ -206,6 +204,7 @@ def answer_of(reference: Any, what: str, timeout: float, given_up: Callable[[], 
 
 
 _current: Nodes | None = None
+_attempt: Attempt | None = None  # that has not been seen to end
 
 
 def connected() -> Nodes:
@@ -221,72 +220,58 @@ def connected() -> Nodes:
 def connect(address: str, *, token: Path | None = None, compress: Compression = "none", patience: float = 5.0) -> Nodes:
     """Connect this process to a Ray cluster.
 
+    The cluster has to want a token. One that does not is used only where the environment says that this is meant, by
+    ``RAY_AUTH_MODE=disabled``.
+
     Args:
         address: host and port of its head.
         token: a file with the cluster's token; None for what Ray finds by itself (``RAY_AUTH_TOKEN``, ``RAY_AUTH_TOKEN_PATH``,
             ``~/.ray/auth_token``).
         compress: what float32 tensors are sent as between devices: as they are, in half, or in a quarter of their bytes. Inputs
             and weights of the model are never compressed. What it does to outputs shows in their error, as ever.
-        patience: seconds without a sign of life after which a device counts as lost.
+        patience: seconds without a sign of life after which a device counts as lost; 1 at least.
 
     Raises:
-        UsageError: it is not an address.
-        DeviceError: Ray is not installed or too old, nobody answers there, the token is wrong, or the process is connected to
-            another cluster.
+        UsageError: it is not an address, or too little patience.
+        DeviceError: Ray is not installed or too old, nobody answers there, the token is wrong, missing or not wanted, or the
+            process is connected to another cluster, or in another way.
     """
-    global _current
+    global _current, _attempt
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise UsageError(f"'{address}' is not the address of a Ray cluster; it is written HOST:PORT, such as 127.0.0.1:6379.")
+    if not _LEAST_PATIENCE_S <= patience < math.inf:
+        raise UsageError(
+            f"Patience is {_LEAST_PATIENCE_S:g} s at least, as devices give a sign of life twice a second; not {patience:g} s."
+        )
+    made = Nodes(address, get_args(Compression).index(compress), patience, token=token)
     if _current is not None:
-        if _current.address == address:
-            return _current
-        raise DeviceError(f"This process is connected to the Ray cluster at {_current.address}: disconnect first.")
-    ray = ray_module()
-    _knock(address)
-    failures: list[BaseException] = []
-
-    def init() -> None:
-        raylet: Any = ray._raylet
-        try:
-            raylet.Config.initialize("")  # reads the environment once more: Ray may have been imported before
-            raylet.AuthenticationTokenLoader.instance().reset_cache()
-            raylet.GcsClient(address=address)  # says at once that a token is wrong; the other tries for 20 s
-            ray.init(
-                address,
-                log_to_driver=False,
-                logging_level="ERROR",
-                configure_logging=False,
-                namespace="placeit",
-                _node_ip_address="127.0.0.1" if is_loopback(host) else None,
-            )
-        except BaseException as error:  # noqa: BLE001 (raised where it is waited for)
-            failures.append(error)
-
-    with _environment(token), _quietly(), loopback_only(is_loopback(host)):
-        thread = threading.Thread(target=init, name="placeit ray", daemon=True)
-        thread.start()
-        thread.join(_CONNECTS_S)
-    if thread.is_alive():
+        _check_same(_current, made)
+        return _current
+    ray, before = ray_module(), _attempt
+    if before is not None:
+        if not before.wait(_CONNECTS_S):
+            raise DeviceError(f"This process still tries to reach the Ray cluster at {before.address}, which hangs.")
+        ray.shutdown()  # it may have been interrupted when it was in
+    check_guarded(address, token)
+    _attempt = Attempt(ray, address, token)
+    if not _attempt.wait(_CONNECTS_S):
         raise DeviceError(f"The Ray cluster at {address} has not let this process in for {_CONNECTS_S:g} s: it hangs.")
-    if failures:
-        ray.shutdown()
-        why = first_line(failures[0]).rstrip(".")
-        if "AuthToken" in why:
-            why = (
-                "the token does not match. Set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to a file with the cluster's token"
-            )
-        raise DeviceError(f"The Ray cluster at {address} refuses this process: {why}.") from failures[0]
-    _current = Nodes(address, get_args(Compression).index(compress), patience)
-    return _current
+    ended, _attempt = _attempt, None
+    ended.check()
+    _current = made
+    return made
 
 
-def _knock(address: str) -> None:
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=_ANSWERS_S).close()
-    except OSError as error:
-        raise DeviceError(f"Nobody answers at {address} ({error.strerror or error}): is the Ray cluster up?") from error
+def _check_same(held: Nodes, asked: Nodes) -> None:
+    """Raise DeviceError if the connection is not what is asked for."""
+    if held.address != asked.address:
+        raise DeviceError(f"This process is connected to the Ray cluster at {held.address}: disconnect first.")
+    if (held.coding, held.patience, held.token) != (asked.coding, asked.patience, asked.token or held.token):
+        raise DeviceError(
+            f"This process is connected to the Ray cluster at {held.address} with another compression, patience or token: "
+            "disconnect first."
+        )
 
 
 def compression() -> Compression:
@@ -303,11 +288,6 @@ def disconnect() -> None:
         ray_module().shutdown()
 
 
-def is_loopback(host: str) -> bool:
-    """Whether a host is this machine, seen from itself."""
-    return host in ("localhost", "::1") or host.startswith("127.")
-
-
 def ray_module() -> Any:
     """Import Ray. Raises DeviceError if it is not installed, or too old."""
     try:
@@ -317,49 +297,3 @@ def ray_module() -> Any:
     if tuple(map(int, ray.__version__.split(".")[:2])) < _VERSION:
         raise DeviceError(f"Ray {ray.__version__} is installed, which lets everybody in: placeit needs 2.59 or later.")
     return ray
-
-
-@contextlib.contextmanager
-def _environment(token: Path | None) -> Iterator[None]:
-    """Tell Ray the token and to report nothing, while it starts."""
-    said = {"RAY_USAGE_STATS_ENABLED": "0", **_SURVIVES}
-    if token is not None:
-        said |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
-    before = {name: os.environ.get(name) for name in said}
-    os.environ.update(said)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-@contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """Have Ray not warn that it leaves the process's signal handlers alone."""
-    logger = logging.getLogger("ray._private.worker")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
-@contextlib.contextmanager
-def loopback_only(wanted: bool = True) -> Iterator[None]:
-    """Have Ray listen on the loopback address: it takes the machine's outward one otherwise, and then listens everywhere."""
-    if not wanted:
-        yield
-        return
-    from ray._private import services
-
-    found = services.get_node_ip_address
-    services.get_node_ip_address = lambda address=None: "127.0.0.1"  # noqa: ARG005
-    try:
-        yield
-    finally:
-        services.get_node_ip_address = found

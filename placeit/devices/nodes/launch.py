@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from placeit.devices.nodes.connection import loopback_only
+from placeit.devices.nodes.joining import loopback_only
 
 if __name__ == "__main__":
     from ray.scripts.scripts import main

@@ -1,0 +1,74 @@
+"""Whether a Ray cluster wants a token, asked as anybody could ask who reaches it.
+
+Ray itself only warns of a cluster that lets everybody in, where that is started, and takes a token that nobody wants.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import IO
+
+from placeit.core.errors import DeviceError
+
+__all__ = ["knock", "wants_token"]
+
+_ANSWERS_S, _HANGS_S = 3.0, 10.0
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_DATA, _HEADERS, _RESET, _SETTINGS, _GO_AWAY = 0, 1, 3, 4, 7
+_END_STREAM, _END_HEADERS, _LONGEST = 1, 4, 1 << 14
+_HEAD = (b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/ray.rpc.NodeInfoGcsService/GetClusterId")
+_REST = (b":authority", b"ray"), (b"te", b"trailers"), (b"content-type", b"application/grpc")
+
+
+def knock(address: str) -> socket.socket:
+    """Connect to an address. Raises DeviceError if nobody answers within 3 s."""
+    host, _, port = address.rpartition(":")
+    try:
+        return socket.create_connection((host, int(port)), timeout=_ANSWERS_S)
+    except OSError as error:
+        raise DeviceError(f"Nobody answers at {address} ({error.strerror or error}): is the Ray cluster up?") from error
+
+
+def wants_token(address: str) -> bool:
+    """Whether a Ray cluster answers no request without a token.
+
+    What does not speak gRPC answers none either, such as a cluster that uses TLS.
+
+    Raises:
+        DeviceError: nobody answers at the address, or nothing comes within 10 s.
+    """
+    fields = b"".join(b"\0" + _text(name) + _text(value) for name, value in _HEAD + _REST)
+    request = _frame(_SETTINGS, 0, 0, b"") + _frame(_HEADERS, _END_HEADERS, 1, fields) + _frame(_DATA, _END_STREAM, 1, bytes(5))
+    with knock(address) as sock, sock.makefile("rb") as answer:
+        sock.settimeout(_HANGS_S)
+        try:
+            sock.sendall(_PREFACE + request)
+            return _refused(answer)
+        except TimeoutError as error:
+            raise DeviceError(f"The Ray cluster at {address} has not answered for {_HANGS_S:g} s: it hangs.") from error
+        except OSError:
+            return True
+
+
+def _text(text: bytes) -> bytes:
+    """A string literal of HPACK (RFC 7541, 5.2)."""
+    return bytes([len(text)]) + text
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    """A frame of HTTP/2 (RFC 9113, 4.1)."""
+    return len(payload).to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4) + payload
+
+
+def _refused(answer: IO[bytes]) -> bool:
+    """Whether no data come on the stream of the request."""
+    while len(header := answer.read(9)) == 9:
+        size, kind, flags, stream = int.from_bytes(header[:3]), header[3], header[4], int.from_bytes(header[5:])
+        if size > _LONGEST or kind in (_RESET, _GO_AWAY):
+            return True
+        answer.read(size)
+        if stream == 1 and kind == _DATA and size:
+            return False
+        if stream == 1 and flags & _END_STREAM:
+            return True
+    return True
