@@ -93,7 +93,7 @@ class MeasuredCost:
 
     Args:
         session: a model on real devices, profiled (:meth:`placeit.Session.profile`). It stays open while this is used.
-        objective: what is measured: ``latency``, ``total-cost`` or ``energy``.
+        objective: what is measured: ``latency``, ``throughput``, as seconds per request, ``total-cost`` or ``energy``.
         journal: a file with what has been measured, if it is there: it is taken over, and all that is measured is added before
             anything else is done, so that a process that is killed loses one batch at most. ``optimize`` can resume from it.
         rounds: runs of each plan, after the two by which its outputs are checked.

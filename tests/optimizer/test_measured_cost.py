@@ -27,6 +27,7 @@ from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.errors import ExecutionError, FileError, NoRoomError, PlacementError, UsageError
 from placeit.optimizer.races import Races
+from placeit.planning.segments import Segmenter
 from placeit.profiler.cache import Cache
 from placeit.runtime.check import OutputError
 from placeit.runtime.devices import kinds
@@ -141,6 +142,36 @@ def test_each_placement_gets_its_own_time_however_fast_the_machine_is_meanwhile(
     assert cost.incumbent.value == min(outcome.value for outcome in cost.tried)
     assert Virtual.most == 8
     assert Virtual.open == 0
+
+
+def test_seconds_per_request_of_many_in_flight_are_those_of_the_busiest_device(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def busy(executor: Any) -> dict[str, float]:
+        executor.time()
+        tracks = {span.track: 0.0 for span in executor.spans()}
+        for span in executor.spans():
+            tracks[span.track] += span.finish - span.start
+        return tracks
+
+    def times(self: Virtual, count: int, **_: object) -> float:
+        asked.append(count)
+        seconds = busy(self.executor).values()
+        return sum(seconds) + (count - 1) * max(seconds)
+
+    monkeypatch.setattr(Virtual, "times", times, raising=False)
+    rows = placements(session, 8)
+    cost = MeasuredCost(session, "throughput", hopeless=None)
+    values = cost(rows)
+    true, segmenter = [], Segmenter(session.grouping, session.costs, steady=True)
+    for row in rows:
+        with session.executor(segmenter.plan(row)) as executor:
+            true.append(max(busy(executor).values()))
+    np.testing.assert_allclose(values / values[0], np.array(true) / true[0], rtol=1e-3)
+    assert max(asked) >= 4
+    assert {one.source for one in cost.tried} == {"measured"}
 
 
 def test_values_stay_what_they_are_however_often_something_better_is_found(
