@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +48,7 @@ RATE = 1e4
 PAYLOAD_BYTES = 1e5
 """Bytes of a payload of 1, whose unit the paper does not state: what brings METIS closest to the paper's results.
 
-``python -m benchmarks.stream --parts calibration`` compares it with other units and other models of communication.
+``python -m benchmarks.stream --part calibration`` compares it with other units and other models of communication.
 """
 
 _INSTRUCTIONS_PER_S = 2.5e9
@@ -169,28 +170,34 @@ def load_stream_graphs(folder: Path) -> list[StreamGraph]:
     """Read the paper's graphs from ``stream_graphs.json.gz`` in a folder.
 
     Raises:
-        FileError: there is no such file, or it holds something else.
+        FileError: there is no such file, or it holds something else, such as an edge to an earlier operator.
     """
     path = folder / "stream_graphs.json.gz"
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             data = json.load(file)
-        return [
-            StreamGraph(
-                np.array(graph["cpu"], np.float64),
-                np.array(graph["payload"], np.float64),
-                np.array(graph["edges"], np.int32).reshape(-1, 2),
-                np.array(graph["selectivity"], np.float64),
-            )
-            for graph in data["graphs"]
-        ]
+        return [_checked(number, graph) for number, graph in enumerate(data["graphs"])]
     except OSError as error:
         raise FileError(
             f"The published stream graphs cannot be read from {path}: {error.strerror or error}. They are not part of placeit; "
             "draw_stream_graph() makes graphs like them."
         ) from None
-    except (EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
+    except (EOFError, zlib.error, ValueError, KeyError, TypeError, OverflowError) as error:
         raise FileError(f"{path} does not hold stream graphs: {type(error).__name__}: {error}.") from None
+
+
+def _checked(number: int, graph: dict[str, Any]) -> StreamGraph:
+    """Make a graph of what a file says. Raises ValueError if that makes no sense."""
+    instructions, payload, selectivity = (np.array(graph[name], np.float64) for name in ("cpu", "payload", "selectivity"))
+    edges = np.array(graph["edges"], np.int64).reshape(-1, 2)
+    ops = len(instructions)
+    if not ops or payload.shape != (ops,) or selectivity.shape != (len(edges),):
+        raise ValueError(f"graph {number}: there are not as many payloads as operators, or selectivities as edges")
+    if not all(np.isfinite(values).all() and (values >= 0).all() for values in (instructions, payload, selectivity)):
+        raise ValueError(f"graph {number}: figures are not all finite and at least 0")
+    if not ((edges[:, 0] >= 0) & (edges[:, 0] < edges[:, 1]) & (edges[:, 1] < ops)).all():
+        raise ValueError(f"graph {number}: edges do not all go from an operator to a later one, of 0 to {ops - 1}")
+    return StreamGraph(instructions, payload, edges.astype(np.int32), selectivity)
 
 
 def split_graphs(graphs: list[StreamGraph], seed: int = 0) -> tuple[list[StreamGraph], list[StreamGraph]]:

@@ -1,5 +1,6 @@
 import gzip
 import itertools
+import json
 import os
 from pathlib import Path
 
@@ -144,6 +145,30 @@ def test_what_holds_no_graphs_is_told(tmp_path):
         path.write_bytes(damaged)
         with pytest.raises(FileError, match="stream_graphs"):
             load_stream_graphs(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"edges": [[0, 1], [1, 3]]}, r"graph 1: .* from an operator to a later one, of 0 to 2"),
+        ({"edges": [[0, 1], [-1, 2]]}, "graph 1: .* from an operator to a later one"),
+        ({"edges": [[0, 2], [2, 1]]}, "graph 1: .* from an operator to a later one"),
+        ({"edges": [[0, 1], [1, 2**70]]}, "does not hold stream graphs"),
+        ({"edges": [[0, 1]]}, "graph 1: .* as many"),
+        ({"payload": [1.0]}, "graph 1: .* as many"),
+        ({"cpu": [], "payload": [], "edges": [], "selectivity": []}, "graph 1: .* as many"),
+        ({"selectivity": [1.0, -1.0]}, "graph 1: .* finite"),
+        ({"cpu": [1.0, float("nan"), 1.0]}, "graph 1: .* finite"),
+    ],
+)
+def test_graphs_that_make_no_sense_are_told(tmp_path, changed, says):
+    good = {"cpu": [1.0, 2.0, 1.0], "payload": [0.1, 0.1, 0.0], "edges": [[0, 1], [1, 2]], "selectivity": [1.0, 1.0]}
+    path = tmp_path / "stream_graphs.json.gz"
+    path.write_bytes(gzip.compress(json.dumps({"graphs": [good]}).encode()))
+    assert [len(graph) for graph in load_stream_graphs(tmp_path)] == [3]
+    path.write_bytes(gzip.compress(json.dumps({"graphs": [good, good | changed]}).encode()))
+    with pytest.raises(FileError, match=says):
+        load_stream_graphs(tmp_path)
 
 
 def test_the_split_is_seeded_and_has_the_ratio_of_the_paper():
