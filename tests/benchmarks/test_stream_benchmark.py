@@ -1,6 +1,7 @@
 """The benchmark of stream graphs on a few graphs: what it reports, not how good it is."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from benchmarks._lab import Lab
 from benchmarks.stream.__main__ import main
 from benchmarks.stream.bench import EXPERIMENTS
-from benchmarks.stream.jobs import Divided, Setup, Training, costs, methods
+from benchmarks.stream.jobs import Divided, Setup, Training, costs, methods, optima
 from benchmarks.stream.parts import calibration
 from benchmarks.stream.sizes import Sizes
 from placeit.placers.metis import partition
@@ -47,6 +48,18 @@ def test_costs_are_those_of_the_placements(tmp_path):
         assert count == len(np.unique(placement))
     assert (costs(lab, "METIS, best of 2-5")[0] <= found).all()
     assert Training("B") in [need for job, _ in methods().values() for need in job.needs]
+
+
+def test_the_optimum_is_found_a_few_graphs_at_a_time_each_once(tmp_path):
+    setup = Setup(replace(TINY, tests=40, exact=12), 0, tmp_path)
+    lab = Lab(setup, 0)
+    jobs = optima(setup)
+    assert len(jobs) > 1
+    lab.run([*jobs, Divided("metis")])
+    graphs, least = (np.concatenate([lab[job][name] for job in jobs]) for name in ("graph", "cost"))
+    small = [number for number, graph in enumerate(setup.tests) if len(graph) <= TINY.operators]
+    assert graphs.tolist() == small[:12]
+    assert (least <= costs(lab, "METIS, best of 2-5")[0][graphs]).all()
 
 
 def test_the_frozen_model_is_that_of_the_problems(tmp_path):

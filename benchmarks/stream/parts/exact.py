@@ -13,17 +13,18 @@ import numpy as np
 from benchmarks._figures import Figures
 from benchmarks._harness import Report
 from benchmarks._lab import Job, Lab
-from benchmarks.stream.jobs import Optimum, Setup, costs, methods
+from benchmarks.stream.jobs import Setup, costs, methods, optima
 
 __all__ = ["jobs", "tell"]
 
 
-def jobs(setup: Setup) -> Sequence[Job]:  # noqa: ARG001
-    return [Optimum(), *(job for job, _ in methods().values())]
+def jobs(setup: Setup) -> Sequence[Job]:
+    return [*optima(setup), *(job for job, _ in methods().values())]
 
 
 def tell(lab: Lab, report: Report, figures: Figures) -> None:
-    graphs, least = lab[Optimum()]["graph"], lab[Optimum()]["cost"]
+    found = [lab[job] for job in optima(lab.setup)]
+    graphs, least = (np.concatenate([outcome[name] for outcome in found]) for name in ("graph", "cost"))
     mean = {}
     for method in methods():
         ratio = least / costs(lab, method)[0][graphs]
