@@ -1,4 +1,4 @@
-"""A package that adds a placer, a backend, a kind of device, an agent and a data set, found through entry points only."""
+"""A package that adds placers, backends, kinds of devices, agents, teachers and data sets, found through entry points only."""
 
 import json
 import os
@@ -105,3 +105,26 @@ def test_a_data_set_of_a_package_is_generated_and_learned_from_by_name(tmp_path:
     said = json.loads(run("-m", "placeit", "train", "dealt:devices=3,rounds=1", *arguments))
     assert said["problems"] == {"source": "chains", "learned_from": 20, "held_out": 2, "unit": "critical path"}
     assert said["agent"] == "dealt"
+
+
+TAUGHT = """
+from placeit.placers.learned.agent import ProblemInstance
+from placeit.placers.learned.registry import make_agent
+from placeit.placers.learned.training.loop import Stage, train
+from placeit.simulator.simulate import SimulatedCost
+from placeit.workloads.registry import find_dataset
+
+problem = next(iter(find_dataset("chains").cases(None, 0))).problem
+instance = ProblemInstance(problem, SimulatedCost(problem), 1.0)
+agent = make_agent("doppler", seed=0, width=16)
+stage = Stage(lambda *_: [instance] * 8, 200, "imitation", learning_rate=0.01, teacher="last-device")
+losses = [one.loss for one in train(agent, [stage], evaluate_on=(), seed=0).history]
+assert losses[-1] < 0.5 * losses[0], losses
+agent.network.eval()
+assert (agent.greedy_placement(problem) == 2).all(), agent.greedy_placement(problem)
+"""
+
+
+@pytest.mark.slow
+def test_a_teacher_of_a_package_is_imitated_by_name(run) -> None:
+    run("-c", TAUGHT)

@@ -11,7 +11,7 @@ from placeit.placers.learned.agent import ProblemInstance
 from placeit.placers.learned.agents.doppler.agent import DopplerAgent
 from placeit.placers.learned.agents.doppler.features import EpisodeState
 from placeit.placers.learned.agents.doppler.graph import Graph, allowed
-from placeit.placers.learned.agents.doppler.teachers import TEACHERS
+from placeit.placers.learned.agents.doppler.teachers import find_teacher, teacher_names
 from placeit.placers.learned.agents.placeto.agent import PlacetoAgent
 from placeit.placers.learned.checkpoint import load_agent, save_agent
 from placeit.placers.learned.training.loop import Stage, train
@@ -135,13 +135,13 @@ def test_exploring_takes_any_answer_and_greed_the_likeliest(explore):
     assert len(np.unique(np.concatenate(one.rollout([instance(problem)] * 50, np.random.default_rng(0)).visited), axis=0)) > 1
 
 
-@pytest.mark.parametrize("teacher", sorted(TEACHERS))
+@pytest.mark.parametrize("teacher", teacher_names())
 def test_a_teacher_answers_as_a_list_scheduler_in_states_that_are_not_its_own(teacher):
     problem = random_problem(10, 3, 6)
     graph, state = Graph.of(problem), EpisodeState(problem, 4)
     rng = np.random.default_rng(0)
     for _ in range(10):
-        ops, devices = TEACHERS[teacher].decide(graph, state)
+        ops, devices = find_teacher(teacher).decide(graph, state)
         for r in range(4):
             ready = np.flatnonzero(state.candidates[r])
             assert ops[r] == ready[np.argmax(graph.seconds_to_exit[ready])]
@@ -159,7 +159,7 @@ def test_an_imitator_comes_to_decide_as_its_teacher(fixed):
     state = EpisodeState(problem, 1)
     graph = Graph.of(problem)
     for _ in range(12):
-        state.place(*TEACHERS[teacher].decide(graph, state))
+        state.place(*find_teacher(teacher).decide(graph, state))
     stage = Stage(lambda *_: [instance(problem)] * 8, 150, "imitation", learning_rate=0.01, teacher=teacher)
     result = train(one, [stage], evaluate_on=(), seed=0)
     assert result.history[-1].loss < 0.5 * result.history[0].loss
@@ -212,7 +212,7 @@ def test_options_out_of_range_are_refused(options, words):
 
 def test_the_teacher_of_a_stage_is_whom_it_imitates():
     instances, one = [instance(random_problem(9, 3, 6, everywhere=1.0))] * 8, agent()
-    losses = [one.loss("imitation", instances, np.random.default_rng(0), name).item() for name in (None, *TEACHERS)]
+    losses = [one.loss("imitation", instances, np.random.default_rng(0), name).item() for name in (None, *teacher_names())]
     assert losses[0] == losses[1] != losses[2]  # the first is the default
 
 

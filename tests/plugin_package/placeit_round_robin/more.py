@@ -1,4 +1,4 @@
-"""A backend, an agent and a data set, for the other groups of entry points."""
+"""A backend, an agent, a teacher and a data set, for the other groups of entry points."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from placeit.backends.openvino.model import OpenVinoModel, describe
 from placeit.core.problem import Problem
 from placeit.core.telemetry import import_openvino
+from placeit.placers.learned.agents.doppler.features import EpisodeState
+from placeit.placers.learned.agents.doppler.graph import Graph, allowed
 from placeit.placers.learned.agents.placeto.agent import PlacetoAgent
 from placeit.workloads.registry import Case, Dataset, Split
 
@@ -32,6 +35,16 @@ class DealtAgent(PlacetoAgent):
     """Placeto under another name."""
 
     name = "dealt"
+
+
+class LastDevice:
+    """A teacher that puts the first op that it can on the last device that is allowed."""
+
+    def decide(self, graph: Graph, state: EpisodeState) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Return an op and a device for each row."""
+        ops = state.candidates.argmax(axis=1)
+        devices = allowed(state, ops)
+        return ops, devices.shape[1] - 1 - devices[:, ::-1].argmax(axis=1)
 
 
 def chains(split: Split | None, seed: int) -> Iterator[Case]:

@@ -23,7 +23,7 @@ from placeit.placers.learned.agents.doppler.features import EpisodeState, device
 from placeit.placers.learned.agents.doppler.graph import Graph
 from placeit.placers.learned.agents.doppler.neighbourhoods import Best
 from placeit.placers.learned.agents.doppler.networks import Network, Progress
-from placeit.placers.learned.agents.doppler.teachers import TEACHERS, Teacher, find_teacher
+from placeit.placers.learned.agents.doppler.teachers import Teacher, find_teacher, teacher_names
 from placeit.placers.learned.training.stages import Draw, Stage
 
 __all__ = ["DopplerAgent"]
@@ -106,7 +106,7 @@ class DopplerAgent:
         affinity: whether PLC sees :func:`~placeit.placers.learned.agents.doppler.features.affinity`.
 
     Attributes:
-        teachers: whom ``imitation`` may learn from: :data:`~placeit.placers.learned.agents.doppler.teachers.TEACHERS`, and
+        teachers: whom ``imitation`` may learn from: :mod:`placeit.placers.learned.agents.doppler.teachers`, and
             ``best`` where PLC is learned.
         explore: how often episodes that are learned from take any answer.
 
@@ -148,7 +148,7 @@ class DopplerAgent:
             affinity,
             0.0,
         )
-        self.teachers = {"imitation": (*TEACHERS, BEST) if place == "learned" else tuple(TEACHERS)}
+        self.teachers = {"imitation": (*teacher_names(), BEST) if place == "learned" else teacher_names()}
         self.network = self._network = Network(width, rounds, progress=passing == "step")
         self._best = Best()
         self._graphs: weakref.WeakKeyDictionary[Problem, Graph] = weakref.WeakKeyDictionary()

@@ -1,19 +1,25 @@
-"""Teachers of imitation: list schedulers that answer in any state of an episode."""
+"""Teachers of imitation: list schedulers that answer in any state of an episode, and those of plug-ins."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from importlib.metadata import EntryPoint
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.core.errors import UsageError
+from placeit.core.registry import entry_table, load_entry
 from placeit.placers.learned.agents.doppler.episodes import EARLIEST_START
 from placeit.placers.learned.agents.doppler.features import EpisodeState
 from placeit.placers.learned.agents.doppler.graph import Graph, allowed
 
-__all__ = ["TEACHERS", "CriticalPath", "EarliestFinish", "Teacher", "find_teacher"]
+__all__ = ["GROUP", "CriticalPath", "EarliestFinish", "Teacher", "find_teacher", "teacher_names"]
+
+GROUP = "placeit.teachers"
+"""The entry-point group in which a plug-in names its teachers."""
+
+_BUILTIN = {"critical-path": f"{__name__}:CriticalPath", "heft": f"{__name__}:EarliestFinish"}
 
 
 class Teacher(Protocol):
@@ -42,14 +48,20 @@ class EarliestFinish:
         return ops, earliest(state, ops, finish=True)
 
 
-TEACHERS: Mapping[str, Teacher] = {"critical-path": CriticalPath(), "heft": EarliestFinish()}
+def teacher_names() -> tuple[str, ...]:
+    """Names of all teachers, the default one first; those of plug-ins are not imported."""
+    return tuple(_table())
 
 
 def find_teacher(name: str) -> Teacher:
-    """Return a teacher by name. Raises UsageError, listing the names."""
-    if name not in TEACHERS:
-        raise UsageError(f"There is no teacher '{name}'; the teachers are {', '.join(TEACHERS)}.")
-    return TEACHERS[name]
+    """Make a teacher by name. Raises UsageError: there is none of that name, or its package cannot be imported."""
+    teacher: Teacher = load_entry("teacher", _table(), name)()
+    return teacher
+
+
+@functools.cache
+def _table() -> dict[str, EntryPoint]:
+    return entry_table("teacher", GROUP, _BUILTIN)
 
 
 def longest_to_exit(graph: Graph, state: EpisodeState) -> NDArray[np.intp]:

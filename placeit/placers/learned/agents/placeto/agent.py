@@ -19,7 +19,7 @@ from placeit.placers.base import Incumbent, option
 from placeit.placers.feasibility import random_placements
 from placeit.placers.learned.agent import ProblemInstance, Trajectory
 from placeit.placers.learned.agents.choice import draw_choice, score_choice
-from placeit.placers.learned.agents.doppler.teachers import TEACHERS, Teacher, find_teacher
+from placeit.placers.learned.agents.doppler.teachers import Teacher, find_teacher, teacher_names
 from placeit.placers.learned.agents.placeto.batch import FEATURES, SUMMARIES, Batch
 from placeit.placers.learned.agents.placeto.lessons import Lessons
 from placeit.placers.learned.agents.savings import savings
@@ -127,7 +127,7 @@ class PlacetoAgent:
         rounds: message passing steps.
 
     Attributes:
-        teachers: whom ``imitation`` may learn from (:data:`placeit.placers.learned.agents.doppler.teachers.TEACHERS`).
+        teachers: whom ``imitation`` may learn from (:mod:`placeit.placers.learned.agents.doppler.teachers`).
         explore: how often episodes that are learned from take any device.
 
     Raises:
@@ -136,7 +136,6 @@ class PlacetoAgent:
 
     name: ClassVar[str] = "placeto"
     version: ClassVar[int] = 1
-    teachers: ClassVar[Mapping[str, Sequence[str]]] = {"imitation": tuple(TEACHERS)}
     network: nn.Module
 
     def __init__(self, devices: int = 20, rounds: int = 8) -> None:
@@ -145,6 +144,7 @@ class PlacetoAgent:
         check_size("agent", "placeto", "devices", devices, 1, 10_000)
         check_size("agent", "placeto", "rounds", rounds, 0, 1000)
         self.devices, self.rounds, self.explore = devices, rounds, 0.0
+        self.teachers: Mapping[str, Sequence[str]] = {"imitation": teacher_names()}
         self.network = _Network(devices, rounds)
 
     @property
