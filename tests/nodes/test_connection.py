@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from beside import beside
 
+import placeit
+from placeit.core.address import Address
 from placeit.core.errors import DeviceError, UsageError
 
 pytest.importorskip("ray")
@@ -181,6 +183,32 @@ def test_without_a_token_a_real_cluster_that_wants_one_is_an_error(tmp_path: Pat
             connection.connect(cluster.address, token=Path("/nowhere"))
         monkeypatch.setenv("RAY_AUTH_TOKEN", "cd" * 32)  # of another cluster
         assert [*connection.connect(cluster.address, token=cluster.token).nodes()] == ["head"]
+    finally:
+        connection.disconnect()
+        cluster.stop(tmp_path / "cluster.json")
+
+
+@pytest.mark.slow
+def test_nodes_without_placeit_or_with_another_version_are_errors_that_say_so(tmp_path: Path) -> None:
+    places, source = dict[str, local.Place](), Path(placeit.__file__).parents[1]
+    for name, change in (
+        ("edge1", "sys.modules['placeit'] = None"),
+        ("edge2", "sys.modules['placeit.devices.nodes.connection'] = None"),
+        ("edge3", "import placeit.core.version; placeit.core.version.__version__ = '0.0.0'"),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "sitecustomize.py").write_text(
+            f"import sys\nif any('default_worker' in word for word in sys.orig_argv):\n    {change}\n"
+        )
+        places[name] = local.Place(enter=("env", f"PYTHONPATH={tmp_path / name}:{source}"))
+    cluster = local.start(["head", *places], tmp_path / "cluster.json", places=places)
+    try:
+        nodes = connection.connect(cluster.address, token=cluster.token)
+        for name in ("edge1", "edge2"):
+            with pytest.raises(DeviceError, match=f"The node '{name}' has no placeit, or another version of it"):
+                nodes.device(Address("CPU", node=name))
+        with pytest.raises(DeviceError, match=r"The node 'edge3' has placeit 0\.0\.0 with OpenVINO .*and this process placeit"):
+            nodes.device(Address("CPU", node="edge3"))
     finally:
         connection.disconnect()
         cluster.stop(tmp_path / "cluster.json")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import pickle
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -132,13 +133,16 @@ class Nodes:
 
     def _on(self, node: Node, job: Callable[[], T], given_up: Callable[[], bool]) -> T:
         """Run a job on a node, and return what it returns. Raises DeviceError."""
-        run = ray_module().remote(num_cpus=0, max_retries=0)(_answer).options(scheduling_strategy=pinned(node))
-        what = f"The node '{node.name}'"
-        versions, value = answer_of(run.remote(job), what, _STARTS_S, lambda: given_up() or not self.connected)
-        if versions != _versions():
+        run = ray_module().remote(num_cpus=0, max_retries=0)(_answering()).options(scheduling_strategy=pinned(node))
+        what, here = f"The node '{node.name}'", _versions()
+        answer = run.remote(pickle.dumps(job), here)
+        there, value = answer_of(answer, what, _STARTS_S, lambda: given_up() or not self.connected)
+        if there is None:
+            raise DeviceError(f"{what} has no placeit, or another version of it ({value}): install the same one.")
+        if there != here:
             raise DeviceError(
-                f"{what} has {' with '.join(versions)}, and this process {' with '.join(_versions())}: install the "
-                "same versions on all nodes."
+                f"{what} has {' with '.join(there)}, and this process {' with '.join(here)}: install the same versions on all "
+                "nodes."
             )
         if isinstance(value, PlaceitError):
             raise DeviceError(f"{what}: {value}")
@@ -158,11 +162,27 @@ def _versions() -> tuple[str, str]:
     return f"placeit {__version__}", f"OpenVINO {import_openvino().get_version()}"
 
 
-def _answer(job: Callable[[], Any]) -> tuple[tuple[str, str], Any]:
+def _answering() -> Callable[[bytes, tuple[str, str]], tuple[Any, Any]]:
+    """A function that Ray sends as code, as it sends none that a module has: the node may have no such module."""
+
+    def answer(job: bytes, versions: tuple[str, str]) -> tuple[Any, Any]:
+        try:
+            from placeit.devices.nodes.connection import _answer
+        except ImportError as error:
+            return None, str(error)
+        return _answer(job, versions)
+
+    return answer
+
+
+def _answer(job: bytes, versions: tuple[str, str]) -> tuple[tuple[str, str], Any]:
+    """Do a job, where it is meant for these versions; return them, and what it returns or, if that is placeit's, raises."""
+    if (here := _versions()) != versions:
+        return here, None
     try:
-        return _versions(), job()
+        return here, pickle.loads(job)()  # noqa: S301 (it comes through Ray, which could bring any code)
     except PlaceitError as error:
-        return _versions(), error
+        return here, error
 
 
 def _find(name: str) -> Device:
@@ -194,8 +214,6 @@ def answer_of(reference: Any, what: str, timeout: float, given_up: Callable[[], 
         cause = error.cause
         if isinstance(cause, PlaceitError):
             raise cause from None
-        if isinstance(cause, ImportError | AttributeError):
-            raise DeviceError(f"{what} has no placeit, or another version of it ({cause}): install the same one.") from error
         if isinstance(cause, MemoryError):
             raise DeviceError(f"{what} has run out of memory.") from error
         raise DeviceError(f"{what}: {type(cause).__name__}: {first_line(cause)}.") from error
