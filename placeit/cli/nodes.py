@@ -16,7 +16,7 @@ from placeit.core.errors import UsageError
 if TYPE_CHECKING:
     from placeit.devices.nodes.local import LocalCluster
 
-__all__ = ["Compress", "CompressOption", "RayOption", "left_behind", "reach_nodes"]
+__all__ = ["PATIENCE_S", "Compress", "CompressOption", "PatienceOption", "RayOption", "left_behind", "reach_nodes"]
 
 
 class Compress(StrEnum):
@@ -28,6 +28,18 @@ class Compress(StrEnum):
 
 
 CompressOption = Annotated[Compress, typer.Option("--compress", help="What float32 tensors are sent as between nodes.")]
+
+PATIENCE_S = 5.0
+
+PatienceOption = Annotated[
+    float,
+    typer.Option(
+        "--patience",
+        metavar="SECONDS",
+        min=1,
+        help="Time without a sign of life after which a device of a node counts as lost.",
+    ),
+]
 
 RayOption = Annotated[
     str | None,
@@ -41,7 +53,10 @@ RayOption = Annotated[
 
 
 def reach_nodes(
-    devices: str | Sequence[str] | None, address: str | None, compress: Compress = Compress.NONE
+    devices: str | Sequence[str] | None,
+    address: str | None,
+    compress: Compress = Compress.NONE,
+    patience: float = PATIENCE_S,
 ) -> str | Sequence[str] | None:
     """Connect to the Ray cluster with the nodes that devices are on; nothing happens if they are on none.
 
@@ -52,11 +67,13 @@ def reach_nodes(
 
     Raises:
         DeviceError, FileError, ClusterError, UsageError: the cluster cannot be reached, or the devices cannot be read.
-        UsageError: something is to be compressed between nodes, and there are none.
+        UsageError: something is to be compressed between nodes, or they are waited for, and there are none.
     """
     nodes, all_of_it = _nodes(devices), devices is None and address is not None
-    if not nodes and not all_of_it and compress != Compress.NONE:
-        raise UsageError("--compress is about tensors between nodes, and no device is on one: leave it out.")
+    if not nodes and not all_of_it:
+        for option, given in (("--compress", compress != Compress.NONE), ("--patience", patience != PATIENCE_S)):
+            if given:
+                raise UsageError(f"{option} is about nodes, and no device is on one: leave it out.")
     if not nodes and address is None:
         return devices
     from placeit.devices.nodes import connection, local
@@ -67,7 +84,7 @@ def reach_nodes(
             here = _start(["head", *(name for name in nodes if name != "head")])
         address = here.address
     token = here.token if here is not None and here.address == address else None
-    reached = connection.connect(address, token=token, compress=compress.value)
+    reached = connection.connect(address, token=token, compress=compress.value, patience=patience)
     atexit.register(connection.disconnect)
     return [device.name for device in reached.available()] if all_of_it else devices
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from placeit.cli.nodes import Compress, CompressOption, RayOption, reach_nodes
+from placeit.cli.nodes import PATIENCE_S, Compress, CompressOption, PatienceOption, RayOption, reach_nodes
 from placeit.cli.paths import read_tensors
 from placeit.core.errors import UsageError
 
@@ -134,6 +134,7 @@ class SessionOptions(GroupOptions):
     devices: DevicesOption = None
     ray_address: RayOption = None
     compress: CompressOption = Compress.NONE
+    patience: PatienceOption = PATIENCE_S
     precision: PrecisionOption = Precision.F32
     inputs: InputsOption = None
     no_cache: NoCacheOption = False
@@ -153,7 +154,7 @@ class SessionOptions(GroupOptions):
         """Open the model on a cluster, or on the devices of the command line."""
         from placeit.session import Session
 
-        devices = reach_nodes(self.devices, self.ray_address, self.compress) if cluster is None else cluster
+        devices = reach_nodes(self.devices, self.ray_address, self.compress, self.patience) if cluster is None else cluster
         model = self.load()
         return Session(
             model,
