@@ -34,9 +34,10 @@ NODES = ("head", "edge1", "edge2")
 SLEEP_S, HOPS = {False: 2e-3, True: 5e-3}, {False: 12, True: 6}  # on the loopback interface, and on a network
 SIZES = (1_000, 100_000, 1_000_000)
 """Elements of float32."""
+LONG = 1_000_000
+"""Elements of tensors that are sent fewer times, and whose overhead on the loopback interface, which is copying, has no bound."""
 MOST_MS, MOST_PERCENT = 1.5, 7.0
 OURS = "placeit"
-_COUNTED = 3  # runs whose bytes are counted
 
 Timer = Callable[[], float]
 
@@ -86,19 +87,18 @@ class _Graph:
             plan = self._spread(runtime)
             executor = stack.enter_context(runtime.executor(plan))
             executor.set_inputs(self._model.random_inputs())
-            timers: dict[str, Timer] = {
+            once: dict[str, Timer] = {
                 OURS: functools.partial(executor.time, timeout=60),
                 "Ray's references": self._references(plan, stack),
                 "Ray's compiled graph": self._compiled(plan, stack),
             }
-            if made is not None:
-                timers = {who: functools.partial(_second, timer) for who, timer in timers.items()}
+            timers = once if made is None else {who: functools.partial(_second, timer) for who, timer in once.items()}
             race = Race(timers, seed=args.seed)
             race.warm_up()
             begin, used = time.perf_counter(), 0.0 if made is None else made.switch_cpu()
             results = race.run(rounds=self._rounds(args.quick), drop_losers=False)
             cores = None if made is None else (made.switch_cpu() - used) / (time.perf_counter() - begin)
-            crossed = {who: None if made is None else _crossed(timer, made) for who, timer in timers.items()}
+            crossed = {who: None if made is None else made.crossed_by(timer) for who, timer in once.items()}
         path_s, segments = self._critical_path(plan)
         for who, taken in results.items():
             self._tell(report, who, taken, path_s, segments, self._tensor_bytes(plan), crossed[who], cores)
@@ -106,7 +106,7 @@ class _Graph:
     def _rounds(self, quick: bool) -> int:
         if self._made is None:
             return 20 if quick else 100
-        return 6 if quick or self._elements > SIZES[1] else 30
+        return 6 if quick or self._elements >= LONG else 30
 
     def _tell(
         self,
@@ -142,7 +142,7 @@ class _Graph:
             return
         where = "" if self._made is None else ", shaped"
         what = f"{self._shape}, {self._elements * 4 / 1e3:g} kB{where}"
-        bound = self._made is not None or self._elements <= SIZES[1]
+        bound = self._made is not None or self._elements < LONG
         report.claim(f"{what}: overhead per segment and hop", overhead_ms, "ms", at_most=MOST_MS if bound else None)
         if self._made is not None:
             report.claim(f"{what}: over the critical path", over_percent, "%", at_most=MOST_PERCENT)
@@ -274,15 +274,6 @@ def _second(timer: Timer) -> float:
     """Run twice, and time the second run: after a pause, TCP sends slowly at first, whoever uses it."""
     timer()
     return timer()
-
-
-def _crossed(timer: Timer, made: Network) -> float:
-    """Bytes that cross the network in a run, with what Ray's processes say to each other meanwhile."""
-    timer()
-    before = made.crossed()
-    for _ in range(_COUNTED):
-        timer()
-    return (made.crossed() - before) / (_COUNTED * 2)  # a timer runs twice
 
 
 def _diamonds(elements: int, hops: int) -> OpenVinoModel:

@@ -77,6 +77,7 @@ def _race(session: Session, where: str, made: Network, args: Args, report: Repor
         begin, used = time.perf_counter(), made.switch_cpu()
         results = race.run(rounds=8 if args.quick else 30, drop_losers=False)
         cores = (made.switch_cpu() - used) / (time.perf_counter() - begin)
+        crossed = {who: made.crossed_by(timer) for who, timer in timers.items()}
     best = min(session.cluster.names, key=lambda name: results[name].median)
     for who, taken in results.items():
         plan = plans.get(who)
@@ -89,6 +90,7 @@ def _race(session: Session, where: str, made: Network, args: Args, report: Repor
             high_ms=taken.ci_high * 1e3,
             simulated_ms=None if plan is None else plan.schedule.makespan * 1e3,
             over_best_node=faster(taken, results[best]).ratio,
+            bytes_that_cross_kb=crossed[who] / 1e3,
             cores_of_the_switch=cores,
         )
     off = (split.schedule.makespan / results["split"].median - 1) * 100

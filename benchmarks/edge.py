@@ -6,12 +6,13 @@ interleaved race. No segment computes anything, so that what exceeds the critica
 late. It is divided by the number of segments on that path; each of them is on another node than the one before.
 
 Nodes are first joined by the loopback interface, then by an emulated network of 100 Mbit/s and 5 ms, which needs root
-(``_network.py``). Its switch takes CPU time that is told: so many cores are missing for all else. What crosses it is counted,
-beside the bytes of the tensors that have to.
+(``_network.py``). Its switch takes CPU time that is told: so many cores are missing for all else. There the second of two
+calls is timed, as TCP sends slowly after a pause, whoever uses it. The bytes that cross in a call are counted, beside those of
+the tensors that have to.
 
 Models run on a head of one core and two edge nodes that have a CPU quota of 0.3 cores each, over that network and over one of
 1 Gbit/s. The split with the lowest simulated time is raced against every single node and against the same split through Ray's
-references, and compared with what the simulator said.
+references, and compared with what the simulator said. What crosses the network is counted here, too.
 """
 
 from __future__ import annotations
