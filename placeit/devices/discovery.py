@@ -49,7 +49,12 @@ def discover(spec: str | Sequence[str] | None = None) -> Cluster:
 def resolve(addresses: Sequence[Address]) -> list[Device]:
     """Find what is at some addresses, of this machine or of connected nodes. Raises DeviceError; see :func:`discover`."""
     core = openvino_core()
-    return [_resolve(core, address) for address in addresses]
+    devices = [_resolve(core, address) for address in addresses]
+    if any(address.node for address in addresses):
+        from placeit.devices.nodes.connection import connected
+
+        connected().warn_of_shared_cores(devices)
+    return devices
 
 
 def available() -> list[Device]:

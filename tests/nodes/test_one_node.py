@@ -115,6 +115,24 @@ def test_where_no_device_is_left_every_request_fails_with_the_reason(nodes: conn
                 _use_up(server, model.sample_inputs())
 
 
+def test_devices_of_several_nodes_that_share_cores_of_one_machine_are_warned_of_once(
+    nodes: connection.Nodes, caplog: pytest.LogCaptureFixture
+) -> None:
+    same = THERE.removeprefix("head/")
+    for _ in range(2):
+        discover([THERE, same])
+    discover(["head/CPU", same])
+    assert [record.message.partition(":")[0] for record in caplog.records] == [
+        f"{THERE} and {same} share cores of one machine",
+        f"head/CPU and {same} share cores of one machine",
+    ]
+    caplog.clear()
+    discover([f"head/CPU@{allowed_cores()[0]}", "head/CPU"])  # of one node, which is refused when they are opened
+    if len(allowed_cores()) > 1:
+        discover([THERE, HERE])
+    assert caplog.records == []
+
+
 def _use_up(server: Server, inputs: Arrays) -> None:
     while True:
         server.submit(inputs).result(60)

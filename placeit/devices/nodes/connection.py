@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import logging
 import math
 import pickle
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
@@ -32,6 +34,8 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+_LOG = logging.getLogger("placeit")
 
 LABEL = "placeit-node"
 """The Ray label that names a node."""
@@ -75,7 +79,8 @@ class Nodes:
     patience: float = 5.0
     token: Path | None = None
     on_lost: list[Callable[[str, str], None]] = field(default_factory=list)
-    _checked: set[str] = field(default_factory=set)
+    _machines: dict[str, str] = field(default_factory=lambda: {"": _machine()})  # that nodes are on; "" is this process
+    _warned: set[frozenset[str]] = field(default_factory=set)
 
     def nodes(self) -> Mapping[str, Node]:
         """The nodes that are alive, by name, the head first. Raises DeviceError if two have one name."""
@@ -112,9 +117,24 @@ class Nodes:
                 f"{address}: of other nodes, CPU core sets can be used, driven by OpenVINO (NODE/CPU, NODE/CPU@0)."
             )
         node = self.node(address.node)
-        found = self._on(node, functools.partial(_find, str(replace(address, node=""))), given_up)
+        found, self._machines[address.node] = self._on(node, functools.partial(_find, str(replace(address, node=""))), given_up)
         sent = f", tensors as {get_args(Compression)[self.coding]}" if self.coding else ""
         return replace(found, name=str(address), address=address, driver=f"{found.driver}, at {node.host}{sent}")
+
+    def warn_of_shared_cores(self, devices: Sequence[Device]) -> None:
+        """Warn, once, of devices of several nodes that share cores of one machine: no cost of either knows the other one."""
+        of_node = [(device, device.where.node, set(device.cores)) for device in devices if device.core_set]
+        for (one, here, cores), (other, there, others) in itertools.combinations(of_node, 2):
+            pair = frozenset({one.name, other.name})
+            together = here != there and self._machines.get(here) == self._machines.get(there)
+            if together and cores & others and pair not in self._warned:
+                self._warned.add(pair)
+                _LOG.warning(
+                    "%s and %s share cores of one machine: each is slower while the other one is busy, and no prediction takes "
+                    "that into account. Choose cores that differ.",
+                    one.name,
+                    other.name,
+                )
 
     @property
     def connected(self) -> bool:
@@ -185,10 +205,15 @@ def _answer(job: bytes, versions: tuple[str, str]) -> tuple[tuple[str, str], Any
         return here, error
 
 
-def _find(name: str) -> Device:
+def _find(name: str) -> tuple[Device, str]:
     from placeit.devices.discovery import discover
 
-    return discover(name).devices[0]
+    return discover(name).devices[0], _machine()
+
+
+def _machine() -> str:
+    """What tells a machine from others, whatever containers and network namespaces it has."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def answer_of(reference: Any, what: str, timeout: float, given_up: Callable[[], bool] = lambda: False) -> Any:
