@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 __all__ = ["Coding", "coded", "coded_type", "decode"]
 
 
+_LEAST_SCALE = np.finfo(np.float32).tiny
+
+
 class Coding(IntEnum):
     """What a tensor is sent as."""
 
@@ -33,16 +36,20 @@ def coded_type(coding: int, dtype: np.dtype[np.generic]) -> np.dtype[np.generic]
 
 
 def coded(coding: int, value: NDArray[np.generic]) -> tuple[NDArray[np.generic], float]:
-    """Return what to send of a contiguous tensor, and its scale. What is beyond the range of a float16 becomes infinite."""
+    """Return what to send of a contiguous tensor, and its scale.
+
+    What is beyond the range of a float16 becomes infinite. A tensor of which int8 would keep nothing, as it has infinities or
+    NaN, or hardly anything but zeros, is sent as it is.
+    """
     if coding == Coding.NONE or value.dtype != np.float32:
         return value, 0.0
     if coding == Coding.FP16:
         with np.errstate(over="ignore"):
             return value.astype(np.float16), 0.0
-    largest = float(np.max(np.abs(value), initial=0.0))
-    scale = largest / 127 if np.isfinite(largest) and largest > 0 else 1.0
-    with np.errstate(invalid="ignore"):
-        return np.rint(value.astype(np.float32, copy=False) / np.float32(scale)).astype(np.int8), scale
+    scale = np.float32(float(np.max(np.abs(value), initial=0.0)) / 127 or 1.0)
+    if not _LEAST_SCALE <= scale < np.inf:
+        return value, 0.0
+    return np.rint(value.astype(np.float32, copy=False) / scale).astype(np.int8), float(scale)
 
 
 def decode(coding: int, received: NDArray[np.generic], scale: float, into: NDArray[np.generic]) -> None:
