@@ -3,26 +3,30 @@
 python -m examples.read_text --devices CPU@0,CPU@1 --rate 5 --pictures 20
 
 The detector finds lines of text in a picture, the classifier says of each line whether it is upside down, and the recogniser
-reads it. A picture may have any number of lines. The models come with the package ``rapidocr-onnxruntime``. The detector runs
-on the first device, the other two on the last.
+reads it. A picture may have any number of lines. The models come with the package ``rapidocr-onnxruntime``. Each of them runs
+where all together read the most pictures, by what they take for some of these on each device.
 """
 
 import argparse
 import contextlib
 import importlib.util
 import itertools
+import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import cv2
 import numpy as np
 import onnx
 
-from placeit import Pipeline, Session, Stage
+from placeit import ModelStage, PlacedStages, PlaceitError, Session, place_stages
+from placeit.core.errors import UsageError
 from placeit.runtime.serving import Outputs
+from placeit.simulator.load import check_rate
 
 SIDE, HEIGHT = 320, 48  # of pictures, and of lines
 WIDTHS = {"classifier": 192, "recogniser": 320}
@@ -32,6 +36,12 @@ FILES = {
     "recogniser": ("ch_PP-OCRv4_rec_infer.onnx", (1, 3, HEIGHT, WIDTHS["recogniser"])),
 }
 TEXT, BOX, UPSIDE_DOWN = 0.3, 0.5, 0.9  # thresholds
+WORDS = ("DEVICE", "STREAM", "QUEUE", "MODEL")
+
+
+def texts_of(number: int) -> list[str]:
+    """The lines of a picture: none to three."""
+    return [f"{WORDS[(number + i) % 4]}{number}" for i in range(number % 4)]
 
 
 def draw_page(lines: Sequence[str]) -> np.ndarray:
@@ -83,54 +93,68 @@ def reading(characters: Sequence[str], outputs: Sequence[Outputs]) -> list[str]:
 
 
 @contextlib.contextmanager
-def open_reader(devices: Sequence[str]) -> Iterator[Pipeline]:
-    """Open the three models, one stage each."""
+def open_reader(devices: Sequence[str]) -> Iterator[PlacedStages]:
+    """Open the three models, and find their devices."""
     spec = importlib.util.find_spec("rapidocr_onnxruntime")
     if spec is None or spec.origin is None:
-        raise SystemExit("The models come with rapidocr-onnxruntime: pip install rapidocr-onnxruntime")
+        raise UsageError("The models come with rapidocr-onnxruntime: pip install rapidocr-onnxruntime")
     folder = Path(spec.origin).parent / "models"
     metadata = {entry.key: entry.value for entry in onnx.load(folder / FILES["recogniser"][0]).metadata_props}
     characters = ["", *metadata["character"].splitlines(), " "]
+
+    def split(name: str) -> Callable[[Any], list[dict[str, np.ndarray]]]:
+        return lambda lines: [network_input(fitted(line, WIDTHS[name])) for line in lines]
+
     with contextlib.ExitStack() as stack:
-        servers = {}
-        for name, (file, shape) in FILES.items():
-            device = devices[0] if name == "detector" else devices[-1]
-            session = stack.enter_context(Session(folder / file, [device], input_shapes={"x": shape}))
-            whole = session.placement(np.zeros(len(session.grouping.groups), int))
-            # as one segment, so that nothing has to be profiled
-            servers[name] = stack.enter_context(session.serve(replace(whole, segments=np.zeros(len(whole.op_names), np.int32))))
-
-        def split(name: str) -> Any:
-            return lambda lines: [network_input(fitted(line, WIDTHS[name])) for line in lines]
-
+        detector, classifier, recogniser = (
+            stack.enter_context(Session(folder / file, devices, input_shapes={"x": shape})) for file, shape in FILES.values()
+        )
         stages = [
-            Stage("detector", servers["detector"], lambda page: [network_input(page)], cut_lines),
-            Stage("classifier", servers["classifier"], split("classifier"), turned),
-            Stage("recogniser", servers["recogniser"], split("recogniser"), lambda _, outputs: reading(characters, outputs)),
+            ModelStage("detector", detector, lambda page: [network_input(page)], cut_lines),
+            ModelStage("classifier", classifier, split("classifier"), turned),
+            ModelStage("recogniser", recogniser, split("recogniser"), lambda _, outputs: reading(characters, outputs)),
         ]
-        yield stack.enter_context(Pipeline(stages))
+        yield place_stages(stages, [draw_page(texts_of(number)) for number in range(4)])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Read text in pictures with three models, as pictures come in.")
-    parser.add_argument("--devices", default="CPU@0", help="device of the detector, and of the other two")
+    parser.add_argument("--devices", default="CPU@0", help="devices for the three models, such as CPU@0,CPU@1")
     parser.add_argument("--rate", type=float, default=5.0, help="pictures per second")
     parser.add_argument("--pictures", type=int, default=20)
     options = parser.parse_args()
-    words = ("DEVICE", "STREAM", "QUEUE", "MODEL")
-    pages = [[f"{words[(n + i) % 4]}{n}" for i in range(n % 4)] for n in range(options.pictures)]
-    with open_reader(options.devices.split(",")) as reader:
-        begin, latency, futures = time.perf_counter(), list[float](), []
-        for number, lines in enumerate(pages):
-            due = begin + number / options.rate
-            time.sleep(max(0.0, due - time.perf_counter()))
-            futures.append(reader.submit(draw_page(lines)))
-            futures[-1].add_done_callback(lambda _, due=due: latency.append(time.perf_counter() - due))
-        right = sum(future.result() == lines for future, lines in zip(futures, pages, strict=True))
-        seconds = time.perf_counter() - begin
+    try:
+        check_rate(options.rate)
+    except UsageError as error:
+        parser.error(str(error))
+    if options.pictures < 1:
+        parser.error(f"--pictures is {options.pictures}; it must be at least 1.")
+    try:
+        read(options.devices.split(","), options.rate, options.pictures)
+    except PlaceitError as error:
+        sys.exit(str(error))
+
+
+def read(devices: Sequence[str], rate: float, count: int) -> None:
+    """Have pictures come in at a rate, and say what came of them."""
+    pages = [texts_of(number) for number in range(count)]
+    with open_reader(devices) as placed:
+        for name, where in placed.where.items():
+            print(f"{name} on {', '.join(where)}")
+        print(f"by that, {placed.capacity:.2f} pictures per second at most: {placed.bottleneck.name} is busy all the time then")
+        ended: SimpleQueue[tuple[float, int]] = SimpleQueue()
+        with placed.open() as reader:
+            begin, futures = time.perf_counter(), list[Future[list[str]]]()
+            for number, lines in enumerate(pages):
+                time.sleep(max(0.0, begin + number / rate - time.perf_counter()))
+                futures.append(reader.submit(draw_page(lines)))
+                futures[-1].add_done_callback(lambda _, number=number: ended.put((time.perf_counter(), number)))
+            right = sum(future.result() == lines for future, lines in zip(futures, pages, strict=True))
+        ends = [ended.get() for _ in pages]  # a callback may run after result() has returned
     print(f"{reader.entered} pictures in, {reader.left} out, {right} read as they were written")
     print(", ".join(f"{count} requests to the {name}" for name, count in reader.requests.items()))
-    p50, p95 = np.percentile(latency, (50, 95)) * 1e3
+    p50, p95 = np.percentile([at - begin - number / rate for at, number in ends], (50, 95)) * 1e3
+    seconds = max(at for at, _ in ends) - begin
     print(f"{len(pages) / seconds:.2f} pictures per second; latency p50 {p50:.0f} ms, p95 {p95:.0f} ms from arrival")
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from placeit.optimizer.measured_cost import MeasuredCost
     from placeit.optimizer.optimize import optimize
     from placeit.optimizer.result import Optimized, Unplanned
+    from placeit.optimizer.stages import ModelStage, PlacedStages, place_stages
     from placeit.placers.api import place
     from placeit.placers.registry import placer_names
     from placeit.planning.coarsen import Grouping, coarsen
@@ -43,10 +44,12 @@ __all__ = [
     "Link",
     "MeasuredCost",
     "Model",
+    "ModelStage",
     "OpGraph",
     "Optimized",
     "OutputError",
     "Pipeline",
+    "PlacedStages",
     "PlaceitError",
     "Placement",
     "Problem",
@@ -63,6 +66,7 @@ __all__ = [
     "load",
     "optimize",
     "place",
+    "place_stages",
     "placer_names",
     "read_cluster",
     "schedule",
@@ -80,11 +84,13 @@ _HOME = {
     "Link": "placeit.core.cluster",
     "MeasuredCost": "placeit.optimizer.measured_cost",
     "Model": "placeit.backends.base",
+    "ModelStage": "placeit.optimizer.stages",
     "OpGraph": "placeit.core.graph",
     "Optimized": "placeit.optimizer.result",
     "OutputError": "placeit.runtime.check",
     "Placement": "placeit.core.placement",
     "Pipeline": "placeit.runtime.pipeline",
+    "PlacedStages": "placeit.optimizer.stages",
     "PlaceitError": "placeit.core.errors",
     "Problem": "placeit.core.problem",
     "RunReport": "placeit.runtime.run_report",
@@ -100,6 +106,7 @@ _HOME = {
     "load": "placeit.backends",
     "optimize": "placeit.optimizer.optimize",
     "place": "placeit.placers.api",
+    "place_stages": "placeit.optimizer.stages",
     "placer_names": "placeit.placers.registry",
     "read_cluster": "placeit.devices.clusterfile",
     "schedule": "placeit.simulator.simulate",

@@ -90,6 +90,15 @@ def test_an_example_says_what_is_wrong_in_a_sentence() -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(("option", "says"), [("--pictures", "at least 1"), ("--rate", "positive and finite")])
+def test_reading_no_pictures_or_none_per_second_is_refused(option: str, says: str) -> None:
+    command = [sys.executable, "-m", "examples.read_text", option, "0"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_the_cluster_file_describes_an_emulated_pair() -> None:
     cluster = read_cluster(ROOT / "examples" / "cluster.yaml", check=False)
     assert [device.slowdown for device in cluster.devices] == [1.0, 1.5]
@@ -98,7 +107,11 @@ def test_the_cluster_file_describes_an_emulated_pair() -> None:
 
 @pytest.mark.slow
 def test_pictures_are_read_by_three_models_in_a_row_and_none_is_lost(example: Example) -> None:
-    printed = example("read_text", "--devices", f"CPU@{allowed_cores()[0]}", "--pictures", "5", "--rate", "20")
+    core = f"CPU@{allowed_cores()[0]}"
+    printed = example("read_text", "--devices", core, "--pictures", "5", "--rate", "20")
+    for name in ("detector", "classifier", "recogniser"):
+        assert f"{name} on {core}\n" in printed
+    assert re.search(rf"by that, \d+\.\d+ pictures per second at most: {core} is busy all the time then", printed)
     assert "5 pictures in, 5 out, 5 read as they were written" in printed
     assert "5 requests to the detector, 6 requests to the classifier, 6 requests to the recogniser" in printed
     assert re.search(r"pictures per second; latency p50 \d+ ms, p95 \d+ ms from arrival", printed)

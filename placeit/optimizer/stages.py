@@ -1,0 +1,225 @@
+"""Several models in a row as one application graph: on which devices each of them is to run.
+
+An op of the graph is a share of a stage's requests, and its seconds are those that one item of the source causes there, on the
+mean: what a request takes, times the requests that an item leads to. So the capacity of a placement is the bound of
+:mod:`placeit.simulator.throughput`. A stage whose shares are on several devices has a replica on each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.backends.base import Arrays
+from placeit.core.errors import UsageError
+from placeit.core.placement import Placement
+from placeit.core.problem import Problem
+from placeit.placers.annealing import Annealing
+from placeit.placers.exact import Exact
+from placeit.runtime.measure import Race
+from placeit.runtime.pipeline import Pipeline, Stage
+from placeit.runtime.serving import QUEUE, Answer, Outputs, Server
+from placeit.session import Session
+from placeit.simulator.throughput import Bottleneck, ThroughputCost, bottleneck
+
+__all__ = ["ModelStage", "PlacedStages", "place_stages"]
+
+_WORTH = 0.98  # of the seconds per item, for a stage to be on more devices than one
+
+
+@dataclass(frozen=True, eq=False)
+class ModelStage:
+    """A stage of a pipeline that is to be placed.
+
+    Attributes:
+        name: of the stage.
+        session: of its model, on the devices that it may run on.
+        split: see :class:`placeit.Stage`.
+        join: see there.
+    """
+
+    name: str
+    session: Session
+    split: Callable[[Any], Sequence[Arrays]]
+    join: Callable[[Any, Sequence[Outputs]], Any]
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedStages:
+    """Stages, and where each of them runs.
+
+    Attributes:
+        stages: in order.
+        problem: the application graph. Each stage is as many ops as there are devices; edges have bytes per item.
+        devices: ``int32[V]``, of its ops.
+        requests: ``float64[S]``, that an item leads to in each stage, on the mean.
+        seconds: ``float64[S, D]``, of a request of each stage that is alone on each device.
+    """
+
+    stages: Sequence[ModelStage]
+    problem: Problem
+    devices: NDArray[np.int32]
+    requests: NDArray[np.float64]
+    seconds: NDArray[np.float64]
+
+    @property
+    def bottleneck(self) -> Bottleneck:
+        """What limits how many items are served, and for how long an item keeps it and every other device busy."""
+        return bottleneck(self.problem, self.devices)
+
+    @property
+    def capacity(self) -> float:
+        """Items per second that the devices have the time for."""
+        return 1.0 / self.bottleneck.seconds
+
+    @property
+    def where(self) -> Mapping[str, tuple[str, ...]]:
+        """The devices of each stage, by name."""
+        names, shares = self.problem.device_names, self.devices.reshape(len(self.stages), -1)
+        return {stage.name: tuple(names[d] for d in np.unique(own)) for stage, own in zip(self.stages, shares, strict=True)}
+
+    @property
+    def placements(self) -> Mapping[str, Placement]:
+        """The placement of each stage's model, whole, with replicas if it is on several devices."""
+        return {stage.name: _whole(stage.session, self.where[stage.name]) for stage in self.stages}
+
+    @contextlib.contextmanager
+    def open(self, *, window: int = 16, queue: int = QUEUE) -> Iterator[Pipeline]:
+        """Open a server for each stage, and the pipeline through them; all are closed in the end.
+
+        Args:
+            window: items under way, at most.
+            queue: requests that may wait at each server.
+        """
+        with contextlib.ExitStack() as stack:
+            servers = [
+                stack.enter_context(stage.session.serve(self.placements[stage.name], queue=queue)) for stage in self.stages
+            ]
+            stages = [Stage(one.name, server, one.split, one.join) for one, server in zip(self.stages, servers, strict=True)]
+            yield stack.enter_context(Pipeline(stages, window=window))
+
+
+def place_stages(stages: Sequence[ModelStage], items: Sequence[Any], *, rounds: int = 6, seed: int = 0) -> PlacedStages:
+    """Find the devices of stages with which a pipeline serves the most items per second.
+
+    The requests of some items are run on each device, one at a time, in rounds. Of all placements the best by these times is
+    chosen (by simulated annealing, if they are too many for an exact search), and a stage is on one device unless several of
+    them serve at least 2 % more. What ``split`` and ``join`` take is not counted, and neither is memory; between stages, items
+    are in the memory of this process, which is no link.
+
+    Args:
+        stages: in order, with sessions on the same devices.
+        items: what comes in, such as it will be: how many requests they lead to in each stage counts.
+        rounds: runs of all these requests on each device.
+        seed: of the order of runs, and of annealing.
+
+    Raises:
+        UsageError: no stages or items; sessions of different devices, or described ones; a stage gets no request.
+        ExecutionError: a run failed.
+    """
+    if not stages or not items:
+        raise UsageError("Stages are placed by what items ask of them: give one stage and one item at least.")
+    names = stages[0].session.cluster.names
+    for stage in stages:
+        if stage.session.cluster.names != names:
+            raise UsageError(
+                f"The stages '{stages[0].name}' and '{stage.name}' have different devices ({', '.join(names)}; "
+                f"{', '.join(stage.session.cluster.names)}): open their sessions on the same ones."
+            )
+        if not stage.session.executable:
+            raise UsageError("Devices that are only described run nothing, so stages cannot be placed on them.")
+    requests, sizes = np.zeros(len(stages)), np.zeros(len(stages))
+    seconds = np.zeros((len(stages), len(names)))
+    for s, stage in enumerate(stages):
+        asked = [list(stage.split(item)) for item in items]
+        requests[s] = sum(map(len, asked)) / len(items)
+        sizes[s] = sum(value.nbytes for one in asked for inputs in one for value in map(np.asarray, inputs.values())) / len(
+            items
+        )
+        if not requests[s]:
+            raise UsageError(f"None of the items leads to a request of the stage '{stage.name}': give others.")
+        seconds[s], answers = _measured(stage, asked, rounds, seed)
+        items = [stage.join(item, outputs) for item, outputs in zip(items, answers, strict=True)]
+    problem = _problem(stages, seconds * requests[:, None], sizes)
+    return PlacedStages(stages, problem, _best(problem, len(stages), seed), requests, seconds)
+
+
+def _whole(session: Session, names: Sequence[str]) -> Placement:
+    """The whole model on each of some devices, in one segment, of which nothing has to be profiled."""
+    groups = len(session.grouping.groups)
+    first, *others = (
+        replace(one, segments=np.zeros(len(one), np.int32))
+        for one in (session.placement(np.full(groups, session.cluster.names.index(name), np.int32)) for name in names)
+    )
+    return replace(first, replicas=tuple(others))
+
+
+def _measured(
+    stage: ModelStage, asked: Sequence[Sequence[Arrays]], rounds: int, seed: int
+) -> tuple[NDArray[np.float64], list[list[Outputs]]]:
+    """Seconds of a request on each device, ``float64[D]``, and the outputs of all, by item."""
+    session, every = stage.session, list(itertools.chain(*asked))
+    with contextlib.ExitStack() as stack:
+        servers = {name: stack.enter_context(session.serve(_whole(session, [name]))) for name in session.cluster.names}
+        found = Race({name: functools.partial(_seconds, server, every) for name, server in servers.items()}, seed=seed).run(
+            rounds=rounds, drop_losers=False
+        )
+        answers = iter([_answered(next(iter(servers.values())), inputs).result() for inputs in every])
+    outputs = [list(itertools.islice(answers, len(one))) for one in asked]
+    return np.array([found[name].median for name in session.cluster.names]) / len(every), outputs
+
+
+def _seconds(server: Server, every: Sequence[Arrays]) -> float:
+    """What some requests take, one after the other."""
+    ended = [_answered(server, inputs) for inputs in every]
+    return sum(answer.ended - answer.begun for answer in ended)
+
+
+def _answered(server: Server, inputs: Arrays) -> Answer:
+    answer = server.submit(inputs)
+    answer.result()
+    return answer
+
+
+def _problem(stages: Sequence[ModelStage], seconds: NDArray[np.float64], sizes: NDArray[np.float64]) -> Problem:
+    """The application graph, by the seconds per item of stages, ``float64[S, D]``, and the bytes per item that they take in."""
+    cluster, width = stages[0].session.cluster, seconds.shape[1]
+    edges = [
+        (width * s + i, width * (s + 1) + j)
+        for s in range(len(stages) - 1)
+        for i, j in itertools.product(range(width), repeat=2)
+    ]
+    return Problem.from_arrays(
+        np.repeat(seconds / width, width, axis=0),
+        np.array(edges, np.int32).reshape(-1, 2),
+        np.repeat(sizes[1:] / width**2, width**2),
+        np.full((width, width), np.inf),
+        np.zeros((width, width)),
+        conflicts=cluster.conflicts(),
+        op_names=[f"{stage.name}, {share + 1} of {width}" for stage in stages for share in range(width)],
+        device_names=cluster.names,
+    )
+
+
+def _best(problem: Problem, stages: int, seed: int) -> NDArray[np.int32]:
+    """The placement of least seconds per item, with no more replicas than gain something."""
+    cost = ThroughputCost(problem)
+    try:
+        found = Exact().place(problem, cost, seed=seed, evaluations=None)
+    except UsageError:
+        found = Annealing(restarts=4).place(problem, cost, seed=seed, evaluations=None)
+    most = float(cost(found)[0]) / _WORTH
+    for s in range(stages):
+        whole = np.repeat(found[None], problem.devices, axis=0)
+        whole[:, s * problem.devices : (s + 1) * problem.devices] = np.arange(problem.devices)[:, None]
+        seconds = cost(whole)
+        if seconds.min() <= most:
+            found = whole[int(seconds.argmin())]
+    return found
