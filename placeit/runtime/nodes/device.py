@@ -171,6 +171,7 @@ class NodeDevice:
             self.address, self.pid = answer_of(answer, f"{self.name}, when it was opened,", _STARTS_S, given_up)
             sock = connect(self.address, self.secret, DRIVER)
             self.connection = Connection(sock, self.name, self, self._nodes.patience)
+            self._ping()  # before anything else is sent there: what is reported is in its time
         except BaseException:
             self.worker.close()
             ray_module().kill(self._actor)
@@ -369,7 +370,10 @@ class NodeDevice:
             if silent > self._nodes.patience * (_LOADING if self._asked > 0 else 1):
                 self._lose(f"it has shown no sign of life for {silent:.1f} s: it hangs, or its network is cut off")
                 return
-            self.connection.send(Frame(Kind.PING, start=perf_counter()), urgency=(-1.0,))
+            self._ping()
+
+    def _ping(self) -> None:
+        self.connection.send(Frame(Kind.PING, start=perf_counter()), urgency=(-1.0,))
 
     # -- ends -------------------------------------------------------------------------------------------------------------
 
