@@ -35,7 +35,7 @@ SLEEP_S, HOPS = {False: 2e-3, True: 5e-3}, {False: 12, True: 6}  # on the loopba
 SIZES = (1_000, 100_000, 1_000_000)
 """Elements of float32."""
 LONG = 1_000_000
-"""Elements of tensors that are sent fewer times, and whose overhead on the loopback interface, which is copying, has no bound."""
+"""Elements of tensors that are sent fewer times; their overhead on the loopback interface, which is copying, has no bound."""
 MOST_MS, MOST_PERCENT = 1.5, 7.0
 OURS = "placeit"
 
