@@ -56,6 +56,15 @@ class LearnedModelOptions:
         ),
     ] = None
     devices: DevicesOption = None
+    objective: Annotated[
+        str | None,
+        typer.Option(
+            "--objective",
+            metavar="NAME",
+            help="What to minimise: latency, throughput, total-cost or energy.  [default: latency]",
+            show_default=False,
+        ),
+    ] = None
     max_groups: GroupsOption = 96
     precision: PrecisionOption = Precision.F32
     inputs: InputsOption = None
@@ -94,6 +103,7 @@ class LearnedModel:
 
     Attributes:
         session: profiled.
+        objective: what is minimised.
         source: its only problem, the placement of its groups; None if there is nothing to learn.
         about: where the problem is from, as checkpoints and states say it.
         measured: measures placements, if a stage wants that.
@@ -102,6 +112,7 @@ class LearnedModel:
     """
 
     session: Session
+    objective: str
     source: Source | None
     about: Mapping[str, Any]
     measured: MeasuredCosts | None
@@ -142,6 +153,7 @@ class LearnedModel:
             self.session,
             found,
             cost=None if self.measured is None or result is None else self.measured.measured,
+            objective=self.objective,
             budget=sum(seconds) if seconds else _RACE_S,
             seed=seed,
             journal=self.journal,
@@ -163,22 +175,26 @@ def open_model(
     from placeit.optimizer.learning import MeasuredCosts, session_source
     from placeit.placers.learned import PROBLEM, RUNS
     from placeit.placers.learned.training.stages import MEASURED
+    from placeit.simulator.objectives import Latency, get_objective
 
-    session = stack.enter_context(on.session())
+    session, objective = stack.enter_context(on.session()), on.objective or Latency.name
+    get_objective(objective, session.cluster)  # before anything is profiled
     journal, kept = (None if folder is None else folder / name for name in (RUNS, PROBLEM))
     measured, obvious = None, None
     if any(one.cost == MEASURED for one in stages):
-        measured = MeasuredCosts(session, journal=journal, seed=seed, spare=_SPARE, progress=progress)
+        measured = MeasuredCosts(session, objective, journal=journal, seed=seed, spare=_SPARE, progress=progress)
     if len(session.cluster) == 1:
         obvious = "there is one device, and every placement is on it"
     elif len(session.grouping.groups) == 1:
         obvious = "the model is one group, and every placement is on one device"
     session.profile(progress=progress, worth=None if len(session.cluster) > 1 else lambda _: False)
     about = {"problems": str(on.model), "evaluated_with": str(on.model), "devices": ", ".join(session.cluster.names)}
+    about |= {} if objective == Latency.name else {"objective": objective}
     if obvious is not None:
-        return LearnedModel(session, None, about, measured, None, obvious)
-    source = session_source(session, Problem.from_json(kept) if resume and kept is not None and kept.exists() else None)
+        return LearnedModel(session, objective, None, about, measured, None, obvious)
+    again = Problem.from_json(kept) if resume and kept is not None and kept.exists() else None
+    source = session_source(session, again, objective=objective)
     problem = source.held_out[0].problem
     if kept is not None:
         problem.to_json(kept)
-    return LearnedModel(session, source, about | {"problem": problem.key}, measured, journal, None)
+    return LearnedModel(session, objective, source, about | {"problem": problem.key}, measured, journal, None)

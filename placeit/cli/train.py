@@ -161,7 +161,7 @@ def train(
         if problems is None:
             check_folder(folder, resume=resume)  # before anything is measured
             model = open_model(on, stages, folder, resume, seed, stack, progress)
-            task = _Task(model.source, "critical path", model.about, model.costs)
+            task = _Task(model.source, "critical path" if model.source is None else model.source.unit, model.about, model.costs)
         else:
             model, task = None, _problems_task(problems, stages, evaluate_on, held_out)
         if task.source is not None:
@@ -285,6 +285,8 @@ class _Task:
 
 
 def _check(problems: str | None, on: LearnedModelOptions, evaluate_on: Path | None, held_out: int | None) -> None:
+    from placeit.simulator.objectives import check_objective
+
     if (problems is None) == (on.model is None):
         raise UsageError("Give either --problems or --model: training problems, or one model on devices.")
     if evaluate_on is not None and held_out is not None:
@@ -293,6 +295,10 @@ def _check(problems: str | None, on: LearnedModelOptions, evaluate_on: Path | No
         raise UsageError("With --model, the model itself is evaluated on: leave out --held-out and --evaluate-on.")
     if on.model is None and on.devices is not None:
         raise UsageError("--devices goes with --model; problems have devices of their own.")
+    if on.model is None and on.objective is not None:
+        raise UsageError("--objective goes with --model; problems have costs of their own.")
+    if on.objective is not None:
+        check_objective(on.objective)
 
 
 def _problems_task(problems: str, stages: Sequence[Stage], evaluate_on: Path | None, held_out: int | None) -> _Task:

@@ -13,13 +13,17 @@ from numpy.typing import NDArray
 from placeit.core.errors import ProblemError, UsageError
 from placeit.core.problem import CostFunction, Problem
 from placeit.optimizer.measured_cost import MeasuredCost, Source
+from placeit.placers.heft import Heft
 from placeit.placers.learned.agent import ProblemInstance
 from placeit.placers.learned.training.sources import Source as ProblemSource
 from placeit.placers.learned.training.sources import draw_from
 from placeit.placers.learned.training.valuing import dropping
+from placeit.planning.segments import Segmenter
 from placeit.profiler.costs import Progress
 from placeit.session import Session
+from placeit.simulator.objectives import get_objective
 from placeit.simulator.simulate import SimulatedCost
+from placeit.simulator.throughput import least_seconds
 
 __all__ = ["MeasuredCosts", "learn_measured", "session_source"]
 
@@ -33,21 +37,26 @@ _PATIENCE = 12  # and those without anything better
 _BETTER = 0.99  # than the best before
 
 
-def session_source(session: Session, problem: Problem | None = None) -> ProblemSource:
+def session_source(session: Session, problem: Problem | None = None, *, objective: str = "latency") -> ProblemSource:
     """Return a source whose only problem, also for evaluation, is the placement of a session's groups.
 
-    Its cost is the simulated makespan under the rules by which the session's executors run, in multiples of the critical path.
+    Its cost is the simulated makespan under the rules by which the session's executors run, in multiples of the critical path;
+    for throughput the seconds per request, in multiples of the least that could be hoped for; and for another objective its
+    value, in multiples of that of HEFT's placement.
 
     Args:
         session: profiled.
         problem: what a training that resumes began with; None for the problem by the session's costs, which may have been
             profiled again since then.
+        objective: what is minimised (:func:`placeit.simulator.objectives.objective_names`).
 
     Raises:
-        UsageError: the session is not profiled, or the problem is of other groups or devices.
+        UsageError: the session is not profiled, or the problem is of other groups or devices; the objective is not known, or
+            needs figures of the devices that are not.
         ProblemError: nothing takes time.
     """
-    own = session.segmenter.problem()
+    wanted = get_objective(objective, session.cluster)
+    own = Segmenter(session.grouping, session.costs, steady=wanted.steady).problem()
     problem = own if problem is None else problem
     if (problem.op_names, problem.device_names) != (own.op_names, own.device_names):
         raise UsageError(
@@ -56,9 +65,15 @@ def session_source(session: Session, problem: Problem | None = None) -> ProblemS
         )
     if not problem.critical_path > 0:
         raise ProblemError(f"{session.model.path} takes no time on these devices, so nothing can be learned from it.")
-    cost = SimulatedCost(problem, links="channel", queue="priority")
-    instance = ProblemInstance(problem, cost, problem.critical_path)
-    return ProblemSource(draw_from([instance]), [instance], 1)
+    cost = wanted.cost(problem, SimulatedCost(problem, links="channel", queue="priority"))
+    if wanted.is_makespan:
+        unit, of = problem.critical_path, "critical path"
+    elif wanted.steady:
+        unit, of = least_seconds(problem), "least seconds per request"
+    else:
+        unit, of = float(cost(Heft().plan(problem).placement[None])[0]), f"{wanted.name} of HEFT's placement"
+    instance = ProblemInstance(problem, cost, unit)
+    return ProblemSource(draw_from([instance]), [instance], 1, of)
 
 
 class MeasuredCosts:
@@ -70,6 +85,7 @@ class MeasuredCosts:
 
     Args:
         session: on real devices, profiled; it stays open while this is used.
+        objective: what is measured.
         journal: of runs, as of :class:`placeit.optimizer.measured_cost.MeasuredCost`; None to keep none.
         seed: of the order of runs.
         spare: share of a stage's ``seconds`` that is left over for what comes after training.
@@ -87,6 +103,7 @@ class MeasuredCosts:
     def __init__(
         self,
         session: Session,
+        objective: str = "latency",
         *,
         journal: Path | None = None,
         seed: int = 0,
@@ -99,7 +116,7 @@ class MeasuredCosts:
             )
         self.spare, self.deadline = spare, math.inf
         self.sources: dict[bytes, Source] = {}
-        self._make = functools.partial(MeasuredCost, session, journal=journal, seed=seed, progress=progress)
+        self._make = functools.partial(MeasuredCost, session, objective, journal=journal, seed=seed, progress=progress)
 
     @functools.cached_property
     def measured(self) -> MeasuredCost:

@@ -126,6 +126,7 @@ def test_a_training_is_kept_in_a_folder_and_can_be_resumed(train: Any) -> None:
         (("--stage", "reinforce:seconds=0"), "'seconds' of a training stage is 0.0"),
         (("--model", "tiny.onnx"), "Give either --problems or --model"),
         (("--devices", "CPU@0"), "--devices goes with --model"),
+        (("--objective", "energy"), "--objective goes with --model"),
     ],
 )
 def test_what_cannot_be_trained_is_an_error_in_a_sentence(train: Any, args: tuple[str, ...], message: str) -> None:
@@ -164,6 +165,19 @@ def test_a_model_on_devices_is_its_own_problem(train_tiny: Any, tiny: Path) -> N
     assert best["cost"] > 0
     assert len(best["placement"]) == 4
     assert "the model itself" in train_tiny(*SHORT).stdout
+
+
+def test_another_objective_is_learned_measured_and_decided_by(train_tiny: Any) -> None:
+    stages = (*SHORT, "--stage", "reinforce:updates=1,problems=2,cost=measured", "--folder", "run", "--objective", "throughput")
+    result = train_tiny(*stages, "--placement", "best.json", "--json")
+    assert result.exit_code == 0, result.stderr
+    data = json.loads(result.stdout)
+    assert data["problems"]["unit"] == "least seconds per request"
+    assert data["answer"]["objective"] == "throughput"
+    assert data["placements"]["measured"] > 0
+    other = train_tiny(*SHORT, "--folder", "run", "--resume")
+    assert other.exit_code == 2
+    assert Path("best.json").is_file()
 
 
 def test_a_stage_can_measure_and_measures_nothing_twice(train_tiny: Any) -> None:
@@ -367,6 +381,7 @@ def test_doppler_learns_from_a_teacher_by_simulation_and_by_measuring(cli: Any, 
         ((), "Give either --problems or --model"),
         (("--problems", "single", "--placement", "best.json"), "--placement is for the placement of a model"),
         (("--model", "nowhere.onnx", "--held-out", "1"), "leave out --held-out and --evaluate-on"),
+        (("--model", "nowhere.onnx", "--objective", "speed"), "The objective 'speed' is not known"),
         (("--model", "nowhere.onnx"), "nowhere.onnx"),
     ],
 )

@@ -18,7 +18,9 @@ from placeit.optimizer.learning import MeasuredCosts, session_source
 from placeit.optimizer.measured_cost import Outcome
 from placeit.profiler.cache import Cache
 from placeit.session import Session
+from placeit.simulator.cost_functions import TotalCost
 from placeit.simulator.simulate import simulate
+from placeit.simulator.throughput import ThroughputCost
 from placeit.testing.problems import random_problem
 
 
@@ -41,6 +43,15 @@ def test_the_groups_of_a_session_are_simulated_as_its_executors_run_them(session
     assert instance.unit == instance.problem.critical_path
 
 
+@pytest.mark.parametrize("objective", ["throughput", "total-cost"])
+def test_another_objective_can_be_learned(session: Session, objective: str) -> None:
+    (instance,) = session_source(session, objective=objective).held_out
+    placements = np.random.default_rng(0).integers(len(session.cluster), size=(4, len(instance.problem))).astype(np.int32)
+    expected = {"throughput": ThroughputCost, "total-cost": TotalCost}[objective](instance.problem)
+    np.testing.assert_array_equal(instance.cost(placements), expected(placements))
+    assert instance.unit > 0
+
+
 def test_a_training_that_resumes_has_the_problem_that_it_began_with(session: Session, tmp_path: Path) -> None:
     (instance,) = session_source(session).held_out
     instance.problem.to_json(tmp_path / "problem.json")
@@ -58,8 +69,8 @@ def test_placements_are_measured_by_one_cost_function_that_is_made_when_it_is_ne
     made: list[dict[str, Any]] = []
 
     class Measuring:
-        def __init__(self, of: Session, **options: Any) -> None:
-            assert of is session
+        def __init__(self, of: Session, objective: str, **options: Any) -> None:
+            assert (of, objective) == (session, "latency")
             made.append(options)
 
         def outcomes(self, placements: NDArray[np.int32]) -> list[Outcome]:
