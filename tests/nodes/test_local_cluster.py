@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -212,6 +213,45 @@ def test_strangers_at_the_port_of_a_device_get_nothing_and_break_nothing(runtime
             for name, value in executor.run(values, timeout=60).items():
                 np.testing.assert_array_equal(value, expected[name])
             assert device.address[0] == "127.0.0.1"
+
+
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+"""127.0.0.1, the same in IPv6, and ::1, as the kernel writes them."""
+
+
+def listening(pid: int) -> dict[str, str]:
+    """Addresses that a process listens at, and its command."""
+    sockets = set[str]()
+    with suppress(FileNotFoundError):  # it has ended
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(FileNotFoundError):
+                sockets.add(str(entry.readlink()))
+        command = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+        rows = [row.split() for table in ("tcp", "tcp6") for row in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()]
+        return {row[1]: command for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets}
+    return {}
+
+
+def test_whatever_listens_does_so_on_the_loopback_address(runtime: Runtime, file: Path) -> None:
+    cluster = local.running(file)
+    assert cluster is not None
+    found = {pid: listening(pid) for pid in [*cluster.pids(), os.getpid()]}
+    assert found[os.getpid()]
+    for device in runtime.devices[:3]:
+        assert isinstance(device, NodeDevice)
+        assert f"{device.address[1]:04X}" in {address.partition(":")[2] for address in found[device.pid]}
+    heads = {command for addresses in found.values() for address, command in addresses.items()}
+    assert any("gcs_server" in command for command in heads)
+    assert any("raylet" in command for command in heads)
+    elsewhere = {
+        (address, command)
+        for addresses in found.values()
+        for address, command in addresses.items()
+        if address.partition(":")[0] not in LOOPBACK
+    }
+    assert elsewhere == set()
+    with socket.create_server(("", 0)) as everywhere:
+        assert f"00000000:{everywhere.getsockname()[1]:04X}" in listening(os.getpid())  # or else nothing would be found
 
 
 @pytest.mark.parametrize(
