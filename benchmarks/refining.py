@@ -49,7 +49,7 @@ class _Ended:
 
 
 def run(args: Args, report: Report) -> None:
-    (name,) = args.models[:1] or ("text_recognizer" if args.quick else "inception_v3",)
+    (name,) = args.models[:1] or ("file_type" if args.quick else "inception_v3",)
     one, other = find_cluster([f"CPU@{core}" for core in two_cores()]).devices
     slow = replace(other, name="slowed", slowdown=_SLOWDOWN)
     with Session(load_model(name), Cluster((one, slow), {}), cache=None) as session:

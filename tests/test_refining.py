@@ -364,6 +364,26 @@ def test_a_trial_ends_when_others_take_longer_than_before(session: Session) -> N
     assert count < 120
 
 
+def noisy(plan: Plan, seed: int, *, held_up: float) -> tuple[list[float], list[Request]]:
+    """Times of requests that vary as those that arrive at random, and requests of which a share takes twice as long."""
+    random = np.random.default_rng(seed)
+    before = random.lognormal(0.0, 0.5, 200)
+    meanwhile = random.lognormal(0.0, 0.5, 500) * np.where(random.random(500) < held_up, 2.5, 1.0)
+    return before.tolist(), [Request(plan, 0.0, took, (), alone=False, explored=False) for took in meanwhile.tolist()]
+
+
+@pytest.mark.parametrize(("held_up", "most", "least"), [(0.0, 1, 0), (0.2, 20, 19)])
+def test_others_count_as_slower_beyond_chance_only(session: Session, held_up: float, most: int, least: int) -> None:
+    plan, dropped = session.plan_of(on(session, 0)), 0
+    for seed in range(20):
+        before, others = noisy(plan, seed, held_up=held_up)
+        trial = Trial(before, tail=1.1)
+        for request in others:
+            trial.add(request)
+        dropped += trial.too_slow
+    assert least <= dropped <= most
+
+
 class FakeServer:
     """Takes a candidate, and says what became of it."""
 

@@ -34,7 +34,8 @@ T = TypeVar("T")
 _WINDOW, _FEWEST = 200, 40  # requests that percentiles are taken of, and the fewest
 _FEWEST_MEANWHILE = 100  # of which those that wait for the check of a candidate may be 5 %
 _ROUNDS = 25  # pairs that decide
-_TRIALS = 3  # of a candidate that was dropped for what others took, which may have been no fault of its own
+_DEVIATIONS = 1.0  # of each of two percentiles, by which they have to differ more than they may
+_TRIALS = 3  # of a candidate that was dropped for what others took, which may be no fault of its own
 _AGAIN = 1000  # requests after which to search again if nothing was found
 _SEARCHES = 4  # before each candidate
 _LOOK_S = 0.05
@@ -183,13 +184,13 @@ class Trial:
 
     Args:
         before: seconds of requests before, at least :data:`_FEWEST`.
-        tail: most that the 95th percentile may grow.
+        tail: most that the 95th percentile may grow, beyond what is due to chance.
         rounds: pairs that decide.
     """
 
     def __init__(self, before: Sequence[float], *, tail: float, rounds: int = _ROUNDS) -> None:
         self.before = _tails(before)
-        self._tail, self._rounds = tail, rounds
+        self._most, self._rounds = tail * _p95_within(before, _DEVIATIONS), rounds
         self._others: deque[float] = deque(maxlen=_WINDOW)
         self._explored: Request | None = None  # which has no partner yet
         self._warmup = WARMUP
@@ -221,8 +222,7 @@ class Trial:
             self._explored = request if self._warmup < 0 else None
             return
         self._others.append(request.seconds)
-        tails = self.meanwhile
-        if tails is not None and tails[0] > self._tail * self.before[0]:
+        if len(self._others) >= _FEWEST_MEANWHILE and _p95_within(self._others, -_DEVIATIONS) > self._most:
             self.too_slow = True
             return
         tried = self._explored
@@ -246,6 +246,13 @@ def _service(request: Request) -> float:
     for s, start, finish in request.ran:
         compute[s, plan.segments[s].device] = finish - start
     return float(ThroughputCost(replace(plan.problem, compute=compute))(plan.placement)[0])
+
+
+def _p95_within(seconds: Sequence[float] | deque[float], deviations: float) -> float:
+    """The 95th percentile, moved by standard deviations of the number of values that are below it."""
+    number = len(seconds)
+    below = 0.95 * number + deviations * math.sqrt(0.95 * 0.05 * number)
+    return float(np.sort(np.array(seconds))[min(number, math.ceil(below)) - 1])
 
 
 def _tails(seconds: Sequence[float] | deque[float]) -> tuple[float, float]:
