@@ -65,6 +65,14 @@ def test_the_least_recently_used_weights_make_room(tmp_path: Path) -> None:
     assert list(parts)[2] not in store.missing(tuple(parts))
 
 
+def test_files_that_others_delete_meanwhile_are_no_obstacle(tmp_path: Path) -> None:
+    store = WeightStore(tmp_path / "weights")
+    (tmp_path / "weights" / "listed").symlink_to("gone")
+    name = hashlib.sha256(b"a").hexdigest()
+    store.put({name: b"a"})
+    assert store.join((name,)) == b"a"
+
+
 @pytest.mark.parametrize("name", ["../../etc/passwd", "", "AB" * 32, "ab" * 31])
 def test_what_is_no_digest_names_no_file(store: WeightStore, name: str) -> None:
     with pytest.raises(DeviceError, match="not a digest"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import os
@@ -138,7 +139,11 @@ class WeightStore:
         return self._folder / name
 
     def _make_room(self, needed: set[str]) -> None:
-        files = [(path.stat().st_mtime, path.stat().st_size, path) for path in self._folder.iterdir()]
+        files: list[tuple[float, int, Path]] = []
+        for path in self._folder.iterdir():
+            with contextlib.suppress(FileNotFoundError):  # another process of this user has just deleted it
+                found = path.stat()
+                files.append((found.st_mtime, found.st_size, path))
         total = sum(size for _, size, _ in files)
         for _, size, path in sorted(files):
             if total <= self._most:
