@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from placeit.runtime.measure import Ratio, faster, summed_up
 
-__all__ = ["EQUAL", "best_at", "correlations", "episodes_to", "least_of", "not_worse", "ratio"]
+__all__ = ["EQUAL", "best_at", "correlations", "episodes_to", "least_of", "met_by", "not_worse", "ratio"]
 
 EQUAL = 1e-3
 """Share by which two costs may differ and still be told apart by nobody."""
@@ -20,6 +21,26 @@ def least_of(costs: ArrayLike) -> float:
     known = np.asarray(costs, np.float64)
     known = known[~np.isnan(known)]
     return float(known.min()) if known.size else float("nan")
+
+
+def met_by(found: Mapping[str, NDArray[Any]], known: float | None) -> dict[str, float | int | None]:
+    """Return what a training on a published graph came to, as the columns of a row.
+
+    Args:
+        found: the outcome of :class:`benchmarks.doppler.jobs.Training`.
+        known: the best cost that is known of the graph; None if nothing is known of it.
+    """
+    best = float(found["best"])
+    return {
+        "best_met": best,
+        "best_of_samples": least_of(found["samples"]),
+        "greedy": float(found["greedy"]),
+        "best_known": known,
+        "over_best_known": None if known is None else best / known,
+        "episodes": int(found["episodes"]),
+        "best_at": best_at(found["curve"]),
+        "seconds": float(found["seconds"]),
+    }
 
 
 def not_worse(costs: Mapping[str, float], others: Sequence[Mapping[str, float]]) -> int:

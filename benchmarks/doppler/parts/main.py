@@ -18,7 +18,7 @@ from benchmarks._lab import Job, Lab
 from benchmarks.doppler.graphs import Case, published_folder
 from benchmarks.doppler.jobs import Placed, Setup, Training
 from benchmarks.doppler.paper import BEST_KNOWN, FOUND_HERE, LIST_SCHEDULING, ZERO_SHOT_GIPH
-from benchmarks.doppler.statistics import best_at, least_of
+from benchmarks.doppler.statistics import met_by
 
 __all__ = ["jobs", "tell"]
 
@@ -55,14 +55,7 @@ def tell(lab: Lab, report: Report) -> None:
                 part="main",
                 graph=graph,
                 seed=lab.setup.seed + number,
-                best_met=float(found["best"]),
-                best_of_samples=least_of(found["samples"]),
-                greedy=float(found["greedy"]),
-                best_known=known,
-                over_best_known=None if known is None else float(found["best"]) / known,
-                episodes=int(found["episodes"]),
-                best_at=best_at(found["curve"]),
-                seconds=float(found["seconds"]),
+                **met_by(found, known),
             )
         if there:
             worst = max(float(found["best"]) for found in trainings) / BEST_KNOWN[graph]

@@ -13,7 +13,7 @@ from benchmarks._lab import Job, Lab
 from benchmarks.doppler.graphs import Case, published_folder
 from benchmarks.doppler.jobs import Setup, Training
 from benchmarks.doppler.paper import BEST_KNOWN
-from benchmarks.doppler.statistics import best_at, least_of
+from benchmarks.doppler.statistics import met_by
 
 __all__ = ["jobs", "tell"]
 
@@ -39,12 +39,5 @@ def tell(lab: Lab, report: Report) -> None:
                 part="paper",
                 graph=graph,
                 settings=name,
-                best_met=float(found["best"]),
-                best_of_samples=least_of(found["samples"]),
-                greedy=float(found["greedy"]),
-                best_known=known,
-                over_best_known=None if known is None else float(found["best"]) / known,
-                episodes=int(found["episodes"]),
-                best_at=best_at(found["curve"]),
-                seconds=float(found["seconds"]),
+                **met_by(found, known),
             )
