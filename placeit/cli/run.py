@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -22,8 +22,10 @@ from placeit.core.interrupts import INTERRUPTED
 from placeit.report import as_csv, as_json, as_text
 
 if TYPE_CHECKING:
+    from placeit.core.cluster import Cluster
     from placeit.core.placement import Placement
     from placeit.profiler.costs import Progress
+    from placeit.runtime.spans import Event, Span
     from placeit.session import Session
 
 __all__ = ["EXAMPLES", "run"]
@@ -84,7 +86,12 @@ def run(
     placement: PlacementOption,
     length: LengthOptions,
     trace: Annotated[
-        Path | None, typer.Option("--trace", metavar="FILE", help="Write a trace of one run for https://ui.perfetto.dev.")
+        Path | None,
+        typer.Option(
+            "--trace",
+            metavar="FILE",
+            help="Write a trace of one run, or with several requests in flight, of the last 1000, for https://ui.perfetto.dev.",
+        ),
     ] = None,
     outputs: Annotated[
         Path | None, typer.Option("--outputs", metavar="FILE", help="Write the outputs, by name (.npz).")
@@ -105,7 +112,6 @@ def run(
     replicas in any case, as many are in flight as can be, and the rate is what it serves.
     """
     from placeit.core.placement import Placement
-    from placeit.profiler.trace import write_chrome_trace
 
     runs = length.rounds()
     check_outputs(trace, outputs, csv, inputs=[*options.files(), placement])
@@ -116,8 +122,8 @@ def run(
     asked = [f"--{name}" for name in ("rate", "requests", "seconds") if getattr(load, name) is not None]
     why = f"with {asked[0]}" if asked else "of a placement with replicas" if Placement.load(placement).replicas else None
     if why is not None:
-        _check_load(why, load, length, {"--trace": trace, "--outputs": outputs, "--csv": csv})
-        return _under_load(placement, load, length, options, terminal)
+        _check_load(why, load, length, {"--outputs": outputs, "--csv": csv})
+        return _under_load(placement, load, length, trace, options, terminal)
     with terminal.progress() as progress, open_session(options, [placement], by_segments=True) as (session, [chosen]):
         home = _known(session, chosen, progress)
         with naming(placement):
@@ -130,8 +136,7 @@ def run(
         table = as_csv.run(report, home.grouping, ops)
         files.append(OutputFile(csv, "the table of times", lambda: write_text(csv, table)))
     if trace is not None:
-        devices = report.cluster.names
-        files.append(OutputFile(trace, "the trace", lambda: write_chrome_trace(trace, report.spans, devices=devices)))
+        files.append(_trace(trace, report.spans, report.cluster))
     if outputs is not None:
         files.append(OutputFile(outputs, "the outputs of the model", lambda: write_tensors(outputs, report.outputs)))
     written = {"trace": trace, "outputs": outputs, "csv": csv}
@@ -161,7 +166,12 @@ def _check_load(why: str, load: LoadOptions, length: LengthOptions, files: Mappi
 
 
 def _under_load(
-    placement: Path, load: LoadOptions, length: LengthOptions, options: CheckedOptions, terminal: Terminal
+    placement: Path,
+    load: LoadOptions,
+    length: LengthOptions,
+    trace: Path | None,
+    options: CheckedOptions,
+    terminal: Terminal,
 ) -> Output:
     """Run a placement with several requests in flight."""
     from placeit.runtime.serving import QUEUE
@@ -180,4 +190,12 @@ def _under_load(
                 warmup=length.warmup,
             )
     code = INTERRUPTED if report.served.interrupted else 0 if report.failed is None else FAILED
-    return Output(as_json.rate(report, placement), partial(as_text.rate, report=report), code)
+    files = [] if trace is None else [_trace(trace, report.trace, report.cluster)]
+    written = {"trace": trace}
+    return Output(as_json.rate(report, placement, written), partial(as_text.rate, report=report, files=written), code, files)
+
+
+def _trace(path: Path, spans: Sequence[Span | Event], cluster: Cluster) -> OutputFile:
+    from placeit.profiler.trace import write_chrome_trace
+
+    return OutputFile(path, "the trace", lambda: write_chrome_trace(path, spans, devices=cluster.names))

@@ -7,18 +7,21 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from placeit.core.files import write_text
-from placeit.runtime.spans import Span, SpanKind
+from placeit.runtime.spans import Event, Span, SpanKind
 
 __all__ = ["utilization", "write_chrome_trace"]
 
-_PROCESSES: dict[SpanKind, tuple[int, str]] = {"compute": (1, "devices"), "copy": (2, "links")}
+_Kind = SpanKind | Literal["event"]
+_PROCESSES: dict[_Kind, tuple[int, str]] = {"compute": (1, "devices"), "copy": (2, "links"), "event": (3, "events")}
 
 
-def write_chrome_trace(path: str | Path, spans: Sequence[Span], *, devices: Sequence[str] = ()) -> None:
+def write_chrome_trace(path: str | Path, spans: Sequence[Span | Event], *, devices: Sequence[str] = ()) -> None:
     """Write a trace in the Chrome trace event format: one track per device and link, times relative to the first span.
+
+    What happened to a server is on a track of its own, as a mark if it took no time.
 
     Spans that overlap on one track (several requests in flight) are drawn in further lanes of it, since the format only
     draws what is nested.
@@ -45,18 +48,10 @@ def write_chrome_trace(path: str | Path, spans: Sequence[Span], *, devices: Sequ
         events.append(_metadata("thread_sort_index", pid, tid, sort_index=tid))
         for span in members:
             begin, end = (round((moment - origin) * 1e6, 3) for moment in (span.start, span.finish))
-            slices.append(
-                {
-                    "ph": "X",
-                    "name": span.name,
-                    "cat": kind,
-                    "pid": pid,
-                    "tid": tid,
-                    "ts": begin,
-                    "dur": round(end - begin, 3),
-                    "args": _args(span),
-                }
-            )
+            took: dict[str, Any] = {"ph": "X", "dur": round(end - begin, 3)}
+            if kind == "event" and begin == end:
+                took = {"ph": "i", "s": "t"}
+            slices.append({**took, "name": span.name, "cat": kind, "pid": pid, "tid": tid, "ts": begin, "args": _args(span)})
     slices.sort(key=lambda event: (event["ts"], event["tid"]))
     lines = ",\n".join(json.dumps(event, allow_nan=False) for event in (*events, *slices))
     write_text(Path(path), f'{{"displayTimeUnit": "ms", "traceEvents": [\n{lines}\n]}}\n')
@@ -93,20 +88,22 @@ def _metadata(event: str, pid: int, tid: int, **args: str | int) -> dict[str, An
     return {"ph": "M", "name": event, "pid": pid, "tid": tid, "ts": 0, "args": args}
 
 
-def _args(span: Span) -> dict[str, Any]:
+def _args(span: Span | Event) -> dict[str, Any]:
     """What is shown when a span is selected."""
+    if isinstance(span, Event):
+        return {"why": span.why}
     if span.kind == "copy":
         return {"request": span.request}
     return {"request": span.request, "segment": span.segment, "ops": list(span.ops)}
 
 
-def _lanes(spans: Sequence[Span], devices: Sequence[str]) -> dict[tuple[SpanKind, str, int], list[Span]]:
-    """Spans by kind, track and lane, so that no two overlap in a lane; devices come before links."""
-    lanes: dict[tuple[SpanKind, str, int], list[Span]] = {("compute", device, 0): [] for device in devices}
-    free: dict[tuple[SpanKind, str], list[tuple[float, int]]] = {("compute", device): [(-math.inf, 0)] for device in devices}
+def _lanes(spans: Sequence[Span | Event], devices: Sequence[str]) -> dict[tuple[_Kind, str, int], list[Span | Event]]:
+    """Spans by kind, track and lane, so that no two overlap in a lane; devices come before links, and those before events."""
+    lanes: dict[tuple[_Kind, str, int], list[Span | Event]] = {("compute", device, 0): [] for device in devices}
+    free: dict[tuple[_Kind, str], list[tuple[float, int]]] = {("compute", device): [(-math.inf, 0)] for device in devices}
     for span in sorted(spans, key=lambda span: (span.start, span.finish)):
         ready = free.setdefault((span.kind, span.track), [])
         lane = heapq.heappop(ready)[1] if ready and ready[0][0] <= span.start else len(ready)
         heapq.heappush(ready, (span.finish, lane))
         lanes.setdefault((span.kind, span.track, lane), []).append(span)
-    return dict(sorted(lanes.items(), key=lambda item: item[0][0] == "copy"))
+    return dict(sorted(lanes.items(), key=lambda item: _PROCESSES[item[0][0]][0]))

@@ -108,11 +108,15 @@ def run(report: RunReport, placement_file: str | Path, files: Mapping[str, Path 
         "failed": report.failed,
         "emulated": _emulated(report.cluster),
         "interrupted": report.interrupted,
-    } | {f"{what}_file": None if path is None else str(path) for what, path in files.items()}
+    } | _files(files)
 
 
-def rate(report: RateReport, placement_file: str | Path) -> dict[str, Any]:
-    """What running a placement under load showed; the placement is from a file."""
+def _files(files: Mapping[str, Path | None]) -> dict[str, str | None]:
+    return {f"{what}_file": None if path is None else str(path) for what, path in files.items()}
+
+
+def rate(report: RateReport, placement_file: str | Path, files: Mapping[str, Path | None]) -> dict[str, Any]:
+    """What running a placement under load showed; arguments are as for :func:`run`."""
     served = report.served
     load = served.load
     return {
@@ -142,7 +146,7 @@ def rate(report: RateReport, placement_file: str | Path) -> dict[str, Any]:
         "failed": report.failed,
         "emulated": _emulated(report.cluster),
         "interrupted": served.interrupted,
-    }
+    } | _files(files)
 
 
 def comparison(found: Comparison) -> dict[str, Any]:

@@ -65,8 +65,8 @@ def run(console: Console, report: RunReport, files: Mapping[str, Path | None]) -
     text.show_notes(console, report.cluster)
 
 
-def rate(console: Console, report: RateReport) -> None:
-    """Print what running a placement under load showed."""
+def rate(console: Console, report: RateReport, files: Mapping[str, Path | None]) -> None:
+    """Print what running a placement under load showed, and which files are written, as :func:`run` does."""
     served, load = report.served, report.served.load
     ended = ", until Ctrl-C" if served.interrupted else ""
     how = "each when another had ended" if report.rate is None else f"{report.rate:g} per second, {report.arrivals}"
@@ -89,7 +89,7 @@ def rate(console: Console, report: RateReport) -> None:
         "output error": f"{text.error(report.output_error)} (relative to the largest output of the uncut model)",
         **({} if report.failed is None else {"failed": report.failed}),
     }
-    text.facts(console, figures)
+    text.facts(console, figures | {what: str(path) for what, path in files.items() if path is not None})
     text.show_unchecked(console, [report.output_error])
     console.print()
     text.table(console, ("device", "busy"), [(name, text.percent(share)) for name, share in served.busy.items()])

@@ -24,6 +24,7 @@ from placeit.core.errors import PlaceitError
 from placeit.planning.moving import Moves
 from placeit.planning.segments import Plan
 from placeit.runtime.devices.worker import Gate, Worker
+from placeit.runtime.history import History
 from placeit.runtime.measure import FAILURES
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.refining import Request
@@ -95,7 +96,13 @@ class Planning(Protocol):
 
 
 class Adapted(Protocol):
-    """The server that adapts."""
+    """The server that adapts.
+
+    Attributes:
+        history: of what has happened to it.
+    """
+
+    history: History
 
     @property
     def executors(self) -> Sequence[PlanExecutor]:
@@ -285,6 +292,7 @@ class Adapter:
         self._planning.slow = slow
         self._pace.forget(name)
         self._news[name] = news
+        self._server.history.happened("news", news)
 
     # -- what to do about it ---------------------------------------------------------------------------------------------
 
@@ -295,6 +303,11 @@ class Adapter:
         for executor in asked if self._news else []:
             with contextlib.suppress(PlaceitError):  # nothing is free that it could run on
                 better = self._planning.better(executor, [one for one in executors if one is not executor])
+                if better is not None:
+                    said = (
+                        f"{', '.join(better.devices)} would save {better.saved:.0%}, and take {better.price:.1f} s to move to."
+                    )
+                    self._server.history.happened("decision", said, seconds=better.decided_s)
                 here = [] if executor is None else [name for name, _ in self._said(executor.plan)]
                 if better is not None and not self._news.keys().isdisjoint((*better.devices, *here)):
                     found.append((executor, better))
@@ -309,6 +322,7 @@ class Adapter:
             executor = self._planning.open(better.plan)
         except FAILURES as error:
             _LOG.warning("A placement on %s was left out: %s", ", ".join(better.devices), error)
+            self._server.history.happened("left out", str(error))
             return
         known = self._planning.slow
         ratios = self._ratios(better.plan, dict(enumerate(executor.segment_seconds().tolist())))

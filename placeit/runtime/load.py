@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -24,6 +24,7 @@ from placeit.core.errors import ExecutionError, PlaceitError, QueueFullError
 from placeit.core.placement import Placement
 from placeit.runtime.check import OutputError
 from placeit.runtime.serving import Answer, Server
+from placeit.runtime.spans import Event, Span
 from placeit.simulator.load import LoadReport
 
 __all__ = ["RateReport", "Served", "keep_busy", "offer"]
@@ -80,6 +81,7 @@ class RateReport:
         output_error: against the whole model on one device.
         failed: why the outputs are wrong, by the session's tolerance; None if they are right.
         cluster: the devices.
+        trace: what the last thousand requests ran, and what happened to the server.
     """
 
     model: str
@@ -93,6 +95,7 @@ class RateReport:
     output_error: OutputError
     failed: str | None
     cluster: Cluster
+    trace: Sequence[Span | Event]
 
     @property
     def sustained(self) -> bool | None:

@@ -155,6 +155,7 @@ class Replica:
         if self._replacement is not None:
             self._replacement.answered_s = ended - self._ready
             self._server.replacements.append(self._replacement)
+            self._server.history.happened("first answer", str(self._replacement), seconds=ended - self._ready, until=ended)
             _LOG.warning("%s", self._replacement)
             self._replacement = None
         self._server.tell(item, ran, self)

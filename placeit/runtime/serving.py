@@ -20,6 +20,7 @@ from placeit.runtime.adapting import Adapter
 from placeit.runtime.answers import Answer, Outputs, Pending, fail, fail_late
 from placeit.runtime.devices.worker import Gate, apart
 from placeit.runtime.feed import Ran
+from placeit.runtime.history import History
 from placeit.runtime.plan_executor import PlanExecutor, check_process, failure_of
 from placeit.runtime.refining import Refinement, Refiner, Request
 from placeit.runtime.replica import Replace, Replacement, Replica
@@ -53,6 +54,7 @@ class Server:
         vacant: how many executors were lost, and nothing runs in their place.
         repeated: how often a request ended that had ended before; a future keeps its first outcome. More than 0 is an error of
             the server.
+        history: of the last requests, and of what has happened, for a trace.
     """
 
     def __init__(self, executors: Sequence[PlanExecutor], *, queue: int = QUEUE, replace: Replace | None = None) -> None:
@@ -63,6 +65,7 @@ class Server:
         self.queue = queue
         self.busy: dict[str, float] = {}
         self.replacements: list[Replacement] = []
+        self.history = History()
         self._replace, self._replacing = replace, 0
         self.vacant = self.repeated = 0
         self._inputs = executors[0].inputs
@@ -305,6 +308,7 @@ class Server:
             request.over = True
             replica.flying.remove(request)
             request.alone &= self._begun == request.number
+            self.history.ended(request.number, replica.names, ran)
             for s, start, finish in ran:
                 name = replica.names[s]
                 self.busy[name] = self.busy.get(name, 0.0) + finish - start
@@ -339,6 +343,8 @@ class Server:
 
     def lose(self, replica: Replica, error: PlaceitError) -> None:
         """Nothing runs on a replica any more: have another one made. If there is none, nobody waits in vain."""
+        noticed, happened = perf_counter(), self.history.happened
+        happened("lost", str(error), until=noticed)
         with self._lock:
             replica.lost = True
             self._replacing += 1
@@ -347,7 +353,12 @@ class Server:
         made = None
         try:
             if self._replace is not None and not (self._over or replica.exploring or replica.retired):
-                made = Replica(self, *self._replace(replica.executor, left, error))
+                executor, by = self._replace(replica.executor, left, error)
+                ready, where = perf_counter(), ", ".join(by.devices)
+                happened("silence", str(error), seconds=by.silent_s, until=noticed)
+                happened("decision", where, seconds=by.decided_s, until=ready - by.compiled_s)
+                happened("compiling and loading", where, seconds=by.compiled_s, until=ready)
+                made = Replica(self, executor, by)
         except PlaceitError as failure:
             error = failure
         except BaseException as failure:  # noqa: BLE001 (whatever it is, futures have to fail with it)
@@ -363,6 +374,7 @@ class Server:
                 made.start()
             elif not any(other.able for other in self._replicas) and not self._replacing:
                 self._reason = error
+                happened("nothing is left", str(error))
                 dropped = self._drop_all()
                 for gate in self._blocked:
                     gate.open()
@@ -464,6 +476,7 @@ class Server:
         Raises:
             DeviceError: there is no thread for it.
         """
+        self.history.happened("compiling and loading", ", ".join(replacement.devices), seconds=replacement.compiled_s)
         replica = Replica(self, executor, replacement)
         with self._lock:
             left = [other for other in self._replicas if other.executor is leaving and other.able]

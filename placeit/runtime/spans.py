@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
-__all__ = ["Span", "SpanKind"]
+__all__ = ["Event", "Span", "SpanKind"]
 
 SpanKind: TypeAlias = Literal["compute", "copy"]
 """What took a while: a segment on a device, or a tensor on its way from one memory to another."""
@@ -53,3 +53,23 @@ class Span:
     def seconds(self) -> float:
         """How long it took."""
         return self.finish - self.start
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to a server, at a moment or for a while.
+
+    Attributes:
+        name: what is shown.
+        start: seconds, of the clock of the spans.
+        finish: seconds; not before ``start``.
+        why: a sentence.
+    """
+
+    kind: ClassVar[Literal["event"]] = "event"
+    track: ClassVar[str] = "server"
+
+    name: str
+    start: float
+    finish: float
+    why: str = ""

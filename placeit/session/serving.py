@@ -178,6 +178,7 @@ def run_at(
             served = offer(server, inputs, due)
         else:
             served = keep_busy(server, inputs, at_once, requests=requests, seconds=seconds if requests is None else math.inf)
+        trace = server.history.trace()
         if served.load is None and served.error is not None:
             raise served.error
         if not served.interrupted:
@@ -194,4 +195,5 @@ def run_at(
         output_error=error,
         failed=error.wrong(session.tolerance),
         cluster=session.cluster,
+        trace=trace,
     )

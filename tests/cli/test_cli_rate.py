@@ -26,6 +26,18 @@ def test_requests_arrive_at_a_rate_and_their_times_are_shown(
         assert word in shown
 
 
+def test_a_trace_under_load_has_the_segments_of_every_request(
+    cli: Any, tiny: Path, placement: Path, cores: Sequence[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "t.json"
+    data = json.loads(cli("run", tiny, "-p", placement, "--rate", 200, "--requests", 30, "--trace", file, "--json").stdout)
+    assert data["trace_file"] == str(file)
+    events = json.loads(file.read_text())["traceEvents"]
+    slices = [event for event in events if event["ph"] == "X"]
+    assert len({event["args"]["request"] for event in slices}) >= 30
+    assert {event["args"]["name"] for event in events if event["name"] == "thread_name"} >= set(cores)
+
+
 def test_a_rate_that_cannot_be_sustained_is_said_in_a_sentence_with_the_busiest_device(
     cli: Any, tiny: Path, placement: Path, cores: Sequence[str]
 ) -> None:
@@ -72,7 +84,7 @@ def test_wrong_outputs_are_said_to_be_wrong_under_load(
         (("--rate", 1, "--seconds", 0), "some time"),
         (("--rate", 1, "--seconds", 1, "--requests", 1), "either --seconds or --requests"),
         (("--rate", 1, "--runs", 3), "With --rate, several requests are in flight at once: --requests or --seconds says"),
-        (("--rate", 1, "--trace", "t.json"), "and --trace is about single ones"),
+        (("--rate", 1, "--csv", "t.csv"), "and --csv is about single ones"),
         (("--requests", 1, "--runs", 3), "With --requests, several requests are in flight at once"),
         (("--seconds", 0), "some time"),
         (("--arrivals", "poisson"), "--arrivals is about requests that arrive at a rate: give --rate as well"),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from placeit.core.errors import FileError
 from placeit.profiler.trace import utilization, write_chrome_trace
-from placeit.runtime.spans import Span
+from placeit.runtime.spans import Event, Span
 
 
 def on(where: str, name: str, start: float, finish: float) -> Span:
@@ -130,3 +130,15 @@ def test_utilization_is_a_share_and_counts_overlaps_once(everything: list[Span],
     shares = utilization(everything, window)
     assert all(0 <= share <= 1 for share in shares.values())
     assert utilization(everything * 2, window) == pytest.approx(shares)
+
+
+def test_what_happened_to_a_server_is_on_a_track_of_its_own(tmp_path: Path) -> None:
+    lost, decided = Event("lost", 11.0, 11.0, "a is lost."), Event("decision", 11.0, 11.5, "b")
+    events = trace(tmp_path / "t.json", [lost, on("a", "x", 10, 11), decided])
+    assert [e["args"]["name"] for e in events if e["name"] == "process_name"] == ["devices", "events"]
+    assert [e["args"]["name"] for e in events if e["name"] == "thread_name"] == ["a", "server"]
+    shown = [(e["ph"], e["name"], e["pid"], e["ts"], e.get("dur"), e["args"]) for e in events if e["ph"] != "M"]
+    assert shown[1:] == [
+        ("i", "lost", 3, 1_000_000.0, None, {"why": "a is lost."}),
+        ("X", "decision", 3, 1_000_000.0, 500_000.0, {"why": "b"}),
+    ]

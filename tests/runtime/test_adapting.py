@@ -31,6 +31,7 @@ from placeit.runtime.devices.base import Instance, Program, RuntimeDevice, Segme
 from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.runtime import Runtime
 from placeit.runtime.serving import Replacement, Server
+from placeit.runtime.spans import Event, Span
 from placeit.simulator.simulate import SimulatedCost
 
 pytestmark = pytest.mark.timeout(280, method="thread")
@@ -160,6 +161,27 @@ def test_a_device_that_is_lost_and_comes_back_is_used_again_without_a_request_lo
     assert bench.runtime.lost() == {}
     assert "a is lost" in str(executor.gone)  # as long as it lives
     executor.close()
+
+
+def test_a_trace_has_requests_and_what_happened_to_the_server(bench: Bench, server: Server) -> None:
+    bench.device(0).lose()
+    until(lambda: server.replacements)
+    bench.device(0).there = True
+    until(lambda: len(server.replacements) == 2)
+    until(lambda: server.history.trace()[-1].name == "first answer")
+    trace = server.history.trace()
+    events = [event for event in trace if isinstance(event, Event)]
+    lost, silence, decision, compiling, *_ = events
+    assert [event.name for event in events[:4]] == ["lost", "silence", "decision", "compiling and loading"]
+    assert "a is lost" in lost.why
+    assert silence.start <= silence.finish == lost.start <= decision.start <= decision.finish == compiling.start
+    first, second = (event for event in events if event.name == "first answer")
+    assert [first.why, second.why] == [str(one) for one in server.replacements]
+    assert compiling.finish <= first.start <= first.finish
+    between = {event.name for event in events if first.finish <= event.finish <= second.start}
+    assert between >= {"news", "decision", "compiling and loading"}
+    assert "a is back." in [event.why for event in events]
+    assert {span.track for span in trace if isinstance(span, Span)} <= {"a", "b"}
 
 
 @pytest.mark.parametrize("what", ["full", "full_for_instances"])

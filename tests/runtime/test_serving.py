@@ -20,9 +20,11 @@ from beside import beside
 from test_faults import LANES, Bench, Strikes, bench, expected, inputs_of, models, strikes, workers  # noqa: F401 (fixtures)
 
 from placeit.core.errors import DeadlineError, ExecutionError, PlaceitError, QueueFullError, UsageError
+from placeit.runtime import history
 from placeit.runtime.feed import Feed
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.serving import Answer, Replacement, Server
+from placeit.runtime.spans import Span
 
 pytestmark = pytest.mark.timeout(280, method="thread")
 
@@ -279,6 +281,19 @@ def test_an_executor_is_made_in_place_of_a_lost_one_and_takes_over_what_that_had
             check(answer, 2)
     (replacement,) = server.replacements
     assert replacement.answered_s > 0
+
+
+def test_the_history_of_a_server_is_that_of_its_last_requests(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    monkeypatch.setattr(history, "_KEPT", 10)
+    made = bench()
+    with Server([made.executor(requests=2)], queue=100) as server:
+        for answer in [server.submit(inputs_of(made.model, 2)) for _ in range(30)]:
+            check(answer, 2)
+        spans = [span for span in server.history.trace() if isinstance(span, Span)]
+    assert {span.request for span in spans} == set(range(21, 31))
+    assert {span.track for span in spans} == set(server.busy)
 
 
 def test_an_executor_that_cannot_be_replaced_fails_every_future_with_the_reason(bench: Callable[..., Bench]) -> None:  # noqa: F811
