@@ -8,7 +8,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
@@ -63,6 +63,7 @@ class Runtime:
             through the host's memory where two devices have different memories.
         streams: what drives all of them through streams instead.
         wait: what else to do to have a run end, such as letting time pass on a virtual clock.
+        expected: names of devices that need not be there yet: they count as lost until they are (:meth:`reopen`).
 
     Raises:
         DeviceError: a device exists in simulation only, or is of a kind that this version cannot run.
@@ -80,6 +81,7 @@ class Runtime:
         transports: Mapping[tuple[int, int], Transport] | None = None,
         streams: Streams | None = None,
         wait: Callable[[Gate], object] | None = None,
+        expected: Collection[str] = (),
     ) -> None:
         self.model, self.grouping, self.cluster = model, grouping, cluster
         self.compiling_s = 0.0  # seconds that were spent compiling
@@ -110,7 +112,7 @@ class Runtime:
         if self.streams is not None:
             self.devices, self.transports = tuple(devices or ()), dict(transports or {})
         elif devices is None:
-            self.devices, self.transports = _open(cluster, precision)
+            self.devices, self.transports = _open(cluster, precision, expected)
         else:
             self.devices = tuple(devices)
             self.transports = _open_links(cluster, self.devices, ()) if transports is None else dict(transports)
@@ -336,13 +338,16 @@ def _open_streams(cluster: Cluster, precision: str) -> Streams | None:
     return None
 
 
-def _open(cluster: Cluster, precision: str) -> tuple[tuple[RuntimeDevice, ...], dict[tuple[int, int], Transport]]:
+def _open(
+    cluster: Cluster, precision: str, expected: Collection[str]
+) -> tuple[tuple[RuntimeDevice, ...], dict[tuple[int, int], Transport]]:
     """Open each device, and the links between them, by their kinds."""
     kinds = [device_kind(device) for device in cluster.devices]
     real: list[RuntimeDevice] = []
     try:
         for kind, device in zip(kinds, cluster.devices, strict=True):
-            real.append(kind.open(device, precision))
+            make = kind.expected if device.name in expected else kind.open
+            real.append(make(device, precision))
         links = _open_links(cluster, real, kinds)
     except BaseException:
         for opened in real:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -21,6 +21,7 @@ from placeit.core.interrupts import come_through
 from placeit.core.placement import Placement
 from placeit.devices.caps import capped
 from placeit.devices.clusterfile import find_cluster
+from placeit.devices.expected import with_expected
 from placeit.devices.nodes.connection import compression
 from placeit.devices.plain import plain_devices
 from placeit.planning.coarsen import Grouping
@@ -29,6 +30,7 @@ from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.cache import Cache
 from placeit.profiler.costs import Progress, Worth, kept_costs, profile, supported
 from placeit.profiler.estimates import estimated
+from placeit.profiler.expected import as_expected
 from placeit.profiler.op_times import OpTime, op_times
 from placeit.runtime.check import OutputCheck, OutputError, check_tolerance, other_inputs, tolerance_of
 from placeit.runtime.devices.worker import apart, within
@@ -69,6 +71,9 @@ class Session:
         pins: device names by op names or globs of them (``{"conv1*": "CPU@0"}``), which hold for every placement. An op takes
             along those of its group; a group whose ops are pinned to several devices is split.
         memory: most memory by device name, in bytes or with a unit (``{"CPU@0": "2 GB"}``); less than the device has.
+        expected: devices of nodes that need not be there yet, each with the device on another node that it is taken to be like
+            (``{"edge2/CPU": "edge1/CPU"}``). They count as lost until their node is there, and are used by servers that place
+            anew (:meth:`serve`).
 
     Attributes:
         placing: the model's ops in groups, and placements of them.
@@ -77,7 +82,7 @@ class Session:
         ModelError, FileError, DeviceError, ClusterError: the model or the devices are not what they should be.
         UsageError: an input is missing, unknown, or has another shape or type than the model wants; the tolerance is
             negative or not a number; a limit is no size or names no device; a pin names no device, matches no op, or
-            contradicts another one.
+            contradicts another one; what is expected is not on a node, or like nothing that is there.
         PlacementError: ops that need one device are pinned to several.
     """
 
@@ -95,9 +100,11 @@ class Session:
         cache: Cache | Literal["default"] | None = "default",
         pins: Mapping[str, str] | None = None,
         memory: Mapping[str, float | str] | None = None,
+        expected: Mapping[str, str] | None = None,
     ) -> None:
         check_tolerance(tolerance)
-        cluster = capped(find_cluster(devices), memory)
+        self._expected = dict(expected or {})
+        cluster = capped(with_expected(find_cluster(devices), self._expected), memory)
         self.memory = {device.name: device.memory_bytes for device in cluster.devices if device.name in (memory or {})}
         loaded = model if isinstance(model, Model) else backends.load(model, input_shapes=input_shapes, batch=batch)
         if inputs is not None:
@@ -162,7 +169,7 @@ class Session:
         if precision != self.precision:
             other.tolerance = max(self.tolerance, tolerance_of([precision]))
         other._runtime = other._costs = other._can = other._reference = other._check = None
-        other.pins, other.placing, other._others = {}, self.placing.on(device.name), {}
+        other.pins, other.placing, other._others, other._expected = {}, self.placing.on(device.name), {}, {}
         self._others[device, precision] = other
         return other
 
@@ -188,8 +195,18 @@ class Session:
     def runtime(self) -> Runtime:
         """Devices and links, opened on first use. Raises DeviceError if some device exists in simulation only."""
         if self._runtime is None:
-            self._runtime = Runtime(self.model, self.grouping, self.cluster, precision=self.precision)
+            self._runtime = Runtime(self.model, self.grouping, self.cluster, precision=self.precision, expected=self._expected)
         return self._runtime
+
+    @contextlib.contextmanager
+    def _there(self) -> Iterator[Runtime]:
+        """The runtime, or another one without the devices that are expected."""
+        if not self._expected:
+            yield self.runtime
+            return
+        cluster = Cluster(tuple(one for one in self.cluster.devices if one.name not in self._expected), self.cluster.links)
+        with Runtime(self.model, self.grouping, cluster, precision=self.precision) as runtime:
+            yield runtime
 
     @property
     def grouping(self) -> Grouping:
@@ -237,7 +254,8 @@ class Session:
             profile, self.model, self.grouping, budget=budget_s, cache=self._cache, check=check, progress=progress
         )
         if self.executable:
-            return self._take(measured(self.cluster, self.runtime, worth=worth))
+            with self._there() as runtime:
+                return self._take(as_expected(measured(runtime.cluster, runtime, worth=worth), self.cluster, self._expected))
         return self._take(estimated(self.model, self.grouping, self.cluster, measured, precision=self.precision))
 
     def recall(self) -> bool:
@@ -249,9 +267,10 @@ class Session:
         """
         kept = None
         if self._cache is not None:
-            kept = kept_costs(self.model, self.grouping, self.cluster, self.runtime, self._cache)
+            with self._there() as runtime:
+                kept = kept_costs(self.model, self.grouping, runtime.cluster, runtime, self._cache)
         if kept is not None:
-            self._take(kept)
+            self._take(as_expected(kept, self.cluster, self._expected))
         return kept is not None
 
     def _take(self, costs: Costs) -> Costs:

@@ -16,6 +16,7 @@ from beside import beside
 from small_models import inception_like
 
 from placeit.core.cluster import Cluster
+from placeit.core.placement import Placement
 from placeit.devices import discover
 from placeit.devices.host import allowed_cores
 from placeit.profiler.cache import Cache
@@ -64,7 +65,7 @@ def edge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
 
 
 @contextmanager
-def served(session: Session, device: int) -> Iterator[Server]:
+def served(session: Session, device: int, replicas: tuple[Placement, ...] = ()) -> Iterator[Server]:
     """A server on one device that is asked for answers all the time, each of which has to be right."""
     over, batches = threading.Event(), [session.model.random_inputs(seed) for seed in range(3)]
     expected = [session.reference(batch) for batch in batches]
@@ -78,7 +79,7 @@ def served(session: Session, device: int) -> Iterator[Server]:
         return count
 
     with ExitStack() as stack:
-        placement = session.placement(np.full(len(session.grouping.groups), device))
+        placement = replace(session.placement(np.full(len(session.grouping.groups), device)), replicas=replicas)
         server = stack.enter_context(session.serve(placement, on_loss="replace"))
         asked = stack.enter_context(beside(ask))
         stack.callback(over.set)
@@ -123,3 +124,29 @@ def test_a_node_that_becomes_slow_is_left(edge: Edge, cache: Cache) -> None:
             until(lambda: server.replacements)
             assert server.replacements[0].devices == (HERE,)
             assert f"{THERE} takes " in server.replacements[0].why
+
+
+def test_a_node_that_joins_after_the_session_was_opened_is_used(edge: Edge, cache: Cache) -> None:
+    edge.kill()
+    until(lambda: "edge1" not in connection.connected().nodes())
+    like = f"head/CPU@{allowed_cores()[0]}"
+    head, here = discover([like, HERE]).devices
+    with Session(
+        inception_like(), Cluster((head, replace(here, slowdown=50.0))), cache=cache, expected={THERE: like}
+    ) as session:
+        session.profile(budget_s=1.0)
+        assert session.runtime.lost().keys() == {frozenset({THERE})}
+        groups = len(session.grouping.groups)
+        on_head = session.placement(np.full(groups, 0))  # which leaves only the slow device to the other one
+        with served(session, 1, replicas=(on_head,)) as server:
+            edge.start()
+
+            def used() -> bool:
+                for answer in [server.submit(session.model.sample_inputs()) for _ in range(6)]:  # all replicas have some
+                    answer.result(60)
+                return bool(server.replacements)
+
+            until(used)
+            assert THERE in server.replacements[0].devices
+            assert server.replacements[0].why == f"{THERE} is back."
+        assert session.runtime.lost() == {}

@@ -33,6 +33,10 @@ _NODE = "placeit.runtime.nodes.kind:KIND"
 """Where the kind of all devices of other nodes is, whatever drives them there."""
 
 
+def _has_to_be_there(device: Device, _precision: str) -> RuntimeDevice:
+    raise DeviceError(f"{device.name} has to be there when it is opened.")
+
+
 @dataclass(frozen=True)
 class DeviceKind:
     """The functions that make up a kind of device.
@@ -52,6 +56,8 @@ class DeviceKind:
         version: ``version()`` names the version of the runtime that drives the device, on which measured costs depend.
         devices: ``devices()`` lists the devices of this machine that only this kind knows. Those of a kind ``sleep`` are
             called ``sleep:0`` or ``sleep:west``, and these are their addresses, too. Raises DeviceError if it cannot tell.
+        expected: ``expected(device, precision)`` makes a device that need not be there yet, and counts as lost until it is
+            (:class:`placeit.runtime.reopening.Losable`). Raises DeviceError if those of the kind have to be there.
     """
 
     open: Callable[[Device, str], RuntimeDevice]
@@ -61,6 +67,7 @@ class DeviceKind:
     link: Callable[[RuntimeDevice, RuntimeDevice], Transport | None] = lambda _source, _destination: None
     version: Callable[[], str] = lambda: ""
     devices: Callable[[], Sequence[Device]] = lambda: ()
+    expected: Callable[[Device, str], RuntimeDevice] = _has_to_be_there
 
 
 def device_kind(device: Device) -> DeviceKind:

@@ -128,6 +128,7 @@ class NodeDevice:
         nodes: the cluster; None for the one that this process is connected to.
         opened: makes the device on the node; None for one of its kind.
         given_up: whether to wait for the node no longer.
+        expected: whether it need not be there yet: then it counts as lost, and is there when it is opened anew.
 
     Attributes:
         gone: why nothing more will come from it; None while it is there.
@@ -143,6 +144,7 @@ class NodeDevice:
         nodes: Nodes | None = None,
         opened: Callable[[Device], RuntimeDevice] | None = None,
         given_up: Callable[[], bool] = lambda: False,
+        expected: bool = False,
     ) -> None:
         self.name, self.where = device.name, device.where
         self.space = f"{device.name} of {device.where.node}"
@@ -158,6 +160,10 @@ class NodeDevice:
         self._heard, self._asked = perf_counter(), 0
         self._closing = Gate()
         self._ends = threading.Lock()
+        self._expected = expected
+        if expected:
+            self.gone = DeviceError(f"{device.name} is not there yet.")
+            return
         node = self._nodes.node(device.where.node)
         self.secret = secrets.token_bytes(32)
         setting = Setting(
@@ -410,6 +416,8 @@ class NodeDevice:
         if self._closing.is_open:
             return
         self._closing.open()
+        if self._expected:
+            return
         self.connection.close()
         if threading.current_thread() is not self._pulse:
             self._pulse.join(2.0)
@@ -443,7 +451,7 @@ class NodeLink:
 
     def __init__(self, source: RuntimeDevice, destination: RuntimeDevice) -> None:
         self._ends = tuple(device for device in (source, destination) if isinstance(device, NodeDevice))
-        if len(self._ends) == 2:
+        if len(self._ends) == 2 and all(device.gone is None for device in self._ends):
             self._ends[0].reach(self._ends[1])
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -54,4 +55,5 @@ KIND = DeviceKind(
     _group_shares,
     link=_link,
     version=_version,
+    expected=functools.partial(NodeDevice, expected=True),
 )
