@@ -95,4 +95,5 @@ def _show(compared: Comparison) -> None:
 
 
 def _progress(what: str, share: float) -> None:
-    print(f"\r{what} {share:4.0%}\x1b[K", end="", file=sys.stderr)
+    if sys.stderr.isatty():
+        print(f"\r{what} {share:4.0%}\x1b[K", end="", file=sys.stderr)
