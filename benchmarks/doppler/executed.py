@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -77,9 +78,9 @@ class _Run(Job):
             session.profile()
             return self.on(session, setup)
 
+    @abstractmethod
     def on(self, session: Session, setup: Setup) -> Outcome:
         """Do it."""
-        raise NotImplementedError
 
     def measured(
         self, session: Session, setup: Setup, journal: str, hopeless: float | None = HOPELESS, rounds: int = 6

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from placeit.cli.options import (
+    OBJECTIVES,
     BatchOption,
     DevicesOption,
     GroupsOption,
@@ -61,7 +62,7 @@ class LearnedModelOptions:
         typer.Option(
             "--objective",
             metavar="NAME",
-            help="What to minimise: latency, throughput, total-cost or energy.  [default: latency]",
+            help=f"{OBJECTIVES}  [default: latency]",
             show_default=False,
         ),
     ] = None

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from placeit.cli.nodes import reach_nodes
-from placeit.cli.options import CheckedOptions, SeedOption, cost_cache
+from placeit.cli.options import OBJECTIVES, CheckedOptions, SeedOption, cost_cache
 from placeit.cli.paths import OutputFile, check_outputs, named_files
 from placeit.cli.terminal import Output, Terminal
 from placeit.core.interrupts import INTERRUPTED
@@ -41,9 +41,7 @@ def optimize(
             "--placer", metavar="NAME[:OPTION=VALUE,...]", help="Placer to use; repeatable. Default: those marked * below."
         ),
     ] = None,
-    objective: Annotated[
-        str, typer.Option("--objective", metavar="NAME", help="What to minimise: latency, throughput, total-cost or energy.")
-    ] = "latency",
+    objective: Annotated[str, typer.Option("--objective", metavar="NAME", help=OBJECTIVES)] = "latency",
     rate: Annotated[
         float | None,
         typer.Option(

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from placeit.session import Session
 
 __all__ = [
+    "OBJECTIVES",
     "BatchOption",
     "CheckedOptions",
     "DevicesOption",
@@ -46,6 +47,9 @@ __all__ = [
     "cost_cache",
     "parse_shapes",
 ]
+
+OBJECTIVES = "What to minimise: latency, throughput, total-cost or energy."
+"""Help of an option that takes all of them."""
 
 DevicesOption = Annotated[
     str | None,
