@@ -186,6 +186,7 @@ class Executor(PlanExecutor):
 
     def _start(self, run: ActiveRun) -> None:
         lanes = cast("LaneRun", run)
+        self.runtime.check_open()  # or closing it was too early to end this run
         if self._first is None:
             self._advance(self._begin, lanes)
         elif self._native is not None:
@@ -313,6 +314,8 @@ class Executor(PlanExecutor):
                 if ran.failed is not None:
                     run.failed, op, message = ran.failed
                     run.error = self._segment_failed("failed on", op, ExecutionError(message))
+                elif ran.refused is not None:
+                    run.error = run.error or failure_of("The run cannot go on", ran.refused)
             finally:
                 self.runtime.native_turns.give_back(native.workers)
                 run.over.open()

@@ -127,7 +127,7 @@ class Runtime:
         """End runs, stop every thread, even if one raises, and release the memory of programs that no executor uses."""
         with self._opening:
             executors, self._closed = list(self._executors), True
-        why = f"{', '.join(self.cluster.names)} is closed, and nothing more can run there: open a new session or runtime."
+        why = self._why_closed()
         with contextlib.ExitStack() as stack:
             stack.callback(self._end_reopening)
             stack.callback(self._programs.clear)
@@ -139,6 +139,14 @@ class Runtime:
                 stack.callback(device.close)
             for executor in executors:
                 stack.callback(executor.give_up, why)
+
+    def check_open(self) -> None:
+        """Raise ExecutionError if it is closed, or is being closed."""
+        if self._closed:
+            raise ExecutionError(self._why_closed())
+
+    def _why_closed(self) -> str:
+        return f"{', '.join(self.cluster.names)} is closed, and nothing more can run there: open a new session or runtime."
 
     def lost(self) -> dict[frozenset[str], DeviceError]:
         """Devices that are lost, and pairs of them whose link is; by their names, why."""

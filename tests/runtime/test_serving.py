@@ -253,6 +253,17 @@ def test_every_future_fails_with_the_reason_when_the_devices_are_closed(
             server.submit(inputs_of(made.model, 1)).result(60)
 
 
+@pytest.mark.parametrize("lanes", ["native", "openvino", "ort", "torch"])
+def test_every_future_fails_with_the_reason_when_one_of_several_devices_is_closed(
+    bench: Callable[..., Bench], lanes: str  # noqa: F811
+) -> None:  # fmt: skip
+    made = bench(lanes)
+    with Server([made.executor(requests=2)]) as server:
+        made.runtime.devices[-1].close()
+        with pytest.raises(ExecutionError, match="closed, and nothing more can run there"):
+            server.submit(inputs_of(made.model, 1)).result(60)
+
+
 def test_another_replica_takes_over_what_one_had_whose_thread_has_died(bench: Callable[..., Bench]) -> None:  # noqa: F811
     dying, other = bench(), bench()
 

@@ -37,6 +37,7 @@ class NativeRan:
         segments: for each slot, (segment, start, finish) of all that computed something and ended, by start.
         transfers: for each slot, (edge position, start, finish) of all that took time and ended, by start.
         failed: the slot and the segment that failed first, and what its device says; None if none did.
+        refused: why the thread of a lane did not come, as it is closed or has died; None if every one did.
     """
 
     begin: float
@@ -44,6 +45,7 @@ class NativeRan:
     segments: list[list[Ran]]
     transfers: list[list[Ran]]
     failed: tuple[int, int, str] | None
+    refused: BaseException | None
 
 
 class NativePlan:
@@ -109,6 +111,7 @@ class NativePlan:
         self._lock = threading.Lock()
         self._inside = 0
         self._failure = ""
+        self._refused: BaseException | None = None
         self.stop()
         # compiles the loop, or loads it, before anything is timed
         loop.run_lane(self.machine, self.lanes, 0)
@@ -137,11 +140,12 @@ class NativePlan:
         Args:
             ended: told what was done, once every lane is out of the loop, on the thread of the last one.
         """
-        self._inside, self._failure = len(self.workers), ""
+        self._inside, self._failure, self._refused = len(self.workers), "", None
         for k, worker in enumerate(self.workers[1:], 1):
             try:
                 worker.submit(lambda k=k: self._work(k, ended))  # type: ignore[misc]
-            except BaseException:  # noqa: BLE001 (its thread is gone; the others leave when they see that)
+            except BaseException as refusal:  # noqa: BLE001 (the other lanes leave when they see that)
+                self._refused = refusal.with_traceback(None)  # which refers to this plan
                 self.stop()
                 self._leave(ended)
         self._work(0, ended)
@@ -198,7 +202,7 @@ class NativePlan:
         failed = int(lanes.control[loop.FAILED])
         what = None if failed < 0 else (*divmod(failed, self.nodes), self._failure)
         segments, transfers = [of_slot[0] for of_slot in found], [of_slot[1] for of_slot in found]
-        return NativeRan(float(lanes.time[0]), float(lanes.time[1]), segments, transfers, what)
+        return NativeRan(float(lanes.time[0]), float(lanes.time[1]), segments, transfers, what, self._refused)
 
     def ran(self, slot: int) -> tuple[list[Ran], list[Ran]]:
         """What computed and what was moved in a slot since the run, or the request there, began; see :class:`NativeRan`."""
