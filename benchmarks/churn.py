@@ -89,8 +89,9 @@ def claim(report: Report) -> None:
     """State what the rounds of a report come to."""
     for what in ("lost", "answered_twice", "wrong"):
         report.claim(f"requests {what.replace('_', ' ')}", _column(report, what).sum(), "", at_most=0)
+    report.claim("rounds that ended by an error", sum("failed" in row for row in report.rows), "", at_most=0)
     report.claim("rounds without a replacement", int(np.isnan(_column(report, "decided_s")).sum()), "", at_most=0)
-    back = [row["used_again_s"] for row in report.rows if row["how"] in (CUT, GONE)]
+    back = [row["used_again_s"] for row in report.rows if row["how"] in (CUT, GONE) and "failed" not in row]
     report.claim("nodes that came back and were not used again", back.count(None) if back else None, "", at_most=0)
     for column, what in PHASES.items():
         report.claim(f"{what}, median", _of(np.median, report, column), "s")
@@ -101,7 +102,7 @@ def claim(report: Report) -> None:
 
 
 def _column(report: Report, name: str) -> NDArray[np.float64]:
-    return np.array([row[name] for row in report.rows], np.float64)  # None becomes NaN
+    return np.array([row[name] for row in report.rows if "failed" not in row], np.float64)  # None becomes NaN
 
 
 def _of(total: Callable[[NDArray[np.float64]], float], report: Report, name: str) -> float | None:
@@ -124,7 +125,10 @@ def churn(todo: Sequence[tuple[str, str]], seed: int, ray: local.LocalCluster, m
         with tempfile.TemporaryDirectory() as folder:
             for number, (node, how) in enumerate(todo):
                 progress(f"round {number}: {node} is {how}")
-                _Round(number, node, how, ray, made).run(seed, Cache(Path(folder)), report)
+                try:
+                    _Round(number, node, how, ray, made).run(seed, Cache(Path(folder)), report)
+                except PlaceitError as error:
+                    report.row(round=number, node=node, how=how, failed=str(error))
     finally:
         connection.disconnect()
     return report

@@ -52,6 +52,14 @@ def test_a_node_that_came_back_and_was_not_used_again_fails() -> None:
     assert told["nodes that came back and were not used again"] == (1, False)
 
 
+def test_a_round_that_ends_by_an_error_fails_and_leaves_the_figures_of_the_others() -> None:
+    told = claims(WELL, {"how": churn.CUT, "failed": "Ray has not noticed what became of edge1 for 60 s."})
+    assert told["rounds that ended by an error"] == (1, False)
+    assert told["rounds without a replacement"] == (0, True)
+    assert told["nodes that came back and were not used again"] == (0, True)
+    assert told["decision, worst"] == (0.5, True)
+
+
 @pytest.mark.parametrize("what", ["lost", "answered twice", "wrong"])
 def test_one_bad_request_of_one_round_fails(what: str) -> None:
     assert claims(WELL, {**WELL, what.replace(" ", "_"): 1})[f"requests {what}"] == (1, False)
