@@ -2,8 +2,9 @@
 
 Each graph, a chain or diamonds one after the other, is run on three nodes of this machine, whose actors exchange tensors
 through placeit's sockets. Beside that it is run through Ray's object references and through Ray's compiled graphs, in one
-interleaved race. No segment computes anything, so that what exceeds the critical path is overhead: decisions, copies, waking
-late. It is divided by the number of segments on that path; each of them is on another node than the one before.
+interleaved race (the latter with tensors of up to 400 kB: with 4 MB, Ray 2.60 hangs). No segment computes anything, so that
+what exceeds the critical path is overhead: decisions, copies, waking late. It is divided by the number of segments on that
+path; each of them is on another node than the one before.
 
 Nodes are first joined by the loopback interface, then by an emulated network of 100 Mbit/s and 5 ms, which needs root
 (``_network.py``). Its switch takes CPU time that is told: so many cores are missing for all else. There the second of two
