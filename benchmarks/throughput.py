@@ -31,10 +31,11 @@ from placeit.backends.openvino.throughput_mode import ThroughputMode
 from placeit.core.cluster import Cluster
 from placeit.devices.clusterfile import find_cluster
 from placeit.optimizer.candidates import Candidate
-from placeit.optimizer.deployed import Deployed, in_flight
+from placeit.optimizer.deployed import Deployed
 from placeit.optimizer.optimize import optimize
 from placeit.optimizer.replicas import replicated
 from placeit.optimizer.result import Optimized
+from placeit.planning.in_flight import in_flight
 from placeit.planning.segments import Plan, Segmenter
 from placeit.profiler.cache import Cache
 from placeit.profiler.statistics import mape

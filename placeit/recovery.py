@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import threading
@@ -17,9 +18,10 @@ from placeit.core.errors import DeviceError, InfeasibleError, PlaceitError
 from placeit.core.problem import Problem
 from placeit.placers.local_search import starts
 from placeit.placers.registry import get_placer
+from placeit.planning.in_flight import in_service
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.runtime.adapting import Better
-from placeit.runtime.plan_executor import PlanExecutor, failure_of
+from placeit.runtime.plan_executor import PlanExecutor, failure_of, with_room
 from placeit.runtime.replica import Replacement
 from placeit.runtime.runtime import Runtime
 from placeit.simulator.simulate import SimulatedCost
@@ -45,7 +47,7 @@ class Recovery:
     Args:
         runtime: of the model.
         costs: of its groups on all devices.
-        requests: in flight at once; None for one more than the devices of a placement.
+        requests: in flight at once; None for as many as a plan needs.
 
     Attributes:
         slow: as of :class:`placeit.runtime.adapting.Planning`.
@@ -91,8 +93,9 @@ class Recovery:
             return executor, Replacement(str(why), _devices(plan), silent, decided - begin, perf_counter() - decided)
 
     def _executor(self, plan: Plan) -> PlanExecutor:
-        requests = len(_devices(plan)) + 1 if self._requests is None else self._requests
-        return self._runtime.executor(plan, requests=requests)
+        if self._requests is not None:
+            return self._runtime.executor(plan, requests=self._requests)
+        return with_room(functools.partial(self._runtime.executor, plan), in_service(plan))
 
     def _plan(self, without: set[str], *, here: NDArray[np.int32] | None = None, hurry: bool = True) -> Plan:
         """Place the model on the other devices. Raises InfeasibleError if they cannot run it.

@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 from small_models import inception_like
 
-from placeit.core.errors import ExecutionError, UsageError
+from placeit.core.errors import ExecutionError, NoRoomError, UsageError
 from placeit.core.placement import Placement
 from placeit.devices.host import allowed_cores
+from placeit.planning.in_flight import in_service
+from placeit.planning.segments import Plan
 from placeit.profiler.cache import Cache
+from placeit.runtime.plan_executor import PlanExecutor
 from placeit.session import Session
 
 CORES = [f"CPU@{core}" for core in allowed_cores()[:2]]
@@ -43,6 +46,26 @@ def test_a_placement_and_replicas_answer_what_the_uncut_model_does(session: Sess
                 for name, value in session.reference(batch).items():
                     np.testing.assert_allclose(answer.result(60)[name], value, rtol=1e-3, atol=1e-5)
         assert set(server.busy) == set(CORES)
+
+
+def test_a_server_has_as_many_requests_in_flight_as_its_plan_needs_and_there_is_room_for(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    placement, asked, opened = session.placement(np.arange(len(session.grouping.groups)) % 2), list[int](), Session.executor
+    needed = in_service(session.plan_of(placement))
+
+    def executor(self: Session, plan: Plan, *, requests: int = 1) -> PlanExecutor:
+        asked.append(requests)
+        if requests > 2:
+            raise NoRoomError("There is room for two requests.")
+        return opened(self, plan, requests=requests)
+
+    monkeypatch.setattr(Session, "executor", executor)
+    with session.serve(placement) as server:
+        server.submit(session.model.sample_inputs()).result(60)
+    assert asked == [*range(needed, 1, -1)]
+    with pytest.raises(NoRoomError, match="room for two"):
+        session.serve(placement, requests=3)
 
 
 def test_placements_are_run_and_served_after_each_other_and_at_once(session: Session) -> None:

@@ -12,24 +12,19 @@ from typing import Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.planning.in_flight import held
 from placeit.planning.segments import Plan
 from placeit.runtime.devices.worker import Gate, Worker
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.simulator.objectives import Throughput
 
-__all__ = ["Deployed", "Reference", "Serves", "in_flight", "run_lengths"]
+__all__ = ["Deployed", "Reference", "Serves", "run_lengths"]
 
-_MOST_IN_FLIGHT = 8
 _FEWEST, _MOST = 4, 10_000  # requests of a run with several in flight
 _FULL, _FEWEST_FULL, _MOST_FULL = 5, 8, 24  # of a pipeline: for each request that it holds when it is full; and in all
 _ONE = 1.01  # requests that a plan holds at most that is no pipeline
 _LEAST_S = 0.02  # of such a run
 _HURRY_S = 0.3  # for replicas to end after an interrupt
-
-
-def in_flight(plan: Plan) -> int:
-    """How many requests in flight keep the bottleneck of a plan busy: those that are in it at a time, and one that waits."""
-    return min(_MOST_IN_FLIGHT, math.ceil(_held(plan) - 1e-9) + 1)
 
 
 def run_lengths(plans: Sequence[Plan]) -> list[int]:
@@ -39,14 +34,8 @@ def run_lengths(plans: Sequence[Plan]) -> list[int]:
 
 def _fewest(plan: Plan) -> int:
     """How many requests show what a plan serves: the more it holds the more."""
-    held = _held(plan)
-    return _FEWEST if held <= _ONE else int(np.clip(math.ceil(_FULL * held - 1e-9), _FEWEST_FULL, _MOST_FULL))
-
-
-def _held(plan: Plan) -> float:
-    """How many requests a plan holds when its bottleneck is always busy: makespan over seconds per request; at least 1."""
-    each = Throughput().of_plan(plan)
-    return max(1.0, plan.schedule.makespan / each) if each > 0 else 1.0
+    full = held(plan)
+    return _FEWEST if full <= _ONE else int(np.clip(math.ceil(_FULL * full - 1e-9), _FEWEST_FULL, _MOST_FULL))
 
 
 def _as_long(fewest: Sequence[int], seconds: Sequence[float]) -> list[int]:
@@ -78,7 +67,7 @@ class Deployed:
     def __init__(self, open_each: Sequence[Callable[[], PlanExecutor]], plans: Sequence[Plan] | None = None) -> None:
         self._fewest = [] if plans is None else [_fewest(plan) for plan in plans]
         self._lengths = [] if plans is None else run_lengths(plans)
-        self._pipelines = [] if plans is None else [i for i, plan in enumerate(plans) if _held(plan) > _ONE]
+        self._pipelines = [] if plans is None else [i for i, plan in enumerate(plans) if held(plan) > _ONE]
         self._alone: list[list[float]] = [[] for _ in self._lengths]  # seconds of one request that is alone in a pipeline
         self._stack = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:

@@ -16,15 +16,16 @@ import numpy as np
 from placeit.core.errors import DeviceError, ExecutionError, NoRoomError, PlaceitError
 from placeit.devices.host import free_bytes
 from placeit.optimizer.candidates import THROUGHPUT_MODE, Alone, Candidate, Raced
-from placeit.optimizer.deployed import Deployed, Reference, in_flight, run_lengths
+from placeit.optimizer.deployed import Deployed, Reference, run_lengths
 from placeit.optimizer.journal import Journal, Known
 from placeit.optimizer.ledger import COMPILING, Ledger
 from placeit.optimizer.runner import Runner
+from placeit.planning.in_flight import in_flight
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.calibration import calibrated
 from placeit.profiler.costs import Progress
 from placeit.runtime.measure import FAILURES, FEWEST, WARMUP, Measurement, Race, faster, summed_up
-from placeit.runtime.plan_executor import PlanExecutor
+from placeit.runtime.plan_executor import with_room
 from placeit.session import Session
 from placeit.simulator.objectives import Objective
 
@@ -126,7 +127,10 @@ class Races:
             from placeit.backends.openvino.throughput_mode import ThroughputMode
 
             return Reference(ThroughputMode(cast("OpenVinoModel", home.model), home.cluster.devices[0], home.precision))
-        opened = [functools.partial(_with_room, home, plan, in_flight(plan) if steady else 1) for plan in candidate.plans]
+        opened = [
+            functools.partial(with_room, functools.partial(home.executor, plan), in_flight(plan) if steady else 1)
+            for plan in candidate.plans
+        ]
         return Deployed(opened, candidate.plans if steady else None)
 
     def requests_of(self, candidate: Candidate) -> int:
@@ -367,17 +371,6 @@ class Races:
         failed, no_room = why if isinstance(why, str) else reason_of(why), isinstance(why, NoRoomError | MemoryError)
         nothing = dict.fromkeys(("measured", "value", "cost", "segment_s", "race"))
         self.learn_of(name, failed=failed, no_room=no_room, final=False, **nothing)
-
-
-def _with_room(home: Session, plan: Plan, requests: int) -> PlanExecutor:
-    """Open a plan for so many requests in flight, or as many fewer as there is room for."""
-    while True:
-        try:
-            return home.executor(plan, requests=requests)
-        except NoRoomError:
-            if requests == 1:
-                raise
-            requests -= 1
 
 
 def steady(value: Measurement, beside: Measurement) -> bool:

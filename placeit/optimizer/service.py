@@ -9,7 +9,7 @@ import numpy as np
 
 from placeit.core.problem import Problem
 from placeit.optimizer.candidates import Candidate
-from placeit.optimizer.deployed import in_flight
+from placeit.planning.in_flight import in_flight
 from placeit.simulator.load import ARRIVALS, LoadReport, arrival_times
 from placeit.simulator.serving import Replica, serve
 from placeit.simulator.throughput import Bottleneck, bottleneck, relative_throughput

@@ -8,7 +8,7 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from types import FrameType, TracebackType
 from typing import Any, Literal, Self, TypeAlias
@@ -17,14 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.backends.base import checked_inputs
-from placeit.core.errors import ExecutionError, PlaceitError, UsageError
+from placeit.core.errors import ExecutionError, NoRoomError, PlaceitError, UsageError
 from placeit.planning.segments import Plan
 from placeit.runtime.active_run import ActiveRun
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.feed import Bell, Feed, Served
 from placeit.runtime.spans import Span
 
-__all__ = ["DispatchOrder", "PlanExecutor", "check_process", "empty_samples", "failure_of", "seconds_of"]
+__all__ = ["DispatchOrder", "PlanExecutor", "check_process", "empty_samples", "failure_of", "seconds_of", "with_room"]
 
 DispatchOrder: TypeAlias = Literal["dynamic", "static", "graph"]
 """Who decides what runs when: the scheduler as things end, or the simulated schedule ahead of time, launched or replayed."""
@@ -426,3 +426,14 @@ class PlanExecutor(ABC):
         with self._lock:
             what = self._running(run)
         return f"still running: {', '.join(what)}" if what else "none of it has started, as its device is busy"
+
+
+def with_room(open_for: Callable[..., PlanExecutor], requests: int) -> PlanExecutor:
+    """Open an executor, by its argument ``requests``, for so many in flight, or as many fewer as there is room for."""
+    while True:
+        try:
+            return open_for(requests=requests)
+        except NoRoomError:
+            if requests == 1:
+                raise
+            requests -= 1

@@ -416,8 +416,8 @@ class Session:
 
         Args:
             placement: of the model's ops; of replicas, the one with the fewest requests in flight takes the next one.
-            requests: how many may be in flight at once on each; None for one more than it has devices, so that none waits for
-                inputs and outputs to be copied.
+            requests: how many may be in flight at once on each; None for as many as it needs to serve all that it can
+                (:func:`placeit.planning.in_flight.in_service`), or there is room for.
             queue: how many may wait.
             refine: whether to look for a better placement while it serves, by a small share of the requests, and within which
                 limits (:class:`placeit.runtime.refining.Limits`). What comes of that is ``Server.refinement``.

@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 
 from placeit.core.errors import ExecutionError, UsageError
 from placeit.core.placement import Placement
+from placeit.planning.in_flight import in_service
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.calibration import calibrated
 from placeit.recovery import Recovery
 from placeit.runtime.adapting import Adapter
 from placeit.runtime.check import OutputError
 from placeit.runtime.load import RateReport, keep_busy, offer
-from placeit.runtime.plan_executor import PlanExecutor
+from placeit.runtime.plan_executor import PlanExecutor, with_room
 from placeit.runtime.refining import Limits, Refiner
 from placeit.runtime.serving import Server
 from placeit.simulator.load import arrival_times, check_rate
@@ -62,14 +63,17 @@ def _executors(session: Session, placement: Placement, requests: int | None = No
         for one in placement.every:
             home = session.home_of(one)
             plan = home.plan_of(one)
-            executors.append(home.executor(plan, requests=_in_flight(plan, requests)))
+            executors.append(_open(home, plan, requests))
             stack.callback(executors[-1].close)
         stack.pop_all()
     return executors
 
 
-def _in_flight(plan: Plan, requests: int | None) -> int:
-    return len({segment.device for segment in plan.programs}) + 1 if requests is None else requests
+def _open(home: Session, plan: Plan, requests: int | None) -> PlanExecutor:
+    """Compile a plan for as many requests in flight as are asked for, or as it needs and there is room for."""
+    if requests is not None:
+        return home.executor(plan, requests=requests)
+    return with_room(functools.partial(home.executor, plan), in_service(plan))
 
 
 class Proposals:
@@ -77,7 +81,7 @@ class Proposals:
 
     Args:
         session: profiled.
-        requests: how many may be in flight at once; None for one more than devices.
+        requests: how many may be in flight at once; None for as many as a plan needs.
 
     Raises:
         UsageError: costs are not known.
@@ -136,7 +140,7 @@ class Proposals:
 
     def open(self, plan: Plan) -> PlanExecutor:
         """Compile a plan."""
-        return self._session.executor(plan, requests=_in_flight(plan, self._requests))
+        return _open(self._session, plan, self._requests)
 
     def check(self, executor: PlanExecutor) -> None:
         """Run it twice, on the devices that serve. Raises ExecutionError if its outputs are wrong."""

@@ -1,40 +1,16 @@
-"""What serves a candidate's requests: how many are in flight, how long runs are, and replicas that run together."""
+"""What serves a candidate's requests: how long runs are, and replicas that run together."""
 
 from __future__ import annotations
 
 import threading
 from typing import Any, cast
 
-import numpy as np
 import pytest
+from small_plans import chain
 
 from placeit.core.errors import ExecutionError
-from placeit.core.problem import Problem
-from placeit.optimizer.deployed import Deployed, in_flight, run_lengths
+from placeit.optimizer.deployed import Deployed, run_lengths
 from placeit.planning.segments import Plan
-from placeit.simulator.simulate import schedule
-
-
-def chain(*seconds: float) -> Plan:
-    """Segments one after the other, each on a device of its own."""
-    count = len(seconds)
-    compute = np.full((count, count), np.inf)
-    np.fill_diagonal(compute, seconds)
-    edges = np.stack([np.arange(count - 1), np.arange(1, count)], axis=1)
-    links = np.full((count, count), np.inf), np.zeros((count, count))
-    problem = Problem.from_arrays(compute, edges, np.zeros(count - 1), *links)
-    placement = np.arange(count, dtype=np.int32)
-    made = schedule(problem, placement, links="channel", queue="priority")
-    plan = Plan((), problem, (), made)
-    vars(plan)["placement"] = placement
-    return plan
-
-
-def test_as_many_requests_are_in_flight_as_a_pipeline_holds_and_one_more() -> None:
-    assert [in_flight(chain(*times)) for times in ((0.1,), (0.1, 0.1), (0.1, 0.04), (0.1, 0.1, 0.1, 0.02), (0.0,))] == [
-        2, 3, 3, 5, 2,
-    ]  # fmt: skip
-    assert in_flight(chain(*[0.1] * 30)) == 8
 
 
 def test_a_run_has_more_requests_the_longer_its_pipeline_takes_to_fill() -> None:
