@@ -87,6 +87,7 @@ def test_one_package_adds_a_placer_a_backend_a_kind_of_device_and_an_agent(tmp_p
     assert "device of kind 'unknown', which this version cannot run; it runs openvino, ort, torch, sleep." in printed
 
 
+@pytest.mark.slow
 def test_a_kind_of_device_brings_links_of_its_own_which_are_closed_with_the_session(tmp_path: Path, run) -> None:
     """Two of its devices, with memory of their own, beside a core."""
     (tmp_path / "five.tanhs").write_text("5", encoding="utf-8")

@@ -167,6 +167,7 @@ def test_a_model_on_devices_is_its_own_problem(train_tiny: Any, tiny: Path) -> N
     assert "the model itself" in train_tiny(*SHORT).stdout
 
 
+@pytest.mark.slow
 def test_another_objective_is_learned_measured_and_decided_by(train_tiny: Any) -> None:
     stages = (*SHORT, "--stage", "reinforce:updates=1,problems=2,cost=measured", "--folder", "run", "--objective", "throughput")
     result = train_tiny(*stages, "--placement", "best.json", "--json")

@@ -124,7 +124,7 @@ main()
         ("run", True),
         pytest.param("run", False, marks=pytest.mark.slow),
         pytest.param("compare", True, marks=pytest.mark.slow),
-        ("compare", False),
+        pytest.param("compare", False, marks=pytest.mark.slow),
     ],
 )
 def test_what_was_measured_is_kept(

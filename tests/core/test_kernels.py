@@ -124,6 +124,7 @@ def test_a_named_tuple_whose_fields_change_places_is_another_one(package):
     assert compiled == ["run", "twice"]
 
 
+@pytest.mark.slow
 def test_a_module_that_has_moved_is_found_where_it_is(package):
     package.use()
     (package.folder / "inner.py").rename(package.folder / "elsewhere.py")
@@ -140,6 +141,7 @@ def test_a_function_that_only_moves_within_its_file_is_not_compiled_again(packag
     assert package.use() == ("61 21 71", [])
 
 
+@pytest.mark.slow
 def test_what_other_versions_have_left_goes_when_a_new_one_is_kept(package):
     package.use()
     before = package.kept()

@@ -262,6 +262,7 @@ def test_memory_is_bounded_by_what_programs_really_take(bound: float, monkeypatc
     assert (let_go > 0) == (bound < 1e9)
 
 
+@pytest.mark.slow
 def test_programs_are_let_go_while_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime_file, "_KEPT_PROGRAMS", 1)
     with Session(inception_like(), cluster(), cache=None) as session:
