@@ -37,7 +37,7 @@ def run(args: Args, report: Report) -> None:
         core = session.costs.core[:, 0]
         split = session.placement((np.cumsum(core) > core.sum() / 2).astype(np.int32))
         inputs = session.model.sample_inputs()
-        with session.serve(split, queue=8) as server:
+        with session.serve(split, requests=3, queue=8) as server:
             begin, submitted, waiting = time.perf_counter(), 0, deque[Answer]()
             first: Use | None = None
             for row in range(1, _ROWS + 1):
