@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import math
 import threading
@@ -18,10 +17,9 @@ from placeit.core.errors import DeviceError, InfeasibleError, PlaceitError
 from placeit.core.problem import Problem
 from placeit.placers.local_search import starts
 from placeit.placers.registry import get_placer
-from placeit.planning.in_flight import in_service
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.runtime.adapting import Better
-from placeit.runtime.plan_executor import PlanExecutor, failure_of, with_room
+from placeit.runtime.plan_executor import PlanExecutor, failure_of, to_serve
 from placeit.runtime.replica import Replacement
 from placeit.runtime.runtime import Runtime
 from placeit.simulator.simulate import SimulatedCost
@@ -93,9 +91,7 @@ class Recovery:
             return executor, Replacement(str(why), _devices(plan), silent, decided - begin, perf_counter() - decided)
 
     def _executor(self, plan: Plan) -> PlanExecutor:
-        if self._requests is not None:
-            return self._runtime.executor(plan, requests=self._requests)
-        return with_room(functools.partial(self._runtime.executor, plan), in_service(plan))
+        return to_serve(self._runtime.executor, plan, self._requests)
 
     def _plan(self, without: set[str], *, here: NDArray[np.int32] | None = None, hurry: bool = True) -> Plan:
         """Place the model on the other devices. Raises InfeasibleError if they cannot run it.

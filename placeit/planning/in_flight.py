@@ -13,7 +13,6 @@ __all__ = ["held", "in_flight", "in_service"]
 _MOST = 16
 _AS_MANY = 1.01  # times the seconds per request of that many in flight
 _SIMULATED = 64  # requests
-_ONE = 1.01  # requests that a plan holds at most that is no pipeline
 
 
 def held(plan: Plan) -> float:
@@ -29,8 +28,6 @@ def in_flight(plan: Plan) -> int:
     device that works for another one, and then both want the same device.
     """
     least = min(_MOST, math.ceil(held(plan) - 1e-9) + 1)
-    if held(plan) <= _ONE:
-        return least
     enough = _AS_MANY * _seconds(plan, _MOST)
     return next((requests for requests in range(least, _MOST) if _seconds(plan, requests) <= enough), _MOST)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import sys
@@ -18,13 +19,23 @@ from numpy.typing import NDArray
 
 from placeit.backends.base import checked_inputs
 from placeit.core.errors import ExecutionError, NoRoomError, PlaceitError, UsageError
+from placeit.planning.in_flight import in_service
 from placeit.planning.segments import Plan
 from placeit.runtime.active_run import ActiveRun
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.feed import Bell, Feed, Served
 from placeit.runtime.spans import Span
 
-__all__ = ["DispatchOrder", "PlanExecutor", "check_process", "empty_samples", "failure_of", "seconds_of", "with_room"]
+__all__ = [
+    "DispatchOrder",
+    "PlanExecutor",
+    "check_process",
+    "empty_samples",
+    "failure_of",
+    "seconds_of",
+    "to_serve",
+    "with_room",
+]
 
 DispatchOrder: TypeAlias = Literal["dynamic", "static", "graph"]
 """Who decides what runs when: the scheduler as things end, or the simulated schedule ahead of time, launched or replayed."""
@@ -437,3 +448,10 @@ def with_room(open_for: Callable[..., PlanExecutor], requests: int) -> PlanExecu
             if requests == 1:
                 raise
             requests -= 1
+
+
+def to_serve(open_for: Callable[..., PlanExecutor], plan: Plan, requests: int | None) -> PlanExecutor:
+    """Open the executor of a plan for a server: for so many in flight; None for as many as it needs and there is room for."""
+    if requests is not None:
+        return open_for(plan, requests=requests)
+    return with_room(functools.partial(open_for, plan), in_service(plan))

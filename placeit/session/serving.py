@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 
 from placeit.core.errors import ExecutionError, UsageError
 from placeit.core.placement import Placement
-from placeit.planning.in_flight import in_service
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.calibration import calibrated
 from placeit.recovery import Recovery
 from placeit.runtime.adapting import Adapter
 from placeit.runtime.check import OutputError
 from placeit.runtime.load import RateReport, keep_busy, offer
-from placeit.runtime.plan_executor import PlanExecutor, with_room
+from placeit.runtime.plan_executor import PlanExecutor, to_serve
 from placeit.runtime.refining import Limits, Refiner
 from placeit.runtime.serving import Server
 from placeit.simulator.load import arrival_times, check_rate
@@ -63,17 +62,10 @@ def _executors(session: Session, placement: Placement, requests: int | None = No
         for one in placement.every:
             home = session.home_of(one)
             plan = home.plan_of(one)
-            executors.append(_open(home, plan, requests))
+            executors.append(to_serve(home.executor, plan, requests))
             stack.callback(executors[-1].close)
         stack.pop_all()
     return executors
-
-
-def _open(home: Session, plan: Plan, requests: int | None) -> PlanExecutor:
-    """Compile a plan for as many requests in flight as are asked for, or as it needs and there is room for."""
-    if requests is not None:
-        return home.executor(plan, requests=requests)
-    return with_room(functools.partial(home.executor, plan), in_service(plan))
 
 
 class Proposals:
@@ -140,7 +132,7 @@ class Proposals:
 
     def open(self, plan: Plan) -> PlanExecutor:
         """Compile a plan."""
-        return _open(self._session, plan, self._requests)
+        return to_serve(self._session.executor, plan, self._requests)
 
     def check(self, executor: PlanExecutor) -> None:
         """Run it twice, on the devices that serve. Raises ExecutionError if its outputs are wrong."""
