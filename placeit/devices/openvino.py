@@ -12,7 +12,15 @@ from placeit.core.errors import DeviceError
 from placeit.core.telemetry import import_openvino
 from placeit.devices.compiled import compile_cached
 
-__all__ = ["compile_model", "compile_properties", "explaining", "openvino_core", "target_name", "what_openvino_says"]
+__all__ = [
+    "compile_model",
+    "compile_properties",
+    "explaining",
+    "openvino_core",
+    "target_name",
+    "what_openvino_says",
+    "writable_properties",
+]
 
 _FAILURES = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, MemoryError)
 """C++ exceptions, as the bindings translate them."""
@@ -56,17 +64,30 @@ def target_name(device: Device) -> str:
 
 
 def compile_properties(device: Device, precision: str) -> dict[str, Any]:
-    """Return the properties for compiling a model for a device."""
+    """Return the properties for compiling a model for a device: those of the table below that its plugin says it supports.
+
+    Raises:
+        DeviceError: the plugin does not say what it supports.
+    """
     if device.where.whole_cpu and len(device.cores) > 1:
         # all of the machine is OpenVINO's own to divide, as it is for whoever compiles a model for low latency without placeit
         return {"INFERENCE_PRECISION_HINT": precision, "PERFORMANCE_HINT": "LATENCY"}
-    config: dict[str, Any] = {"INFERENCE_PRECISION_HINT": precision, "NUM_STREAMS": 1}
+    threads = len(device.cores)
+    wanted: dict[str, Any] = {"INFERENCE_PRECISION_HINT": precision, "NUM_STREAMS": "1"}  # the GPU's plugin reads text only
     if device.core_set:
-        threads = max(1, len(device.cores))
-        config |= {"INFERENCE_NUM_THREADS": threads, "ENABLE_CPU_PINNING": False}
-        if threads == 1:
+        wanted |= {"INFERENCE_NUM_THREADS": max(1, threads), "ENABLE_CPU_PINNING": False}
+        if threads <= 1:
             # A stream of one thread loses what a kernel throws: infer returns without an error, with the outputs of the run
             # before. It also starts two threads for each compiled model. Without streams inference runs in the calling thread
             # and nowhere else, its errors arrive, and it takes as long. With two threads and more none gets lost.
-            config["NUM_STREAMS"] = 0
-    return config
+            wanted["NUM_STREAMS"] = "0"
+    with explaining(f"OpenVINO cannot compile a model for {device.name}"):
+        writable = writable_properties(target_name(device))
+    return {name: value for name, value in wanted.items() if name in writable}
+
+
+@functools.cache
+def writable_properties(target: str) -> frozenset[str]:
+    """Return the names of the properties that a plugin says can be set, by its device. Raises what OpenVINO raises."""
+    supported = openvino_core().get_property(target, "SUPPORTED_PROPERTIES")
+    return frozenset(name for name, mutability in supported.items() if "W" in mutability)
