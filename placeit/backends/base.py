@@ -73,6 +73,7 @@ class Model(ABC):
         bounded: ops whose output sizes depend on the data; the graph has their upper bounds.
         together: sets of ops that need one device, because they share state or a tensor whose size depends on the data.
         given: what to run it on, by name; None for random inputs.
+        uniform: whether all its ops compute the same (:meth:`chain`), so that one program serves any part of as many ops.
     """
 
     path: Path
@@ -82,6 +83,7 @@ class Model(ABC):
     bounded: tuple[str, ...] = ()
     together: tuple[tuple[str, ...], ...] = ()
     given: Arrays | None = None
+    uniform: bool = False
 
     @property
     def name(self) -> str:

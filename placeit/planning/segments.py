@@ -33,11 +33,18 @@ class Profiled:
         at: seconds since 1970.
         load: how many cores other processes kept busy meanwhile, on average; None if that is not known.
         cached: whether it was done before, and the costs are from the cache.
+        cut: how many groups were measured cut off from their neighbours; the cut costs of the others are predicted from these.
+        groups: how many groups there are that compute something.
+        error: mean error of the cut cost of a measured group as the other measured ones predict it, as a share of the group's
+            time; None if all groups were measured, or too few.
     """
 
     at: float
     load: float | None
     cached: bool
+    cut: int
+    groups: int
+    error: float | None
 
 
 @dataclass(frozen=True, eq=False)

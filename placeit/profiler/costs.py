@@ -20,11 +20,12 @@ from placeit.core.errors import InfeasibleError
 from placeit.core.memory import freed_memory_is_kept
 from placeit.core.units import about_seconds
 from placeit.planning.coarsen import Grouping
-from placeit.planning.segments import Costs, Profiled, Segmenter
+from placeit.planning.segments import Costs, Plan, Profiled, Segmenter
 from placeit.profiler.cache import Cache, Kept, are_numbers, are_times
 from placeit.profiler.links import LinkCosts, device_key, probe
 from placeit.profiler.load import MachineLoad
 from placeit.profiler.passes import Passes
+from placeit.profiler.sampling import alike, choose, predict
 from placeit.runtime.budget import STEP_S
 from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.runtime import Runtime
@@ -42,6 +43,11 @@ Worth = Callable[[NDArray[np.float64]], bool]
 _FULL, _FULL_ALONE = 15, 8  # runs of the whole model that a full profile takes about, of several devices and of one
 _GOLDEN = 0.618  # steps of this share of a circle never come near to where they were
 _FEWEST, _MOST = 3, 12  # passes that count; one of each kind before them does not
+_FREE_KINDS = frozenset({"Parameter", "Result"})
+_FEWEST_PROGRAMS, _SHARE_CUT = 12, 3  # of groups cut off and runs between them: so many, or one for so many groups
+_SLOW_S, _SLOWER = 2.0, 4.0  # a device compiles slowly if the whole model takes so long there, and so many times the quickest
+_FEWEST_SLOW, _COMPILING_SHARE = 2, 0.4  # of groups cut off there; what compiling them may take of the time that is left
+_TINY = 1e-12
 _CHECKS, _CHECK_SHARE = 6, 0.2  # passes that tell whether cached costs still hold, and the share of the budget for them
 _MARGIN = 1.1  # between what was measured then and now: no two processes are alike
 
@@ -103,22 +109,25 @@ def profile(
     These are run in turn, pass after pass, so that what the machine does meanwhile happens to all of them:
 
     - the whole model on each device. Its time is divided among the groups by the runtime's own per-op counters: ``core``;
-    - the model cut into its groups, on each device: what a group takes beyond its share is its ``cut``;
+    - the model with some of its groups cut off, on each device: what such a group takes beyond its share is its ``cut``. These
+      groups are chosen so that every group is like one of them; the cuts of the others are predicted
+      (:mod:`placeit.profiler.sampling`). What lies between them runs as one segment: on the same device, or on another one if
+      that compiles much faster;
     - the same while other devices run theirs, as many as can at the same time: what that adds is ``load``;
-    - the model cut into its groups, each on another device than those that it reads from: what that adds is what it costs to
-      hand over to another device (the link's latency), and to read what another one wrote (``read``).
+    - the same, with cut groups on other devices than those that they read from: what that adds is what it costs to hand over to
+      another device (the link's latency), and to read what another one wrote (``read``).
 
-    Every time is a median of passes, as those are that a race compares. Devices that cannot run the whole model get the times
-    of cut groups only.
+    Every time is a median of passes, as those are that a race compares. On a device that cannot run the whole model, a group
+    takes what it takes as a segment of its own, or its share of a segment between these.
 
     Args:
         model: the model.
         grouping: its groups.
         cluster: real devices; links without figures are probed.
         runtime: runs the measurements.
-        budget: seconds to spend, compiling included; between 3 and 12 passes of each kind are made. Where there is no time for
-            three, one to three passes are made of the model cut into its groups, alone, and the rest is taken to be zero. What
-            is found so is not kept.
+        budget: seconds to spend, compiling included; between 3 and 12 passes of each kind are made. The longer devices compile,
+            the fewer groups are cut off. Where there is no time for three passes, one to three are made with groups cut off,
+            alone, and the rest is taken to be zero. What is found so is not kept.
         cache: where to look for earlier results and keep new ones.
         check: whether to run the whole model for a moment on each device, and to profile again, with a warning, what is in
             the cache if that takes another time than it took then.
@@ -181,18 +190,26 @@ def _costs_of(found: Kept, links: LinkCosts, cluster: Cluster, *, cached: bool) 
         replace(links.cluster, links=known),
         np.array(kept["load"]),
         np.array(kept["read"]),
-        Profiled(found.written, found.load, cached),
+        Profiled(found.written, found.load, cached, *kept["sampling"]),
     )
 
 
 class _Profile:
-    """The passes of :func:`profile` over one model on one cluster."""
+    """The passes of :func:`profile` over one model on one cluster.
+
+    Attributes:
+        cut: ``bool[G]``, the groups that are segments of their own; the runs of other groups between them are segments, too.
+    """
 
     def __init__(self, grouping: Grouping, runtime: Runtime, can: NDArray[np.bool_], links: LinkCosts) -> None:
         self.grouping, self.runtime, self.can, self.links = grouping, runtime, can, links
         self.groups, self.devices = can.shape
         self.once = np.full(self.devices, np.inf)  # seconds of the whole model in its first run
         self.short = self.complete = False  # whether there was no time for all of it; whether all of it was done
+        self.computes = np.array([bool(kinds - _FREE_KINDS) for kinds in _kinds(grouping)])
+        self.distance, self.bytes = alike(grouping, runtime.channels_last)
+        self.cut = np.ones(self.groups, bool)
+        self.quick = np.ones(self.devices, bool)  # which devices compile what runs between cut groups
 
     def shared(self) -> Costs:
         """The first runs, in equal shares for all groups."""
@@ -211,12 +228,18 @@ class _Profile:
             free = Costs.zero(self.groups, replace(self.links.cluster, links=_measured(self.links.cluster)))
             segmenter = Segmenter(self.grouping, free)
 
-            def passes(placement: NDArray[np.int32], *, merge: bool = False) -> Passes:
-                executor = stack.enter_context(runtime.executor(segmenter.plan(placement, merge=merge)))
+            def passes(plan: Plan) -> Passes:
+                executor = stack.enter_context(runtime.executor(plan))
                 executor.set_inputs(runtime.model.sample_inputs())
                 return Passes(executor)
 
-            whole = [passes(self.on(d), merge=True) if self.can[:, d].all() else None for d in devices]
+            whole: list[Passes | None] = []
+            compiling = np.zeros(self.devices)
+            for d in devices:
+                before = runtime.compiling_s
+                on_one = np.full(self.groups, d, np.int32)
+                whole.append(passes(segmenter.plan(on_one)) if self.can[:, d].all() else None)
+                compiling[d] = runtime.compiling_s - before
             for d, timed in enumerate(whole):
                 if timed is not None:
                     timed.run()
@@ -224,29 +247,73 @@ class _Profile:
             once = float(self.once[np.isfinite(self.once)].sum())
             if worth is not None and once > 0 and not worth(self.once):
                 return None
-            self.short = max(deadline - time.perf_counter(), STEP_S) < once * (_FULL if self.devices > 1 else _FULL_ALONE)
-            cut = [passes(self.on(d)) for d in devices]
-            apart = [passes(self.apart(d)) for d in devices] if self.devices > 1 and not self.short else []
+            left = max(deadline - time.perf_counter(), STEP_S)
+            self.short = left < once * (_FULL if self.devices > 1 else _FULL_ALONE)
+            self._choose(compiling, left)
+            of = self._segments()
+
+            def placed(segments: NDArray[np.int32]) -> Passes:
+                return passes(segmenter.merged(of, segments[of]))
+
+            cut = [placed(self._on(of, d)) for d in devices]
+            apart = [placed(self._apart(of, turn)) for turn in devices] if self.devices > 1 and not self.short else []
             others = [*(timed for timed in whole if timed is not None), *apart]
             deadline = max(deadline, time.perf_counter() + STEP_S)
             self._repeat(cut, [] if self.short else others, deadline, progress)
-        return self._costs(cut, whole, apart)
+            return self._costs(of, cut, whole, apart)
 
     def _count_compiling(self, bare: Runtime) -> None:
         self.runtime.compiling_s += bare.compiling_s
 
-    def on(self, d: int) -> NDArray[np.int32]:
-        """Place each group on ``d``, or wherever it can run, so that those of ``d`` are still timed in place."""
-        return np.array(np.where(self.can[:, d], d, self.can.argmax(axis=1)), np.int32)
+    def _choose(self, compiling: NDArray[np.float64], left: float) -> None:
+        """Choose the groups that are cut off, and the devices that run what is between them.
 
-    def apart(self, turn: int) -> NDArray[np.int32]:
-        """Place each group on another device than those that it reads from, as far as it can; on each device in one turn."""
-        groups, level = self.grouping.groups, np.zeros(self.groups, np.int64)
-        for u, v in sorted(groups.edges.tolist()):  # groups are numbered in a topological order
+        Args:
+            compiling: ``float64[D]``, seconds that compiling the whole model took for each device.
+            left: seconds that profiling may still take.
+        """
+        slow = compiling > max(_SLOW_S, _SLOWER * float(compiling.min()))
+        if not slow.all():
+            self.quick = ~slow
+        between = int(self.quick.sum())
+        most = max(_FEWEST_PROGRAMS, self.computes.sum() / _SHARE_CUT)
+        if slow.any():
+            # a group takes about its share of the ops to compile
+            each = float(compiling[slow].sum()) / max(1, int(self.computes.sum()))
+            most = min(most, max(_FEWEST_SLOW, left * _COMPILING_SHARE / each) + between)
+        if most < self.computes.sum() and self.can.all(axis=0).any():  # shares of a whole model are needed for what is between
+            these = np.flatnonzero(self.computes)
+            self.cut = np.zeros(self.groups, bool)
+            self.cut[these] = choose(self.distance[np.ix_(these, these)], self.bytes[these], most=most, gap=between)
+
+    def _segments(self) -> NDArray[np.int32]:
+        """Number the segments of groups, ``int32[G]``: cut groups, and runs of others that the same devices can run."""
+        other = (self.can[1:] != self.can[:-1]).any(axis=1)
+        return np.concatenate([[0], np.cumsum(self.cut[1:] | self.cut[:-1] | other)]).astype(np.int32)
+
+    def _able(self, of: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """``bool[S, D]``, the devices that run each segment: those that can, and that compile quickly if it is no cut group."""
+        can = np.ones((int(of.max()) + 1, self.devices), bool)
+        np.logical_and.at(can, of, self.can)
+        single = np.zeros(len(can), bool)
+        single[of[self.cut]] = True
+        able = can & (single[:, None] | self.quick)
+        return np.where(able.any(axis=1, keepdims=True), able, can)
+
+    def _on(self, of: NDArray[np.int32], d: int) -> NDArray[np.int32]:
+        """Place each segment on ``d``, or on the first device that runs it, so that those of ``d`` are still timed in place."""
+        able = self._able(of)
+        return np.array(np.where(able[:, d], d, able.argmax(axis=1)), np.int32)
+
+    def _apart(self, of: NDArray[np.int32], turn: int) -> NDArray[np.int32]:
+        """Place each segment on another device than those that it reads from, as far as it can; on each device in one turn."""
+        able = self._able(of)
+        level = np.zeros(len(able), np.int64)
+        for u, v in sorted({(u, v) for u, v in of[self.grouping.groups.edges].tolist() if u != v}):  # in a topological order
             level[v] = max(level[v], level[u] + 1)
         order = (level[:, None] + turn + np.arange(self.devices)) % self.devices
-        first = np.take_along_axis(self.can, order, axis=1).argmax(axis=1)
-        return np.array(order[np.arange(self.groups), first], np.int32)
+        first = np.take_along_axis(able, order, axis=1).argmax(axis=1)
+        return np.array(order[np.arange(len(able)), first], np.int32)
 
     def _repeat(self, cut: Sequence[Passes], others: Sequence[Passes], deadline: float, progress: Progress | None) -> None:
         done, last, names = 0, 0.0, ", ".join(self.runtime.cluster.names)
@@ -270,24 +337,40 @@ class _Profile:
             if progress is not None:
                 progress(f"profiling {self.groups} groups on {names}", done / _MOST)
 
-    def _costs(self, cut: Sequence[Passes], whole: Sequence[Passes | None], apart: Sequence[Passes]) -> dict[str, Any]:
+    def _costs(
+        self, of: NDArray[np.int32], cut: Sequence[Passes], whole: Sequence[Passes | None], apart: Sequence[Passes]
+    ) -> dict[str, Any]:
         can, empty = self.can, self.links.empty
-        core, cuts = np.full(can.shape, np.inf), np.zeros(can.shape)
+        core, cuts, load = np.full(can.shape, np.inf), np.zeros(can.shape), np.zeros(can.shape)
+        read, errors = np.zeros(self.devices), []
         alone = np.stack([timed.seconds for timed in cut], axis=1)
+        loaded = np.stack([timed.loaded for timed in cut], axis=1)
+        # of what runs between cut groups, each group has a part by what it takes where all of them can be told apart
+        shares = [np.ones(self.groups) if timed is None else self._shares(d) for d, timed in enumerate(whole)]
+        like = next((share for share, timed in zip(shares, whole, strict=True) if timed is not None), shares[0])
         for d, timed in enumerate(whole):
+            there = can[:, d] & (self._on(of, d)[of] == d)
+            known = there & self.cut
             beyond = np.maximum(alone[:, d] - empty[d], 0.0)
             if timed is None:
-                core[can[:, d], d] = beyond[can[:, d]]
-                continue
-            # a model that takes little more than an empty segment is below what can be told apart
-            total = float(timed.seconds.max())
-            core[:, d] = self._shares(d, beyond) * max(0.1 * total, total - empty[d])
-            cuts[:, d] = np.maximum(beyond - core[:, d], 0.0)
+                core[there, d] = np.where(self.cut, beyond, beyond * _parts(like, of))[there]
+                rate = float(core[known, d].sum()) / max(float(like[known].sum()), _TINY)
+                core[can[:, d] & ~there, d] = (like * rate)[can[:, d] & ~there]
+            else:
+                # a model that takes little more than an empty segment is below what can be told apart
+                total = float(timed.seconds.max())
+                core[:, d] = shares[d] * max(0.1 * total, total - empty[d])
+                cuts[known, d] = np.maximum(beyond - core[:, d], 0.0)[known]
+                if known.any():
+                    cuts[:, d] = predict(cuts[:, d], known, self.distance, self.bytes)
+                    errors += self._left_out(cuts[:, d], known & self.computes, beyond)
+            if self.devices > 1 and not self.short:
+                load[there, d] = ((loaded[:, d] - alone[:, d]) * np.where(self.cut, 1.0, _parts(core[:, d], of)))[there]
+                rest, sums = can[:, d] & ~there, (float(load[known, d].sum()), float((core + cuts)[known, d].sum()))
+                load[rest, d] = core[rest, d] * (sums[0] / sums[1] if sums[1] > 0 else 0.0)
         dispatch, latency = self._handovers([*cut, *apart])
-        load, read = np.zeros(can.shape), np.zeros(self.devices)
         if self.devices > 1 and not self.short:
-            load = np.where(can, np.stack([timed.loaded for timed in cut], axis=1) - alone, 0.0)
-            cold, read = self._far(alone, apart)
+            cold, read = self._far(of, alone, apart)
             latency += np.where(np.eye(self.devices), 0.0, cold)
         return {
             "core": [[None if np.isinf(x) else x for x in row] for row in core.tolist()],
@@ -297,13 +380,27 @@ class _Profile:
             "load": load.tolist(),
             "read": read.tolist(),
             "whole": [None if timed is None else list(timed.interval) for timed in whole],
+            "sampling": [
+                int((self.cut & self.computes).sum()),
+                int(self.computes.sum()),
+                float(np.mean(errors)) if errors and not self.cut.all() else None,
+            ],
         }
 
-    def _shares(self, d: int, beyond: NDArray[np.float64]) -> NDArray[np.float64]:
-        if self.short and beyond.sum() > 0:
-            return np.asarray(beyond / beyond.sum(), np.float64)
+    def _shares(self, d: int) -> NDArray[np.float64]:
         runtime, device = self.runtime, self.runtime.cluster.devices[d]
-        return device_kind(device).group_shares(runtime.model, self.grouping, device, runtime.precision, _MOST)
+        passes = _FEWEST if self.short else _MOST
+        return device_kind(device).group_shares(runtime.model, self.grouping, device, runtime.precision, passes)
+
+    def _left_out(self, cut: NDArray[np.float64], known: NDArray[np.bool_], seconds: NDArray[np.float64]) -> list[float]:
+        """Predict the cut of each known group from the other ones; return by which share of its time that is off."""
+        found = []
+        for g in np.flatnonzero(known & (seconds > 0)).tolist():
+            others = known.copy()
+            others[g] = False
+            if others.any():
+                found.append(abs(predict(cut, others, self.distance, self.bytes)[g] - cut[g]) / float(seconds[g]))
+        return found
 
     def _handovers(self, timed: Sequence[Passes]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return ``float64[D]``, what starting a segment takes, and ``float64[D, D]``, what handing over to another one adds.
@@ -323,23 +420,39 @@ class _Profile:
                 latency[src, dst] = max(0.0, gap - (dispatch[dst] - self.links.empty[dst]))
         return dispatch, latency
 
-    def _far(self, alone: NDArray[np.float64], apart: Sequence[Passes]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return ``float64[D]`` twice, what segments take more that read what another device wrote: each, and for each byte."""
+    def _far(
+        self, of: NDArray[np.int32], alone: NDArray[np.float64], apart: Sequence[Passes]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return ``float64[D]`` twice, what cut groups take more that read from another device: each, and for each byte."""
         groups = self.grouping.groups
         points: list[list[tuple[float, float]]] = [[] for _ in range(self.devices)]
         for turn, timed in enumerate(apart):
-            place = self.apart(turn)
+            place = self._apart(of, turn)[of]
             writers, readers = groups.edges.T
             # inputs of the model are written by nobody
             remote = (place[writers] != place[readers]) & (timed.seconds[writers] > 0)
             entering = np.bincount(readers[remote], groups.tensor_bytes[groups.edge_tensor[remote]], minlength=self.groups)
-            for g in np.flatnonzero((entering > 0) & (timed.seconds > 0)).tolist():
+            for g in np.flatnonzero(self.cut & (entering > 0) & (timed.seconds > 0)).tolist():
                 points[place[g]].append((entering[g], timed.seconds[g] - alone[g, place[g]]))
         each, per_byte = np.zeros(self.devices), np.zeros(self.devices)
         for d, found in enumerate(points):
             if found:
                 each[d], per_byte[d] = _nonnegative_line(*np.array(found).T)
         return each, per_byte
+
+
+def _kinds(grouping: Grouping) -> list[set[str]]:
+    """Return the kinds of ops in each group."""
+    kinds: list[set[str]] = [set() for _ in range(len(grouping.groups))]
+    for kind, group in zip(grouping.graph.kinds, grouping.group_of.tolist(), strict=True):
+        kinds[group].add(kind)
+    return kinds
+
+
+def _parts(weight: NDArray[np.float64], of: NDArray[np.int32]) -> NDArray[np.float64]:
+    """Return each group's part of its segment by weight: ``float64[G]``, which sums to one in each segment."""
+    weight = np.where(np.isfinite(weight), weight, 0.0) + _TINY
+    return np.asarray(weight / np.bincount(of, weight)[of], np.float64)
 
 
 def _unslowed(runtime: Runtime, grouping: Grouping, stack: contextlib.ExitStack) -> Runtime:
@@ -426,11 +539,19 @@ def _valid(kept: Any, can: NDArray[np.bool_]) -> bool:
         and are_times(kept.get("latency"), devices, devices)
         and are_numbers(kept.get("load"), groups, devices)
         and are_times(kept.get("read"), devices)
+        and _is_sampling(kept.get("sampling"))
         and isinstance(kept.get("whole"), list)
         and [ends is not None for ends in kept["whole"]] == can.all(axis=0).tolist()
         and all(ends is None or (are_times(ends, 2) and 0 < ends[0] <= ends[1]) for ends in kept["whole"])
         and all(ends is None or any(row[d] > 0 for row in core) for d, ends in enumerate(kept["whole"]))
     )
+
+
+def _is_sampling(kept: Any) -> bool:
+    """Whether a value from the cache says how many of how many groups were cut off, and the error of predictions."""
+    if not isinstance(kept, list) or len(kept) != 3 or not all(type(count) is int for count in kept[:2]):
+        return False
+    return 0 < kept[0] <= kept[1] and (kept[2] is None or bool(are_times(kept[2])))
 
 
 def cost_key(grouping: Grouping, cluster: Cluster, runtime: Runtime) -> dict[str, Any]:

@@ -307,7 +307,15 @@ def _profiled(profiled: Profiled | None) -> dict[str, Any] | None:
         return None
     at = datetime.fromtimestamp(profiled.at, UTC).isoformat(timespec="seconds")
     age = max(0.0, time.time() - profiled.at)
-    return {"at": at, "age_s": age, "other_load_cores": profiled.load, "cached": profiled.cached}
+    return {
+        "at": at,
+        "age_s": age,
+        "other_load_cores": profiled.load,
+        "cached": profiled.cached,
+        "cut_groups": profiled.cut,
+        "groups": profiled.groups,
+        "predicted_cut_error": profiled.error,
+    }
 
 
 def _emulated(cluster: Cluster) -> list[str]:

@@ -165,7 +165,13 @@ def _said(profiled: Profiled) -> str:
     ago = about_seconds(time.time() - profiled.at)
     when = f"Measured {ago} ago (from the cache; --no-cache measures anew)" if profiled.cached else "Measured now"
     load = f", while other processes kept {profiled.load:.1f} cores busy" if profiled.load is not None else ""
-    return f"{when}{load}."
+    if profiled.cut == profiled.groups:
+        return f"{when}{load}."
+    off = f", {profiled.error:.1%} of a group's time off by the cut costs of one another" if profiled.error is not None else ""
+    return (
+        f"{when}{load}.\nCut costs were measured of {profiled.cut} of {profiled.groups} groups, and predicted for the others"
+        f"{off}."
+    )
 
 
 def links(console: Console, known: Mapping[tuple[str, str], Link]) -> None:

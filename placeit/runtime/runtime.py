@@ -271,7 +271,8 @@ class Runtime:
         device, cores = self.devices[segment.device], self.cluster.devices[segment.device].cores
         single = len(segment.groups) == 1 < len(self.grouping.groups)
         own = getattr(device, "one_at_a_time", False) and not single
-        return device.program_key, cores if own else (), segment.groups
+        groups = tuple(range(len(segment.groups))) if self.model.uniform else segment.groups
+        return device.program_key, cores if own else (), groups
 
     def _weights(self, key: _Key) -> float:
         return float(self.grouping.groups.param_bytes[list(key[2])].sum())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,8 @@ def relu_chain(elements: int, hops: int) -> OnnxModel:
     ends = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, elements]) for name in ("0", str(hops))]
     nodes = [helper.make_node("Relu", [str(hop)], [str(hop + 1)]) for hop in range(hops)]
     graph = helper.make_graph(nodes, "chain", ends[:1], ends[1:])
-    return _joined(model, helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+    joined = _joined(model, helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+    return replace(joined, uniform=True)
 
 
 class OnnxParts:

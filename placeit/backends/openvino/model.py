@@ -7,7 +7,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -166,7 +166,7 @@ def relu_chain(elements: int, hops: int) -> OpenVinoModel:
     value = parameter.output(0)
     for _ in range(hops):
         value = ops.relu(value).output(0)
-    return describe(openvino.Model([ops.result(value)], [parameter], "chain"), Path("chain"))
+    return replace(describe(openvino.Model([ops.result(value)], [parameter], "chain"), Path("chain")), uniform=True)
 
 
 def load(

@@ -8,7 +8,7 @@ import os
 import pickle
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +161,8 @@ class TorchModel(base.Model):
 
 def relu_chain(elements: int, hops: int) -> TorchModel:
     """Build a chain of ``hops`` ReLUs over ``float32[1, elements]``."""
-    return load(torch.nn.Sequential(*(torch.nn.ReLU() for _ in range(hops))), (torch.zeros(1, elements),), name="chain")
+    layers = (torch.nn.ReLU() for _ in range(hops))
+    return replace(load(torch.nn.Sequential(*layers), (torch.zeros(1, elements),), name="chain"), uniform=True)
 
 
 def load(
