@@ -43,7 +43,6 @@ from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator, tor
 from placeit.runtime.accelerators.work import PlanTasks
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.measure import Measurement, faster, race, timed
-from placeit.runtime.plan_executor import DispatchOrder
 from placeit.runtime.runtime import Runtime
 from placeit.session import Session
 from placeit.workloads.tensor_graphs import TENSOR_GRAPHS
@@ -138,7 +137,7 @@ def _copy_seconds(accelerator: TorchAccelerator, src: int, dst: int, size: int) 
 
 
 def overhead(cluster: Cluster, accelerator: TorchAccelerator, report: Report) -> None:
-    """Measure what an op takes that computes next to nothing, in each order of launches and in plain PyTorch."""
+    """Measure what an op takes that computes next to nothing, launched by placeit and by plain PyTorch."""
     model = tensor_model("chain-mm", size=1).chain(1, _HOPS)
     values = {name: value.to(accelerator.place(0)) for name, value in model.values.items()}
     grouping, first = Grouping.singletons(model.graph), Cluster(cluster.devices[:1])
@@ -150,19 +149,11 @@ def overhead(cluster: Cluster, accelerator: TorchAccelerator, report: Report) ->
         model.program.run(values)
         _synchronize(accelerator.place(0))
 
-    candidates: dict[str, Callable[[], float]] = {"plain PyTorch": timed(plain)}
-    with contextlib.ExitStack() as stack:
-        orders: tuple[DispatchOrder, ...] = ("dynamic", "static", "graph")
-        for order in orders:
-            try:
-                executor = StreamExecutor(PlanTasks.of(runtime, plan), accelerator, order=order)
-            except DeviceError as error:
-                report.note(f"  order '{order}': {error}")
-                continue
-            candidates[order] = stack.enter_context(executor).time
+    with StreamExecutor(PlanTasks.of(runtime, plan), accelerator) as executor:
+        candidates = {"plain PyTorch": timed(plain), "placeit": executor.time}
         for who, measured in race(candidates, rounds=_REPEATS, drop_losers=False).items():
             report.row(launches=who, us_per_op=measured.median / _HOPS * 1e6)
-            if who == "dynamic":
+            if who == "placeit":
                 report.claim("host overhead per op launched, median", measured.median / _HOPS * 1e6, "us", at_most=15)
 
 

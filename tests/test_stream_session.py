@@ -83,8 +83,7 @@ def test_a_placement_found_there_computes_what_the_module_does(eager, cache, clu
 
 
 @pytest.mark.skipif(len(CORES) < 2, reason="needs two CPU cores")
-@pytest.mark.parametrize("order", ["dynamic", "static"])
-def test_core_sets_run_side_by_side_and_wait_for_each_other(order):
+def test_core_sets_run_side_by_side_and_wait_for_each_other():
     model = load(Transformer(), (torch.randint(20, (2, 8)),))
     run = model.reference(None, "f32")
     cluster = Cluster(tuple(map(core_set, CORES)))
@@ -92,7 +91,7 @@ def test_core_sets_run_side_by_side_and_wait_for_each_other(order):
     for seed in range(6):
         grouping, plan = plan_of(model, cluster, seed)
         runtime = Runtime(model, grouping, cluster, streams=torch_streams(accelerator))
-        with StreamExecutor(PlanTasks.of(runtime, plan), accelerator, order=order, requests=2) as executor:
+        with StreamExecutor(PlanTasks.of(runtime, plan), accelerator, requests=2) as executor:
             for number in range(4):
                 inputs = model.random_inputs(number)
                 assert OutputError.between(executor.run(inputs), run(inputs)).max_rel < 1e-5
@@ -143,24 +142,6 @@ def test_tensor_programs_run_there_as_well(eager, cache, name):
         session.profile()
         report = session.run(session.placement(np.arange(len(session.grouping.groups)) % 2), runs=2)
     assert report.output_error.max_rel < 1e-4
-
-
-def test_everything_can_be_launched_ahead_on_accelerators_alone(eager, cache):
-    model = conv_net()
-    inputs = model.random_inputs(1)
-    with Session(model, Cluster(tuple(devices("cpu", "cpu:0"))), cache=cache, max_groups=6) as session:
-        session.profile()
-        plan = session.segmenter.plan(np.arange(len(session.grouping.groups)) % 2)
-        with session.executor(plan, order="static") as executor:
-            assert OutputError.between(executor.run(inputs), session.reference(inputs)).max_rel < 1e-5
-            assert executor.spans()
-        with pytest.raises(DeviceError, match="PyTorch cannot capture graphs on 'cpu' devices"):
-            session.executor(plan, order="graph")
-    with Session(model, f"CPU@{CORES[0]}", cache=None) as session:
-        session.profile()
-        plan = session.segmenter.plan([0] * len(session.grouping.groups))
-        with pytest.raises(DeviceError, match=rf"CPU@{CORES[0]} are not driven through streams"):
-            session.executor(plan, order="static")
 
 
 def test_an_op_that_fails_on_a_core_set_is_named_and_leaves_the_device_as_good_as_before(eager, cache):

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from types import FrameType, TracebackType
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,6 @@ from placeit.runtime.feed import Bell, Feed, Served
 from placeit.runtime.spans import Span
 
 __all__ = [
-    "DispatchOrder",
     "PlanExecutor",
     "check_process",
     "empty_samples",
@@ -36,9 +35,6 @@ __all__ = [
     "to_serve",
     "with_room",
 ]
-
-DispatchOrder: TypeAlias = Literal["dynamic", "static", "graph"]
-"""Who decides what runs when: the scheduler as things end, or the simulated schedule ahead of time, launched or replayed."""
 
 _KEPT_SAMPLES = 1000  # times of a segment
 _LOOK_S = 0.5  # between two looks at whether the threads that a run needs are still there

@@ -31,7 +31,7 @@ from placeit.runtime.devices.kinds import DeviceKind, device_kind
 from placeit.runtime.devices.worker import Gate, apart
 from placeit.runtime.executor import Executor
 from placeit.runtime.native.turns import Turns
-from placeit.runtime.plan_executor import DispatchOrder, PlanExecutor, check_process
+from placeit.runtime.plan_executor import PlanExecutor, check_process
 from placeit.runtime.programs import Programs
 from placeit.runtime.reopening import lost_of, reopened
 
@@ -179,40 +179,31 @@ class Runtime:
         missing = sum(len(self.ops(s)) for s in plan.programs if self._key(s) not in self._programs)
         return missing * self.compiling_s / max(1, self._compiled)
 
-    def executor(self, plan: Plan, *, requests: int = 1, order: DispatchOrder = "dynamic") -> PlanExecutor:
+    def executor(self, plan: Plan, *, requests: int = 1) -> PlanExecutor:
         """Make a plan ready to run, with the kind of executor for these devices.
 
         Args:
             plan: what to run.
             requests: how many requests may be in flight at once.
-            order: who decides what runs when; accelerators can be given everything ahead
-                (:class:`placeit.runtime.accelerators.executor.StreamExecutor`).
 
         Raises:
-            DeviceError: a segment cannot be compiled for its device, there is no room for its weights or buffers, or the order
-                is not available.
+            DeviceError: a segment cannot be compiled for its device, or there is no room for its weights or buffers.
             ExecutionError: this process was forked from the one that opened the devices.
-            UsageError: no request at all, or no such order.
+            UsageError: no request at all.
         """
         check_process(self._process)
-        executor = self._executor(plan, requests, order)
+        executor = self._executor(plan, requests)
         with self._opening:
             self._executors.add(executor)
         return executor
 
-    def _executor(self, plan: Plan, requests: int, order: DispatchOrder) -> PlanExecutor:
+    def _executor(self, plan: Plan, requests: int) -> PlanExecutor:
         if self.streams is None:
-            if order != "dynamic":
-                raise DeviceError(
-                    f"{', '.join(self.cluster.names)} are not driven through streams, which order='{order}' is about: leave it "
-                    "out."
-                )
             return Executor(self, plan, requests=requests)
         from placeit.runtime.accelerators.executor import StreamExecutor
         from placeit.runtime.accelerators.work import PlanTasks
 
-        accelerator, timed = self.streams.accelerator, order != "graph"
-        return StreamExecutor(PlanTasks.of(self, plan), accelerator, requests=requests, order=order, timed=timed)
+        return StreamExecutor(PlanTasks.of(self, plan), self.streams.accelerator, requests=requests)
 
     def compile(self, segments: Sequence[Segment]) -> list[Program | StreamProgram]:
         """Compile segments for their devices, or reuse programs that were compiled before. Raises DeviceError."""

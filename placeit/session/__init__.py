@@ -37,7 +37,7 @@ from placeit.runtime.devices.worker import apart, within
 from placeit.runtime.drivers import drive
 from placeit.runtime.load import RateReport
 from placeit.runtime.measure import WARMUP
-from placeit.runtime.plan_executor import DispatchOrder, PlanExecutor
+from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.refining import Limits
 from placeit.runtime.run_report import RunReport
 from placeit.runtime.runtime import Runtime
@@ -327,7 +327,7 @@ class Session:
         groups = segmenter.problem().check(groups)
         return segmenter.plan(groups) if of is None else segmenter.merged(of, groups)
 
-    def executor(self, plan: Plan, *, requests: int = 1, order: DispatchOrder = "dynamic") -> PlanExecutor:
+    def executor(self, plan: Plan, *, requests: int = 1) -> PlanExecutor:
         """Compile a plan and put inputs in place; see :meth:`placeit.runtime.runtime.Runtime.executor`.
 
         Close it when it is not needed any more. A plan on a plain device of the cluster runs there, in :meth:`alone`.
@@ -335,8 +335,8 @@ class Session:
         if plan.problem.device_names != self.cluster.names:
             for device in plain_devices(self.cluster):
                 if plan.problem.device_names == (device.name,):
-                    return self.alone(device).executor(plan, requests=requests, order=order)
-        executor = self.runtime.executor(plan, requests=requests, order=order)
+                    return self.alone(device).executor(plan, requests=requests)
+        executor = self.runtime.executor(plan, requests=requests)
         inputs = self.model.sample_inputs()
         for request in range(requests):
             executor.set_inputs(inputs, request=request)

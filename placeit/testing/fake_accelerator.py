@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.errors import DeviceError, ExecutionError
-from placeit.runtime.accelerators.accelerator import HOST, Inbox, LoadedProgram, Replay, Token
+from placeit.runtime.accelerators.accelerator import HOST, Inbox, LoadedProgram, Token
 from placeit.runtime.blank import blank_value, is_blank
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.devices.null import VirtualClock
@@ -110,7 +110,6 @@ class FakeAccelerator:
         self._streams: dict[tuple[int, int], FakeStream] = {}
         self._broken: str | None = None
         self._delivered: dict[tuple[int, Token], Mapping[Hashable, int]] = {}
-        self._captured: list[Callable[[], None]] | None = None
         self._hanging: tuple[FakeStream, Submission] | None = None
 
     @one_at_a_time
@@ -207,7 +206,7 @@ class FakeAccelerator:
         return self._streams.setdefault((device, number), FakeStream(self._number(), device))
 
     @one_at_a_time
-    def event(self, device: int, *, timed: bool = False) -> FakeEvent:  # noqa: ARG002
+    def event(self, device: int) -> FakeEvent:  # noqa: ARG002
         """An event that marks nothing yet."""
         return FakeEvent()
 
@@ -222,18 +221,12 @@ class FakeAccelerator:
     @one_at_a_time
     def record(self, event: FakeEvent, stream: FakeStream) -> None:
         """Queue a mark."""
-        if self._captured is not None:
-            self._captured.append(functools.partial(self.record, event, stream))
-            return
         event.mark = self._mark(stream)
         self._pass_time()
 
     @one_at_a_time
     def wait(self, stream: FakeStream, event: FakeEvent) -> None:
         """Queue a wait for what the event marks at this moment."""
-        if self._captured is not None:
-            self._captured.append(functools.partial(self.wait, stream, event))
-            return
         awaited = event.mark.device if event.mark is not None else None
         assert awaited not in self._on_host or stream.device in self._on_host, "a stream cannot wait for a thread of the host"
         self.waits += 1
@@ -252,9 +245,6 @@ class FakeAccelerator:
         token: Token,
     ) -> None:
         """Queue a program."""
-        if self._captured is not None:
-            self._captured.append(functools.partial(self.launch, stream, program, inputs, outputs, inbox, token))
-            return
         number, self.launches = self.launches, self.launches + 1
         if number == self._fail_at:
             raise DeviceError(f"{self.names[stream.device]} is out of memory.")
@@ -268,9 +258,6 @@ class FakeAccelerator:
     @one_at_a_time
     def copy(self, stream: FakeStream, source: FakeView, destination: FakeView) -> None:
         """Queue a copy."""
-        if self._captured is not None:
-            self._captured.append(functools.partial(self.copy, stream, source, destination))
-            return
         ends = source.memory.device, destination.memory.device
         owner = ends[1] if ends[0] == HOST else ends[0]
         assert stream.device == owner, "a copy belongs on a stream of its source, or of its destination if that is the host"
@@ -324,26 +311,6 @@ class FakeAccelerator:
                     raise
             if not going_on:
                 time.sleep(1e-4)
-
-    @one_at_a_time
-    def capture(self, streams: Sequence[FakeStream], launches: Callable[[], None]) -> Replay:
-        """Record the calls, and repeat them on every replay."""
-        calls: list[Callable[[], None]] = []
-        self._captured = calls
-        launches()
-        self._captured = None
-
-        def replay() -> None:
-            first, *others = streams
-            fork = self._mark(first)
-            for stream in others:
-                self._wait(stream, fork)
-            for call in calls:
-                call()
-            for stream in others:
-                self._wait(first, self._mark(stream))
-
-        return replay
 
     # -- time ----------------------------------------------------------------------------------------------------------
 

@@ -202,11 +202,11 @@ def random_case(seed, *, ops=None, devices=None, merge=None, closed=False, share
     return Case(runtime, plan, peers, seed)
 
 
-def run_case(case, *, order="dynamic", requests=1, rounds=2, ahead=2, patience=1.0, skip_wait=None, on_host=()):
+def run_case(case, *, requests=1, rounds=2, ahead=2, patience=1.0, skip_wait=None, on_host=()):
     """Run a case; return the accelerator and whether every output was right."""
     accelerator = case.accelerator(patience=patience, skip_wait=skip_wait, on_host=on_host)
     right = True
-    with StreamExecutor(case.work(), accelerator, order=order, requests=requests, ahead=ahead) as executor:
+    with StreamExecutor(case.work(), accelerator, requests=requests, ahead=ahead) as executor:
         for number in range(rounds):
             for request in range(requests):
                 executor.set_inputs(case.inputs(number + request), request=request)

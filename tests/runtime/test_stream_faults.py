@@ -385,13 +385,13 @@ class Alarm:
 KINDS = (KeyboardInterrupt, TimeoutError, Odd)
 
 
-def interrupted(accelerator, trials, *, order="dynamic", places, times=1, seed=0):
+def interrupted(accelerator, trials, *, places, times=1, seed=0):
     """Interrupt runs at random moments, so many times each, clean-up included, and look whether the next one is right."""
     case, work = work_of(*(Add() for _ in places), places=places)
     hit = 0
     with Alarm(KINDS, seed) as alarm:
         for _ in range(trials):
-            executor = StreamExecutor(work, accelerator, order=order, requests=2, timed=True)
+            executor = StreamExecutor(work, accelerator, requests=2)
             executor.run(case.inputs())
             try:
                 alarm.on(times, 3e-3)
@@ -419,19 +419,17 @@ def interrupted(accelerator, trials, *, order="dynamic", places, times=1, seed=0
     assert hit > 0.9 * trials  # Python ignores what is raised while it calls back from a weak reference
 
 
-@pytest.mark.parametrize("order", ["dynamic", "static"])
 @pytest.mark.parametrize("times", [1, 4])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_after_an_interrupt_at_any_moment_nothing_hangs_and_the_next_run_is_right(cores, order, times):
-    interrupted(cores, 25, order=order, places=[0, 1, 1, 0, 1], times=times)
+def test_after_an_interrupt_at_any_moment_nothing_hangs_and_the_next_run_is_right(cores, times):
+    interrupted(cores, 25, places=[0, 1, 1, 0, 1], times=times)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("order", ["dynamic", "static"])
 @pytest.mark.parametrize("times", [1, 4])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_after_five_hundred_interrupts_nothing_hangs(cores, order, times):
-    interrupted(cores, 500, order=order, places=[0, 1, 1, 0, 1], times=times, seed=1)
+def test_after_five_hundred_interrupts_nothing_hangs(cores, times):
+    interrupted(cores, 500, places=[0, 1, 1, 0, 1], times=times, seed=1)
 
 
 def interrupted_beside_an_accelerator(monkeypatch, trials):

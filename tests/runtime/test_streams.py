@@ -17,8 +17,6 @@ from placeit.runtime.runtime import Runtime
 from placeit.simulator.scheduler import Scheduler, Transfer
 from placeit.testing.fake_accelerator import FakeAccelerator
 
-ORDERS = ("dynamic", "static", "graph")
-
 
 def case_of(kinds, edges, devices, seconds=1.0, *, nbytes=400):
     """A model whose every op makes one tensor of float32, cut into one segment per op."""
@@ -133,11 +131,10 @@ def test_a_device_does_not_wait_for_the_host_between_its_segments():
     assert makespan[1] == pytest.approx(60.0 + 5 * 2.0)
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_outputs_are_those_of_the_model_run_after_run(order):
+def test_outputs_are_those_of_the_model_run_after_run():
     case = random_case(7, ops=12, devices=3)
     accelerator = case.accelerator()
-    with StreamExecutor(case.work(), accelerator, order=order) as executor:
+    with StreamExecutor(case.work(), accelerator) as executor:
         for number in range(3):
             got, want = executor.run(case.inputs(number)), case.expected(case.inputs(number))
             assert got.keys() == want.keys()
@@ -146,10 +143,9 @@ def test_outputs_are_those_of_the_model_run_after_run(order):
                 assert got[name].dtype == want[name].dtype
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_requests_in_flight_have_their_own_inputs_and_outputs(order):
+def test_requests_in_flight_have_their_own_inputs_and_outputs():
     case = random_case(11, ops=10, devices=2)
-    with StreamExecutor(case.work(), case.accelerator(), order=order, requests=3) as executor:
+    with StreamExecutor(case.work(), case.accelerator(), requests=3) as executor:
         for request in range(3):
             executor.set_inputs(case.inputs(request), request=request)
         assert executor.times(8) >= 0  # more than fit: a request begins again as soon as it has ended
@@ -198,19 +194,9 @@ def test_copies_run_beside_segments():
 
 def test_a_chain_takes_the_memory_of_the_two_tensors_that_are_alive():
     case = chain(10, [0] * 10)
-    layout = RequestLayout(case.work(), FakeAccelerator(1), fixed=False)
+    layout = RequestLayout(case.work(), FakeAccelerator(1))
     assert layout.bytes_on(0) == 2 * 400
     assert layout.bytes_on(HOST) == 2 * 400  # input and output keep theirs
-
-
-def test_a_fixed_order_shares_more_memory():
-    # two branches beside each other: in any order both live, in a fixed order one comes after the other
-    edges = [(0, 1), (1, 2), (2, 7), (0, 4), (4, 5), (5, 6), (6, 7), (7, 8)]
-    kinds = ["Parameter", "Op", "Op", "Op", "Op", "Op", "Op", "Op", "Result"]
-    edges += [(0, 3), (3, 7)]
-    case = case_of(kinds, edges, [0] * 9)
-    taken = [RequestLayout(case.work(), FakeAccelerator(1), fixed=fixed).bytes_on(0) for fixed in (False, True)]
-    assert taken[1] < taken[0]
 
 
 def test_a_plan_that_does_not_fit_is_refused_before_it_runs():
@@ -227,13 +213,12 @@ def test_a_plan_that_does_not_fit_is_refused_before_it_runs():
         StreamExecutor(work, FakeAccelerator(2, memory_bytes=22_000), requests=3)
 
 
-@pytest.mark.parametrize("order", ["dynamic", "static"])
 @pytest.mark.parametrize("at", [0, 2, 5])
-def test_memory_that_runs_out_half_way_names_the_segment_and_the_next_run_is_right(order, at):
+def test_memory_that_runs_out_half_way_names_the_segment_and_the_next_run_is_right(at):
     case = chain(6, [0, 1, 0, 1, 0, 1])
     accelerator = case.accelerator(fail_at=at)
     work = case.work()
-    with StreamExecutor(work, accelerator, order=order) as executor:
+    with StreamExecutor(work, accelerator) as executor:
         allocated = dict(accelerator.allocated)
         message = rf"segment that starts with 'op{at + 1}' failed on fake:{at % 2}: .* out of memory"
         with pytest.raises(ExecutionError, match=message) as caught:
@@ -248,18 +233,9 @@ def test_memory_that_runs_out_half_way_names_the_segment_and_the_next_run_is_rig
     assert accelerator.order.faults == []
 
 
-def test_memory_that_runs_out_while_a_graph_is_captured_is_a_device_error():
-    case = chain(3, [0, 0, 0])
-    accelerator = case.accelerator(fail_at=1)
-    with pytest.raises(DeviceError, match="starts with 'op2' failed on fake:0"):
-        StreamExecutor(case.work(), accelerator, order="graph")
-    assert not any(accelerator.allocated.values())
-
-
-@pytest.mark.parametrize("order", ["dynamic", "static"])
-def test_a_device_that_dies_is_an_error_and_not_a_wait_for_ever(order):
+def test_a_device_that_dies_is_an_error_and_not_a_wait_for_ever():
     case = chain(4, [0, 1, 0, 1])
-    with StreamExecutor(case.work(), case.accelerator(die_at=2), order=order) as executor:
+    with StreamExecutor(case.work(), case.accelerator(die_at=2)) as executor:
         for _ in range(2):
             with pytest.raises(ExecutionError, match=r"fake:0 has failed"):
                 executor.run(case.inputs())
@@ -304,7 +280,7 @@ def test_spans_are_what_ran_when_on_devices_and_between_them():
     for seed in range(12):
         case = random_case(seed, ops=10, devices=3)
         accelerator = FakeAccelerator(3, seed, patience=0.0)  # or a device would wait for the host between event and launch
-        with StreamExecutor(case.work(), accelerator, requests=2, timed=True) as executor:
+        with StreamExecutor(case.work(), accelerator, requests=2) as executor:
             for request in range(2):
                 executor.set_inputs(case.inputs(), request=request)
             executor.times(1)
@@ -335,21 +311,10 @@ def test_spans_are_what_ran_when_on_devices_and_between_them():
 def test_segments_of_virtual_devices_take_what_was_simulated():
     case = random_case(5, ops=12, devices=3, closed=True)
     work = case.work()
-    with StreamExecutor(work, FakeAccelerator(3, seconds=simulated(case, work)), timed=True) as executor:
+    with StreamExecutor(work, FakeAccelerator(3, seconds=simulated(case, work))) as executor:
         executor.run({})
         simulated_s = case.plan.schedule.finish - case.plan.schedule.start
         np.testing.assert_allclose(executor.segment_seconds(), simulated_s * [task.program is not None for task in work.tasks])
-
-
-def test_what_was_not_recorded_is_not_told():
-    case = chain(2, [0, 0])
-    with StreamExecutor(case.work(), case.accelerator()) as executor:
-        executor.run(case.inputs())
-        for ask in (executor.spans, executor.segment_seconds):
-            with pytest.raises(UsageError, match="timed=True"):
-                ask()
-    with pytest.raises(UsageError, match="captured graph has no times"):
-        StreamExecutor(case.work(), case.accelerator(), order="graph", timed=True)
 
 
 def test_weights_that_cannot_be_loaded_name_the_segment():
@@ -367,14 +332,13 @@ def test_weights_that_cannot_be_loaded_name_the_segment():
 
 def test_a_model_that_computes_nothing_hands_its_input_through():
     case = case_of(["Parameter", "Result"], [(0, 1)], [0, 0])
-    for order in ORDERS:
-        with StreamExecutor(case.work(), case.accelerator(), order=order) as executor:
-            np.testing.assert_array_equal(executor.run(case.inputs())["out_op1"], case.inputs()["in_op0"])
+    with StreamExecutor(case.work(), case.accelerator()) as executor:
+        np.testing.assert_array_equal(executor.run(case.inputs())["out_op1"], case.inputs()["in_op0"])
 
 
 def test_wrong_arguments_are_refused():
     case = chain(1, [0])
-    for options in ({"requests": 0}, {"ahead": 0}, {"order": "sorted"}):
+    for options in ({"requests": 0}, {"ahead": 0}):
         with pytest.raises(UsageError):
             StreamExecutor(case.work(), case.accelerator(), **options)
     with StreamExecutor(case.work(), case.accelerator()) as executor:

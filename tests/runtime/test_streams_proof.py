@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stream_cases import random_case, run_case
 
-from placeit.core.errors import DeviceError, ExecutionError
+from placeit.core.errors import ExecutionError
 from placeit.runtime.accelerators.accelerator import HOST, Inbox
 from placeit.runtime.accelerators.clocks import Clocks
 from placeit.runtime.accelerators.executor import StreamExecutor
@@ -22,7 +22,6 @@ from placeit.runtime.devices.base import BufferSpec
 from placeit.testing.fake_accelerator import FakeAccelerator
 from placeit.testing.happens_before import HOST_THREAD, Access, HappensBefore
 
-ORDERS = ("dynamic", "static", "graph")
 PATIENCE = (0.0, 0.5, 2.0, 20.0)  # from a host that launches everything before anything happens, to one that comes late
 
 
@@ -30,17 +29,16 @@ def options(seed):
     return {"requests": 1 + seed % 2, "ahead": 1 + seed % 3, "patience": PATIENCE[seed % 4]}
 
 
-@pytest.mark.parametrize(("order", "plans"), [("dynamic", 60), ("static", 30), ("graph", 25)])
-def test_every_run_of_random_plans_is_ordered_and_right(order, plans):
-    waits = shared = 0
+def test_every_run_of_random_plans_is_ordered_and_right():
+    plans, waits, shared = 60, 0, 0
     for seed in range(plans):  # two runs each, of one or two requests
         case = random_case(seed)
-        accelerator, right = run_case(case, order=order, **options(seed))
-        assert accelerator.order.faults == [], (seed, order)
-        assert right, (seed, order)
+        accelerator, right = run_case(case, **options(seed))
+        assert accelerator.order.faults == [], seed
+        assert right, seed
         assert not any(accelerator.allocated.values())
         waits += accelerator.waits
-        layout = RequestLayout(case.work(), accelerator, fixed=order != "dynamic")
+        layout = RequestLayout(case.work(), accelerator)
         shared += len(layout.specs) - len(layout.slots)
     assert waits > 5 * plans  # or the test would show little
     assert shared > plans / 2
@@ -70,16 +68,6 @@ def test_devices_in_the_memory_of_the_host_hold_up_no_others_and_copy_nothing_to
     assert copies > 150
 
 
-@pytest.mark.parametrize("order", ["static", "graph"])
-def test_launching_everything_ahead_is_refused_where_a_device_would_have_to_wait_for_a_thread(order):
-    case = random_case(3, ops=8, devices=2)
-    with pytest.raises(DeviceError, match=rf"order='{order}'.* fake:1 cannot be made to wait for fake:0"):
-        StreamExecutor(case.work(), case.accelerator(on_host={0}), order=order)
-    accelerator, right = run_case(case, order=order, on_host={0, 1})
-    assert right
-    assert accelerator.order.faults == []
-
-
 def test_devices_that_share_hardware_never_run_at_the_same_time():
     for seed in range(20):
         case = random_case(seed, ops=10, devices=3, shared=True)
@@ -88,21 +76,17 @@ def test_devices_that_share_hardware_never_run_at_the_same_time():
         assert accelerator.order.faults == []
         ran = sorted((run.start, run.finish) for run in accelerator.trace if run.program is not None)
         assert all(before[1] <= after[0] for before, after in pairwise(ran)), seed
-        for order in ("static", "graph"):
-            if len({segment.device for segment in case.plan.programs}) > 1:
-                with pytest.raises(DeviceError, match=r"fake:\d and fake:\d share hardware.*order='dynamic'"):
-                    StreamExecutor(case.work(), accelerator, order=order)
 
 
-@pytest.mark.parametrize("order", ["dynamic", "static"])
-def test_leaving_out_any_one_wait_is_found(order):
+def test_leaving_out_any_one_wait_is_found(monkeypatch):
+    monkeypatch.setattr(FakeAccelerator, "elapsed", lambda *_: 0.0)  # it would be asked for times of what has not ended yet
     left_out = wrong = 0
     for seed in range(10):
         case = random_case(seed)
-        waits = run_case(case, order=order, rounds=1, **options(seed))[0].waits
+        waits = run_case(case, rounds=1, **options(seed))[0].waits
         for wait in range(waits):
-            accelerator, right = run_case(case, order=order, rounds=1, skip_wait=wait, **options(seed))
-            assert accelerator.order.faults, (seed, order, wait)
+            accelerator, right = run_case(case, rounds=1, skip_wait=wait, **options(seed))
+            assert accelerator.order.faults, (seed, wait)
             left_out += 1
             wrong += not right
     assert left_out > 60
@@ -115,40 +99,37 @@ def test_leaving_out_any_one_wait_is_found(order):
     ops=st.integers(1, 12),
     devices=st.integers(1, 4),
     merge=st.booleans(),
-    order=st.sampled_from(ORDERS),
     requests=st.integers(1, 3),
     ahead=st.integers(1, 4),
     patience=st.sampled_from(PATIENCE),
     mixed=st.booleans(),
 )
-def test_any_plan_with_any_timing_is_ordered_and_right(seed, ops, devices, merge, order, requests, ahead, patience, mixed):
+def test_any_plan_with_any_timing_is_ordered_and_right(seed, ops, devices, merge, requests, ahead, patience, mixed):
     case = random_case(seed, ops=ops, devices=devices, merge=merge)
-    hosts = some_on_host(seed, devices) if mixed and order == "dynamic" else ()
-    accelerator, right = run_case(case, order=order, requests=requests, ahead=ahead, patience=patience, on_host=hosts)
+    hosts = some_on_host(seed, devices) if mixed else ()
+    accelerator, right = run_case(case, requests=requests, ahead=ahead, patience=patience, on_host=hosts)
     assert accelerator.order.faults == []
     assert right
     assert not any(accelerator.allocated.values())
 
 
-@pytest.mark.parametrize("order", ["dynamic", "static"])
-def test_sharing_memory_too_early_is_found(order, monkeypatch):
+def test_sharing_memory_too_early_is_found(monkeypatch):
     def careless(self, ancestors):
         return share(self, [~0] * len(ancestors))  # as if every launch had ended before every other
 
     share = RequestLayout._share
     monkeypatch.setattr(RequestLayout, "_share", careless)
-    found = sum(bool(run_case(random_case(seed), order=order)[0].order.faults) for seed in range(20))
+    found = sum(bool(run_case(random_case(seed))[0].order.faults) for seed in range(20))
     assert found > 10
 
 
-@pytest.mark.parametrize("order", ["dynamic", "static"])
-def test_memory_that_is_freed_while_launches_use_it_is_found(order, monkeypatch):
+def test_memory_that_is_freed_while_launches_use_it_is_found(monkeypatch):
     monkeypatch.setattr(FakeAccelerator, "finish", lambda self, stream: None)
     found = 0
     for seed in range(30):
         case = random_case(seed, ops=8, devices=3)
         accelerator = case.accelerator(fail_at=2, patience=0.0)
-        with contextlib.suppress(ExecutionError), StreamExecutor(case.work(), accelerator, order=order) as executor:
+        with contextlib.suppress(ExecutionError), StreamExecutor(case.work(), accelerator) as executor:
             executor.run(case.inputs())
         found += bool(accelerator.order.faults)
     assert found > 5
@@ -187,13 +168,12 @@ def test_jobs_that_fail_on_threads_are_told_and_waited_for():
     assert left > 6
 
 
-@pytest.mark.parametrize("order", ["dynamic", "static"])
-def test_whatever_breaks_while_others_run_is_waited_for(order):
+def test_whatever_breaks_while_others_run_is_waited_for():
     broken = 0
     for seed in range(120):
         case = random_case(seed, ops=10, devices=3)
         accelerator = case.accelerator(patience=PATIENCE[seed % 4], die_at=seed % 5)
-        with contextlib.suppress(ExecutionError), StreamExecutor(case.work(), accelerator, order=order, ahead=3) as executor:
+        with contextlib.suppress(ExecutionError), StreamExecutor(case.work(), accelerator, ahead=3) as executor:
             executor.run(case.inputs())
         assert accelerator.order.faults == [], seed
         assert not any(accelerator.allocated.values())

@@ -61,10 +61,9 @@ def cpu(monkeypatch):
     accelerator.close()
 
 
-@pytest.mark.parametrize("order", ["dynamic", "static"])
-def test_pytorch_modules_run_on_the_streams_of_pytorch(cpu, order):
+def test_pytorch_modules_run_on_the_streams_of_pytorch(cpu):
     case, work = torch_work([0, 1, 1, 0])
-    with StreamExecutor(work, cpu, order=order, requests=2) as executor:
+    with StreamExecutor(work, cpu, requests=2) as executor:
         for number in range(2):
             got = executor.run(case.inputs(number))
             np.testing.assert_allclose(got["out_op5"], expected(case.inputs(number)["in_op0"], 4))
@@ -204,12 +203,6 @@ def test_views_of_memory_have_shape_type_and_order(cpu):
     cpu.free(memory)
 
 
-def test_graphs_are_refused_where_pytorch_cannot_capture_them(cpu):
-    _, work = torch_work([0])
-    with pytest.raises(DeviceError, match=r"cannot capture graphs on 'cpu' devices: run without order='graph'"):
-        StreamExecutor(work, cpu, order="graph")
-
-
 # -- what is missing ---------------------------------------------------------------------------------------------------
 
 
@@ -276,10 +269,9 @@ def gpus():
 
 @pytest.mark.gpu
 @one_gpu
-@pytest.mark.parametrize("order", ["dynamic", "static", "graph"])
-def test_one_gpu_computes_what_numpy_does(gpus, order):
+def test_one_gpu_computes_what_numpy_does(gpus):
     case, work = torch_work([0, 0, 0])
-    with StreamExecutor(work, gpus, order=order, requests=2) as executor:
+    with StreamExecutor(work, gpus, requests=2) as executor:
         for number in range(20):
             got = executor.run(case.inputs(number))["out_op4"]
             np.testing.assert_allclose(got, expected(case.inputs(number)["in_op0"], 3), rtol=1e-6)
@@ -287,13 +279,12 @@ def test_one_gpu_computes_what_numpy_does(gpus, order):
 
 @pytest.mark.gpu
 @two_gpus
-@pytest.mark.parametrize("order", ["dynamic", "static"])
 @pytest.mark.parametrize("peers", [True, False])
-def test_two_gpus_compute_what_numpy_does(gpus, order, peers, monkeypatch):
+def test_two_gpus_compute_what_numpy_does(gpus, peers, monkeypatch):
     if not peers:
         monkeypatch.setattr(gpus, "can_peer", lambda src, dst: False)
     case, work = torch_work([0, 1, 0, 1])
-    with StreamExecutor(work, gpus, order=order) as executor:
+    with StreamExecutor(work, gpus) as executor:
         for number in range(20):
             got = executor.run(case.inputs(number))["out_op5"]
             np.testing.assert_allclose(got, expected(case.inputs(number)["in_op0"], 4), rtol=1e-6)

@@ -25,7 +25,6 @@ __all__ = [
     "Inbox",
     "LoadedProgram",
     "Memory",
-    "Replay",
     "Stream",
     "StreamProgram",
     "Streams",
@@ -47,8 +46,6 @@ View: TypeAlias = Any
 
 Token: TypeAlias = tuple[int, int]
 """A request, and one of its launches."""
-
-Replay: TypeAlias = Callable[[], None]
 
 
 class Inbox:
@@ -203,12 +200,12 @@ class Accelerator(Protocol):
         """A stream of a device; the same number always gives the same stream. Segments are launched on stream 0."""
         ...
 
-    def event(self, device: int, *, timed: bool = False) -> Event:
-        """Make an event for the streams of one device, optionally with timing."""
+    def event(self, device: int) -> Event:
+        """Make an event, with timing, for the streams of one device."""
         ...
 
     def elapsed(self, first: Event, second: Event) -> float:
-        """Seconds between two timed events of one device, both of which have happened."""
+        """Seconds between two events of one device, both of which have happened."""
         ...
 
     def record(self, event: Event, stream: Stream) -> None:
@@ -257,10 +254,6 @@ class Accelerator(Protocol):
 
     def finish(self, stream: Stream) -> None:
         """Wait for everything launched on a stream. Raises DeviceError if its device has failed and runs nothing any more."""
-        ...
-
-    def capture(self, streams: Sequence[Stream], launches: Callable[[], None]) -> Replay:
-        """Capture launches on streams, the first of which every replay is launched on. Raises DeviceError if unavailable."""
         ...
 
 

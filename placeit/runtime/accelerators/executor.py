@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 from queue import Empty, SimpleQueue
 from time import perf_counter
-from typing import cast, get_args
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 from placeit.core.errors import DeviceError, ExecutionError, NoRoomError, UsageError, forget_frames
 from placeit.core.units import format_quantity
 from placeit.runtime.accelerators.accelerator import HOST, Accelerator, View
+from placeit.runtime.accelerators.dispatcher import Dispatcher
 from placeit.runtime.accelerators.launcher import Launcher
 from placeit.runtime.accelerators.layout import RequestLayout
-from placeit.runtime.accelerators.orders import Dynamic, Graph, LaunchOrder, Static
 from placeit.runtime.accelerators.times import Times
 from placeit.runtime.accelerators.work import PlanTasks
 from placeit.runtime.active_run import ActiveRun
 from placeit.runtime.devices.worker import Worker
 from placeit.runtime.feed import Bell, Served
-from placeit.runtime.plan_executor import DispatchOrder, PlanExecutor, failure_of
+from placeit.runtime.plan_executor import PlanExecutor, failure_of
 from placeit.runtime.spans import Span
 
 __all__ = ["StreamExecutor"]
@@ -35,14 +35,13 @@ _AHEAD = 2
 class StreamExecutor(PlanExecutor):
     """Runs a plan on an accelerator, whose streams are its lanes. One thread of its own launches the work.
 
-    ``dynamic``: the scheduler decides what comes next whenever something has ended, by the same rule as everywhere: the
-    longest path first. So that no stream runs dry while the host thinks, the scheduler is told that a segment has ended as
-    soon as fewer than ``ahead`` segments are queued on its device: what follows it there is launched behind it, and copies of
-    what it makes are launched to wait for its event. What reads those copies is launched only when they have arrived: launched
-    before, it would keep its device from what becomes ready earlier.
+    Whenever something has ended, the scheduler decides what comes next, by the rule that it uses everywhere: the longest path
+    first. So that no stream runs dry while the host thinks, the scheduler is told that a segment has ended as soon as fewer
+    than ``ahead`` segments are queued on its device: what follows it there is launched behind it, and copies of what it makes
+    are launched to wait for its event. What reads those copies is launched only when they have arrived: launched before, it
+    would keep its device from what becomes ready earlier.
 
-    ``static``: everything is launched at once in the order of the plan's simulated schedule, which costs the host least.
-    ``graph``: that order is captured once and replayed with one call, where the accelerator can.
+    Events around every launch record what ran when.
 
     Executors of one accelerator may run at the same time.
 
@@ -50,62 +49,37 @@ class StreamExecutor(PlanExecutor):
         work: what to run.
         accelerator: where.
         requests: how many requests may be in flight at once.
-        order: ``dynamic``, ``static`` or ``graph``. The last two are not for plans on accelerators and core sets at once.
-        ahead: for ``dynamic``, how many segments may be queued on a device, and tensors on a link, the running one included.
-        timed: whether to record what ran when, for :meth:`spans` and :meth:`segment_seconds`: an event more for each launch.
+        ahead: how many segments may be queued on a device, and tensors on a link, the running one included.
 
     Raises:
-        DeviceError: weights and buffers do not fit into a device's free memory, or the order is not available.
+        DeviceError: weights and buffers do not fit into a device's free memory.
         ExecutionError: the accelerator is closed.
-        UsageError: an argument out of its range, or a graph that is to be timed.
+        UsageError: an argument out of its range.
     """
 
-    def __init__(
-        self,
-        work: PlanTasks,
-        accelerator: Accelerator,
-        *,
-        requests: int = 1,
-        order: DispatchOrder = "dynamic",
-        ahead: int = _AHEAD,
-        timed: bool = False,
-    ) -> None:
+    def __init__(self, work: PlanTasks, accelerator: Accelerator, *, requests: int = 1, ahead: int = _AHEAD) -> None:
         if requests < 1 or ahead < 1:
             raise UsageError(f"'requests' and 'ahead' must be at least 1; got {requests} and {ahead}.")
-        if order not in get_args(DispatchOrder):
-            raise UsageError(f"'order' is '{order}'; it must be one of {', '.join(get_args(DispatchOrder))}.")
-        if order == "graph" and timed:
-            raise UsageError("A captured graph has no times of its parts: run it without 'timed', or with order='static'.")
         super().__init__(work.plan, requests, {name: work.values[v] for name, v in work.inputs.items()})
         self.work, self._accelerator = work, accelerator
-        if order != "dynamic":
-            self._check_alike(order)
-        self.layout = RequestLayout(work, accelerator, fixed=order != "dynamic")
+        self.layout = RequestLayout(work, accelerator)
         self._there = accelerator.turn()  # held by whoever uses it
-        self._launcher = Launcher(self.layout, accelerator, timed=timed)
-        self._times_of = Times(self._launcher) if timed else None
-        self._order: LaunchOrder | None = None  # made anew after a run that did not end well
-        self._order_of: tuple[DispatchOrder, int] = order, ahead
+        self._launcher = Launcher(self.layout, accelerator)
+        self._times_of = Times(self._launcher)
+        self._ahead = ahead
+        self._dispatcher: Dispatcher | None = None  # made anew after a run that did not end well
         self._blanked: int | None = None
         with self._there:
             self._check_memory(requests)
             try:
                 self._launcher.make(requests)
-                self._order = self._make_order()
+                self._dispatcher = Dispatcher(self._launcher, ahead)
             except BaseException as error:
                 self._settle_streams(error)
                 self._launcher.release()
                 self._accelerator.trim()
                 raise
         self._worker = Worker("placeit launches")
-
-    def _make_order(self) -> LaunchOrder:
-        order, ahead = self._order_of
-        if order == "dynamic":
-            return Dynamic(self._launcher, ahead)
-        if order == "static" or not self.layout.launches:  # nothing can be captured where nothing runs
-            return Static(self._launcher)
-        return Graph(self._launcher)
 
     @property
     def native(self) -> bool:
@@ -170,29 +144,27 @@ class StreamExecutor(PlanExecutor):
 
     def _run_all(self, run: ActiveRun) -> None:
         self._check_accelerator()
-        launcher, order = self._launcher, self._order
-        if order is None:
-            order = self._make_order()
-        self._order = None  # until all has ended well
-        if self._times_of is not None:
-            self._times_of.begin()
+        launcher = self._launcher
+        dispatcher = self._dispatcher or Dispatcher(launcher, self._ahead)
+        self._dispatcher = None  # until all has ended well
+        self._times_of.begin()
         run.begin = run.end = perf_counter()
         requests = cast("_Requests", run)
         for request in range(min(requests.waiting, len(launcher.slots))):
             requests.waiting -= 1
             requests.in_flight.append(request)
-            order.begin(request)
-        while self._begin_admitted(requests, order) or launcher.flying:
+            dispatcher.begin(request)
+        while self._begin_admitted(requests, dispatcher) or launcher.flying:
             token = launcher.next_report()
             if token is None or run.stopped:
                 raise _StoppedError
-            order.ended(*token)
+            dispatcher.ended(*token)
             for request in self._take_ended(requests):
                 if requests.waiting:
                     requests.waiting -= 1
                     requests.in_flight.append(request)
-                    order.begin(request)
-        self._order = order
+                    dispatcher.begin(request)
+        self._dispatcher = dispatcher
 
     def _take_ended(self, run: _Requests) -> list[int]:
         """Take note of the requests that have ended: maybe by the report of another, which was before them on a link."""
@@ -201,16 +173,14 @@ class StreamExecutor(PlanExecutor):
         for request in ended:
             run.in_flight.remove(request)
             run.end = perf_counter()
-            if self._times_of is not None:
-                self._times_of.ended(request, slots[request], only=run.bell is not None)
+            self._times_of.ended(request, slots[request], only=run.bell is not None)
             self._check_accelerator()
             if run.bell is not None:
-                ran = () if self._times_of is None else self._times_of.ran()
-                run.done.append((request, self._read(request), ran))
+                run.done.append((request, self._read(request), self._times_of.ran()))
                 run.bell.ring()
         return ended
 
-    def _begin_admitted(self, run: _Requests, order: LaunchOrder) -> bool:
+    def _begin_admitted(self, run: _Requests, dispatcher: Dispatcher) -> bool:
         """Begin what has been admitted, if anything is; wait for it if nothing is in flight. Return whether something was.
 
         While something is, this is asked again at its next report.
@@ -226,7 +196,7 @@ class StreamExecutor(PlanExecutor):
             else:
                 self._write(what[1], what[0])
                 run.in_flight.append(what[0])
-                order.begin(what[0])
+                dispatcher.begin(what[0])
                 self._take_ended(run)  # if it launches nothing
                 begun = True
         return begun
@@ -254,7 +224,6 @@ class StreamExecutor(PlanExecutor):
 
     def _release(self) -> None:
         with self._there:
-            self._order = None  # a captured graph refers to the memory
             self._launcher.release()
             self._accelerator.trim()
 
@@ -299,24 +268,12 @@ class StreamExecutor(PlanExecutor):
         """Spans of the last run: one per segment and copy, on a track per device and per pair of devices that copy.
 
         Copies between the host and a device, which a simulation knows nothing of, are on tracks of their own.
-
-        Raises:
-            UsageError: the executor was not made with ``timed``.
         """
-        return self._timed().spans()
+        return self._times_of.spans()
 
     def segment_seconds(self, *, last: bool = False) -> NDArray[np.float64]:
-        """``float64[S]``, median seconds of each segment over many runs, or of the last one; zero if it runs nothing.
-
-        Raises:
-            UsageError: the executor was not made with ``timed``.
-        """
-        return self._timed().segment_seconds(last=last)
-
-    def _timed(self) -> Times:
-        if self._times_of is None:
-            raise UsageError("This executor has recorded no times: make it with timed=True.")
-        return self._times_of
+        """``float64[S]``, median seconds of each segment over many runs, or of the last one; zero if it runs nothing."""
+        return self._times_of.segment_seconds(last=last)
 
     def _check_memory(self, requests: int) -> None:
         for device, name in enumerate(self._accelerator.names):
@@ -335,24 +292,6 @@ class StreamExecutor(PlanExecutor):
                     f"{_bytes(free)} are free. Place fewer ops there, keep fewer requests in flight, or free memory that "
                     "other processes use."
                 )
-
-    def _check_alike(self, order: DispatchOrder) -> None:
-        used = sorted({task.device for task in self.work.tasks if task.program is not None})
-        shared = np.argwhere(self.plan.problem.conflicts[np.ix_(used, used)])
-        if len(shared):
-            one, other = (self._accelerator.names[used[d]] for d in shared[0])
-            raise DeviceError(
-                f"With order='{order}' everything is launched ahead, and {one} and {other} share hardware, so that one has to "
-                "wait for the other: run the plan with order='dynamic'."
-            )
-        own = [device for device in used if self._accelerator.memory(device) != HOST]
-        if own and len(own) < len(used):
-            names = self._accelerator.names
-            host = next(device for device in used if device not in own)
-            raise DeviceError(
-                f"With order='{order}' everything is launched ahead, and {names[own[0]]} cannot be made to wait for "
-                f"{names[host]}, which computes on threads of the host: run the plan with order='dynamic'."
-            )
 
 
 class _Requests(ActiveRun):

@@ -19,12 +19,12 @@ class Slot:
     Attributes:
         views: of each buffer.
         events: of each launch, recorded behind it.
-        begins: of each launch, recorded before it; None if nobody wants to know how long it took.
+        begins: of each launch, recorded before it.
         flying: launches whose reports are still to come.
         decided: whether nothing is left to launch.
     """
 
-    def __init__(self, layout: RequestLayout, accelerator: Accelerator, memory: list[Memory], *, timed: bool) -> None:
+    def __init__(self, layout: RequestLayout, accelerator: Accelerator, memory: list[Memory]) -> None:
         mine: list[Memory] = []
         for place, nbytes in layout.slots:
             mine.append(accelerator.allocate(place, nbytes))
@@ -33,8 +33,8 @@ class Slot:
             accelerator.view(mine[slot], spec) for slot, spec in zip(layout.slot_of, layout.specs, strict=True)
         ]
         owners = [layout.streams[launch.stream] for launch in layout.launches]
-        self.events: list[Event] = [accelerator.event(device, timed=timed) for device in owners]
-        self.begins: list[Event] | None = [accelerator.event(device, timed=True) for device in owners] if timed else None
+        self.events: list[Event] = [accelerator.event(device) for device in owners]
+        self.begins: list[Event] = [accelerator.event(device) for device in owners]
         self.flying: dict[int, None] = {}
         self.decided = True
 
@@ -45,7 +45,6 @@ class Launcher:
     Args:
         layout: what there is to launch.
         accelerator: where.
-        timed: whether to record when each launch begins and ends.
 
     Attributes:
         slots: the requests, once :meth:`make` has made them.
@@ -54,8 +53,8 @@ class Launcher:
         at_fault: the request that failed first in this run, if that is known.
     """
 
-    def __init__(self, layout: RequestLayout, accelerator: Accelerator, *, timed: bool) -> None:
-        self.layout, self.accelerator, self.timed = layout, accelerator, timed
+    def __init__(self, layout: RequestLayout, accelerator: Accelerator) -> None:
+        self.layout, self.accelerator = layout, accelerator
         self.slots: list[Slot] = []
         self.streams: list[Stream] = []
         self.flying = 0
@@ -74,7 +73,7 @@ class Launcher:
         for launch in layout.launches:
             self._loaded.append(None if launch.program is None else self._load(launch))
         for _ in range(requests):
-            slot = Slot(layout, accelerator, self._memory, timed=self.timed)
+            slot = Slot(layout, accelerator, self._memory)
             self.slots.append(slot)
             for value in layout.work.inputs.values():
                 spec = layout.work.values[value]
@@ -101,14 +100,13 @@ class Launcher:
         while self._memory:
             self.accelerator.free(self._memory.pop())
 
-    def start(self, request: int, n: int, after: Iterable[int], *, record: bool = True) -> None:
+    def start(self, request: int, n: int, after: Iterable[int]) -> None:
         """Launch a segment or copy after others.
 
         Args:
             request: whose it is.
             n: its number.
             after: launches to wait for.
-            record: whether anything will wait for it, or wants a report.
 
         Raises:
             DeviceError: names the segment, or what was to be copied, and the device.
@@ -119,14 +117,12 @@ class Launcher:
         try:
             for wait in after:
                 accelerator.wait(stream, slot.events[wait])
-            if slot.begins is not None:
-                accelerator.record(slot.begins[n], stream)
+            accelerator.record(slot.begins[n], stream)
             if program is None:
                 accelerator.copy(stream, inputs[0], outputs[0])
             else:
                 accelerator.launch(stream, program, inputs, outputs, self._inbox, (request, n))
-            if record or slot.begins is not None:
-                accelerator.record(slot.events[n], stream)
+            accelerator.record(slot.events[n], stream)
         except Exception as error:
             if isinstance(error, PlaceitError) and not isinstance(error, DeviceError):
                 raise

@@ -6,9 +6,8 @@ written whatever the timing, so that no wait is added and no stream stalls for i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from placeit.runtime.accelerators.accelerator import HOST, Accelerator, StreamProgram
 from placeit.runtime.accelerators.work import PlanTasks
@@ -48,8 +47,6 @@ class RequestLayout:
     Args:
         work: what to run.
         accelerator: says where each device computes, and which of them can write the memory of which.
-        fixed: launch everything in the order of the simulated schedule, so that the order of launches on a stream also counts
-            when memory is shared. Otherwise only what follows from the data does, since the order is not known ahead.
 
     Attributes:
         launches: in an order in which they may be launched.
@@ -60,7 +57,6 @@ class RequestLayout:
             nothing.
         host_to_device: launches that bring in what the host provides, for each input with the devices that read it.
         device_to_host: for each task, the launches that bring what it makes to the host.
-        ends: launches that nothing else is known to follow; all have ended when these have.
         specs: what each buffer looks like.
         places: where each buffer lies: a device, or ``HOST``.
         buffer_of: where a device, or the host, finds a value: the buffer of (value, device).
@@ -68,7 +64,7 @@ class RequestLayout:
         slots: for each slot its device and bytes.
     """
 
-    def __init__(self, work: PlanTasks, accelerator: Accelerator, *, fixed: bool) -> None:
+    def __init__(self, work: PlanTasks, accelerator: Accelerator) -> None:
         self.work, self._can_peer = work, accelerator.can_peer
         self._place = [accelerator.memory(device) for device in range(len(accelerator.names))]
         self.launches: list[Launch] = []
@@ -86,12 +82,7 @@ class RequestLayout:
         self._names = {value: task.name for task in work.tasks for value in task.writes}
         self._names.update({value: name for name, value in work.inputs.items()})
         self._lay_out()
-        before = self._ancestors(fixed=fixed)
-        followed = 0
-        for ancestors in self._ancestors(fixed=True):
-            followed |= ancestors
-        self.ends = [n for n in range(len(self.launches)) if not followed >> n & 1]
-        self.slot_of, self.slots = self._share(before)
+        self.slot_of, self.slots = self._share(self._ancestors())
 
     def bytes_on(self, device: int) -> int:
         """Bytes of a request's buffers on a device, or on the host."""
@@ -181,20 +172,12 @@ class RequestLayout:
         self.places.append(place)
         return len(self.specs) - 1
 
-    def _ancestors(self, *, fixed: bool) -> list[int]:
-        """For each launch the set of launches that end before it starts, as bits of a number."""
-        before_on_stream: dict[int, int] = {}
-        if fixed:
-            for stream in range(len(self.streams)):
-                on_stream = [n for n, launch in enumerate(self.launches) if launch.stream == stream]
-                before_on_stream.update((n, m) for m, n in pairwise(on_stream))
+    def _ancestors(self) -> list[int]:
+        """For each launch the launches that end before it starts whatever the timing, as bits of a number."""
         ancestors: list[int] = []
-        for n, launch in enumerate(self.launches):
-            parents: Iterable[int] = launch.after
-            if n in before_on_stream:
-                parents = (*parents, before_on_stream[n])
+        for launch in self.launches:
             found = 0
-            for parent in parents:
+            for parent in launch.after:
                 found |= ancestors[parent] | 1 << parent
             ancestors.append(found)
         return ancestors

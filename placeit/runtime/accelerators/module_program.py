@@ -98,7 +98,7 @@ class LoadedModule:
     """A module on a device.
 
     What it returns is copied to where its readers expect it, by the same stream: a value has one address for the life of an
-    executor, whatever PyTorch's allocator does, and a graph can be captured.
+    executor, whatever PyTorch's allocator does.
 
     Args:
         module: on the device.

@@ -39,14 +39,13 @@ class Times:
         accelerator, layout = self._launcher.accelerator, self._launcher.layout
         self._last.clear()
         for device, stream in dict(zip(reversed(layout.streams), reversed(self._launcher.streams), strict=True)).items():
-            event = self._origins[device][0] if device in self._origins else accelerator.event(device, timed=True)
+            event = self._origins[device][0] if device in self._origins else accelerator.event(device)
             accelerator.record(event, stream)
             self._origins[device] = event, perf_counter()
 
     def ended(self, request: int, slot: Slot, *, only: bool = False) -> None:
         """Record the times of a request that has ended; if ``only`` it counts, forget the one before it there."""
         accelerator, layout, times = self._launcher.accelerator, self._launcher.layout, list[tuple[float, float]]()
-        assert slot.begins is not None  # noqa: S101 (the launcher was told to)
         for launch, begin, end in zip(layout.launches, slot.begins, slot.events, strict=True):
             origin, at = self._origins[layout.streams[launch.stream]]
             start = at + accelerator.elapsed(origin, begin)

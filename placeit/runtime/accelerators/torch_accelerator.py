@@ -1,7 +1,7 @@
 """Accelerators that PyTorch drives, through its interface for any of them: torch.Stream, torch.Event, torch.get_device_module.
 
-Everything here is device-generic but three things: that waits for CUDA's events are asleep, the capture of graphs, and that
-CUDA's convolutions are kept from rounding float32 to TF32. CPU core sets can stand beside the accelerators: they compute in the
+Everything here is device-generic but two things: that waits for CUDA's events are asleep, and that CUDA's convolutions are kept
+from rounding float32 to TF32. CPU core sets can stand beside the accelerators: they compute in the
 host's memory, on threads that look like streams.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, ExecutionError, NoRoomError, PlaceitError, first_line
-from placeit.runtime.accelerators.accelerator import HOST, Inbox, LoadedProgram, Replay, Streams, Token
+from placeit.runtime.accelerators.accelerator import HOST, Inbox, LoadedProgram, Streams, Token
 from placeit.runtime.accelerators.host_stream import HostEvent, HostStream
 from placeit.runtime.accelerators.module_program import ModuleProgram
 from placeit.runtime.accelerators.reports import Reports, ThreadReports, native_handle, wait_for
@@ -207,12 +207,12 @@ class TorchAccelerator:
         """The driver's address of the stream that a device's segments are launched on, for other libraries."""
         return native_handle(self.stream(device, 0).stream)
 
-    def event(self, device: int, *, timed: bool = False) -> torch.Event | HostEvent:
-        """An event; untimed ones are cheaper."""
+    def event(self, device: int) -> torch.Event | HostEvent:
+        """An event, with timing."""
         if device in self._sets:
             return HostEvent()
         with self._errors[device]:
-            return torch.Event(device=self._devices[device], enable_timing=timed)
+            return torch.Event(device=self._devices[device], enable_timing=True)
 
     def elapsed(self, first: Any, second: Any) -> float:
         """Elapsed seconds; PyTorch returns milliseconds."""
@@ -278,31 +278,6 @@ class TorchAccelerator:
         """Synchronize the stream, asleep."""
         with stream.errors:
             wait_for(stream.stream)
-
-    def capture(self, streams: Sequence[_Queue], launches: Callable[[], None]) -> Replay:
-        """Capture a graph of one device; copies between devices wait for streams that are not captured."""
-        (first, errors), *others = streams
-        if not hasattr(self._module, "CUDAGraph"):
-            raise DeviceError(f"PyTorch cannot capture graphs on '{self.type}' devices: run without order='graph'.")
-        elsewhere = [other.stream.device for other in others if other.stream.device != first.device]
-        if elsewhere:
-            raise DeviceError(
-                f"A graph is captured on one device, and this plan runs on {first.device} and {elsewhere[0]}: run it with "
-                "order='static', which launches the same sequence."
-            )
-        graph = self._module.CUDAGraph()
-        with errors, self._module.graph(graph, stream=first):
-            for other in others:
-                other.stream.wait_stream(first)
-            launches()
-            for other in others:
-                first.wait_stream(other.stream)
-
-        def replay() -> None:
-            with errors, first:
-                graph.replay()
-
-        return replay
 
 
 def _compute(errors: _Errors, program: LoadedProgram, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:

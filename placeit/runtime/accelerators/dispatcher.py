@@ -1,4 +1,4 @@
-"""Launch orders: decided by the scheduler as work ends, or by the simulated schedule in advance."""
+"""What is launched next: the scheduler decides whenever something has ended."""
 
 from __future__ import annotations
 
@@ -6,35 +6,27 @@ import functools
 from collections import deque
 from collections.abc import Callable
 from itertools import chain
-from typing import Protocol
 
-from placeit.runtime.accelerators.accelerator import HOST, Replay
+from placeit.runtime.accelerators.accelerator import HOST
 from placeit.runtime.accelerators.clocks import Clocks, Mark
 from placeit.runtime.accelerators.launcher import Launcher
 from placeit.simulator.scheduler import Instruction, RequestDone, Scheduler, Start
 
-__all__ = ["Dynamic", "Graph", "LaunchOrder", "Static"]
+__all__ = ["Dispatcher"]
 
 
-class LaunchOrder(Protocol):
-    """A launch order."""
+class Dispatcher:
+    """Launches what the scheduler starts, ahead of time where streams allow it.
 
-    def begin(self, request: int) -> None:
-        """Launch a request, or the part of it that can be launched."""
-        ...
+    The scheduler is told that a segment has ended as soon as its device can take another one, which may be before the end; what
+    the scheduler then starts is launched behind it. Links are handled in the same way. The arrival of a tensor is told when it
+    has happened. On devices that compute in the host's memory, the end of a segment is told when it has happened, since no
+    stream of another device could wait for it. So is the end of a segment on devices that share hardware, which never run at
+    the same time.
 
-    def ended(self, request: int, n: int) -> None:
-        """Handle the report that a launch has ended, and launch what that allows."""
-        ...
-
-
-class Dynamic:
-    """The scheduler decides whenever something has ended.
-
-    It is told that a segment has ended as soon as its device can take another, which may be before; what it then starts is
-    launched behind. A link likewise. That a tensor has arrived it is told when that is so. On devices that compute in the
-    host's memory an end is told when it has come, since no stream of another device could wait for it, and so it is on devices
-    that share hardware, which never run at the same time.
+    Args:
+        launcher: the requests, streams and launches.
+        ahead: how many segments may be queued on a device, and tensors on a link, the running one included.
     """
 
     def __init__(self, launcher: Launcher, ahead: int) -> None:
@@ -113,62 +105,3 @@ class Dynamic:
         if n in self._reported:
             self._queued[launch.stream] += 1
             launcher.expect(request, n, launcher.streams[launch.stream])
-
-
-class Static:
-    """Launches the whole request at once, in the order of the layout."""
-
-    def __init__(self, launcher: Launcher) -> None:
-        layout = launcher.layout
-        self._launcher, self._ends = launcher, layout.ends
-        clocks, marks = Clocks(len(layout.streams)), list[Mark]()
-        self._waits: list[list[int]] = []
-        for n, launch in enumerate(layout.launches):
-            mark, waits = clocks.launch(n, launch.stream, [marks[m] for m in launch.after])
-            marks.append(mark)
-            self._waits.append([wait.launch for wait in waits])
-        self._recorded = {n for waits in self._waits for n in waits} | set(layout.ends)
-
-    def begin(self, request: int) -> None:
-        """Launch the whole request, and request reports of its ends."""
-        self.launch(request)
-        for n in self._ends:
-            launcher = self._launcher
-            launcher.expect(request, n, launcher.streams[launcher.layout.launches[n].stream])
-
-    def ended(self, request: int, n: int) -> None:
-        """Do nothing: everything has been launched."""
-
-    def launch(self, request: int) -> None:
-        """Launch the whole request."""
-        for n, waits in enumerate(self._waits):
-            self._launcher.start(request, n, waits, record=n in self._recorded)
-
-
-class Graph:
-    """The static order, captured once for each request.
-
-    Raises:
-        DeviceError: the accelerator cannot capture it.
-    """
-
-    def __init__(self, launcher: Launcher) -> None:
-        self._launcher = launcher
-        static = Static(launcher)
-        self._replays: list[Replay] = []
-        for request in range(len(launcher.slots)):
-            launches = functools.partial(static.launch, request)
-            launches()  # so that libraries have set themselves up
-            launcher.finish()
-            self._replays.append(launcher.accelerator.capture(launcher.streams, launches))
-
-    def begin(self, request: int) -> None:
-        """Replay the request, and request a report of its end."""
-        launcher = self._launcher
-        self._replays[request]()
-        last, stream = launcher.layout.ends[0], launcher.streams[0]
-        launcher.accelerator.record(launcher.slots[request].events[last], stream)
-        launcher.expect(request, last, stream)
-
-    def ended(self, request: int, n: int) -> None:
-        """Do nothing: everything has been launched."""
