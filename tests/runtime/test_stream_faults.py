@@ -485,6 +485,25 @@ def test_an_event_that_fails_is_told_to_the_executor_that_waits_for_it(monkeypat
     driver.close()
 
 
+def test_a_device_that_has_failed_is_told_by_its_own_error_and_can_be_closed(monkeypatch):
+    driver = run_late(monkeypatch)
+    accelerator = TorchAccelerator(devices("cpu"))
+    case, work = work_of(Add(), places=[0])
+    executor = StreamExecutor(work, accelerator)
+    executor.run(case.inputs())
+    driver.fail = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    def empty_cache():
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered, again")
+
+    monkeypatch.setattr(torch.cpu, "empty_cache", empty_cache, raising=False)
+    with pytest.raises(ExecutionError, match=r"an illegal memory access was encountered$"):
+        executor.run(case.inputs(), timeout=30)
+    executor.close()
+    accelerator.close()
+    driver.close()
+
+
 def test_reports_that_are_closed_start_no_thread(monkeypatch):
     run_at_once(monkeypatch)
     accelerator = TorchAccelerator(devices("cpu"))
@@ -532,6 +551,25 @@ def test_what_the_user_allows_meanwhile_holds_in_the_end(monkeypatch):
     first.close()
     second.close()
     assert torch.backends.cudnn.allow_tf32 is True
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.cudnn, "conv"), reason="needs PyTorch 2.9 or later")
+@pytest.mark.parametrize("conv", ["tf32", "ieee", "none"])
+@pytest.mark.parametrize("rnn", ["tf32", "ieee", "none"])
+@pytest.mark.parametrize("everywhere", ["tf32", "none"])
+def test_rounding_is_forbidden_by_whatever_name_of_pytorchs_it_was_allowed(monkeypatch, conv, rnn, everywhere):
+    monkeypatch.setattr(accelerators, "_module", lambda kind: Gpus)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)  # after the test, this makes all names agree again
+    monkeypatch.setattr(torch.backends, "fp32_precision", everywhere)
+    layers = torch.backends.cudnn.conv, torch.backends.cudnn.rnn
+    for layer, precision in zip(layers, (conv, rnn), strict=True):
+        layer.fp32_precision = precision
+    before = [layer.fp32_precision for layer in layers]
+    accelerator = TorchAccelerator(devices("cuda:0"), ThreadReports())
+    assert [layer.fp32_precision for layer in layers] == ["ieee", "ieee"]
+    assert torch.backends.cudnn.allow_tf32 is False  # it can be read: PyTorch itself does, in torch.backends.cudnn.flags
+    accelerator.close()
+    assert [layer.fp32_precision for layer in layers] == before
 
 
 def test_an_accelerator_that_was_refused_forbids_nothing(monkeypatch):

@@ -1,12 +1,13 @@
 """Accelerators that PyTorch drives, through its interface for any of them: torch.Stream, torch.Event, torch.get_device_module.
 
-Everything here is device-generic but two things: that waits for CUDA's events are asleep, and that CUDA's convolutions are kept
-from rounding float32 to TF32. CPU core sets can stand beside the accelerators: they compute in the
-host's memory, on threads that look like streams.
+Everything here is device-generic but two things: that waits for CUDA's events are asleep, and that cuDNN's convolutions
+and recurrent layers are kept from rounding float32 to TF32. CPU core sets can stand beside the accelerators: they compute in
+the host's memory, on threads that look like streams.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ from placeit.runtime.devices.pytorch import check_precision, failing_op, module_
 
 __all__ = ["TorchAccelerator", "open_accelerator", "torch_streams"]
 
+_EXACT = "ieee", "ieee"  # precision of convolutions and of recurrent layers
 _LOOK_S = 1.0  # how often a host that waits looks whether the devices are alive
 
 
@@ -105,7 +107,7 @@ class TorchAccelerator:
             return turn
 
     def close(self) -> None:
-        """Wait for turns to end, stop every thread, and restore the rounding of convolutions."""
+        """Wait for turns to end, stop every thread, and restore the rounding of float32."""
         with self._lock:
             self.closed = True
             turns = list(self._turns)
@@ -155,10 +157,11 @@ class TorchAccelerator:
         memory.untyped_storage().resize_(0)
 
     def trim(self) -> None:
-        """Empty the reserve of PyTorch's allocator."""
+        """Empty the reserve of PyTorch's allocator; that of a device that has failed is lost."""
         empty = getattr(self._module, "empty_cache", None)
         if empty is not None:
-            empty()
+            with contextlib.suppress(RuntimeError):  # what the device failed with, which is told where it is used
+                empty()
 
     def view(self, memory: torch.Tensor, spec: BufferSpec) -> torch.Tensor:
         """A tensor in the memory, without a copy."""
@@ -308,28 +311,44 @@ def _module(kind: str) -> Any:
 
 
 class _Rounding:
-    """Whether CUDA's convolutions may round float32 to TF32, which is one setting for the whole process."""
+    """How CUDA's convolutions and recurrent layers round float32, which is one setting for the whole process."""
 
     _lock = threading.Lock()
     _forbidding = 0
-    _allowed = False  # what the user wants
+    _wanted = _EXACT  # by the user
 
     @classmethod
     def forbid(cls) -> None:
-        """Forbid it until :meth:`allow` has been called as often."""
+        """Forbid TF32 until :meth:`allow` has been called as often."""
         with cls._lock:
-            if not cls._forbidding or torch.backends.cudnn.allow_tf32:  # or allowed by the user meanwhile
-                cls._allowed = torch.backends.cudnn.allow_tf32
-            torch.backends.cudnn.allow_tf32 = False
+            now = _precision()
+            if not cls._forbidding or now != _EXACT:  # or allowed by the user meanwhile
+                cls._wanted = now
+            _set_precision(_EXACT)
             cls._forbidding += 1
 
     @classmethod
     def allow(cls) -> None:
-        """Let convolutions do again what the user wants, if nobody else forbids it."""
+        """Round again as the user wants, if nobody else forbids it."""
         with cls._lock:
             cls._forbidding -= 1
-            if not cls._forbidding and cls._allowed:
-                torch.backends.cudnn.allow_tf32 = True
+            if not cls._forbidding and _precision() == _EXACT:
+                _set_precision(cls._wanted)
+
+
+def _precision() -> tuple[str, str]:
+    """Precision of float32 in convolutions and in recurrent layers: ``tf32``, ``ieee``, or ``none`` for PyTorch's default."""
+    cudnn: Any = torch.backends.cudnn
+    if not hasattr(cudnn, "conv"):  # before PyTorch 2.9
+        return ("tf32", "tf32") if cudnn.allow_tf32 else _EXACT
+    return cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision
+
+
+def _set_precision(wanted: tuple[str, str]) -> None:
+    cudnn: Any = torch.backends.cudnn
+    cudnn.allow_tf32 = "tf32" in wanted  # the older name: PyTorch raises where it is read and does not fit the newer ones
+    if hasattr(cudnn, "conv"):
+        cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision = wanted
 
 
 class _Errors:
