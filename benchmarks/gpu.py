@@ -85,6 +85,8 @@ def run(args: Args, report: Report) -> None:
 
 def measure(cluster: Cluster, args: Args, report: Report) -> None:
     """Measure devices that PyTorch drives through streams."""
+    for device in cluster.devices:
+        report.row(device=device.name, card=device.full_name, memory_gb=device.memory_bytes / 1e9, driver=device.driver)
     with contextlib.closing(TorchAccelerator(cluster.devices)) as accelerator:
         progress("copying")
         copies(accelerator, report)

@@ -274,8 +274,28 @@ def test_the_trace_of_a_run_has_the_accelerator_on_it(eager, cache, tmp_path):
     assert {"cpu", f"CPU@{CORES[0]}", "host -> cpu", "cpu -> host"} <= tracks
 
 
+GPU = Device("cuda:0", kind="torch", address=Address("cuda:0"))
+one_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU and a PyTorch built with CUDA")
+
+
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU and a PyTorch built with CUDA")
+@one_gpu
+@pytest.mark.parametrize("cluster", [Cluster((GPU, core_set(CORES[0]))), Cluster((GPU, SLOW))], ids=["ahead", "host-paced"])
+def test_on_a_gpu_beside_a_core_set_outputs_are_right_however_the_model_is_cut(cluster):
+    model = conv_net()
+    run = model.reference(None, "f32")
+    for seed in range(4):
+        grouping, plan = plan_of(model, cluster, seed)
+        with Runtime(model, grouping, cluster) as runtime, runtime.executor(plan, requests=2) as executor:
+            for number in range(3):
+                inputs = model.random_inputs(number)
+                assert OutputError.between(executor.run(inputs), run(inputs)).max_rel < 1e-4
+            assert executor.times(5) > 0
+            assert all(span.seconds > 0 for span in executor.spans() if span.kind == "compute")
+
+
+@pytest.mark.gpu
+@one_gpu
 @pytest.mark.parametrize("names", ["cuda:0", f"cuda:0,CPU@{CORES[0]}"])
 def test_on_a_gpu_a_placement_computes_what_the_module_does(cache, names):
     model = conv_net()

@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -29,13 +30,14 @@ def cpus(monkeypatch):
     monkeypatch.setattr(gpu, "COPY_BYTES", (16, 1 << 16))
     monkeypatch.setattr(gpu, "_SAMPLED_S", 0.001)
     monkeypatch.setattr(gpu, "_BUDGET_S", 0.5)
-    return Cluster(tuple(devices("cpu", "cpu:0")))
+    return Cluster(tuple(replace(device, full_name=f"Card {device.name}") for device in devices("cpu", "cpu:0")))
 
 
 @pytest.mark.slow
 def test_everything_that_a_gpu_is_asked_for_is_in_the_report(cpus):
     report = Report()
     gpu.measure(cpus, Args(), report)
+    assert [row["card"] for row in report.rows if "card" in row] == ["Card cpu", "Card cpu:0"]
     copies = [row["copy"] for row in report.rows if "copy" in row]
     assert sorted(copies) == sorted(
         ["host -> cpu", "host -> cpu:0", "cpu -> host", "cpu:0 -> host", "cpu -> cpu:0", "cpu:0 -> cpu"]

@@ -29,6 +29,7 @@ from placeit.devices import discover
 from placeit.devices.clusterfile import read_cluster, write_cluster
 from placeit.devices.host import allowed_cores
 from placeit.devices.names import parse_device, parse_devices
+from placeit.devices.onnxruntime import onnxruntime
 from placeit.planning.coarsen import Grouping, coarsen
 from placeit.planning.segments import Costs, Segmenter
 from placeit.profiler.costs import profile
@@ -475,7 +476,10 @@ def test_one_core_needs_no_threads_besides_the_worker_and_those_of_larger_sets_a
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU and onnxruntime-gpu; this machine has no GPU")
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or "CUDAExecutionProvider" not in onnxruntime().get_available_providers(),
+    reason="needs an NVIDIA GPU and onnxruntime-gpu",
+)
 def test_a_model_on_an_nvidia_gpu_gives_openvinos_answer(model: OnnxModel) -> None:
     with Session(model.path, f"cuda:0,CPU@{CORES[0]}", cache=None) as session:
         session.profile(budget_s=0.2)

@@ -11,6 +11,7 @@ from test_ort import OTHER, grouped, model  # noqa: F401 (a fixture)
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError, ExecutionError
+from placeit.devices.onnxruntime import onnxruntime
 from placeit.planning.segments import Costs, Segmenter
 from placeit.runtime.accelerators import ort_program
 from placeit.runtime.accelerators.ort_program import ort_streams
@@ -124,7 +125,10 @@ def test_a_session_on_a_gpu_computes_on_the_stream_of_its_device_without_tf32(mo
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU and onnxruntime-gpu; this machine has no GPU")
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or "CUDAExecutionProvider" not in onnxruntime().get_available_providers(),
+    reason="needs an NVIDIA GPU and onnxruntime-gpu",
+)
 def test_segments_on_a_gpu_hand_tensors_over_there(model):  # noqa: F811
     cluster = Cluster((Device("cuda:0", "ort", Address("cuda:0")),))
     with Runtime(model, grouped(model), cluster) as runtime:
