@@ -189,6 +189,34 @@ def test_a_run_without_time_leaves_a_report_that_says_so(tmp_path):
     assert (tmp_path / "report.md").read_text().count("left out: no time was left") >= 3
 
 
+def test_a_folder_without_wheels_is_an_error_at_once(tmp_path):
+    command = [sys.executable, TOOL, "run", "--out", tmp_path / "out", "--wheels", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert f"there are no wheels in {tmp_path}" in done.stderr
+
+
+def test_wheels_in_a_folder_near_by_are_installed_where_they_are_missing(tool, tmp_path, monkeypatch):
+    name, info = "placeit_no_such_package", "placeit_no_such_package-1.dist-info"
+    with ZipFile(tmp_path / f"{name}-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    (tmp_path / "numpy-0.1-py3-none-any.whl").write_bytes(b"no wheel at all, but NumPy is there")
+
+    def call_for(environment, command, seconds, log):
+        log.touch()
+        return install(environment, command, 300.0, log) if "pip" in command else 0
+
+    install = tool.call_for
+    monkeypatch.setattr(tool, "call_for", call_for)
+    monkeypatch.chdir(tmp_path)
+    tool.run(Path("out"), Path(), 9.0)
+    first = json.loads((tmp_path / "out" / "report.json").read_text())["steps"][0]
+    assert (first["name"], first["outcome"]) == ("installation", "ok")
+    assert first["tail"][-1].startswith("Successfully installed placeit")
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_a_whole_run_on_a_machine_without_a_card(tmp_path):
