@@ -49,7 +49,7 @@ def profile(
     check_outputs(output, csv, inputs=options.files())
     with terminal.progress() as progress, options.session() as session:
         costs = session.profile(check=True, progress=progress)
-        found = ProfileReport(str(session.model.path), session.precision, session.grouping, costs)
+        found = ProfileReport(str(session.model.path), session.precision, session.grouping, costs, session.compiling.kinds)
     data = as_json.profile(found)
     files = []
     if csv is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 import sys
 import time
@@ -85,14 +86,23 @@ class Terminal:
 
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
         with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-            tasks: dict[str, TaskID] = {}
+            tasks: dict[str, tuple[TaskID, float]] = {}
 
             def report(what: str, share: float) -> None:
-                if what not in tasks:
-                    tasks[what] = bars.add_task(printable(what), total=1.0)
-                bars.update(tasks[what], completed=share)
+                task, before = tasks.get(_step(what), (None, 0.0))
+                if task is None:
+                    task = bars.add_task(printable(what), total=1.0)
+                elif share < before:  # once more
+                    bars.reset(task)
+                tasks[_step(what)] = task, share
+                bars.update(task, completed=share, description=printable(what))
 
             yield report
+
+
+def _step(what: str) -> str:
+    """What a step is known by: its words, whatever numbers are in them."""
+    return re.sub(r"\d+", "", what)
 
 
 class Lines:
@@ -113,7 +123,7 @@ class Lines:
 
     def __call__(self, what: str, share: float) -> None:
         """Tell what is being done, and which share of it is done."""
-        now = self._clock()
-        if now - self._last >= (self.OFTEN if what == self._step else self.SOONEST):
-            self._last, self._step = now, what
+        now, step = self._clock(), _step(what)
+        if now - self._last >= (self.OFTEN if step == self._step else self.SOONEST):
+            self._last, self._step = now, step
             self._write(printable(f"{now - self._begin:.0f} s: {what}, {share:.0%}".replace("%", " %")))

@@ -8,98 +8,148 @@ import hashlib
 import json
 import logging
 import os
+import re
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from placeit.core.errors import PlaceitError
 from placeit.core.files import cache_folder
 from placeit.core.telemetry import import_openvino
 from placeit.core.version import __version__
 
-__all__ = ["VARIABLE", "CompiledModels", "compile_cached"]
+__all__ = ["VARIABLE", "CompiledModels", "compile_cached", "compiles_slowly", "from_cache", "is_kept"]
 
 VARIABLE = "PLACEIT_MODEL_CACHE"
-"""Environment variable: ``1`` for a folder in placeit's cache folder, or the path of one; nothing or ``0`` for none."""
+"""Environment variable: ``0`` for no cache; ``1`` for one that CPUs use as well, or the path of its folder. Without it, only
+devices that compile slowly have one."""
 
 _MOST_BYTES = 2e9
 _FAILURES = (RuntimeError, OSError)
+_DRIVERS = re.compile(r"/lib(OpenCL|igdrcl|intelocl|ze_\w+)\.")
 _log = logging.getLogger("placeit")
 
 
-def compile_cached(core: Any, model: Any, target: str, config: Mapping[str, Any]) -> Any:
-    """Compile a model with OpenVINO, or reuse an earlier result if :data:`VARIABLE` enables this."""
-    asked = os.environ.get(VARIABLE, "").strip()
-    if asked in ("", "0") or config.get("PERF_COUNT"):  # what comes from a cache does not say which ops its kernels stand for
+def compile_cached(core: Any, model: Any, target: str, config: Mapping[str, Any], identity: str = "") -> Any:
+    """Compile a model with OpenVINO, or reuse an earlier result if there is a cache for the device.
+
+    Args:
+        core: OpenVINO's core, or whatever compiles like it.
+        model: an ``openvino.Model``.
+        target: OpenVINO's name of the device.
+        config: properties.
+        identity: what :func:`is_kept` finds it by: equal for models of equal structure.
+    """
+    folder = _folder(target)
+    # the CPU's plugin does not say of what comes from a cache which ops its kernels stand for; that of GPUs does
+    if folder is None or (config.get("PERF_COUNT") and not compiles_slowly(target)):
         return core.compile_model(model, target, dict(config))
-    folder = cache_folder() / "compiled" if asked == "1" else Path(asked).expanduser()
-    return _opened(folder.absolute()).compile(core, model, target, config)
+    return _opened(folder).compile(
+        core, model, target, config, identity or f"{model.get_friendly_name()} {len(model.get_ops())}"
+    )
+
+
+def is_kept(target: str, config: Mapping[str, Any], identity: str) -> bool:
+    """Whether a model of this structure is in the cache, so that compiling it most likely takes no time."""
+    folder = _folder(target)
+    return folder is not None and _opened(folder).holds(target, config, identity)
+
+
+def from_cache(compiled: Any) -> bool:
+    """Whether a compiled model is from the cache."""
+    ask = getattr(compiled, "property", None) or compiled.get_property  # of the C library, or of the Python binding
+    try:
+        return str(ask("LOADED_FROM_CACHE")) in ("True", "YES")
+    except (RuntimeError, PlaceitError):  # a plugin without this property
+        return False
+
+
+@functools.cache
+def compiles_slowly(target: str) -> bool:
+    """Whether a device compiles kernels, for seconds to minutes, and its plugin can keep them: a GPU or an NPU."""
+    names = [name for name in _devices_of(target) if not name.startswith("CPU")]
+    return bool(names) and all("EXPORT_IMPORT" in _property(name, "OPTIMIZATION_CAPABILITIES") for name in names)
 
 
 class CompiledModels:
-    """A folder of compiled models, one sub-folder for each configuration, version of placeit and version of OpenVINO.
+    """A folder of compiled models.
 
-    OpenVINO finds entries by what the model computes, its weights included. A file whose digest is not beside it, as it was
-    when it was written, is deleted when the folder is opened: OpenVINO would compute with damaged weights without a word. So
-    are the oldest ones beyond a bound. A folder that cannot be used costs one warning, and models are compiled without it.
+    There is a sub-folder for each structure of a model, device with its driver, configuration, version of placeit and of
+    OpenVINO. In it, OpenVINO finds entries by what the model computes, its weights included. A file whose digest is not beside
+    it, as it was when it was written, is deleted before a model is looked up there: OpenVINO would compute with damaged weights
+    without a word. The least recently used files beyond a bound are deleted whenever one is written. A folder that cannot be
+    used costs one warning, and models are compiled without it.
 
     Args:
         folder: where.
-        most_bytes: what entries may take when the folder is opened.
+        most_bytes: what entries may take; a model with more weights is not kept.
     """
 
     def __init__(self, folder: Path, *, most_bytes: float = _MOST_BYTES) -> None:
         self.folder = folder
-        self._lock = threading.Lock()
-        self._under_way = 0
+        self._most_bytes = most_bytes
+        self._locks: dict[Path, threading.Lock] = {}
+        self._trimming = threading.Lock()
         self._works = True
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._check(most_bytes)
+            self._trim()
         except OSError as error:
             self._give_up(error)
 
-    def compile(self, core: Any, model: Any, target: str, config: Mapping[str, Any]) -> Any:
+    def compile(self, core: Any, model: Any, target: str, config: Mapping[str, Any], identity: str = "") -> Any:
         """Compile a model or load it from the folder. Raises what OpenVINO raises without a cache."""
-        if not self._works:
+        if not self._works or _weights(model) > self._most_bytes:
             return core.compile_model(model, target, dict(config))
-        with self._lock:
-            self._under_way += 1
-        try:
-            return core.compile_model(model, target, {**config, "CACHE_DIR": str(self.folder / _name(target, config))})
-        except _FAILURES as error:
-            compiled = core.compile_model(model, target, dict(config))  # is it the model?
-            self._give_up(error)
-            return compiled
-        finally:
-            with self._lock:
-                self._under_way -= 1
-                if not self._under_way:  # nothing is half-written
-                    with contextlib.suppress(OSError):
-                        self._seal()
+        folder = self.folder / _name(target, config, identity)
+        with self._locks.setdefault(folder, threading.Lock()):  # for one of two equal devices the other's result is there
+            try:
+                _delete_damaged(folder)
+                compiled = core.compile_model(model, target, {**config, "CACHE_DIR": str(folder)})
+            except _FAILURES as error:
+                compiled = core.compile_model(model, target, dict(config))  # is it the model?
+                with contextlib.suppress(OSError):
+                    for blob in folder.glob("*.blob"):
+                        _delete(blob)
+                self._give_up(error)
+                return compiled
+            with contextlib.suppress(OSError):
+                self._seal(folder)
+        return compiled
 
-    def _seal(self) -> None:
-        """Write the digest of each new file beside it."""
-        for blob in self.folder.glob("*/*.blob"):
+    def holds(self, target: str, config: Mapping[str, Any], identity: str) -> bool:
+        """Whether there is a model of this structure."""
+        return self._works and any((self.folder / _name(target, config, identity)).glob("*.sha256"))
+
+    def _seal(self, folder: Path) -> None:
+        """Write the digest of each new file beside it; of others, remember that they were used."""
+        new = False
+        for blob in folder.glob("*.blob"):
             seal = blob.with_suffix(".sha256")
-            if not seal.exists():
-                seal.write_text(_digest(blob), encoding="ascii")
-
-    def _check(self, most_bytes: float) -> None:
-        """Delete files that are not what they were, and the oldest ones beyond the bound."""
-        sizes: list[tuple[float, int, Path]] = []
-        for blob in self.folder.glob("*/*.blob"):
-            if blob.is_symlink() or not blob.is_file() or not _sealed(blob):
-                _log.warning("The compiled model %s is damaged; it is compiled again.", blob)
-                _delete(blob)
+            if seal.exists():
+                os.utime(blob)
             else:
-                found = blob.stat()
-                sizes.append((found.st_mtime, found.st_size, blob))
-        total = 0
-        for _, size, blob in sorted(sizes, reverse=True):
-            total += size
-            if total > most_bytes:
-                _delete(blob)
+                seal.write_text(_digest(blob), encoding="ascii")
+                new = True
+        if new:
+            self._trim()
+
+    def _trim(self) -> None:
+        """Delete the least recently used files beyond the bound."""
+        with self._trimming:
+            found: list[tuple[float, int, Path]] = []
+            for blob in self.folder.glob("*/*.blob"):
+                with contextlib.suppress(FileNotFoundError):  # another process has deleted it
+                    about = blob.lstat()
+                    found.append((about.st_mtime, about.st_size, blob))
+            total = 0
+            for _, size, blob in sorted(found, reverse=True):
+                total += size
+                if total > self._most_bytes:
+                    _delete(blob)
+                    with contextlib.suppress(OSError):  # others are in it
+                        blob.parent.rmdir()
 
     def _give_up(self, error: Exception) -> None:
         if self._works:
@@ -108,15 +158,80 @@ class CompiledModels:
             _log.warning("Cannot keep compiled models in %s (%s); continuing without.", self.folder, why)
 
 
+def _folder(target: str) -> Path | None:
+    """Where compiled models of a device are kept; None if they are not."""
+    asked = os.environ.get(VARIABLE, "").strip()
+    if asked == "0" or (not asked and not compiles_slowly(target)):
+        return None
+    return (cache_folder() / "compiled" if asked in ("", "1") else Path(asked).expanduser()).absolute()
+
+
 @functools.cache
 def _opened(folder: Path) -> CompiledModels:
     return CompiledModels(folder)
 
 
-def _name(target: str, config: Mapping[str, Any]) -> str:
+def _name(target: str, config: Mapping[str, Any], identity: str) -> str:
     # OpenVINO does not tell all configurations apart
-    key = [__version__, import_openvino().get_version(), target, sorted((name, str(value)) for name, value in config.items())]
+    key = [__version__, *_device_key(target), sorted((name, str(value)) for name, value in config.items()), identity]
     return hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
+
+
+@functools.cache
+def _device_key(target: str) -> list[str]:
+    """What compiled models of a device depend on: what it is, and the versions of OpenVINO and of its driver."""
+    names = _devices_of(target)
+    key = [import_openvino().get_version(), "" if names == [target] else target]
+    for name in names:
+        family = name.split(".")[0]
+        key += [
+            family,
+            *(_property(name, what) for what in ("FULL_DEVICE_NAME", "DEVICE_ARCHITECTURE", f"{family}_DRIVER_VERSION")),
+        ]
+    if any(not name.startswith("CPU") for name in names):
+        key += _drivers()
+    return key
+
+
+def _drivers() -> list[str]:
+    """Names, sizes and dates of the drivers that this process has loaded: the GPU's plugin does not say what version it has."""
+    found: list[str] = []
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+        for path in sorted({line.split(maxsplit=5)[-1] for line in lines if _DRIVERS.search(line)}):
+            about = Path(path).stat()
+            found.append(f"{path} {about.st_size} {about.st_mtime_ns}")
+    return found
+
+
+def _devices_of(target: str) -> list[str]:
+    """The devices behind OpenVINO's name of one: ``GPU.0`` and ``CPU`` of ``MULTI:GPU.0,CPU``."""
+    return [name.partition("(")[0] for name in target.partition(":")[2].split(",")] if ":" in target else [target]
+
+
+def _property(name: str, what: str) -> str:
+    """Return a property of a device as text, empty if it has none."""
+    from placeit.devices.openvino import openvino_core
+
+    try:
+        return str(openvino_core().get_property(name, what))
+    except (RuntimeError, TypeError):
+        return ""
+
+
+def _weights(model: Any) -> float:
+    return float(sum(op.get_byte_size() for op in model.get_ops() if op.get_type_name() == "Constant"))
+
+
+def _delete_damaged(folder: Path) -> None:
+    """Delete files that are not what they were, and those that were never finished."""
+    for blob in folder.glob("*.blob"):
+        seal = blob.with_suffix(".sha256")
+        if blob.is_symlink() or not seal.is_file():
+            _delete(blob)
+        elif seal.read_bytes() != _digest(blob).encode():
+            _log.warning("The compiled model %s is damaged; it is compiled again.", blob)
+            _delete(blob)
 
 
 def _digest(path: Path) -> str:
@@ -124,11 +239,6 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _sealed(blob: Path) -> bool:
-    seal = blob.with_suffix(".sha256")
-    return seal.is_file() and seal.read_bytes() == _digest(blob).encode()
-
-
 def _delete(blob: Path) -> None:
-    blob.unlink()
+    blob.unlink(missing_ok=True)
     blob.with_suffix(".sha256").unlink(missing_ok=True)

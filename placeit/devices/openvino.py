@@ -37,10 +37,14 @@ def openvino_core() -> Any:
     return import_openvino().Core()  # slow to import, so not before somebody asks for devices
 
 
-def compile_model(model: Any, device: Device, precision: str, **properties: Any) -> Any:
-    """Compile an ``openvino.Model`` for a device, with further properties if need be. Raises DeviceError."""
+def compile_model(model: Any, device: Device, precision: str, *, identity: str = "", **properties: Any) -> Any:
+    """Compile an ``openvino.Model`` for a device, with further properties if need be, or take it from the cache on disk.
+
+    ``identity`` is what :func:`placeit.devices.compiled.is_kept` finds it by. Raises DeviceError.
+    """
     with explaining(f"OpenVINO cannot compile a model for {device.name}"):
-        return compile_cached(openvino_core(), model, target_name(device), compile_properties(device, precision) | properties)
+        config = compile_properties(device, precision) | properties
+        return compile_cached(openvino_core(), model, target_name(device), config, identity)
 
 
 @contextlib.contextmanager

@@ -98,13 +98,14 @@ class NativeOpenVino:
         self._core = self._library.make("ov_core_create")
         self._check_handles()
 
-    def compile(self, model: Any, target: str, properties: Mapping[str, Any]) -> NativeModel:
+    def compile(self, model: Any, target: str, properties: Mapping[str, Any], identity: str = "") -> NativeModel:
         """Compile an ``openvino.Model`` of fixed shapes, or take it from the cache of compiled models if that is asked for.
 
         Args:
             model: the model. It must not be changed any more.
             target: a device of OpenVINO, such as ``CPU``.
             properties: what to compile with, spelled as for the Python binding.
+            identity: what the cache finds it by.
 
         Raises:
             DeviceError: OpenVINO cannot, shapes are not fixed, NumPy cannot hold what goes in or out, or the model keeps state
@@ -113,7 +114,7 @@ class NativeOpenVino:
         with explaining(f"OpenVINO cannot compile a model for {target}"):
             if model.get_variables():
                 raise ValueError("it keeps state between runs, which OpenVINO's C library cannot reset")
-            return cast("NativeModel", compile_cached(self, model, target, properties))
+            return cast("NativeModel", compile_cached(self, model, target, properties, identity))
 
     def compile_model(self, model: Any, target: str, properties: Mapping[str, Any]) -> NativeModel:
         """Compile as the Python binding's core does, with no cache. Raises RuntimeError or ValueError."""

@@ -69,7 +69,8 @@ class Candidate:
         output_error: against the whole model on one device; None if it was not run.
         failed: why it is out, whatever it was that failed; None if nothing did. What was measured of it before counts no more.
         no_room: whether it failed because its devices have no memory for it.
-        not_run: why it was not worth a run, if that was so.
+        not_run: why it was not worth a run, or could not be compiled in time, if that was so.
+        late: whether it was the latter.
     """
 
     name: str
@@ -95,6 +96,7 @@ class Candidate:
     failed: str | None = None
     no_room: bool = False
     not_run: str | None = None
+    late: bool = False
 
     @cached_property
     def groups(self) -> NDArray[np.int32]:

@@ -17,6 +17,7 @@ from placeit.optimizer.races import Races
 from placeit.optimizer.replicas import replicated
 from placeit.planning.segments import Plan, Segmenter
 from placeit.profiler.costs import Progress
+from placeit.runtime.compiling import Compiled
 from placeit.runtime.measure import WARMUP, Ratio, check_length, faster_in_any_opening
 from placeit.session import Session
 from placeit.simulator.objectives import Latency, Objective, Throughput, check_objective, get_objective
@@ -37,6 +38,7 @@ class Comparison:
         duration_s: seconds that the rounds were to take; None if their number was given.
         interrupted: whether Ctrl-C ended it early.
         cluster: the devices.
+        compiling: programs that were compiled, by kind of device.
     """
 
     model: str
@@ -47,6 +49,7 @@ class Comparison:
     duration_s: float | None
     interrupted: bool
     cluster: Cluster
+    compiling: Mapping[str, Compiled]
 
     @property
     def rounds(self) -> int:
@@ -129,6 +132,7 @@ def compare(
         duration_s=duration,
         interrupted=interrupted,
         cluster=session.cluster,
+        compiling=session.compiling.kinds,
     )
 
 

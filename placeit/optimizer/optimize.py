@@ -84,8 +84,8 @@ def optimize(
         devices: device names, the path of a cluster file, a cluster, or None to discover.
         placers: who proposes, by name, with options if need be (``annealing:evaluations=100000``), or ``doppler, measured`` to
             learn from runs; None for :data:`placeit.optimizer.portfolio.DEFAULT_PLACERS`.
-        budget: seconds; profiling counts. All of it takes at most 1.2 times that, beside one run of each single device,
-            loading, compiling, and half a second. When placeit is new on a machine, compiling its own kernels comes first
+        budget: seconds; profiling and compiling count. All of it takes at most 1.2 times that, beside half a second, loading,
+            and, for each device, compiling the whole model and one run of it. When placeit is new on a machine, compiling its own kernels comes first
             and takes most of a minute. Where that is too short to compare placements over several devices, a warning
             says how long it takes about, and the single devices are timed as well as there is time for. If no time is left in
             the end to decide between a single device and a placement, the single device is the answer. The search ends
@@ -347,7 +347,7 @@ def _optimized(
         asked_s=asked,
         spent_s=sum(one.seconds for one in spent),
         spending=spent,
-        compiling_s=session.runtime.compiling_s if session.executable else 0.0,
+        compiling=session.compiling.kinds,
         least_s=None if not session.executable else least(_single_seconds(search)) or None,
         interrupted=interrupted,
         cluster=session.cluster,

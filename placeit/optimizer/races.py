@@ -7,7 +7,7 @@ import functools
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,6 +24,7 @@ from placeit.planning.in_flight import in_flight
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.calibration import calibrated
 from placeit.profiler.costs import Progress
+from placeit.runtime.budget import TRIFLE_S
 from placeit.runtime.measure import FAILURES, FEWEST, WARMUP, Measurement, Race, faster, summed_up
 from placeit.runtime.plan_executor import with_room
 from placeit.session import Session
@@ -32,7 +33,7 @@ from placeit.simulator.objectives import Objective
 if TYPE_CHECKING:
     from placeit.backends.openvino.model import OpenVinoModel
 
-__all__ = ["Races", "reason_of"]
+__all__ = ["Races", "reason_of", "too_late"]
 
 _LASTING, _LASTING_SHARE, _SHIFT = 2, 4, 1.5  # a ratio is not steady if it changes so much for 2 rounds and a 4th of them
 _COPIES = 2  # of the weights that there has to be room for before another placement is opened
@@ -78,6 +79,7 @@ class Races:
         self.journal: Journal | None = None
         self.warmup, self.duration, self.twice = WARMUP, math.inf, True
         self.ledger, self.running_s = Ledger() if ledger is None else ledger, 0.0
+        session.compiling.progress = progress
         self._priced: dict[str, tuple[Plan, Plan]] = {}  # plans of candidates, and the same by the session's costs
 
     @property
@@ -140,6 +142,11 @@ class Races:
     def simulated_run_s(self, candidate: Candidate) -> float:
         """Seconds that all requests of a run of a candidate take in simulation."""
         return (candidate.simulated_s or 0.0) * self.requests_of(candidate)
+
+    def compiling_s(self, candidates: Iterable[Candidate]) -> float:
+        """Seconds that compiling what is missing of candidates may take, as far as they are on the session's own devices."""
+        here = (one for one in candidates if one.name not in self.homes)
+        return self.session.runtime.compiling_takes(plan for one in here for plan in one.plans)
 
     def say(self, what: str, share: float) -> None:
         """Tell what is being done, and which share of it is done."""
@@ -253,6 +260,9 @@ class Races:
                     may_wait = bool(runners) and not together
                     if may_wait and (len(runners) >= most or not self.has_room()):
                         later.append(candidate)
+                        continue
+                    if may_wait and (takes := self.compiling_s([candidate])) > max(left := self.left(), TRIFLE_S):
+                        self.learn_of(candidate.name, **too_late(takes, left))
                         continue
                     try:
                         with self.ledger.on(COMPILING):
@@ -387,6 +397,11 @@ def steady(value: Measurement, beside: Measurement) -> bool:
     least = max(_LASTING, len(ratios) // _LASTING_SHARE)
     parts = ((ratios[:at], ratios[at:]) for at in range(least, len(ratios) - least + 1))
     return not any(a.max() * _SHIFT < b.min() or b.max() * _SHIFT < a.min() for a, b in parts)
+
+
+def too_late(takes: float, left: float) -> dict[str, Any]:
+    """What is to be known of a candidate whose programs take so many seconds to compile, where so many are left."""
+    return {"not_run": f"compiling it takes about {takes:.3g} s, and {max(0.0, left):.3g} s are left for it", "late": True}
 
 
 def reason_of(error: BaseException) -> str:

@@ -16,6 +16,7 @@ from placeit.core.cluster import Cluster
 from placeit.core.placement import Placement
 from placeit.optimizer.candidates import Candidate, Raced
 from placeit.optimizer.service import Service
+from placeit.runtime.compiling import Compiled
 from placeit.runtime.measure import Ratio, faster_in_any_opening
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
@@ -112,7 +113,7 @@ class Optimized:
         asked_s: budget.
         spent_s: seconds that all of it took.
         spending: what they went into; the seconds of all of it are their sum.
-        compiling_s: those of them in which models were compiled, which no budget can shorten.
+        compiling: programs that were compiled, by kind of device (:class:`placeit.runtime.compiling.Compiled`).
         least_s: what comparing placements over several devices takes at least, about; None if nothing was to be run.
         interrupted: whether Ctrl-C ended the search early.
         cluster: the devices.
@@ -140,13 +141,18 @@ class Optimized:
     asked_s: float
     spent_s: float
     spending: tuple[Spent, ...]
-    compiling_s: float
+    compiling: Mapping[str, Compiled]
     least_s: float | None
     interrupted: bool
     cluster: Cluster
     pins: Mapping[str, str]
     memory: Mapping[str, float]
     _open: Callable[[], Runtime] = field(repr=False)
+
+    @property
+    def compiling_s(self) -> float:
+        """Those of :attr:`spent_s` in which programs were compiled, or loaded from disk."""
+        return sum(one.seconds for one in self.compiling.values())
 
     @property
     def placement(self) -> Placement:

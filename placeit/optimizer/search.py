@@ -25,7 +25,7 @@ from placeit.optimizer.candidates import (
 from placeit.optimizer.decision import DECISION_ROUNDS, Decision, decision_rounds
 from placeit.optimizer.journal import Journal, Known
 from placeit.optimizer.ledger import COMPILING, DECIDING, MEASURING, Item, Ledger
-from placeit.optimizer.races import Races, reason_of
+from placeit.optimizer.races import Races, reason_of, too_late
 from placeit.placers.asking import ask
 from placeit.placers.base import Measured, Refiner, is_over
 from placeit.placers.feasibility import fits
@@ -48,6 +48,7 @@ _ROUNDS, _SELECTION_ROUNDS = 6, 8  # of a race in a turn, and of the one that se
 _FINAL_SINGLES, _FINAL_SPLITS = 2, 3  # single devices, and placements over several, that take part in the selection
 WORTH_MEASURING, _FAR_BEHIND = 0.99, 1.05  # of the best measured, and of the best single device
 _TURN_SHARE, _SELECTION_SHARE = 0.35, 0.5  # of what is left of the budget
+_MUCH_SHARE = 0.1  # of it, from which on compiling a candidate has to be worth it
 _ASKED_SHARE = 0.25  # of it, for what is left of the placers; and for a search among plans
 _AGAIN_SHARE = 0.1  # of it, for placers that are asked again
 _STARTS, _STEPS = 2, 600  # of a search among plans by what their runs take
@@ -305,21 +306,47 @@ class Search(Races):
         for one in self.standing:
             if one.measured is None and one.placer != "single":
                 if not one.given:  # the user wants to know
-                    one = self.learn_of(one.name, not_run=hopeless(known_value(one), best, self.objective.worse))
+                    one = self.learn_of(one.name, not_run=hopeless(known_value(one), best, self.objective.worse), late=False)
                 if one.not_run is None:
                     fresh.append(one)
-        fresh = sorted(fresh, key=lambda one: (not one.given, known_value(one)))[:_FINALISTS]
+        fresh = sorted(fresh, key=lambda one: (not one.given, known_value(one)))
         ranked = self.ranked
         singles = [one for one in ranked if one.placer == "single"][:1]
         singles += [one for one in self.standing if one.placer == "single" and one.measured is None]  # all of them, at first
         beside = sorted(dict.fromkeys([*singles, *ranked[:1]]), key=self.run_s)
         decision = needed([2 * self.run_s(beside[0])], FEWEST) if beside else 0.0
         room = max(self.left() * _TURN_SHARE, self.left() - decision, TRIFLE_S)
-        while fresh and needed(map(self.run_s, (*beside, *fresh)), _ROUNDS if beside or len(fresh) > 1 else 1) > room:
-            fresh.pop()
-        while beside and needed(map(self.run_s, (*beside, *fresh)), 1) > room:  # the slowest first
+        chosen = self.within(room, fresh, beside)
+        while beside and self.race_s([*beside, *chosen], 1) > room:  # the slowest first
             beside.pop()
-        return [*beside, *fresh]
+        return [*beside, *chosen]
+
+    def within(self, room: float, fresh: Sequence[Candidate], beside: Sequence[Candidate]) -> list[Candidate]:
+        """Choose the first of some candidates that can be raced beside others within some seconds, compiling included.
+
+        What costs much to compile is left out unless it is expected to be better than what is compiled already.
+        """
+        chosen: list[Candidate] = []
+        much = max(TRIFLE_S, self.left() * _MUCH_SHARE)
+        ready = min((known_value(one) for one in self.standing if self.compiling_s([one]) <= much), default=math.inf)
+        for one in fresh:
+            race = [*beside, *chosen, one]
+            rounds = _ROUNDS if len(race) > 1 else 1
+            if len(chosen) == _FINALISTS or needed(map(self.run_s, race), rounds) > room:
+                break
+            takes, better = self.compiling_s([one]), known_value(one) < ready * WORTH_MEASURING
+            if takes > much and not better and not one.given:
+                why = f"it is not simulated {self.objective.better} than what is compiled, and compiling it takes"
+                self.learn_of(one.name, not_run=f"{why} about {takes:.3g} s")
+            elif self.race_s(race, rounds) > room:
+                self.learn_of(one.name, **too_late(takes, room))
+            else:
+                chosen.append(one)
+        return chosen
+
+    def race_s(self, candidates: Sequence[Candidate], rounds: int) -> float:
+        """Seconds that a race takes, with compiling what is missing for it."""
+        return needed(map(self.run_s, candidates), rounds) + self.compiling_s(candidates)
 
     def run_s(self, candidate: Candidate) -> float:
         """Seconds that a run takes, with all its requests, as it was measured, or else simulated."""
@@ -374,7 +401,8 @@ class Search(Races):
         while (promising := self.promising()) and any(one.measured is None for one in promising):
             what = f"measuring {len(promising)} placement{'s' if len(promising) > 1 else ''}"
             each = sum(map(self.run_s, self.with_others(promising)))
-            rounds = int(np.clip(max(self.left(), TRIFLE_S) / each - WARMUP - CHECKS, 1, _ROUNDS)) if each > 0 else _ROUNDS
+            left = max(self.left() - self.compiling_s(promising), TRIFLE_S)
+            rounds = int(np.clip(left / each - WARMUP - CHECKS, 1, _ROUNDS)) if each > 0 else _ROUNDS
             self.race(promising, what, rounds=rounds, share=_TURN_SHARE, min_rounds=rounds, anchor=self.anchor_of(promising))
             if self.ranked:
                 return
@@ -418,7 +446,8 @@ class Search(Races):
         The number of rounds is settled before the race begins, and there is one look at its end.
         """
         if single is None or split is None or value_of(single) == 0:  # nothing is less than zero
-            waiting = any(one.measured is None and one.not_run is None for one in self.standing if one.placer != "single")
+            splits = (one for one in self.standing if one.placer != "single")
+            waiting = any(one.measured is None and (one.not_run is None or one.late) for one in splits)
             return Decision(single or split, single, hurried=split is None and waiting)
         pair, found = [single, split], {}
         if (rounds := self.affordable(decision_rounds(single, split), pair, 1.0)) >= FEWEST:
@@ -435,7 +464,7 @@ class Search(Races):
     def affordable(self, rounds: int, candidates: Sequence[Candidate], share: float) -> int:
         """How many of some rounds there is time for, in a share of what is left."""
         each = sum(map(self.run_s, self.with_others(candidates)))
-        return min(rounds, int(self.left() * share / each) - WARMUP - CHECKS)
+        return min(rounds, int((self.left() - self.compiling_s(candidates)) * share / each) - WARMUP - CHECKS)
 
 
 def _key(groups: NDArray[np.int32]) -> bytes:

@@ -143,9 +143,14 @@ def profile(
     if progress is not None:
         progress("probing links", 0.0)
     links = probe(
-        cluster, chain=model.chain, precision=runtime.precision, cache=cache, afresh=afresh, deadline=begin + budget / 2
+        cluster,
+        chain=model.chain,
+        precision=runtime.precision,
+        cache=cache,
+        afresh=afresh,
+        deadline=begin + budget / 2,
+        compiling=runtime.compiling,
     )
-    runtime.compiling_s += links.compiling_s
     cached = found is not None and not afresh
     if found is None or afresh:
         load, profiling = MachineLoad(), _Profile(grouping, runtime, can, links)
@@ -165,7 +170,7 @@ def kept_costs(model: Model, grouping: Grouping, cluster: Cluster, runtime: Runt
     found = _found(cache, cost_key(grouping, cluster, runtime), can)
     if found is None:
         return None
-    links = probe(cluster, chain=model.chain, precision=runtime.precision, cache=cache)
+    links = probe(cluster, chain=model.chain, precision=runtime.precision, cache=cache, compiling=runtime.compiling)
     return _costs_of(found, links, cluster, cached=True)
 
 
@@ -223,8 +228,6 @@ class _Profile:
         devices = range(self.devices)
         with contextlib.ExitStack() as stack:
             runtime = _unslowed(self.runtime, self.grouping, stack)
-            if runtime is not self.runtime:
-                stack.callback(self._count_compiling, runtime)
             free = Costs.zero(self.groups, replace(self.links.cluster, links=_measured(self.links.cluster)))
             segmenter = Segmenter(self.grouping, free)
 
@@ -234,12 +237,9 @@ class _Profile:
                 return Passes(executor)
 
             whole: list[Passes | None] = []
-            compiling = np.zeros(self.devices)
             for d in devices:
-                before = runtime.compiling_s
                 on_one = np.full(self.groups, d, np.int32)
                 whole.append(passes(segmenter.plan(on_one)) if self.can[:, d].all() else None)
-                compiling[d] = runtime.compiling_s - before
             for d, timed in enumerate(whole):
                 if timed is not None:
                     timed.run()
@@ -249,7 +249,7 @@ class _Profile:
                 return None
             left = max(deadline - time.perf_counter(), STEP_S)
             self.short = left < once * (_FULL if self.devices > 1 else _FULL_ALONE)
-            self._choose(compiling, left)
+            self._choose(left)
             of = self._segments()
 
             def placed(segments: NDArray[np.int32]) -> Passes:
@@ -262,16 +262,10 @@ class _Profile:
             self._repeat(cut, [] if self.short else others, deadline, progress)
             return self._costs(of, cut, whole, apart)
 
-    def _count_compiling(self, bare: Runtime) -> None:
-        self.runtime.compiling_s += bare.compiling_s
-
-    def _choose(self, compiling: NDArray[np.float64], left: float) -> None:
-        """Choose the groups that are cut off, and the devices that run what is between them.
-
-        Args:
-            compiling: ``float64[D]``, seconds that compiling the whole model took for each device.
-            left: seconds that profiling may still take.
-        """
+    def _choose(self, left: float) -> None:
+        """Choose the groups that are cut off, in so many seconds, and the devices that run what is between them."""
+        compiled, ops = self.runtime.compiling, len(self.grouping.graph)
+        compiling = np.array([compiled.takes(compiled.kind(device), ops) for device in self.runtime.cluster.devices])
         slow = compiling > max(_SLOW_S, _SLOWER * float(compiling.min()))
         if not slow.all():
             self.quick = ~slow
@@ -460,7 +454,8 @@ def _unslowed(runtime: Runtime, grouping: Grouping, stack: contextlib.ExitStack)
     if all(link.origin != "emulated" for link in runtime.cluster.links.values()):
         return runtime
     bare = replace(runtime.cluster, links={})
-    return stack.enter_context(Runtime(runtime.model, grouping, bare, precision=runtime.precision))
+    opened = Runtime(runtime.model, grouping, bare, precision=runtime.precision, compiling=runtime.compiling)
+    return stack.enter_context(opened)
 
 
 def _contradicted(

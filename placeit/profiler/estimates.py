@@ -12,13 +12,20 @@ from placeit.core.cluster import Cluster
 from placeit.devices import roofline_seconds
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs
+from placeit.runtime.compiling import Compiling
 from placeit.runtime.runtime import Runtime
 
 __all__ = ["estimated"]
 
 
 def estimated(
-    model: Model, grouping: Grouping, cluster: Cluster, measure: Callable[[Cluster, Runtime], Costs], *, precision: str = "f32"
+    model: Model,
+    grouping: Grouping,
+    cluster: Cluster,
+    measure: Callable[[Cluster, Runtime], Costs],
+    *,
+    precision: str = "f32",
+    compiling: Compiling | None = None,
 ) -> Costs:
     """Estimate costs by the figures of described devices (roofline), and measure the real ones.
 
@@ -28,6 +35,7 @@ def estimated(
         cluster: the devices; each has figures or is real.
         measure: measures the real ones among them, if there are any.
         precision: in which they compute.
+        compiling: what programs are counted in.
     """
     real = tuple(device for device in cluster.devices if not device.described)
     groups = grouping.groups
@@ -43,7 +51,7 @@ def estimated(
         here = [d for d, device in enumerate(cluster.devices) if not device.described]
         names = {device.name for device in real}
         links = {pair: link for pair, link in cluster.links.items() if names.issuperset(pair)}
-        with Runtime(model, grouping, Cluster(real, links), precision=precision) as runtime:
+        with Runtime(model, grouping, Cluster(real, links), precision=precision, compiling=compiling) as runtime:
             measured = measure(runtime.cluster, runtime)
         seconds[:, here], cut[:, here], load[:, here] = measured.core, measured.cut, measured.load
         dispatch[here], read[here] = measured.dispatch, measured.read

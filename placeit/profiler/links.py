@@ -22,6 +22,7 @@ from placeit.planning.segments import Costs, Segmenter
 from placeit.profiler.cache import Cache, are_numbers, are_times
 from placeit.profiler.load import MachineLoad
 from placeit.runtime.budget import STEP_S
+from placeit.runtime.compiling import Compiling
 from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.drivers import drive
 from placeit.runtime.runtime import Runtime
@@ -43,13 +44,11 @@ class LinkCosts:
             computes next to nothing.
         empty: ``float64[D]``, the part of it that such a segment itself takes.
         cluster: the cluster with the links that it lacked.
-        compiling_s: seconds in which chains were compiled; 0 if all of it was kept.
     """
 
     dispatch: NDArray[np.float64]
     empty: NDArray[np.float64]
     cluster: Cluster
-    compiling_s: float = 0.0
 
 
 def device_key(device: Device) -> dict[str, Any]:
@@ -74,6 +73,7 @@ def probe(
     cache: Cache | None = None,
     afresh: bool = False,
     deadline: float = math.inf,
+    compiling: Compiling | None = None,
 ) -> LinkCosts:
     """Measure dispatch on every device and every link that the cluster does not describe.
 
@@ -89,6 +89,7 @@ def probe(
         cache: where to look for earlier results and keep new ones.
         afresh: whether to measure even what the cache holds.
         deadline: by ``time.perf_counter()``, when to make do with fewer passes, at least one, and to keep nothing.
+        compiling: what the chains are counted in that have to be compiled.
     """
     if chain is None:
         cluster, chain = _any_chain(cluster)
@@ -101,19 +102,19 @@ def probe(
         "freed memory": freed_memory_is_kept(),
     }
     unknown = [[names.index(src), names.index(dst)] for src, dst in cluster.missing_links()]
-    kept, compiling = None, 0.0
+    kept = None
     if cache is not None and not afresh:
         kept = cache.get(key, functools.partial(_valid, devices=len(names), unknown=unknown))
     if kept is None:
         load = MachineLoad()
-        kept, passes, compiling = _measure(cluster, precision, chain, deadline)
+        kept, passes = _measure(cluster, precision, chain, deadline, compiling)
         if cache is not None and passes == _PASSES:
             cache.put(key, kept, load=load.cores())
     measured = {
         (names[i], names[j]): Link(float("inf") if rate is None else rate, delay) for i, j, rate, delay in kept["links"]
     }
     known = replace(cluster, links={**measured, **cluster.links})
-    return LinkCosts(np.array(kept["dispatch"]), np.array(kept["empty"]), known, compiling)
+    return LinkCosts(np.array(kept["dispatch"]), np.array(kept["empty"]), known)
 
 
 def _any_chain(cluster: Cluster) -> tuple[Cluster, Callable[[int, int], Model]]:
@@ -151,11 +152,11 @@ def _valid(kept: Any, devices: int, unknown: list[list[int]]) -> bool:
 
 
 def _measure(
-    cluster: Cluster, precision: str, chain: Callable[[int, int], Model], deadline: float
-) -> tuple[dict[str, Any], int, float]:
+    cluster: Cluster, precision: str, chain: Callable[[int, int], Model], deadline: float, compiling: Compiling | None
+) -> tuple[dict[str, Any], int]:
     """Return dispatch times, those of empty segments, and [source, destination, bytes per second or None, seconds] of links.
 
-    And the fewest passes that any of it is the median of, and the seconds in which chains were compiled.
+    And the fewest passes that any of it is the median of.
     """
     names, unknown = cluster.names, set(cluster.missing_links())
     cluster = replace(cluster, links={})  # an emulated link would count for the real one in the other direction, too
@@ -164,14 +165,13 @@ def _measure(
     routes = [(d, d) for d in devices] + wanted
     hop: dict[tuple[int, tuple[int, int]], float] = {}
     empty: dict[tuple[int, tuple[int, int]], float] = {}
-    passes, compiling = _PASSES, 0.0
+    passes = _PASSES
     for elements in (_SMALL, _LARGE) if wanted else (_SMALL,):
         model = chain(elements, _HOPS)
         grouping = Grouping.singletons(model.graph)
-        with Runtime(model, grouping, cluster, precision=precision) as runtime:
+        with Runtime(model, grouping, cluster, precision=precision, compiling=compiling) as runtime:
             for route, (seconds, inside, count) in _time_routes(runtime, grouping, routes, deadline).items():
                 hop[elements, route], empty[elements, route], passes = seconds, inside, min(passes, count)
-            compiling += runtime.compiling_s
     links: list[tuple[int, int, float | None, float]] = []
     for i, j in wanted:
         small, large = (max(0.0, hop[n, (i, j)] - (hop[n, (i, i)] + hop[n, (j, j)]) / 2) for n in (_SMALL, _LARGE))
@@ -179,7 +179,7 @@ def _measure(
         links += [(a, b, rate, small) for a, b in ((i, j), (j, i)) if (names[a], names[b]) in unknown]
     dispatch = [hop[_SMALL, (d, d)] for d in devices]
     kept = {"dispatch": dispatch, "empty": [min(empty[_SMALL, (d, d)], dispatch[d]) for d in devices], "links": links}
-    return kept, passes, compiling
+    return kept, passes
 
 
 def _time_routes(

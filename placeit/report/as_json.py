@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from placeit.planning.segments import Profiled
     from placeit.profiler.profile_report import ProfileReport
     from placeit.runtime.check import OutputError
+    from placeit.runtime.compiling import Compiled
     from placeit.runtime.load import RateReport
     from placeit.runtime.measure import Measurement, Ratio
     from placeit.runtime.run_report import RunReport
@@ -59,6 +60,7 @@ def optimized(found: Optimized, placement_file: str | Path | None = None) -> dic
             "compiling_s": found.compiling_s,
             "least_s": found.least_s,
         },
+        "compiling": _compiling(found.compiling),
         "spending": [
             {
                 "what": one.what,
@@ -78,6 +80,13 @@ def optimized(found: Optimized, placement_file: str | Path | None = None) -> dic
         "memory_limits": {name: _finite(held) for name, held in found.memory.items()},
         "placement_file": None if placement_file is None else str(placement_file),
         "emulated": _emulated(found.cluster),
+    }
+
+
+def _compiling(kinds: Mapping[str, Compiled]) -> dict[str, Any]:
+    return {
+        kind: {"compiled": one.compiled, "from_disk": one.from_disk, "reused": one.reused, "seconds": one.seconds}
+        for kind, one in kinds.items()
     }
 
 
@@ -181,6 +190,7 @@ def comparison(found: Comparison) -> dict[str, Any]:
         "candidates": [row(candidate) for candidate in found.candidates],
         "emulated": _emulated(found.cluster),
         "interrupted": found.interrupted,
+        "compiling": _compiling(found.compiling),
     }
 
 
@@ -218,6 +228,7 @@ def profile(found: ProfileReport) -> dict[str, Any]:
         ],
         "links": links(costs.cluster.links),
         "profiled": _profiled(costs.profiled),
+        "compiling": _compiling(found.compiling),
     }
     result: dict[str, Any] = jsonable(data)
     return result

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from placeit.optimizer.service import Service
     from placeit.planning.segments import Profiled
     from placeit.profiler.profile_report import ProfileReport
+    from placeit.runtime.compiling import Compiled
     from placeit.runtime.load import RateReport
     from placeit.runtime.run_report import RunReport
 
@@ -130,6 +131,8 @@ def comparison(console: Console, found: Comparison) -> None:
         text.paragraph(console, f"Times are {found.objective.note}.")
     if found.interrupted:
         console.print("Ended by Ctrl-C: results so far.")
+    if compiled := _compiling(found.compiling):
+        text.paragraph(console, f"Compiled: {compiled}.")
     text.show_notes(console, found.cluster)
 
 
@@ -154,6 +157,8 @@ def profile(console: Console, found: ProfileReport, files: Sequence[Path] = ()) 
     text.show_notes(console, costs.cluster)
     if costs.profiled is not None:
         console.print(f"\n{_said(costs.profiled)}")
+    if compiled := _compiling(found.compiling):
+        text.paragraph(console, f"Compiled: {compiled}.")
     for path in files:
         console.print(f"\ncosts  {text.printable(str(path))}")
 
@@ -295,11 +300,22 @@ def _facts(found: Optimized) -> dict[str, str]:
         else f"mean error {text.percent(errors.get('mape'))}, Pearson {_figure(errors.get('pearson'))}, "
         f"Spearman {_figure(errors.get('spearman'))}",
         "budget": f"{found.spent_s:.1f} s of {found.asked_s:g} s{', ended by Ctrl-C' if found.interrupted else ''}",
-        "compiling": f"{found.compiling_s:.1f} s of that, not limited by the budget" if found.compiling_s >= 0.05 else None,
+        "compiling": _compiling(found.compiling),
         "pinned": ", ".join(f"{ops} to {device}" for ops, device in found.pins.items()) or None,
         "memory": f"at most {limits}" if limits else None,
     }
     return {name: line for name, line in lines.items() if line is not None}
+
+
+def _compiling(kinds: Mapping[str, Compiled]) -> str | None:
+    """Say how many programs were compiled for each kind of device, and in which time; None if none was needed."""
+    said = [
+        f"{kind} {one.compiled} program{'s' if one.compiled != 1 else ''}"
+        f"{f' and {one.from_disk} from disk' if one.from_disk else ''} in {text.duration(one.seconds)}"
+        f"{f', {one.reused} used again' if one.reused else ''}"
+        for kind, one in kinds.items()
+    ]
+    return "; ".join(said) or None
 
 
 def _service_facts(service: Service | None) -> dict[str, str | None]:

@@ -8,7 +8,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
@@ -24,6 +24,7 @@ from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Plan, Segment
 from placeit.runtime.accelerators.accelerator import StreamProgram, Streams
 from placeit.runtime.background import in_background
+from placeit.runtime.compiling import Compiling
 from placeit.runtime.devices.base import Buffer, BufferSpec, Program, RuntimeDevice, SegmentSource, Transport
 from placeit.runtime.devices.emulated import EmulatedLink, SlowedDevice, SlowedLink
 from placeit.runtime.devices.hand_over import HandOver
@@ -42,6 +43,7 @@ _KEPT_MODELS, _KEPT_BYTES, _KEPT_SHARE = 3, 1e9, 0.5
 bytes more, or this share of the memory that it may take, if that is less."""
 _KEPT_PROGRAMS, _KEPT_THREADS = 512, 256
 _GIVES_UP_S = 5.0
+_ALMOST = 0.95  # of a batch of segments, before they are compiled
 
 _Key: TypeAlias = tuple[str, tuple[int, ...], tuple[int, ...]]
 """Of a program: what the device computes, the cores that it is for, if that matters, and the groups."""
@@ -64,6 +66,7 @@ class Runtime:
         streams: what drives all of them through streams instead.
         wait: what else to do to have a run end, such as letting time pass on a virtual clock.
         expected: names of devices that need not be there yet: they count as lost until they are (:meth:`reopen`).
+        compiling: counts programs, and has what is told what is being compiled; None for one of its own.
 
     Raises:
         DeviceError: a device exists in simulation only, or is of a kind that this version cannot run.
@@ -82,10 +85,10 @@ class Runtime:
         streams: Streams | None = None,
         wait: Callable[[Gate], object] | None = None,
         expected: Collection[str] = (),
+        compiling: Compiling | None = None,
     ) -> None:
         self.model, self.grouping, self.cluster = model, grouping, cluster
-        self.compiling_s = 0.0  # seconds that were spent compiling
-        self._compiled = 0  # ops that were
+        self.compiling = Compiling() if compiling is None else compiling
         _check_together(model, grouping)
         self.members: list[list[int]] = [[] for _ in range(len(grouping.groups))]
         for v, group in enumerate(grouping.group_of.tolist()):
@@ -174,10 +177,19 @@ class Runtime:
         if self._reopening.acquire(timeout=_GIVES_UP_S):
             self._reopening.release()
 
-    def compiling_takes(self, plan: Plan) -> float:
-        """Seconds that compiling and loading what is missing of a plan may take, by what that has taken so far for each op."""
-        missing = sum(len(self.ops(s)) for s in plan.programs if self._key(s) not in self._programs)
-        return missing * self.compiling_s / max(1, self._compiled)
+    def compiling_takes(self, plans: Iterable[Plan]) -> float:
+        """Seconds that compiling and loading what is missing of plans may take, by what that has taken so far."""
+        missing = {key: s for plan in plans for s in plan.programs if (key := self._key(s)) not in self._programs}
+        return sum(map(self._takes, missing.values()))
+
+    def _takes(self, segment: Segment) -> float:
+        """Seconds that compiling a segment may take, or loading it where the device finds it on disk."""
+        keeps = None if self.streams is not None else getattr(self.devices[segment.device], "keeps", None)
+        on_disk = keeps is not None and keeps(self.source(segment))
+        return self.compiling.takes(self._kind(segment), len(self.ops(segment)), on_disk=on_disk)
+
+    def _kind(self, segment: Segment) -> str:
+        return Compiling.kind(self.cluster.devices[segment.device])
 
     def executor(self, plan: Plan, *, requests: int = 1) -> PlanExecutor:
         """Make a plan ready to run, with the kind of executor for these devices.
@@ -207,36 +219,58 @@ class Runtime:
 
     def compile(self, segments: Sequence[Segment]) -> list[Program | StreamProgram]:
         """Compile segments for their devices, or reuse programs that were compiled before. Raises DeviceError."""
-        given_up, begin = Gate(), time.perf_counter()
+        batch = _Batch()
         try:
             if in_background():
-                return self._compile_all(segments, given_up)
-            return apart(functools.partial(self._compile_all, segments, given_up))
+                return self._compile_all(segments, batch)
+            return apart(functools.partial(self._compile_all, segments, batch), functools.partial(self._tell, batch))
         except BaseException:
-            given_up.open()
+            batch.given_up.open()
             raise
-        finally:
-            self.compiling_s += time.perf_counter() - begin
 
-    def _compile_all(self, segments: Sequence[Segment], given_up: Gate) -> list[Program | StreamProgram]:
+    def _tell(self, batch: _Batch) -> None:
+        if self.compiling.progress is not None and batch.total:
+            self.compiling.progress(*batch.said(time.perf_counter()))
+
+    def _compile_all(self, segments: Sequence[Segment], batch: _Batch) -> list[Program | StreamProgram]:
         keys = [self._key(segment) for segment in segments]
 
         def make(places: Sequence[int]) -> list[Program | StreamProgram]:
-            self._compiled += sum(len(self.ops(segments[place])) for place in places)
-            compile_one, missing = functools.partial(self._compile, given_up), [segments[place] for place in places]
+            missing = [segments[place] for place in places]
+            batch.devices = ", ".join(dict.fromkeys(self.cluster.names[segment.device] for segment in missing))
+            batch.expected = sum(map(self._takes, missing))
+            batch.begin, batch.total = time.perf_counter(), len(missing)
+            compile_one = functools.partial(self._compile, batch)
             if in_background():
-                return [*map(compile_one, missing)]
-            with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "placeit compile") as pool:
-                return list(pool.map(compile_one, missing))
+                made = [*map(compile_one, missing)]
+            else:
+                with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "placeit compile") as pool:
+                    made = list(pool.map(compile_one, missing))
+            self._book(missing, made, time.perf_counter() - batch.begin)
+            return [program for program, _ in made]
 
+        for key, segment in dict(zip(keys, segments, strict=True)).items():
+            if key in self._programs:
+                self.compiling.reuse(self._kind(segment))
         return self._programs.get(keys, make)
 
-    def _compile(self, given_up: Gate, segment: Segment) -> Program | StreamProgram:
-        if given_up.is_open:
+    def _book(self, segments: Sequence[Segment], made: Sequence[tuple[Program | StreamProgram, float]], seconds: float) -> None:
+        """Count programs that were made within some seconds, each with its own, several at a time."""
+        at_once = sum(taken for _, taken in made) / seconds if seconds > 0 else 1.0
+        for segment, (program, taken) in zip(segments, made, strict=True):
+            from_disk = getattr(program, "from_disk", False)
+            share = taken / at_once if at_once > 0 else 0.0
+            self.compiling.book(self._kind(segment), share, len(self.ops(segment)), from_disk=from_disk)
+
+    def _compile(self, batch: _Batch, segment: Segment) -> tuple[Program | StreamProgram, float]:
+        if batch.given_up.is_open:
             raise ExecutionError("Nobody waits for this segment to be compiled any more.")
         compile_one = self.devices[segment.device].compile if self.streams is None else self.streams.compile
+        begin = time.perf_counter()
         with self.on(segment.device):
-            return compile_one(self.source(segment))
+            program = compile_one(self.source(segment))
+        batch.done += 1
+        return program, time.perf_counter() - begin
 
     @contextlib.contextmanager
     def on(self, device: int) -> Iterator[None]:
@@ -392,6 +426,29 @@ def _open_links(
     return links
 
 
+class _Batch:
+    """Segments that are compiled while somebody waits.
+
+    Attributes:
+        given_up: opened when nobody waits any more.
+        devices: names of those that they are for.
+        total, done: how many there are, and how many of them are compiled.
+        begin: when the first was begun, by ``time.perf_counter()``.
+        expected: seconds that all of them may take.
+    """
+
+    def __init__(self) -> None:
+        self.given_up, self.devices = Gate(), ""
+        self.total = self.done = 0
+        self.begin = self.expected = 0.0
+
+    def said(self, now: float) -> tuple[str, float]:
+        """What is being done, and which share of it."""
+        what = f"compiling {min(self.done + 1, self.total)} of {self.total} segments for {self.devices}"
+        by_time = (now - self.begin) / self.expected if self.expected > 0 else 0.0
+        return what, max(self.done / self.total, min(by_time, _ALMOST))
+
+
 _FRAMEWORKS: Mapping[Format, str] = {"openvino": "OpenVINO", "onnx": "ONNX", "torch": "PyTorch"}
 
 
@@ -413,6 +470,10 @@ class _Source:
         runtime = self.runtime
         ends = (runtime.model_outputs[name] for name in runtime.outputs_of(self.segment))
         return (*map(runtime.spec, self.segment.outputs), *ends)
+
+    @property
+    def identity(self) -> str:
+        return f"{self.runtime.model.identity} {self._parts()}"
 
     def in_format(self, form: Format) -> Any:
         model = self.runtime.model

@@ -33,6 +33,7 @@ from placeit.profiler.estimates import estimated
 from placeit.profiler.expected import as_expected
 from placeit.profiler.op_times import OpTime, op_times
 from placeit.runtime.check import OutputCheck, OutputError, check_tolerance, other_inputs, tolerance_of
+from placeit.runtime.compiling import Compiling
 from placeit.runtime.devices.worker import apart, within
 from placeit.runtime.drivers import drive
 from placeit.runtime.load import RateReport
@@ -77,6 +78,8 @@ class Session:
 
     Attributes:
         placing: the model's ops in groups, and placements of them.
+        compiling: counts the programs that were compiled, here and in sessions that were opened by :meth:`alone`; its
+            ``progress`` is told what is being compiled.
 
     Raises:
         ModelError, FileError, DeviceError, ClusterError: the model or the devices are not what they should be.
@@ -121,6 +124,7 @@ class Session:
             types.append(compression())
         self.tolerance = tolerance_of(types) if tolerance is None else tolerance
         self._cache = Cache() if cache == "default" else cache
+        self.compiling = Compiling()
         self._runtime: Runtime | None = None
         self._costs: Costs | None = None
         self._can: NDArray[np.bool_] | None = None  # [G, D]: which groups run where
@@ -195,7 +199,14 @@ class Session:
     def runtime(self) -> Runtime:
         """Devices and links, opened on first use. Raises DeviceError if some device exists in simulation only."""
         if self._runtime is None:
-            self._runtime = Runtime(self.model, self.grouping, self.cluster, precision=self.precision, expected=self._expected)
+            self._runtime = Runtime(
+                self.model,
+                self.grouping,
+                self.cluster,
+                precision=self.precision,
+                expected=self._expected,
+                compiling=self.compiling,
+            )
         return self._runtime
 
     @contextlib.contextmanager
@@ -205,7 +216,7 @@ class Session:
             yield self.runtime
             return
         cluster = Cluster(tuple(one for one in self.cluster.devices if one.name not in self._expected), self.cluster.links)
-        with Runtime(self.model, self.grouping, cluster, precision=self.precision) as runtime:
+        with Runtime(self.model, self.grouping, cluster, precision=self.precision, compiling=self.compiling) as runtime:
             yield runtime
 
     @property
@@ -250,13 +261,16 @@ class Session:
         Raises:
             InfeasibleError: no device supports some op, or not the one that it is pinned to.
         """
+        self.compiling.progress = progress
         measured = functools.partial(
             profile, self.model, self.grouping, budget=budget_s, cache=self._cache, check=check, progress=progress
         )
         if self.executable:
             with self._there() as runtime:
                 return self._take(as_expected(measured(runtime.cluster, runtime, worth=worth), self.cluster, self._expected))
-        return self._take(estimated(self.model, self.grouping, self.cluster, measured, precision=self.precision))
+        return self._take(
+            estimated(self.model, self.grouping, self.cluster, measured, precision=self.precision, compiling=self.compiling)
+        )
 
     def recall(self) -> bool:
         """Take the costs from the cache, if they are there, without profiling; return whether they are.

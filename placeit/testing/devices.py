@@ -296,6 +296,8 @@ class _Runs:
 class _Segment:
     """What a device compiles, in each format."""
 
+    identity = ""
+
     def in_format(self, form: Format) -> Any:
         return {"openvino": self._openvino, "onnx": self._onnx, "torch": self._torch}[form]()
 

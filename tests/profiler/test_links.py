@@ -17,6 +17,7 @@ from placeit.devices.host import allowed_cores
 from placeit.profiler import links
 from placeit.profiler.cache import Cache
 from placeit.profiler.links import probe
+from placeit.runtime.compiling import Compiling
 
 CORES = allowed_cores()[:1]
 
@@ -48,10 +49,10 @@ def test_links_of_a_gpu_are_measured_with_what_runs_on_all_devices(
 ) -> None:
     asked: list[Cluster] = []
 
-    def measured(cluster: Cluster, precision: str, chain: Any, deadline: float) -> Any:
+    def measured(cluster: Cluster, precision: str, chain: Any, deadline: float, compiling: object) -> Any:
         asked.append(cluster)
         assert len(chain(4, 3).graph) == 5
-        return {"dispatch": [1e-6, 1e-6], "empty": [1e-7, 1e-7], "links": [[0, 1, None, 0.0], [1, 0, None, 0.0]]}, 11, 0.0
+        return {"dispatch": [1e-6, 1e-6], "empty": [1e-7, 1e-7], "links": [[0, 1, None, 0.0], [1, 0, None, 0.0]]}, 11
 
     monkeypatch.setattr(links, "_measure", measured)
     probe(Cluster((Device("cuda:0", "cuda", Address("cuda:0"), driver="NVIDIA 1"), beside)))
@@ -79,7 +80,9 @@ class _Measuring:
     def __init__(self) -> None:
         self.times = 0
 
-    def __call__(self, cluster: Cluster, precision: str, chain: object, deadline: float) -> tuple[dict[str, Any], int, float]:
+    def __call__(
+        self, cluster: Cluster, precision: str, chain: object, deadline: float, compiling: object
+    ) -> tuple[dict[str, Any], int]:
         self.times += 1
         number = {name: i for i, name in enumerate(cluster.names)}
         found = {
@@ -87,7 +90,7 @@ class _Measuring:
             "empty": [self.times * 1e-7] * len(cluster),
             "links": [[number[a], number[b], None if number[a] else 1e9, 1e-6 * number[b]] for a, b in cluster.missing_links()],
         }
-        return found, 11, 0.25
+        return found, 11
 
 
 @pytest.fixture
@@ -105,11 +108,12 @@ def test_one_device_has_a_dispatch_and_no_links(measuring: _Measuring, tmp_path:
     assert measuring.times == 1
 
 
-def test_compiling_chains_is_counted_once(measuring: _Measuring, tmp_path: Path) -> None:
-    cache = Cache(tmp_path)
-    assert probe(on_one_core("a"), cache=cache).compiling_s == 0.25
-    assert probe(on_one_core("a"), cache=cache).compiling_s == 0
-    assert measuring.times == 1
+def test_compiling_chains_is_counted_once(tmp_path: Path) -> None:
+    compiling = Compiling()
+    for _ in range(2):
+        probe(on_one_core("a"), cache=Cache(tmp_path), compiling=compiling)
+    assert compiling.kinds["CPU"].compiled == 12
+    assert compiling.seconds > 0
 
 
 def test_what_was_measured_is_kept_for_devices_of_any_name(measuring: _Measuring, tmp_path: Path) -> None:

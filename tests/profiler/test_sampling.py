@@ -19,6 +19,7 @@ from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Profiled, Segment
 from placeit.profiler.costs import profile
 from placeit.profiler.sampling import alike, choose, predict
+from placeit.runtime.compiling import Compiling
 from placeit.runtime.devices import kinds
 from placeit.runtime.runtime import Runtime
 
@@ -33,28 +34,34 @@ def known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     truth.clear()
 
 
-class CountingRuntime(Runtime):
-    """Says that compiling for some devices takes so many seconds for each op, and remembers what was compiled."""
+class SlowCompiling(Compiling):
+    """Says that compiling an op for a device takes so many seconds."""
 
-    slow: dict[int, float]
-    compiled: list[Segment]
+    def __init__(self, slow: dict[str, float]) -> None:
+        super().__init__()
+        self.slow = slow
+
+    def takes(self, kind: str, ops: int, *, on_disk: bool = False) -> float:
+        return self.slow.get(kind, 0.0) * ops
+
+
+class RememberingRuntime(Runtime):
+    """Remembers what was compiled."""
+
+    compiled: set[Segment]
 
     def compile(self, segments: Sequence[Segment]) -> list:
-        before = self.compiling_s
-        programs = super().compile(segments)
-        new = [segment for segment in segments if segment not in self.compiled]
-        self.compiled += new
-        self.compiling_s = before + sum(self.slow.get(s.device, 0.0) * len(s.groups) for s in new)
-        return programs
+        self.compiled |= set(segments)
+        return super().compile(segments)
 
 
 def profiled(
-    model: OpenVinoModel, devices: int, *, slow: dict[int, float] | None = None, budget: float = 1e4
-) -> tuple[Costs, Profiled, list[int], list[Segment]]:
+    model: OpenVinoModel, devices: int, *, slow: dict[str, float] | None = None, budget: float = 1e4
+) -> tuple[Costs, Profiled, list[int], set[Segment]]:
     cluster = Cluster(tuple(Device(f"d{d}", "known", Address(f"d{d}")) for d in range(devices)))
     grouping = Grouping.singletons(model.graph)
-    with CountingRuntime(model, grouping, cluster) as runtime:
-        runtime.slow, runtime.compiled = slow or {}, []
+    with RememberingRuntime(model, grouping, cluster, compiling=SlowCompiling(slow or {})) as runtime:
+        runtime.compiled = set()
         found = profile(model, grouping, cluster, runtime, budget=budget)
         compiled = runtime.compiled
     assert found.profiled is not None
@@ -109,7 +116,9 @@ def test_a_device_that_lacks_an_op_gets_the_times_of_segments_between_cut_groups
 def test_a_device_that_compiles_slowly_compiles_the_whole_model_and_a_few_single_groups() -> None:
     names = computing(MODEL)
     truth.append(Truth(dict.fromkeys(names, (1e-3, 2e-3)), by_bytes(MODEL, 1e-9)))
-    found, how, groups, compiled = profiled(MODEL, 2, slow={1: 100.0}, budget=300.0)
+    found, how, groups, compiled = profiled(
+        MODEL, 2, slow={Compiling.kind(Device("d1", "known", Address("d1"))): 100.0}, budget=300.0
+    )
     of_slow = sorted(len(segment.groups) for segment in compiled if segment.device == 1 and not segment.passthrough)
     assert of_slow[-1] == len(MODEL.graph), "the whole model"
     assert of_slow[:-1] == [1] * how.cut

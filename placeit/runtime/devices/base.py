@@ -194,6 +194,11 @@ class SegmentSource(Protocol):
         """Tensors for other segments, then outputs of the model."""
         ...
 
+    @property
+    def identity(self) -> str:
+        """What programs on disk are found by: equal for segments of the same ops, whatever their weights; may be empty."""
+        ...
+
     def in_format(self, form: Format) -> Any:
         """The segment as what a runtime compiles, made by :meth:`placeit.backends.base.Model.segment`.
 

@@ -76,6 +76,10 @@ class SlowedDevice:
         """Compile on the real device."""
         return self._inner.compile(segment)
 
+    def keeps(self, segment: SegmentSource) -> bool:
+        """Whether the real device finds its program on disk."""
+        return bool(getattr(self._inner, "keeps", lambda _: False)(segment))
+
     def instance(self, program: Program) -> Instance:
         """Make an instance on the real device."""
         return self._inner.instance(program)

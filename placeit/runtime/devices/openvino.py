@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
 from placeit.core.telemetry import import_openvino
+from placeit.devices.compiled import from_cache, is_kept
 from placeit.devices.openvino import (
     compile_model,
     compile_properties,
@@ -65,12 +66,17 @@ class HostBuffer:
 
 
 class OpenVinoProgram:
-    """A segment compiled by OpenVINO: through its C library if that can be, and else through its Python binding."""
+    """A segment compiled by OpenVINO: through its C library if that can be, and else through its Python binding.
+
+    Attributes:
+        from_disk: whether it was compiled before, and kept on disk.
+    """
 
     def __init__(self, segment: SegmentSource, compiled: Any) -> None:
         self.inputs = segment.inputs
         self.outputs = segment.outputs
         self.compiled = compiled
+        self.from_disk = from_cache(compiled)
 
 
 class NativeInstance:
@@ -155,6 +161,7 @@ class OpenVinoDevice:
         self.name = device.name
         self._device, self._precision, self._properties = device, precision, dict(properties or {})
         self._configuration = compile_properties(device, precision) | self._properties
+        self._compiled_as = target_name(device), self._configuration
         self.program_key = f"openvino {target_name(device)} {sorted(self._configuration.items())}"
         self._worker = Worker(f"placeit {device.name}", device.cores)
 
@@ -171,8 +178,13 @@ class OpenVinoDevice:
             native = native_openvino() if self._device.core_set and not self._properties else None
             if native is not None:
                 with contextlib.suppress(DeviceError):  # a model with state; or Python says what is wrong, too
-                    return OpenVinoProgram(segment, native.compile(model, target_name(self._device), self._configuration))
-            return OpenVinoProgram(segment, compile_model(model, self._device, self._precision, **self._properties))
+                    return OpenVinoProgram(segment, native.compile(model, *self._compiled_as, segment.identity))
+            compiled = compile_model(model, self._device, self._precision, identity=segment.identity, **self._properties)
+            return OpenVinoProgram(segment, compiled)
+
+    def keeps(self, segment: SegmentSource) -> bool:
+        """Whether the program of a segment is on disk, most likely."""
+        return is_kept(*self._compiled_as, segment.identity)
 
     def instance(self, program: Program) -> OpenVinoInstance | NativeInstance:
         """Make an infer request. Raises DeviceError."""

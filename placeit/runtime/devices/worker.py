@@ -48,8 +48,8 @@ class Gate:
         return self.is_open
 
 
-def apart(job: Callable[[], T]) -> T:
-    """Run a job on a new thread, and return its result or raise its exception.
+def apart(job: Callable[[], T], meanwhile: Callable[[], object] = lambda: None) -> T:
+    """Run a job on a new thread, and return its result or raise its exception; do ``meanwhile`` twice a second until then.
 
     For what must not be left half done: a signal handler raises in the thread that waits here, and the job goes on to its end.
     """
@@ -67,7 +67,7 @@ def apart(job: Callable[[], T]) -> T:
     worker = Worker("placeit apart")
     worker.submit(run)
     while not ended.wait(_LOOK_S):
-        pass
+        meanwhile()
     worker.close()
     if failures:
         raise failures.pop()  # which keeps no frame that it passes through by being kept there

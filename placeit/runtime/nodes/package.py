@@ -72,6 +72,7 @@ class Unpacked:
     def __init__(self, package: Package, weights: bytes) -> None:
         self.inputs, self.outputs = package.inputs, package.outputs
         self._xml, self._weights = package.xml, weights
+        self.identity = hashlib.sha256(b"".join((package.xml, *(name.encode() for name in package.pieces)))).hexdigest()
 
     def in_format(self, form: Format) -> Any:
         """The segment as an ``openvino.Model``."""

@@ -1,0 +1,147 @@
+"""What compiling is counted as, what it is expected to take, and what is said of it meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import cast
+
+import numpy as np
+import pytest
+from small_models import inception_like
+
+from placeit.core.address import Address
+from placeit.core.cluster import Cluster, Device
+from placeit.core.errors import DeviceError
+from placeit.planning.coarsen import coarsen
+from placeit.planning.segments import Costs, Plan, Segmenter
+from placeit.runtime.compiling import Compiling
+from placeit.runtime.devices.base import Program, SegmentSource
+from placeit.runtime.devices.null import NullDevice, VirtualClock
+from placeit.runtime.runtime import Runtime
+
+CLUSTER = Cluster((Device("CPU@0", address=Address("CPU", (0,))), Device("GPU.0", address=Address("GPU.0"))))
+
+
+class Compiler(NullDevice):
+    """Counts what it compiles, and what it finds on its disk."""
+
+    def __init__(self, name: str, *, kept: bool = False, compiling: Callable[[], object] = lambda: None) -> None:
+        super().__init__(name, VirtualClock(), lambda _: 1.0)
+        self.kept, self.compiling = kept, compiling
+
+    def compile(self, segment: SegmentSource) -> Program:
+        self.compiling()
+        program = super().compile(segment)
+        program.from_disk = self.kept  # type: ignore[attr-defined]
+        return program
+
+    def keeps(self, segment: SegmentSource) -> bool:
+        assert segment.identity
+        return self.kept
+
+
+def runtime_with(gpu: Compiler) -> tuple[Runtime, list[Plan]]:
+    """A model on a CPU and a GPU, and its plans: on the GPU alone, and on both in turns."""
+    model = inception_like()
+    grouping = coarsen(model.graph, max_groups=6)
+    groups = len(grouping.groups)
+    segmenter = Segmenter(grouping, Costs.zero(groups, CLUSTER))
+    plans = [segmenter.plan(np.ones(groups, int)), segmenter.plan(np.arange(groups) % 2, merge=False)]
+    return Runtime(model, grouping, CLUSTER, devices=[Compiler("CPU@0"), gpu]), plans
+
+
+def on_gpu(plan: Plan) -> int:
+    return sum(segment.device for segment in plan.programs)
+
+
+def test_programs_are_counted_by_kind_of_device() -> None:
+    runtime, (whole, mixed) = runtime_with(Compiler("GPU.0"))
+    with runtime:
+        for plan in (whole, mixed, mixed):
+            runtime.executor(plan)
+        gpu, cpu = runtime.compiling.kinds["GPU"], runtime.compiling.kinds["CPU"]
+    assert (gpu.compiled, gpu.from_disk, gpu.reused) == (1 + on_gpu(mixed), 0, on_gpu(mixed))
+    assert (cpu.compiled, cpu.reused) == (len(mixed.programs) - on_gpu(mixed),) * 2
+    assert runtime.compiling.seconds == pytest.approx(gpu.seconds + cpu.seconds)
+
+
+def test_programs_from_disk_are_counted_as_such_and_take_little() -> None:
+    runtime, (whole, mixed) = runtime_with(Compiler("GPU.0", kept=True))
+    fresh, (also_whole, _) = runtime_with(Compiler("GPU.0"))
+    with runtime, fresh:
+        assert runtime.compiling_takes([whole]) < fresh.compiling_takes([also_whole])
+        runtime.executor(mixed)
+        gpu = runtime.compiling.kinds["GPU"]
+    assert (gpu.compiled, gpu.from_disk) == (0, on_gpu(mixed))
+
+
+def test_what_is_there_takes_no_time_and_what_plans_share_is_compiled_once() -> None:
+    runtime, (whole, mixed) = runtime_with(Compiler("GPU.0"))
+    with runtime:
+        both = runtime.compiling_takes([whole, mixed])
+        assert both == pytest.approx(runtime.compiling_takes([whole]) + runtime.compiling_takes([mixed]))
+        assert runtime.compiling_takes([mixed, mixed]) == runtime.compiling_takes([mixed])
+        runtime.executor(mixed)
+        assert runtime.compiling_takes([mixed]) == 0
+
+
+def test_a_gpu_is_expected_to_compile_slowly_until_it_was_seen_to_do_otherwise() -> None:
+    compiling = Compiling()
+    assert compiling.takes("GPU", 10) > 10 * compiling.takes("CPU", 10)
+    for _ in range(20):
+        compiling.book("GPU", 50.0, 10)
+        compiling.book("CPU", 0.01, 10)
+    assert compiling.takes("GPU", 10) == pytest.approx(50.0, rel=0.05)
+    assert compiling.takes("CPU", 10) == pytest.approx(0.01, rel=0.05)
+    assert compiling.takes("NPU", 10) == Compiling().takes("NPU", 10)
+
+
+def test_what_comes_from_disk_says_nothing_of_what_compiling_takes() -> None:
+    compiling = Compiling()
+    compiling.book("GPU", 50.0, 10)
+    before = compiling.takes("GPU", 10)
+    for _ in range(20):
+        compiling.book("GPU", 0.5, 10, from_disk=True)
+    assert compiling.takes("GPU", 10) == before
+    assert compiling.takes("GPU", 10, on_disk=True) == pytest.approx(0.5, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("device", "kind"),
+    [
+        (Device("CPU@0", address=Address("CPU", (0,))), "CPU"),
+        (Device("igpu", address=Address("GPU.1")), "GPU"),
+        (Device("cuda:0", "cuda", Address("cuda:0")), "cuda"),
+        (Device("ort:CPU@0", "ort", Address("CPU", (0,), runtime="ort")), "ort:CPU"),
+    ],
+)
+def test_kinds_are_those_of_the_hardware_and_its_runtime(device: Device, kind: str) -> None:
+    assert Compiling.kind(device) == kind
+
+
+def test_it_is_said_what_is_compiled_while_somebody_waits() -> None:
+    told = threading.Event()
+    said: list[tuple[str, float]] = []
+
+    def progress(what: str, share: float) -> None:
+        said.append((what, share))
+        told.set()
+
+    runtime, (whole, _) = runtime_with(Compiler("GPU.0", compiling=told.wait))
+    runtime.compiling.progress = progress
+    with runtime:
+        runtime.executor(whole)
+    what, share = said[0]
+    assert what == "compiling 1 of 1 segments for GPU.0"
+    assert 0 <= share < 1
+
+
+def test_what_cannot_be_compiled_is_not_counted() -> None:
+    def fails() -> None:
+        raise DeviceError("no kernel")
+
+    runtime, (whole, _) = runtime_with(Compiler("GPU.0", compiling=fails))
+    with runtime, pytest.raises(DeviceError, match="no kernel"):
+        runtime.executor(whole)
+    assert "GPU" not in cast("dict[str, object]", runtime.compiling.kinds)
