@@ -85,11 +85,11 @@ def optimize(
         placers: who proposes, by name, with options if need be (``annealing:evaluations=100000``), or ``doppler, measured`` to
             learn from runs; None for :data:`placeit.optimizer.portfolio.DEFAULT_PLACERS`.
         budget: seconds; profiling and compiling count. All of it takes at most 1.2 times that, beside half a second, loading,
-            and, for each device, compiling the whole model and one run of it. When placeit is new on a machine, compiling its own kernels comes first
-            and takes most of a minute. Where that is too short to compare placements over several devices, a warning
-            says how long it takes about, and the single devices are timed as well as there is time for. If no time is left in
-            the end to decide between a single device and a placement, the single device is the answer. The search ends
-            earlier when it finds nothing new.
+            and, for each device, compiling the whole model and one run of it. When placeit is new on a machine, compiling its
+            own kernels comes first and takes most of a minute. Where that is too short to compare placements over several
+            devices, a warning says how long it takes about, and the single devices are timed as well as there is time for. If
+            no time is left in the end to decide between a single device and a placement, the single device is the answer. The
+            search ends earlier when it finds nothing new.
         seed: of everything random.
         objective: what to minimise: ``latency``; ``throughput``, seconds per request with many in flight, for which replicas
             are candidates, too (:mod:`placeit.optimizer.replicas`); ``total-cost``, seconds that devices and links are busy, in

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,9 @@ from small_models import inception_like
 from placeit.core.address import Address
 from placeit.core.cluster import Device
 from placeit.devices import compiled
-from placeit.devices.compiled import VARIABLE, CompiledModels
+from placeit.devices.compiled import VARIABLE, CompiledModels, is_kept
 from placeit.devices.host import allowed_cores
-from placeit.devices.openvino import compile_model, openvino_core
+from placeit.devices.openvino import compile_model, compile_properties, openvino_core, target_name
 
 CORE = allowed_cores()[0]
 DEVICE = Device(f"CPU@{CORE}", address=Address("CPU", (CORE,)))
@@ -117,3 +119,84 @@ def test_the_environment_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     counted = compile_model(inception_like().ov_model, DEVICE, "f32", PERF_COUNT=True)
     assert isinstance(counted, ov.CompiledModel)
     assert len(list((tmp_path / "other").glob("*/*.blob"))) == 1
+
+
+@pytest.fixture
+def _slow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Let the CPU pass for a device that compiles slowly."""
+    monkeypatch.setenv("PLACEIT_CACHE", str(tmp_path))
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(compiled, "compiles_slowly", lambda _: True)
+
+
+@pytest.mark.usefixtures("_slow")
+def test_what_compiles_slowly_is_kept_unless_that_is_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (compile_model(inception_like().ov_model, DEVICE, "f32", PERF_COUNT=True) for _ in range(2))
+    assert (from_cache(first), from_cache(second)) == (False, True)
+    assert list(tmp_path.glob("compiled/*/*.sha256"))
+    monkeypatch.setenv(VARIABLE, "0")
+    assert not from_cache(compile_model(inception_like().ov_model, DEVICE, "f32", PERF_COUNT=True))
+
+
+@pytest.mark.usefixtures("_slow")
+def test_what_is_kept_is_known_by_its_structure_device_and_configuration() -> None:
+    target, config = target_name(DEVICE), compile_properties(DEVICE, "f32")
+    assert not is_kept(target, config, "a segment")
+    compile_model(inception_like().ov_model, DEVICE, "f32", identity="a segment")
+    assert is_kept(target, config, "a segment")
+    assert not is_kept(target, config, "another one")
+    assert not is_kept(target, config | {"INFERENCE_NUM_THREADS": 7}, "a segment")
+    compiled._device_key.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled, "_property", lambda *_: "another driver")
+        assert not is_kept(target, config, "a segment")
+    compiled._device_key.cache_clear()
+    assert is_kept(target, config, "a segment")
+
+
+def test_a_cpu_does_not_compile_slowly() -> None:
+    assert not compiled.compiles_slowly("CPU")
+    assert not compiled.compiles_slowly("MULTI:CPU")
+    assert not compiled.compiles_slowly("NO_SUCH_DEVICE")
+
+
+def test_a_file_that_was_never_finished_is_replaced_without_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    compiled_in(tmp_path)
+    (blob,) = tmp_path.glob("*/*.blob")
+    blob.write_bytes(blob.read_bytes()[:100])
+    blob.with_suffix(".sha256").unlink()
+    assert not from_cache(compiled_in(tmp_path))
+    assert not caplog.text
+
+
+def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
+    configs = [CONFIG | {"INFERENCE_NUM_THREADS": threads} for threads in (1, 2)]
+    for config in configs:
+        compiled_in(tmp_path, config)
+    for age, blob in enumerate(sorted(tmp_path.glob("*/*.blob"), key=lambda blob: blob.stat().st_mtime)):
+        os.utime(blob, (1e9 + age, 1e9 + age))
+    assert from_cache(compiled_in(tmp_path, configs[0]))  # which is older, and now the last used
+    size = sum(blob.stat().st_size for blob in tmp_path.glob("*/*.blob"))
+    CompiledModels(tmp_path, most_bytes=size - 1)
+    assert [from_cache(compiled_in(tmp_path, config)) for config in configs] == [True, False]
+
+
+def test_the_bound_holds_while_files_are_written_and_for_each_of_them(tmp_path: Path) -> None:
+    models = CompiledModels(tmp_path)
+    models.compile(openvino_core(), inception_like().ov_model, "CPU", CONFIG)
+    (blob,) = tmp_path.glob("*/*.blob")
+    models = CompiledModels(tmp_path, most_bytes=1.5 * blob.stat().st_size)
+    models.compile(openvino_core(), inception_like().ov_model, "CPU", CONFIG | {"INFERENCE_NUM_THREADS": 1})
+    assert len([*tmp_path.glob("*/*.blob")]) == len([*tmp_path.glob("*/*.sha256")]) == len([*tmp_path.iterdir()]) == 1
+    models = CompiledModels(tmp_path / "small", most_bytes=1000)
+    models.compile(openvino_core(), inception_like().ov_model, "CPU", CONFIG)
+    assert not [*tmp_path.glob("small/*")]
+
+
+def test_two_threads_that_want_one_model_compile_it_once(tmp_path: Path) -> None:
+    models = CompiledModels(tmp_path)
+    with ThreadPoolExecutor(2) as pool:
+        made = pool.map(
+            lambda _: models.compile(openvino_core(), inception_like().ov_model, "CPU", CONFIG, "a segment"), range(2)
+        )
+        assert sorted(map(from_cache, made)) == [False, True]

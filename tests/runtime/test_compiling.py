@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -13,6 +14,8 @@ from small_models import inception_like
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError
+from placeit.devices.compiled import VARIABLE
+from placeit.devices.host import allowed_cores
 from placeit.planning.coarsen import coarsen
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.runtime.compiling import Compiling
@@ -145,3 +148,23 @@ def test_what_cannot_be_compiled_is_not_counted() -> None:
     with runtime, pytest.raises(DeviceError, match="no kernel"):
         runtime.executor(whole)
     assert "GPU" not in cast("dict[str, object]", runtime.compiling.kinds)
+
+
+def test_segments_that_are_cut_anew_are_found_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    core = Address("CPU", allowed_cores()[:1])
+    cluster = Cluster((Device("a", address=core), Device("b", address=core)))
+    model = inception_like()
+    grouping = coarsen(model.graph, max_groups=6)
+    groups = len(grouping.groups)
+    plan = Segmenter(grouping, Costs.zero(groups, cluster)).plan(np.arange(groups) // 2 % 2)
+    counts = []
+    for _ in range(2):
+        with Runtime(model, grouping, cluster) as runtime:
+            expected = runtime.compiling_takes([plan])
+            runtime.executor(plan).close()
+            counts.append((expected, runtime.compiling.kinds["CPU"]))
+    (fresh_s, fresh), (found_s, found) = counts
+    assert fresh.compiled == found.from_disk == len(plan.programs) > 2
+    assert fresh.from_disk == found.compiled == 0
+    assert found_s <= fresh_s

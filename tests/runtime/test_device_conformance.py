@@ -46,7 +46,7 @@ def test_programs_for_one_core_start_no_threads() -> None:
         kept, counts = [], []
         for seed in range(20):
             model = random_model(seed, 4)
-            segment = SimpleNamespace(inputs=(), outputs=(), in_format=lambda _, model=model: model.ov_model)
+            segment = SimpleNamespace(inputs=(), outputs=(), identity="", in_format=lambda _, model=model: model.ov_model)
             kept.append(device.compile(segment))  # type: ignore[arg-type]
             counts.append(len(list(Path("/proc/self/task").iterdir())))
         assert max(counts) == counts[0]

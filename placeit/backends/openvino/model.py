@@ -164,9 +164,10 @@ def relu_chain(elements: int, hops: int) -> OpenVinoModel:
     ops = openvino.opset13
     parameter = ops.parameter([1, elements], openvino.Type.f32, name="in")
     value = parameter.output(0)
-    for _ in range(hops):
-        value = ops.relu(value).output(0)
-    return replace(describe(openvino.Model([ops.result(value)], [parameter], "chain"), Path("chain")), uniform=True)
+    for hop in range(hops):
+        value = ops.relu(value, name=f"hop {hop}").output(0)
+    model = openvino.Model([ops.result(value, name="out")], [parameter], "chain")
+    return replace(describe(model, Path("chain")), uniform=True)
 
 
 def load(

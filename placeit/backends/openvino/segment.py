@@ -102,10 +102,10 @@ def extract(
     for tensor in inputs:
         shape, dtype = graph.tensor_shapes[tensor], output_of(tensor).get_element_type()
         if tensor in channels_last:
-            parameter = ov.opset13.parameter([shape[i] for i in _TO_LAST], dtype)
+            parameter = ov.opset13.parameter([shape[i] for i in _TO_LAST], dtype, name=f"enters {tensor}")
             last[tensor] = parameter.output(0)
         else:
-            parameter = ov.opset13.parameter(list(shape), dtype)
+            parameter = ov.opset13.parameter(list(shape), dtype, name=f"enters {tensor}")
             for reader in readers(tensor):
                 reader.replace_source_output(parameter.output(0))
         parameters.append(parameter)
@@ -124,7 +124,7 @@ def extract(
             value = last[tensor]
         elif tensor in channels_last:
             value = _transpose(value, _TO_LAST)
-        results.append(ov.opset13.result(value))
+        results.append(ov.opset13.result(value, name=f"leaves {tensor}"))
     sinks = []
     for v in ops:
         node = nodes[graph.names[v]]
@@ -134,7 +134,12 @@ def extract(
             results.append(node)
         elif graph.kinds[v] == "Assign":
             sinks.append(node)
-    return ov.Model(results, sinks, parameters, "segment")
+    made = ov.Model(results, sinks, parameters, "segment")
+    for i, node in enumerate(made.get_ordered_ops()):
+        # names that OpenVINO makes up differ each time, and compiled models on disk are found by names as well
+        if node.get_friendly_name() not in nodes and node.get_type_name() not in ("Parameter", "Result"):
+            node.set_friendly_name(f"border {i}")
+    return made
 
 
 def _concat_last(
