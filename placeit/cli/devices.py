@@ -12,6 +12,8 @@ from placeit.cli.terminal import Output, Terminal
 from placeit.report import as_json, as_text, text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
 
     from placeit.core.cluster import Cluster, Device, Link
@@ -41,21 +43,22 @@ def devices(
 
     Without --devices, all devices of this machine are listed, with the names that select another runtime
     (ort: for ONNX Runtime, torch: for PyTorch and its models), and the links are those of 'auto'. With
-    --ray-address, they are the CPUs of the nodes of that Ray cluster.
+    --ray-address, they are the CPUs of the nodes of that Ray cluster. Each OpenVINO device runs one op first;
+    if it cannot, the list says why.
     """
-    from placeit.devices.clusterfile import find_cluster
-    from placeit.devices.discovery import available, other_names
+    from placeit.devices.discovery import other_names
     from placeit.devices.nvml import sample_gpus
 
     named = reach_nodes(devices, ray_address)
-    cluster = find_cluster(named)
-    listed = cluster.devices if named is not None else tuple(available())
-    also = {device.name: other_names(device) if named is None else [] for device in listed}
-    samples = {sample.gpu: sample for sample in sample_gpus()}
-    load = {d.name: samples.get(d.address.hardware) for d in listed if d.address is not None}
-    known = dict(cluster.links)
-    if links:
-        with terminal.progress() as progress:
+    with terminal.progress() as progress:
+        if progress is not None:
+            progress("trying devices", 0.0)
+        listed, cluster = _found() if named is None else _named(named)
+        also = {device.name: other_names(device) if named is None else [] for device in listed}
+        samples = {sample.gpu: sample for sample in sample_gpus()}
+        load = {d.name: samples.get(d.address.hardware) for d in listed if d.address is not None}
+        known = {} if cluster is None else dict(cluster.links)
+        if links and cluster is not None:
             if progress is not None:
                 progress("probing links", 0.0)
             known = _measured_links(cluster, cost_cache(no_cache)) | known
@@ -75,6 +78,9 @@ def devices(
             for device in listed
         ]
         text.table(console, heads, rows, left=7, spare=["tags", "full name"])
+        for device in listed:
+            if device.unusable:
+                console.print(f"\n{device.name} cannot be used: {device.unusable}")
         loads = [_load_row(name, sample) for name, sample in load.items() if sample is not None]
         if loads:
             console.print()
@@ -87,9 +93,32 @@ def devices(
     return Output({"devices": listing, "links": as_json.links(known)}, show)
 
 
+def _found() -> tuple[tuple[Device, ...], Cluster | None]:
+    """List all devices of this machine, and choose those of ``auto``; None if none of them can be used."""
+    from placeit.devices.discovery import automatic, available
+
+    listed = tuple(available())
+    usable = [one for one in listed if one.kind == "openvino" and not (one.unusable or one.where.cores)]
+    return listed, automatic(usable) if usable else None
+
+
+def _named(named: str | Sequence[str]) -> tuple[tuple[Device, ...], Cluster]:
+    """Find named devices. Raises DeviceError if one of them cannot be used."""
+    from placeit.core.errors import DeviceError
+    from placeit.devices.clusterfile import find_cluster
+    from placeit.devices.discovery import tried
+
+    cluster = find_cluster(named)
+    for device in map(tried, cluster.devices):
+        if device.unusable:
+            raise DeviceError(f"{device.name} cannot be used: {device.unusable}")
+    return cluster.devices, cluster
+
+
 def _measured_links(cluster: Cluster, cache: Cache | None) -> dict[tuple[str, str], Link]:
     """Measure the links between the real devices of a cluster, as far as it does not state them."""
     from placeit.core.cluster import Cluster
+    from placeit.devices.openvino import computes_in
     from placeit.profiler.links import probe
 
     real = tuple(device for device in cluster.devices if not device.described)
@@ -97,7 +126,9 @@ def _measured_links(cluster: Cluster, cache: Cache | None) -> dict[tuple[str, st
     if not any(names.issuperset(pair) for pair in cluster.missing_links()):
         return {}
     known = {pair: link for pair, link in cluster.links.items() if names.issuperset(pair)}
-    return dict(probe(Cluster(real, known), cache=cache).cluster.links)
+    # most devices compute in f32, and NPUs in f16 only
+    lacking = any(device.kind == "openvino" and "f32" not in (computes_in(device) or ("f32",)) for device in real)
+    return dict(probe(Cluster(real, known), cache=cache, precision="f16" if lacking else "f32").cluster.links)
 
 
 def _load(sample: GpuSample | None) -> dict[str, float | None] | None:
@@ -111,6 +142,8 @@ def _load_row(name: str, sample: GpuSample) -> tuple[str, ...]:
 
 
 def _kind(device: Device) -> str:
+    if device.unusable:
+        return f"{device.kind}, cannot be used"
     return f"{device.kind}, emulated: {device.address} slowed {device.slowdown:g}x" if device.emulated else device.kind
 
 
@@ -123,6 +156,7 @@ def _device(device: Device) -> dict[str, Any]:
         "cores": list(device.cores),
         "runs_on": None if device.address is None else str(device.address),
         "driver": device.driver or None,
+        "unusable": device.unusable or None,
         "tags": sorted(device.tags),
         "slowdown": device.slowdown,
         "emulated": device.emulated,

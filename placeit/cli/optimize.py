@@ -106,7 +106,9 @@ def optimize(
 
     check_objective(objective)
     pins, caps = parse_pins(pin or ()), parse_caps(memory or ())
-    cluster = find_cluster(reach_nodes(options.devices, options.ray_address, options.compress, options.patience))
+    cluster = find_cluster(
+        reach_nodes(options.devices, options.ray_address, options.compress, options.patience), precision=options.precision.value
+    )
     model = options.load()
     inputs = options.arrays(model)
     with terminal.progress() as progress:

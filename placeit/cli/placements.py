@@ -60,7 +60,9 @@ def open_session(
         plain = {device.name for device in plain_devices(find_cluster(list(dict.fromkeys(several))))}
         named = [name for name in named if name not in plain]
     try:
-        cluster = find_cluster(named if options.devices is None and named else options.devices)
+        cluster = find_cluster(
+            named if options.devices is None and named else options.devices, precision=options.precision.value
+        )
     except (DeviceError, UsageError) as error:
         if options.devices is not None or not named:
             raise

@@ -41,6 +41,7 @@ class Device:
         bytes_per_s: memory bandwidth, for described devices.
         op_overhead_s: fixed cost of one op, for described devices.
         driver: versions of the runtime and the driver, part of what a measured cost holds for.
+        unusable: why nothing can run there, in the words of its plugin; empty if it can, or if it has not been tried.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Device:
     bytes_per_s: float | None = None
     op_overhead_s: float = 0.0
     driver: str = ""
+    unusable: str = ""
 
     @property
     def described(self) -> bool:

@@ -31,16 +31,17 @@ _DEFAULTS = {"memory": float("inf"), "op_overhead": 0.0, "idle_power": 0.0}
 _LINK_KEYS = ("bandwidth", "latency")
 
 
-def find_cluster(spec: Cluster | str | Path | Sequence[str] | None = None) -> Cluster:
+def find_cluster(spec: Cluster | str | Path | Sequence[str] | None = None, *, precision: str = "f32") -> Cluster:
     """Make a cluster from a cluster file (``*.yaml``, ``*.yml``), from device names, or from nothing (``auto``).
 
-    Raises what :func:`read_cluster` and :func:`placeit.devices.discover` raise.
+    ``auto`` leaves out devices that do not compute in ``precision``. Raises what :func:`read_cluster` and
+    :func:`placeit.devices.discover` raise.
     """
     if isinstance(spec, Cluster):
         return spec
     if isinstance(spec, Path) or (isinstance(spec, str) and names_file(spec)):
         return read_cluster(spec)
-    return discover(spec)
+    return discover(spec, precision=precision)
 
 
 def names_file(spec: str) -> bool:

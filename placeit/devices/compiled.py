@@ -18,6 +18,7 @@ from placeit.core.errors import PlaceitError
 from placeit.core.files import cache_folder
 from placeit.core.telemetry import import_openvino
 from placeit.core.version import __version__
+from placeit.devices.openvino_errors import what_openvino_says
 
 __all__ = ["VARIABLE", "CompiledModels", "compile_cached", "compiles_slowly", "from_cache", "is_kept"]
 
@@ -154,8 +155,7 @@ class CompiledModels:
     def _give_up(self, error: Exception) -> None:
         if self._works:
             self._works = False
-            why = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-            _log.warning("Cannot keep compiled models in %s (%s); continuing without.", self.folder, why)
+            _log.warning("Cannot keep compiled models in %s (%s); continuing without.", self.folder, what_openvino_says(error))
 
 
 def _folder(target: str) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 from collections.abc import Sequence
@@ -15,24 +16,29 @@ from placeit.core.errors import DeviceError, UsageError
 from placeit.devices.host import allowed_cores, memory_bytes, one_per_physical_core
 from placeit.devices.names import found_kind, parse_device, parse_devices
 from placeit.devices.nvml import Gpu, gpus, why_not
-from placeit.devices.openvino import openvino_core
+from placeit.devices.opencl import driver_versions
+from placeit.devices.openvino import check_precision, openvino_core
+from placeit.devices.openvino_errors import what_openvino_says
 from placeit.devices.plugins import load_finder, plugin_kinds
+from placeit.devices.trial import why_unusable
 
 _log = logging.getLogger("placeit")
 
-__all__ = ["available", "discover", "other_names", "resolve"]
+__all__ = ["automatic", "available", "discover", "other_names", "resolve", "tried"]
 
 _PACKAGES = {"ort": "onnxruntime", "torch": "torch"}
 """What has to be installed for each runtime that is asked for by name."""
 
 
-def discover(spec: str | Sequence[str] | None = None) -> Cluster:
+def discover(spec: str | Sequence[str] | None = None, *, precision: str = "f32") -> Cluster:
     """Find the named devices on this machine.
 
     Args:
         spec: names, as :func:`placeit.devices.names.parse_devices` reads them. ``auto`` (or None) is every device that
-            OpenVINO finds, the CPU included; on a machine with only a CPU it is the CPU split into two core sets with
-            equally many physical cores, the first having one more if their number is odd.
+            OpenVINO finds, that runs an op, and that computes in ``precision``, the CPU included; a warning names others. If
+            only the CPU is left, it is split into two core sets with equally many physical cores, the first having one more if
+            their number is odd.
+        precision: what ``auto`` is for: ``f32``, ``f16`` or ``bf16``.
 
     Returns:
         The devices, in the order of the names, without links: those are measured when they are needed.
@@ -42,7 +48,7 @@ def discover(spec: str | Sequence[str] | None = None) -> Cluster:
         DeviceError: a device is not there, its cores are not allowed, or two devices are one under two names.
     """
     if spec is None or (spec if isinstance(spec, str) else ",".join(spec)).strip() == "auto":
-        return Cluster(tuple(resolve(_auto())))
+        return automatic(_tried_devices(openvino_core()), precision)
     return Cluster(tuple(resolve(parse_devices(spec))))
 
 
@@ -60,11 +66,12 @@ def resolve(addresses: Sequence[Address]) -> list[Device]:
 def available() -> list[Device]:
     """Everything that can be named on this machine: OpenVINO's devices, each core alone as a core set, NVIDIA GPUs, and more.
 
-    NVIDIA GPUs (kind ``cuda``) are listed if the package nvidia-ml-py is installed and the driver answers; devices of plug-ins'
-    kinds, if these say what there is. A plug-in that cannot say it is left out, with a warning.
+    Each device of OpenVINO's has run an op, or says in :attr:`placeit.core.cluster.Device.unusable` why it cannot. NVIDIA GPUs
+    (kind ``cuda``) are listed if the package nvidia-ml-py is installed and the driver answers; devices of plug-ins' kinds, if
+    these say what there is. A plug-in that cannot say it is left out, with a warning.
     """
     core = openvino_core()
-    devices = [_resolve(core, Address(name)) for name in core.available_devices]
+    devices = _tried_devices(core)
     if "CPU" in core.available_devices:
         devices += [_resolve(core, Address("CPU", (number,))) for number in allowed_cores()]
     devices += [_nvidia_gpu(gpu) for gpu in gpus()]
@@ -83,15 +90,47 @@ def other_names(device: Device) -> list[str]:
     return [f"{runtime}:{device.name}" for runtime, package in _PACKAGES.items() if find_spec(package) is not None]
 
 
-def _auto() -> list[Address]:
-    found = [Address(name) for name in openvino_core().available_devices]
-    if found != [Address("CPU")]:
-        return found
-    cores = one_per_physical_core(allowed_cores())
-    if len(cores) == 1:
-        return found
-    half = (len(cores) + 1) // 2
-    return [Address("CPU", tuple(sorted(part))) for part in (cores[:half], cores[half:])]
+def automatic(found: Sequence[Device], precision: str = "f32") -> Cluster:
+    """Choose among OpenVINO's devices as ``auto`` does (:func:`discover`). Raises DeviceError if none of them can be used."""
+    chosen, others = list[Device](), list[str]()
+    for device in found:
+        try:
+            if device.unusable:
+                raise DeviceError(f"{device.name} cannot be used: {device.unusable}")
+            check_precision(device, precision)
+            chosen.append(device)
+        except DeviceError as error:
+            others.append(str(error).rstrip("."))
+    if not chosen:
+        raise DeviceError(f"OpenVINO finds no device that can be used. {'. '.join(others)}.")
+    for why in others:
+        _log.warning("A device that OpenVINO finds is left out. %s.", why)
+    if [device.name for device in chosen] == ["CPU"]:
+        cores = one_per_physical_core(allowed_cores())
+        if len(cores) > 1:
+            half = (len(cores) + 1) // 2
+            parts = [Address("CPU", tuple(sorted(part))) for part in (cores[:half], cores[half:])]
+            return Cluster(tuple(_describe(openvino_core(), part) for part in parts))
+    return Cluster(tuple(chosen))
+
+
+def tried(device: Device) -> Device:
+    """Run an op on a device of this machine's that OpenVINO drives; the result says why it cannot. Core sets are not tried."""
+    address = device.address
+    if device.kind != "openvino" or address is None or address.node or address.cores:
+        return device
+    return replace(device, unusable=why_unusable(device))
+
+
+def _tried_devices(core: Any) -> list[Device]:
+    """List OpenVINO's devices; those that cannot be used say why."""
+    devices: list[Device] = []
+    for address in map(Address, core.available_devices):
+        try:
+            devices.append(tried(_describe(core, address)))
+        except DeviceError as error:
+            devices.append(Device(name=str(address), address=address, unusable=str(error)))
+    return devices
 
 
 def _resolve(core: Any, address: Address) -> Device:
@@ -108,7 +147,7 @@ def _resolve(core: Any, address: Address) -> Device:
         device = _find_nvidia_gpu(address, listing)
     # OpenVINO lists a single GPU as GPU and several as GPU.0, GPU.1; both spellings of the first work in both cases
     elif address.unit not in {Address(name).unit for name in found}:
-        raise DeviceError(f"There is no device '{address}' on this machine. {listing}.{_reason(core, address.hardware)}")
+        raise DeviceError(f"There is no device '{address}' on this machine. {listing}.{_reason(core, address.family)}")
     else:
         device = _describe(core, address)
     if not address.runtime:
@@ -184,41 +223,57 @@ def _describe(core: Any, address: Address) -> Device:
             f"The device '{address}' wants core{'s' if len(missing) > 1 else ''} {format_cores(missing)}, which this process "
             f"may not use; it may use {format_cores(allowed)}. Choose among those, or give the process more (taskset, cpuset)."
         )
-    hardware, family = address.hardware, address.family
+    hardware = address.hardware
     try:
-        supported = core.get_property(hardware, "SUPPORTED_PROPERTIES")
         full_name = str(core.get_property(hardware, "FULL_DEVICE_NAME"))
-        capabilities = core.get_property(hardware, "OPTIMIZATION_CAPABILITIES")
-        memory = float("inf")
-        if f"{family}_DEVICE_TOTAL_MEM_SIZE" in supported:
-            memory = float(core.get_property(hardware, f"{family}_DEVICE_TOTAL_MEM_SIZE"))
+        told = _told(core, hardware)
         driver = "OpenVINO " + next(iter(core.get_versions(hardware).values())).build_number
-        if f"{family}_DRIVER_VERSION" in supported:
-            driver += f", driver {core.get_property(hardware, f'{family}_DRIVER_VERSION')}"
     except RuntimeError as error:
-        raise DeviceError(f"OpenVINO lists the device '{address}' but cannot use it: {_last_line(error)}.") from error
+        raise DeviceError(f"OpenVINO lists the device '{address}' but cannot use it: {what_openvino_says(error)}") from error
+    tags = {str(capability).lower() for capability in told.get("OPTIMIZATION_CAPABILITIES", ())}
+    memory, version = float("inf"), None
+    if address.core_set:
+        memory = memory_bytes()
+    else:
+        memory = float(told.get(f"{address.family}_DEVICE_TOTAL_MEM_SIZE", float("inf")))
+        version = told.get(f"{address.family}_DRIVER_VERSION")
+        if version is None and address.family == "GPU":
+            version = driver_versions().get(str(told.get("DEVICE_UUID")))
+        if "DEVICE_TYPE" in told:
+            kind = told["DEVICE_TYPE"].name.lower()
+            tags.add(kind)
+            if kind == "integrated":  # its memory is a part of the host's
+                memory = min(memory, memory_bytes())
     return Device(
         name=str(address),
         address=address,
         full_name=full_name,
-        memory_bytes=memory_bytes() if address.core_set else memory,
+        memory_bytes=memory,
         all_cores=() if address.cores else allowed,
-        tags=frozenset(str(capability).lower() for capability in capabilities),
-        driver=driver,
+        tags=frozenset(tags),
+        driver=f"{driver}, driver {version}" if version else driver,
     )
 
 
-def _reason(core: Any, base: str) -> str:
-    """Why OpenVINO has no such device, if its plugin does not load: most often the driver is missing."""
+def _told(core: Any, hardware: str) -> dict[str, Any]:
+    """Return what a plugin says of a device, as far as it says so. Raises RuntimeError if it does not answer."""
+    family, supported = hardware.partition(".")[0], core.get_property(hardware, "SUPPORTED_PROPERTIES")
+    own = [f"{family}_DEVICE_TOTAL_MEM_SIZE", f"{family}_DRIVER_VERSION"]
+    told: dict[str, Any] = {}
+    for name in ("OPTIMIZATION_CAPABILITIES", "DEVICE_TYPE", "DEVICE_UUID", *own):
+        if name in supported:
+            with contextlib.suppress(TypeError):  # of a type that the Python binding does not know
+                told[name] = core.get_property(hardware, name)
+    return told
+
+
+def _reason(core: Any, family: str) -> str:
+    """Say why OpenVINO has no device of a family, if its plugin does not load or finds none: mostly, a driver is missing."""
     try:
-        core.get_property(base, "FULL_DEVICE_NAME")
+        if not core.get_property(family, "AVAILABLE_DEVICES"):
+            return " OpenVINO has a plugin for such devices, which finds none: its driver may be missing, or too old."
     except RuntimeError as error:
-        failure = re.search(r'Cannot load library ".*?": (.*)', str(error))
-        if failure:
-            return f" Its plugin does not load, which mostly means that a driver is missing: {failure[1]}."
+        found = re.search(r'Cannot load library ".*?": (.*)', what_openvino_says(error))
+        if found:
+            return f" Its plugin does not load, which mostly means that a driver is missing: {found[1].rstrip('.')}."
     return ""
-
-
-def _last_line(error: RuntimeError) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1].rstrip(".") if lines else "no reason given"

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Any
 
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
 from placeit.core.telemetry import import_openvino
 from placeit.devices.compiled import compile_cached
+from placeit.devices.openvino_errors import explaining, what_openvino_says
 
 __all__ = [
+    "check_precision",
     "compile_model",
     "compile_properties",
+    "computes_in",
     "explaining",
     "openvino_core",
     "target_name",
@@ -22,8 +24,28 @@ __all__ = [
     "writable_properties",
 ]
 
-_FAILURES = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, MemoryError)
-"""C++ exceptions, as the bindings translate them."""
+_ONE_CORE, _CORES, _ALL_CORES, _OTHERS = "one core", "several cores", "all cores", "other plugins"
+_PRECISION = "INFERENCE_PRECISION_HINT"
+_PROPERTIES: Mapping[str, Mapping[str, Any]] = {
+    # A stream of one thread loses what a kernel throws: infer returns without an error, with the outputs of the run before. It
+    # also starts two threads for each compiled model. Without streams inference runs in the calling thread and nowhere else,
+    # its errors arrive, and it takes as long. With two threads and more none gets lost.
+    _ONE_CORE: {"NUM_STREAMS": "0", "INFERENCE_NUM_THREADS": 1, "ENABLE_CPU_PINNING": False},
+    _CORES: {"NUM_STREAMS": "1", "INFERENCE_NUM_THREADS": len, "ENABLE_CPU_PINNING": False},
+    # All of the machine is OpenVINO's own to divide, as it is for whoever compiles a model for low latency without placeit.
+    _ALL_CORES: {"PERFORMANCE_HINT": "LATENCY"},
+    "GPU": {"NUM_STREAMS": "1"},  # as text: its plugin refuses an integer
+    # Latency takes as many of its tiles as that profits from. Streams are none of the hardware's (read-only up to 2025.4,
+    # then a number of host threads).
+    "NPU": {"PERFORMANCE_HINT": "LATENCY"},
+    _OTHERS: {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1"},
+}
+"""What models are compiled with for each kind of device, beside the precision, as far as the plugin says that it can be set.
+
+A function is called with the cores of the device. No property here changes results, so one that a plugin lacks is left out; the
+precision does, and where it cannot be set, the device must compute in no other (:func:`check_precision`).
+"""
+_CAPABILITIES = {"f32": "FP32", "f16": "FP16", "bf16": "BF16"}
 
 
 @functools.cache
@@ -47,47 +69,50 @@ def compile_model(model: Any, device: Device, precision: str, *, identity: str =
         return compile_cached(openvino_core(), model, target_name(device), config, identity)
 
 
-@contextlib.contextmanager
-def explaining(what: str) -> Iterator[None]:
-    """Convert exceptions of OpenVINO to a DeviceError that says ``what`` failed."""
-    try:
-        yield
-    except _FAILURES as error:
-        raise DeviceError(f"{what}: {what_openvino_says(error)}") from error
-
-
-def what_openvino_says(error: BaseException) -> str:
-    """Return the last line of OpenVINO's message, which contains the cause."""
-    lines = str(error).strip().splitlines()
-    return lines[-1] if lines else type(error).__name__
-
-
 def target_name(device: Device) -> str:
     """Return the OpenVINO device that a device is, or is a part of."""
     return device.where.hardware
 
 
 def compile_properties(device: Device, precision: str) -> dict[str, Any]:
-    """Return the properties for compiling a model for a device: those of the table below that its plugin says it supports.
+    """Return the properties for compiling a model for a device: those of the table that its plugin says can be set.
 
     Raises:
-        DeviceError: the plugin does not say what it supports.
+        DeviceError: the device does not compute in the precision, or its plugin does not say what it supports.
     """
-    if device.where.whole_cpu and len(device.cores) > 1:
-        # all of the machine is OpenVINO's own to divide, as it is for whoever compiles a model for low latency without placeit
-        return {"INFERENCE_PRECISION_HINT": precision, "PERFORMANCE_HINT": "LATENCY"}
-    threads = len(device.cores)
-    wanted: dict[str, Any] = {"INFERENCE_PRECISION_HINT": precision, "NUM_STREAMS": "1"}  # the GPU's plugin reads text only
-    if device.core_set:
-        wanted |= {"INFERENCE_NUM_THREADS": max(1, threads), "ENABLE_CPU_PINNING": False}
-        if threads <= 1:
-            # A stream of one thread loses what a kernel throws: infer returns without an error, with the outputs of the run
-            # before. It also starts two threads for each compiled model. Without streams inference runs in the calling thread
-            # and nowhere else, its errors arrive, and it takes as long. With two threads and more none gets lost.
-            wanted["NUM_STREAMS"] = "0"
-    with explaining(f"OpenVINO cannot compile a model for {device.name}"):
+    check_precision(device, precision)
+    if not device.core_set:
+        kind = device.where.family if device.where.family in _PROPERTIES else _OTHERS
+    elif len(device.cores) <= 1:
+        kind = _ONE_CORE
+    else:
+        kind = _ALL_CORES if device.where.whole_cpu else _CORES
+    wanted = {name: value(device.cores) if callable(value) else value for name, value in _PROPERTIES[kind].items()}
+    with explaining(f"OpenVINO does not say what can be set for {device.name}"):
         writable = writable_properties(target_name(device))
-    return {name: value for name, value in wanted.items() if name in writable}
+    return {name: value for name, value in ({_PRECISION: precision} | wanted).items() if name in writable}
+
+
+def check_precision(device: Device, precision: str) -> None:
+    """Check that a device computes in a precision, as its plugin says.
+
+    Raises:
+        DeviceError: it does not, or it computes in others as well and its plugin has no property to choose by.
+    """
+    if device.core_set:
+        return
+    computes = computes_in(device)
+    with explaining(f"OpenVINO does not say what can be set for {device.name}"):
+        settable = _PRECISION in writable_properties(target_name(device))
+    if precision in computes and (settable or len(computes) == 1):
+        return
+    if not computes and settable:  # the plugin says it when it compiles
+        return
+    what = f"{device.name} computes in {' and '.join(computes) or 'a precision that its plugin does not name'}"
+    if precision in computes:
+        raise DeviceError(f"{what}, and its plugin has no property to choose {precision} by: leave {device.name} out.")
+    ways = [f'pass --precision {computes[0]} (precision="{computes[0]}" in Python)'] if computes else []
+    raise DeviceError(f"{what}, not in {precision}: {', or '.join([*ways, f'leave {device.name} out'])}.")
 
 
 @functools.cache
@@ -95,3 +120,20 @@ def writable_properties(target: str) -> frozenset[str]:
     """Return the names of the properties that a plugin says can be set, by its device. Raises what OpenVINO raises."""
     supported = openvino_core().get_property(target, "SUPPORTED_PROPERTIES")
     return frozenset(name for name, mutability in supported.items() if "W" in mutability)
+
+
+def computes_in(device: Device) -> tuple[str, ...]:
+    """Return the precisions that a device computes in, as its plugin says; none if it does not say any. Raises DeviceError."""
+    if device.core_set:  # its plugin takes all of them, and computes in f32 where the processor lacks one
+        return tuple(_CAPABILITIES)
+    with explaining(f"OpenVINO does not say what {device.name} computes in"):
+        capabilities = _capabilities(target_name(device))
+    return tuple(precision for precision, capability in _CAPABILITIES.items() if capability in capabilities)
+
+
+@functools.cache
+def _capabilities(target: str) -> frozenset[str]:
+    core = openvino_core()
+    if "OPTIMIZATION_CAPABILITIES" not in core.get_property(target, "SUPPORTED_PROPERTIES"):
+        return frozenset()
+    return frozenset(core.get_property(target, "OPTIMIZATION_CAPABILITIES"))

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from placeit.core.errors import DeviceError
 from placeit.core.telemetry import import_openvino
 from placeit.devices.compiled import compile_cached
-from placeit.devices.openvino import explaining, openvino_core, what_openvino_says
+from placeit.devices.openvino import openvino_core
+from placeit.devices.openvino_errors import explaining, what_openvino_says
 from placeit.devices.openvino_library import OpenVinoLibrary, Property, Shape
 
 __all__ = ["NativeModel", "NativeOpenVino", "NativeRequest", "Spec", "library_folder", "native_openvino", "why_not"]

@@ -7,7 +7,7 @@ from ctypes import POINTER, byref, c_char_p, c_int, c_int64, c_size_t, c_void_p
 from pathlib import Path
 from typing import Any, cast
 
-from placeit.devices.openvino import what_openvino_says
+from placeit.devices.openvino_errors import what_openvino_says
 
 __all__ = ["OpenVinoLibrary", "Property", "Shape"]
 

@@ -151,7 +151,7 @@ def optimize(
         parse_placer(name)  # a typing error should not cost a profile first
     importing = time.perf_counter() - begin  # PyTorch takes seconds
     starts = read_starts(start)
-    cluster = find_cluster(devices)
+    cluster = find_cluster(devices, precision=precision)
     wanted = get_objective(objective, cluster)
     if len(cluster) > 1:
         compile_kernels(kernels, progress)

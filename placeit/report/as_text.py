@@ -183,6 +183,8 @@ def links(console: Console, known: Mapping[tuple[str, str], Link]) -> None:
     """Print a table of links."""
     rows = [
         (src, dst, link.origin, text.amount(link.bandwidth, "B/s"), text.seconds(link.latency))
+        if math.isfinite(link.bandwidth) or link.origin != "measured"
+        else (src, dst, link.origin, "too high to measure", text.seconds(link.latency))
         for (src, dst), link in known.items()
     ]
     text.table(console, ("from", "to", "origin", "bandwidth", "latency"), rows, left=3)

@@ -107,7 +107,7 @@ class Session:
     ) -> None:
         check_tolerance(tolerance)
         self._expected = dict(expected or {})
-        cluster = capped(with_expected(find_cluster(devices), self._expected), memory)
+        cluster = capped(with_expected(find_cluster(devices, precision=precision), self._expected), memory)
         self.memory = {device.name: device.memory_bytes for device in cluster.devices if device.name in (memory or {})}
         loaded = model if isinstance(model, Model) else backends.load(model, input_shapes=input_shapes, batch=batch)
         if inputs is not None:

@@ -1,9 +1,13 @@
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from recorded_plugins import GPU, NPU, RecordedCore, recorded, thrown
+
+__all__ = ["recorded"]
 
 LINKED = """
 devices:
@@ -63,3 +67,44 @@ def test_a_device_that_is_not_there_is_an_error(cli: Any, name: str) -> None:
     assert result.stderr.startswith("error: ")
     assert len(result.stderr.splitlines()) == 1
     assert result.stdout == ""
+
+
+def lost() -> None:
+    raise RuntimeError(thrown("[GPU] clFlush, error code: -36 CL_INVALID_COMMAND_QUEUE"))
+
+
+LOST = "One op cannot be run: [GPU] clFlush, error code: -36 CL_INVALID_COMMAND_QUEUE"
+
+
+def test_a_device_that_fails_is_listed_as_such_with_what_its_plugin_says(
+    cli: Any, recorded: Callable[..., RecordedCore]
+) -> None:
+    recorded(GPU_0=replace(GPU, running=lost), GPU_1=GPU)
+    result = cli("devices", "--no-links")
+    assert result.exit_code == 0
+    assert f"GPU.0 cannot be used: {LOST}" in result.stdout
+    assert "GPU.1 cannot be used" not in result.stdout
+    listed = {
+        device["name"]: device["unusable"] for device in json.loads(cli("devices", "--no-links", "--json").stdout)["devices"]
+    }
+    assert listed["GPU.0"] == LOST
+    assert (listed["CPU"], listed["GPU.1"]) == (None, None)
+
+
+def test_naming_a_device_that_fails_is_an_error_whatever_was_measured_before(
+    cli: Any, recorded: Callable[..., RecordedCore], cores: Sequence[str]
+) -> None:
+    recorded(GPU_0=GPU)
+    assert cli("devices", "--devices", f"{cores[0]},GPU.0").exit_code == 0  # its links are in the cache now
+    recorded(GPU_0=replace(GPU, running=lost))
+    result = cli("devices", "--devices", f"{cores[0]},GPU.0")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert f"error: GPU.0 cannot be used: {LOST}" in result.stderr
+
+
+def test_links_of_devices_without_f32_are_measured_in_f16(cli: Any, recorded: Callable[..., RecordedCore]) -> None:
+    core = recorded(NPU=NPU)
+    result = cli("devices", "--devices", "CPU,NPU", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert {(link["src"], link["dst"]) for link in json.loads(result.stdout)["links"]} == {("CPU", "NPU"), ("NPU", "CPU")}
+    assert {config["INFERENCE_PRECISION_HINT"] for _, config in core.compiled} == {"f16"}

@@ -3,14 +3,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
+import openvino
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from recorded_plugins import DISCRETE, GPU, NPU, NPU_BARE, RecordedCore, recorded, thrown
 
 from placeit.core.address import Address
 from placeit.core.cluster import Device
@@ -18,50 +22,22 @@ from placeit.core.errors import ClusterError, DeviceError, PlaceitError, UsageEr
 from placeit.devices import available, catalog, discover, parse_device, parse_devices, roofline_seconds
 from placeit.devices.described import ROOFLINE_EFFICIENCY
 from placeit.devices.host import free_bytes, memory_bytes, one_per_physical_core
+from placeit.devices.opencl import driver_versions
 
+__all__ = ["recorded"]
 
-class FakeCore:
-    """OpenVINO on a machine with a CPU, two GPUs and an NPU."""
-
-    available_devices = ("CPU", "GPU.0", "GPU.1", "NPU")
-    properties: ClassVar[dict[str, dict[str, Any]]] = {
-        "CPU": {},
-        "GPU.0": {"GPU_DEVICE_TOTAL_MEM_SIZE": 8e9},
-        "GPU.1": {"GPU_DEVICE_TOTAL_MEM_SIZE": 16e9},
-        "NPU": {"NPU_DEVICE_TOTAL_MEM_SIZE": 4e9, "NPU_DRIVER_VERSION": 1234},
-    }
-
-    def get_property(self, device: str, name: str) -> Any:
-        if device == "GPU":
-            device = "GPU.0"
-        if device not in self.properties:
-            raise RuntimeError(
-                f'Exception from core.cpp:268:\nCannot load library "/x/lib{device}.so": libfoo.so.1: not found\n'
-            )
-        own = self.properties[device]
-        common = {
-            "SUPPORTED_PROPERTIES": own,
-            "FULL_DEVICE_NAME": f"Fake {device}",
-            "OPTIMIZATION_CAPABILITIES": ["FP32", "FP16"],
-        }
-        return (own | common)[name]
-
-    def get_versions(self, device: str) -> dict[str, Any]:
-        return {device: SimpleNamespace(build_number="2099.1")}
+See = Callable[..., RecordedCore]
 
 
 @pytest.fixture
-def many_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("placeit.devices.discovery.openvino_core", FakeCore)
+def many_devices(recorded: See) -> RecordedCore:
+    """OpenVINO on a machine with a CPU, two GPUs and an NPU."""
+    return recorded(GPU_0=GPU, GPU_1=DISCRETE, NPU=NPU)
 
 
 @pytest.fixture
 def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-
-
-class CpuCore(FakeCore):
-    available_devices = ("CPU",)
 
 
 # --- names
@@ -221,17 +197,126 @@ def test_the_cpu_of_this_machine_is_found_with_its_properties() -> None:
     assert 2**28 < cpu.memory_bytes < 2**50
 
 
-def test_devices_keep_the_order_in_which_they_are_named(many_devices: None) -> None:
+def test_devices_keep_the_order_in_which_they_are_named(many_devices: RecordedCore) -> None:
     allowed = min(os.sched_getaffinity(0))
     cluster = discover(f"NPU,CPU@{allowed},GPU.1")
     assert cluster.names == ("NPU", f"CPU@{allowed}", "GPU.1")
-    assert [device.memory_bytes for device in cluster.devices][::2] == [4e9, 16e9]
-    assert cluster.devices[0].driver == "OpenVINO 2099.1, driver 1234"
+    assert cluster.devices[0].driver == "OpenVINO 2099.1, driver 1004404"
     assert cluster.missing_links()
 
 
-def test_auto_is_everything_that_openvino_finds(many_devices: None) -> None:
-    assert discover().names == ("CPU", "GPU.0", "GPU.1", "NPU")
+def test_memory_is_the_cards_own_or_at_most_the_hosts(many_devices: RecordedCore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("placeit.devices.discovery.memory_bytes", lambda: 20e9)
+    shared, card, npu = discover("GPU.0,GPU.1,NPU").devices
+    assert [device.memory_bytes for device in (shared, card, npu)] == [20e9, 16e9, 20e9]
+    assert {"integrated", "fp16", "fp32"} <= shared.tags
+    assert {"discrete", "gpu_hw_matmul"} <= card.tags
+    assert "fp32" not in npu.tags
+
+
+def test_the_driver_of_a_gpu_is_opencls(many_devices: RecordedCore, monkeypatch: pytest.MonkeyPatch) -> None:
+    card = DISCRETE.values["DEVICE_UUID"]
+    monkeypatch.setattr("placeit.devices.discovery.driver_versions", lambda: {card: "25.13.33276.16"})
+    one, other = discover("GPU.0,GPU.1").devices
+    assert (one.driver, other.driver) == ("OpenVINO 2099.1", "OpenVINO 2099.1, driver 25.13.33276.16")
+
+
+def test_without_opencl_no_driver_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr("ctypes.CDLL", missing)
+    assert driver_versions.__wrapped__() == {}
+
+
+def test_auto_is_everything_that_openvino_finds_and_that_computes_in_the_precision(
+    many_devices: RecordedCore, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert discover().names == ("CPU", "GPU.0", "GPU.1")
+    assert "is left out. NPU computes in f16, not in f32: pass --precision f16" in caplog.text
+    caplog.clear()
+    assert discover("auto", precision="f16").names == ("CPU", "GPU.0", "GPU.1", "NPU")
+    assert not caplog.records
+
+
+STREAMS = thrown(
+    "Exception from src/inference/src/dev/plugin_config.cpp:90:",
+    "Invalid value: 1 for property: NUM_STREAMS",
+    "Property description: Number of streams to be used for inference",
+)
+LOST = thrown(
+    "Caught exception: Exception from src/plugins/intel_gpu/src/runtime/ocl/ocl_stream.cpp:365:",
+    "[GPU] clFlush, error code: -36 CL_INVALID_COMMAND_QUEUE",
+)
+
+
+def failing(message: str) -> Callable[..., object]:
+    """Raise as a plugin does, whatever for."""
+
+    def fail(*_: object) -> object:
+        raise RuntimeError(message)
+
+    return fail
+
+
+BROKEN = {
+    "compiling": (
+        replace(GPU, compiling=failing(STREAMS)),
+        (
+            "One op cannot be compiled: Invalid value: 1 for property: NUM_STREAMS. Property description: Number of streams to "
+            "be used for inference"
+        ),
+    ),
+    "running": (
+        replace(GPU, running=failing(LOST)),
+        "One op cannot be run: [GPU] clFlush, error code: -36 CL_INVALID_COMMAND_QUEUE",
+    ),
+    "answering": (
+        replace(GPU, values={name: value for name, value in GPU.values.items() if name != "FULL_DEVICE_NAME"}),
+        "OpenVINO lists the device 'GPU.0' but cannot use it: Unsupported configuration key: FULL_DEVICE_NAME",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_a_device_that_fails_is_listed_with_what_its_plugin_says_and_auto_leaves_it_out(
+    recorded: See, fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    plugin, said = BROKEN[fault]
+    recorded(GPU_0=plugin, GPU_1=GPU)
+    listed = {device.name: device.unusable for device in available()}
+    assert listed["GPU.0"] == said
+    assert (listed["CPU"], listed["GPU.1"]) == ("", "")
+    assert discover().names == ("CPU", "GPU.1")
+    assert f"A device that OpenVINO finds is left out. GPU.0 cannot be used: {said}" in caplog.text
+
+
+def test_a_device_that_computes_wrong_results_cannot_be_used(recorded: See, monkeypatch: pytest.MonkeyPatch) -> None:
+    core = recorded(GPU_0=GPU)
+    compile_model = core.compile_model
+
+    def wrong(model: Any, device: str, config: Any) -> Any:
+        x = openvino.opset13.parameter([1, 4], openvino.Type.f32)
+        return compile_model(openvino.Model([openvino.opset13.negative(x)], [x]), device, config)
+
+    core.compile_model = wrong  # type: ignore[method-assign]
+    (gpu,) = (device for device in available() if device.name == "GPU.0")
+    assert gpu.unusable == "One op computes wrong results: the ReLU of [-1, 2, -3, 4] is [1.0, -2.0, 3.0, -4.0]"
+
+
+def test_where_no_device_can_be_used_auto_is_an_error_that_says_why(recorded: See, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RecordedCore, "available_devices", ["GPU.0"])
+    recorded(GPU_0=BROKEN["running"][0])
+    with pytest.raises(DeviceError, match=r"finds no device that can be used\. GPU\.0 cannot be used: One op cannot be run"):
+        discover()
+
+
+def test_on_a_machine_whose_gpu_fails_auto_splits_the_cores(
+    recorded: See, eight_cores: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("placeit.devices.discovery.one_per_physical_core", lambda cores: cores)
+    recorded(GPU=BROKEN["running"][0])
+    assert discover().names == ("CPU@0-3", "CPU@4-7")
 
 
 @pytest.mark.parametrize(
@@ -244,9 +329,9 @@ def test_auto_is_everything_that_openvino_finds(many_devices: None) -> None:
     ],
 )
 def test_auto_on_a_machine_with_only_a_cpu_splits_its_cores(
-    monkeypatch: pytest.MonkeyPatch, cores: set[int], names: tuple[str, ...]
+    recorded: See, monkeypatch: pytest.MonkeyPatch, cores: set[int], names: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr("placeit.devices.discovery.openvino_core", CpuCore)
+    recorded()
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: cores)
     monkeypatch.setattr("placeit.devices.discovery.one_per_physical_core", lambda cores: cores)
     assert discover("auto").names == names
@@ -258,16 +343,24 @@ def test_a_core_that_the_process_may_not_use_is_an_error_that_lists_those_it_may
 
 
 @pytest.mark.parametrize("name", ["GPU.2", "NPU.1", "FPGA"])
-def test_a_device_that_is_not_there_is_an_error_that_lists_what_is(many_devices: None, name: str) -> None:
+def test_a_device_that_is_not_there_is_an_error_that_lists_what_is(many_devices: RecordedCore, name: str) -> None:
     with pytest.raises(DeviceError) as caught:
         discover(name)
-    assert f"no device '{name}'" in str(caught.value)
-    assert "CPU, GPU.0, GPU.1, NPU" in str(caught.value)
-    assert "libfoo.so.1: not found" in str(caught.value)
+    assert str(caught.value) == f"There is no device '{name}' on this machine. OpenVINO finds: CPU, GPU.0, GPU.1, NPU."
 
 
-def test_the_first_gpu_answers_to_both_of_its_names(many_devices: None) -> None:
-    assert discover("GPU").devices[0].full_name == discover("GPU.0").devices[0].full_name == "Fake GPU.0"
+def test_a_driver_that_is_missing_is_named(recorded: See) -> None:
+    why = 'Cannot load library "/x/libopenvino_intel_gpu_plugin.so": libOpenCL.so.1: cannot open shared object file'
+    recorded(GPU=replace(GPU, values={"AVAILABLE_DEVICES": []}, unloadable=why), NPU=NPU_BARE)
+    for name in ("GPU", "GPU.1"):
+        with pytest.raises(DeviceError, match=r"a driver is missing: libOpenCL\.so\.1: cannot open shared object file\.$"):
+            discover(name)
+    with pytest.raises(DeviceError, match=r"has a plugin for such devices, which finds none: its driver may be missing"):
+        discover("NPU")
+
+
+def test_the_first_gpu_answers_to_both_of_its_names(many_devices: RecordedCore) -> None:
+    assert discover("GPU").devices[0].full_name == discover("GPU.0").devices[0].full_name == GPU.values["FULL_DEVICE_NAME"]
 
 
 def test_an_nvidia_gpu_that_is_not_there_is_an_error_that_says_why_and_lists_what_is() -> None:
@@ -277,15 +370,7 @@ def test_an_nvidia_gpu_that_is_not_there_is_an_error_that_says_why_and_lists_wha
     assert "OpenVINO finds: CPU" in str(caught.value)
 
 
-def test_a_listed_device_that_does_not_answer_is_an_error_and_not_skipped(
-    many_devices: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(FakeCore, "available_devices", ("CPU", "GPU.7"))
-    with pytest.raises(DeviceError, match=r"cannot use it: Cannot load library"):
-        discover()
-
-
-def test_everything_that_can_be_named_is_available(eight_cores: None, many_devices: None) -> None:
+def test_everything_that_can_be_named_is_available(eight_cores: None, many_devices: RecordedCore) -> None:
     names = [device.name for device in available() if device.kind == "openvino"]
     assert names == ["CPU", "GPU.0", "GPU.1", "NPU", *(f"CPU@{core}" for core in range(8))]
 

@@ -10,6 +10,7 @@ from typing import Any
 from placeit.core.errors import FileError
 from placeit.core.files import replacing_both
 from placeit.core.telemetry import import_openvino
+from placeit.devices.openvino_errors import what_openvino_says
 
 __all__ = ["weights_end", "write_ir"]
 
@@ -31,7 +32,7 @@ def write_ir(model: Any, path: Path, check: Callable[[Path, Path], None] | None 
         try:
             openvino.serialize(model, str(xml), str(weights))
         except RuntimeError as error:
-            said = str(error).strip().splitlines()[-1].rstrip(".")
+            said = what_openvino_says(error).rstrip(".")
             raise FileError(f"Cannot write {path}: {said}. Is the disk full? Nothing was written there.") from error
         # OpenVINO does not look whether there was room
         if not xml.read_bytes().rstrip().endswith(b"</net>") or weights_end(xml) not in (None, weights.stat().st_size):

@@ -1,0 +1,47 @@
+"""Versions of the drivers of OpenCL's GPUs, which OpenVINO's plugin for GPUs does not tell."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from ctypes import byref, c_uint, c_void_p
+from typing import Any
+
+__all__ = ["driver_versions"]
+
+_GPU, _DRIVER_VERSION, _UUID = 1 << 2, 0x102D, 0x106A  # CL_DEVICE_TYPE_GPU, CL_DRIVER_VERSION, CL_DEVICE_UUID_KHR
+_MOST, _UUID_BYTES, _TEXT_BYTES = 64, 16, 256
+
+
+@functools.cache
+def driver_versions() -> dict[str, str]:
+    """Ask OpenCL for the driver version of each GPU, by the device's UUID in hexadecimal; empty without OpenCL."""
+    try:
+        library = ctypes.CDLL("libOpenCL.so.1")  # which OpenVINO's plugin has loaded
+        platforms = _listed(library.clGetPlatformIDs)
+        devices = [
+            device for one in platforms for device in _listed(library.clGetDeviceIDs, c_void_p(one), ctypes.c_uint64(_GPU))
+        ]
+        found = [
+            (_told(library, device, _UUID, _UUID_BYTES), _told(library, device, _DRIVER_VERSION, _TEXT_BYTES))
+            for device in devices
+        ]
+    except (OSError, AttributeError):
+        return {}
+    return {uuid.hex(): version.rstrip(b"\0").decode(errors="replace") for uuid, version in found if uuid and version}
+
+
+def _listed(function: Any, *arguments: Any) -> list[int]:
+    """Call a function that lists handles; none if it fails."""
+    handles, count = (c_void_p * _MOST)(), c_uint()
+    if function(*arguments, c_uint(_MOST), handles, byref(count)):
+        return []
+    return [handle for handle in handles[: min(count.value, _MOST)] if handle]
+
+
+def _told(library: ctypes.CDLL, device: int, what: int, most: int) -> bytes:
+    """Ask a device for a property; empty if it does not have it."""
+    value, size = ctypes.create_string_buffer(most), ctypes.c_size_t()
+    if library.clGetDeviceInfo(c_void_p(device), c_uint(what), ctypes.c_size_t(most), value, byref(size)):
+        return b""
+    return value.raw[: size.value]
