@@ -74,6 +74,7 @@ class Model(ABC):
         together: sets of ops that need one device, because they share state or a tensor whose size depends on the data.
         given: what to run it on, by name; None for random inputs.
         uniform: whether all its ops compute the same (:meth:`chain`), so that one program serves any part of as many ops.
+        refused: names of devices and of ops that they do not compile, whatever they say that they support.
     """
 
     path: Path
@@ -84,6 +85,7 @@ class Model(ABC):
     together: tuple[tuple[str, ...], ...] = ()
     given: Arrays | None = None
     uniform: bool = False
+    refused: frozenset[tuple[str, str]] = frozenset()
 
     @property
     def name(self) -> str:

@@ -30,9 +30,11 @@ class DeviceError(PlaceitError):
 
     Attributes:
         device: name in its cluster of the device that could not be made ready for a plan; empty if it is not about that.
+        ops: names of the ops that the device does not compile; empty if it is not about that, or if they are not known.
     """
 
     device = ""
+    ops: tuple[str, ...] = ()
 
 
 class NoRoomError(DeviceError):

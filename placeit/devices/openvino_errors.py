@@ -56,5 +56,6 @@ def what_openvino_says(error: BaseException) -> str:
         lines = [" ".join(line.split()).rstrip(":") for line in text.splitlines()]
     said = ""
     for line in filter(None, lines):
-        said += (" " if said.endswith((".", ":", ",", ";", "!", "?")) else ". " if said else "") + line
+        goes_on = not said or said.endswith((".", ":", ",", ";", "!", "?")) or line[0].islower()
+        said = f"{said}{' ' if goes_on else '. '}{line}".lstrip()
     return said or type(error).__name__

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from placeit.backends.base import Model
 from placeit.core.cluster import Cluster, Link
 from placeit.core.conflicts import beside
-from placeit.core.errors import InfeasibleError
+from placeit.core.errors import InfeasibleError, NoRoomError
 from placeit.core.memory import freed_memory_is_kept
 from placeit.core.units import about_seconds
 from placeit.planning.coarsen import Grouping
@@ -66,7 +66,7 @@ def supported(model: Model, grouping: Grouping, cluster: Cluster) -> NDArray[np.
         hardware = device.kind, device.where.hardware
         if hardware not in answers:
             answers[hardware] = device_kind(device).supported(model, device)
-        can[:, d] = [name in answers[hardware] for name in graph.names]
+        can[:, d] = [name in answers[hardware] and (device.name, name) not in model.refused for name in graph.names]
     nowhere = np.flatnonzero(~can.any(axis=1))
     if len(nowhere):
         v = int(nowhere[0])
@@ -236,10 +236,13 @@ class _Profile:
                 executor.set_inputs(runtime.model.sample_inputs())
                 return Passes(executor)
 
-            whole: list[Passes | None] = []
-            for d in devices:
-                on_one = np.full(self.groups, d, np.int32)
-                whole.append(passes(segmenter.plan(on_one)) if self.can[:, d].all() else None)
+            def undivided(d: int) -> Passes | None:
+                if self.can[:, d].all():
+                    with contextlib.suppress(NoRoomError):  # there may be room for parts of the model
+                        return passes(segmenter.plan(np.full(self.groups, d, np.int32)))
+                return None
+
+            whole = [undivided(d) for d in devices]
             for d, timed in enumerate(whole):
                 if timed is not None:
                     timed.run()
@@ -249,7 +252,8 @@ class _Profile:
                 return None
             left = max(deadline - time.perf_counter(), STEP_S)
             self.short = left < once * (_FULL if self.devices > 1 else _FULL_ALONE)
-            self._choose(left)
+            if any(timed is not None for timed in whole):  # what is between cut groups gets shares of the whole model
+                self._choose(left, np.array([timed is not None for timed in whole]) | ~self.can.all(axis=0))
             of = self._segments()
 
             def placed(segments: NDArray[np.int32]) -> Passes:
@@ -262,20 +266,25 @@ class _Profile:
             self._repeat(cut, [] if self.short else others, deadline, progress)
             return self._costs(of, cut, whole, apart)
 
-    def _choose(self, left: float) -> None:
-        """Choose the groups that are cut off, in so many seconds, and the devices that run what is between them."""
+    def _choose(self, left: float, roomy: NDArray[np.bool_]) -> None:
+        """Choose the groups that are cut off, and the devices that run what is between them.
+
+        Args:
+            left: seconds that profiling may still take.
+            roomy: ``bool[D]``, false for devices that have no room for all of what they can run.
+        """
         compiled, ops = self.runtime.compiling, len(self.grouping.graph)
         compiling = np.array([compiled.takes(compiled.kind(device), ops) for device in self.runtime.cluster.devices])
         slow = compiling > max(_SLOW_S, _SLOWER * float(compiling.min()))
-        if not slow.all():
-            self.quick = ~slow
+        if (~slow & roomy).any():
+            self.quick = ~slow & roomy
         between = int(self.quick.sum())
         most = max(_FEWEST_PROGRAMS, self.computes.sum() / _SHARE_CUT)
         if slow.any():
             # a group takes about its share of the ops to compile
             each = float(compiling[slow].sum()) / max(1, int(self.computes.sum()))
             most = min(most, max(_FEWEST_SLOW, left * _COMPILING_SHARE / each) + between)
-        if most < self.computes.sum() and self.can.all(axis=0).any():  # shares of a whole model are needed for what is between
+        if most < self.computes.sum():
             these = np.flatnonzero(self.computes)
             self.cut = np.zeros(self.groups, bool)
             self.cut[these] = choose(self.distance[np.ix_(these, these)], self.bytes[these], most=most, gap=between)
@@ -536,7 +545,9 @@ def _valid(kept: Any, can: NDArray[np.bool_]) -> bool:
         and are_times(kept.get("read"), devices)
         and _is_sampling(kept.get("sampling"))
         and isinstance(kept.get("whole"), list)
-        and [ends is not None for ends in kept["whole"]] == can.all(axis=0).tolist()
+        and len(kept["whole"]) == devices
+        and not any(ends is not None and not able for ends, able in zip(kept["whole"], can.all(axis=0), strict=True))
+        and (any(ends is not None for ends in kept["whole"]) or not can.all(axis=0).any())
         and all(ends is None or (are_times(ends, 2) and 0 < ends[0] <= ends[1]) for ends in kept["whole"])
         and all(ends is None or any(row[d] > 0 for row in core) for d, ends in enumerate(kept["whole"]))
     )

@@ -34,6 +34,7 @@ from placeit.runtime.executor import Executor
 from placeit.runtime.native.turns import Turns
 from placeit.runtime.plan_executor import PlanExecutor, check_process
 from placeit.runtime.programs import Programs
+from placeit.runtime.refused import naming_ops
 from placeit.runtime.reopening import lost_of, reopened
 
 __all__ = ["Runtime"]
@@ -266,8 +267,8 @@ class Runtime:
         if batch.given_up.is_open:
             raise ExecutionError("Nobody waits for this segment to be compiled any more.")
         compile_one = self.devices[segment.device].compile if self.streams is None else self.streams.compile
-        begin = time.perf_counter()
-        with self.on(segment.device):
+        begin, whole = time.perf_counter(), len(segment.groups) == len(self.grouping.groups)
+        with self.on(segment.device), naming_ops(self.op_names(segment), whole=whole):
             program = compile_one(self.source(segment))
         batch.done += 1
         return program, time.perf_counter() - begin

@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -16,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from placeit import backends
 from placeit.backends.base import Arrays, Model
 from placeit.core.cluster import Cluster, Device
-from placeit.core.errors import UsageError
+from placeit.core.errors import DeviceError, InfeasibleError, UsageError
 from placeit.core.interrupts import come_through
 from placeit.core.placement import Placement
 from placeit.devices.caps import capped
@@ -48,6 +51,8 @@ from placeit.session import running, serving
 __all__ = ["Session"]
 
 _HURRY_S = 0.3  # for threads to end after an interrupt
+_AGAIN = 4  # profiling may take its budget's share of one in so many, when a device refused some op meanwhile
+_log = logging.getLogger("placeit")
 
 
 class Session:
@@ -258,19 +263,43 @@ class Session:
                 some device is described.
             progress: told what is being done and how far it is.
 
+        Ops that a device turns out not to compile are placed elsewhere from here on, with a warning.
+
         Raises:
             InfeasibleError: no device supports some op, or not the one that it is pinned to.
+            DeviceError: a device compiles nothing, or no other one supports what it does not compile.
         """
-        self.compiling.progress = progress
-        measured = functools.partial(
-            profile, self.model, self.grouping, budget=budget_s, cache=self._cache, check=check, progress=progress
-        )
-        if self.executable:
-            with self._there() as runtime:
-                return self._take(as_expected(measured(runtime.cluster, runtime, worth=worth), self.cluster, self._expected))
-        return self._take(
-            estimated(self.model, self.grouping, self.cluster, measured, precision=self.precision, compiling=self.compiling)
-        )
+        self.compiling.progress, begin = progress, time.perf_counter()
+        while True:
+            left = max(budget_s / _AGAIN, budget_s - (time.perf_counter() - begin))
+            measured = functools.partial(
+                profile, self.model, self.grouping, budget=left, cache=self._cache, check=check, progress=progress
+            )
+            try:
+                if not self.executable:
+                    precision, compiling = self.precision, self.compiling
+                    return self._take(
+                        estimated(self.model, self.grouping, self.cluster, measured, precision=precision, compiling=compiling)
+                    )
+                with self._there() as runtime:
+                    costs = measured(runtime.cluster, runtime, worth=worth)
+                    return self._take(as_expected(costs, self.cluster, self._expected))
+            except DeviceError as error:
+                self._refuse(error)
+
+    def _refuse(self, error: DeviceError) -> None:
+        """Have other devices run the ops that a device does not compile; raise the error if it is not about such ops."""
+        fresh = {(error.device, op) for op in error.ops} - self.model.refused
+        if not fresh:
+            raise error
+        refusing = replace(self.model, refused=self.model.refused | fresh)
+        try:
+            supported(refusing, self.grouping, self.cluster)
+        except InfeasibleError:
+            raise error from error.__cause__
+        self.model = refusing
+        others = ", ".join(name for name in self.cluster.names if name != error.device)
+        _log.warning("%s. It is placed on %s only.", str(error).rstrip("."), others)
 
     def recall(self) -> bool:
         """Take the costs from the cache, if they are there, without profiling; return whether they are.

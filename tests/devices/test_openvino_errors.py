@@ -66,7 +66,7 @@ Exception from src/plugins/intel_gpu/src/runtime/ocl/ocl_stream.cpp:365:
         (QUEUE, "[GPU] clFlush, error code: -36 CL_INVALID_COMMAND_QUEUE"),
         (BUILD, "[GPU] ProgramBuilder build failed! [GPU] clFlush, error code: -5 CL_OUT_OF_RESOURCES"),
         ("Exception from src/a.cpp:1:\nCheck 'x > 0' failed at src/b.cpp:2:\n\n\n", "Check 'x > 0' failed at src/b.cpp:2"),
-        ("\tOne.\n\n  two\tthree  \nfour", "One. two three. four"),
+        ("\tOne\n\n  two\tthree  \nFour", "One two three. Four"),
         ("", "RuntimeError"),
     ],
 )
