@@ -112,7 +112,7 @@ def test_compiling_chains_is_counted_once(tmp_path: Path) -> None:
     compiling = Compiling()
     for _ in range(2):
         probe(on_one_core("a"), cache=Cache(tmp_path), compiling=compiling)
-    assert compiling.kinds["CPU"].compiled == 12
+    assert compiling.kinds["CPU"].compiled == 1, "all ops of a chain are the same"
     assert compiling.seconds > 0
 
 
