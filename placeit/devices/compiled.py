@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +51,10 @@ def compile_cached(core: Any, model: Any, target: str, config: Mapping[str, Any]
     )
 
 
-def is_kept(target: str, config: Mapping[str, Any], identity: str) -> bool:
+def is_kept(target: str, config: Mapping[str, Any], identity: Callable[[], str]) -> bool:
     """Whether a model of this structure is in the cache, so that compiling it most likely takes no time."""
     folder = _folder(target)
-    return folder is not None and _opened(folder).holds(target, config, identity)
+    return folder is not None and _opened(folder).holds(target, config, identity())
 
 
 def from_cache(compiled: Any) -> bool:

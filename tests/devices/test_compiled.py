@@ -141,17 +141,17 @@ def test_what_compiles_slowly_is_kept_unless_that_is_turned_off(tmp_path: Path, 
 @pytest.mark.usefixtures("_slow")
 def test_what_is_kept_is_known_by_its_structure_device_and_configuration() -> None:
     target, config = target_name(DEVICE), compile_properties(DEVICE, "f32")
-    assert not is_kept(target, config, "a segment")
+    assert not is_kept(target, config, lambda: "a segment")
     compile_model(inception_like().ov_model, DEVICE, "f32", identity="a segment")
-    assert is_kept(target, config, "a segment")
-    assert not is_kept(target, config, "another one")
-    assert not is_kept(target, config | {"INFERENCE_NUM_THREADS": 7}, "a segment")
+    assert is_kept(target, config, lambda: "a segment")
+    assert not is_kept(target, config, lambda: "another one")
+    assert not is_kept(target, config | {"INFERENCE_NUM_THREADS": 7}, lambda: "a segment")
     compiled._device_key.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiled, "_property", lambda *_: "another driver")
-        assert not is_kept(target, config, "a segment")
+        assert not is_kept(target, config, lambda: "a segment")
     compiled._device_key.cache_clear()
-    assert is_kept(target, config, "a segment")
+    assert is_kept(target, config, lambda: "a segment")
 
 
 def test_a_cpu_does_not_compile_slowly() -> None:

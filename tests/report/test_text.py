@@ -55,6 +55,19 @@ def test_progress_is_shown_to_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "profiling [groups]" in screen.getvalue()
 
 
+def test_a_step_has_one_bar_whatever_numbers_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    with Terminal().progress() as progress:
+        assert progress is not None
+        for i in range(1, 13):
+            progress(f"compiling {i} of 12 segments for GPU.0", i / 12)
+        progress("compiling 1 of 3 segments for GPU.0", 0.1)
+    assert "compiling 1 of 3 segments for GPU.0" in screen.getvalue()
+    assert screen.getvalue().count("\x1b[1A") == 1  # one line to go up in the end
+
+
 def test_without_a_terminal_progress_is_a_line_now_and_then() -> None:
     written: list[str] = []
     now = 100.0

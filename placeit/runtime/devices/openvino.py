@@ -184,7 +184,7 @@ class OpenVinoDevice:
 
     def keeps(self, segment: SegmentSource) -> bool:
         """Whether the program of a segment is on disk, most likely."""
-        return is_kept(*self._compiled_as, segment.identity)
+        return is_kept(*self._compiled_as, lambda: segment.identity)
 
     def instance(self, program: Program) -> OpenVinoInstance | NativeInstance:
         """Make an infer request. Raises DeviceError."""
