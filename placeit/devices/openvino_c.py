@@ -180,7 +180,7 @@ class NativeRequest:
     def __init__(self, library: OpenVinoLibrary, model: NativeModel, address: int) -> None:
         self.address = address
         self._library, self._model = library, model
-        self._bound: dict[int, NDArray[Any]] = {}
+        self._bound: dict[tuple[str, int], NDArray[Any]] = {}
         weakref.finalize(self, _free_request, library, address, model, self._bound).atexit = False
 
     def set_input(self, index: int, array: NDArray[Any]) -> None:
@@ -193,13 +193,30 @@ class NativeRequest:
         Raises:
             DeviceError: it does not fit, there is no such input, or the request is running.
         """
-        with explaining(f"A buffer does not fit input {index} of a segment"):
-            shape, dtype = _at(self._model.inputs, index)
+        self._set("input", index, array)
+
+    def set_output(self, index: int, array: NDArray[Any]) -> None:
+        """Write output ``index`` to the memory of ``array`` from now on.
+
+        Args:
+            index: of the output.
+            array: of the output's shape and type, C-contiguous and writable. The request keeps it.
+
+        Raises:
+            DeviceError: it does not fit, there is no such output, or the request is running.
+        """
+        self._set("output", index, array)
+
+    def _set(self, side: str, index: int, array: NDArray[Any]) -> None:
+        with explaining(f"A buffer does not fit {side} {index} of a segment"):
+            shape, dtype = _at(self._model.inputs if side == "input" else self._model.outputs, index)
             if array.shape != shape or array.dtype != dtype:
-                raise ValueError(f"it is {array.dtype}{list(array.shape)} where {dtype}{list(shape)} is read")
+                raise ValueError(f"it is {array.dtype}{list(array.shape)} where {dtype}{list(shape)} is expected")
             if not (array.flags.c_contiguous and array.flags.aligned):
                 raise ValueError("it is not contiguous in memory")
-            own = self._library.make("ov_infer_request_get_input_tensor_by_index", self.address, index)
+            if side == "output" and not array.flags.writeable:
+                raise ValueError("it is read-only")
+            own = self._library.make(f"ov_infer_request_get_{side}_tensor_by_index", self.address, index)
             try:
                 kind = c_int()
                 self._library.call("ov_tensor_get_element_type", own, byref(kind))
@@ -208,10 +225,10 @@ class NativeRequest:
             dims = Shape(len(shape), (c_int64 * len(shape))(*shape))
             tensor = self._library.make("ov_tensor_create_from_host_ptr", kind, dims, array.ctypes.data)
             try:
-                self._library.call("ov_infer_request_set_input_tensor_by_index", self.address, index, tensor)
+                self._library.call(f"ov_infer_request_set_{side}_tensor_by_index", self.address, index, tensor)
             finally:
                 self._library.free("ov_tensor_free", tensor)
-            self._bound[index] = array
+            self._bound[side, index] = array
 
     def output(self, index: int) -> NDArray[Any]:
         """View where output ``index`` is written: the same memory for the life of the request, which the view keeps alive.

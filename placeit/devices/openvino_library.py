@@ -39,6 +39,7 @@ _CALLS: dict[str, tuple[Any, ...]] = {
     "ov_infer_request_get_input_tensor_by_index": (c_void_p, c_size_t, _OUT),
     "ov_infer_request_get_output_tensor_by_index": (c_void_p, c_size_t, _OUT),
     "ov_infer_request_set_input_tensor_by_index": (c_void_p, c_size_t, c_void_p),
+    "ov_infer_request_set_output_tensor_by_index": (c_void_p, c_size_t, c_void_p),
     "ov_infer_request_infer": (c_void_p,),
     "ov_tensor_create_from_host_ptr": (c_int, Shape, c_void_p, _OUT),
     "ov_tensor_get_element_type": (c_void_p, POINTER(c_int)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from placeit.core.errors import DeviceError
 from placeit.planning.segments import Plan
 from placeit.runtime.blank import is_blank
-from placeit.runtime.devices.base import Buffer, DoneCallback, Instance, Program
+from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, Program, RuntimeDevice
 from placeit.runtime.devices.openvino import HostBuffer
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Slot:
         transfer_done: Callable[..., None],
     ) -> None:
         self.number = number
-        self.inputs = {name: HostBuffer(spec) for name, spec in runtime.inputs.items()}
+        self.inputs: dict[str, Buffer] = {}
         self.outputs: dict[str, Buffer] = {}
         self.starts: list[tuple[Instance, DoneCallback] | None] = []
         self.copies: dict[tuple[int, int], tuple[int, Buffer, Buffer, DoneCallback]] = {}
@@ -59,6 +59,14 @@ class Slot:
         for segment in plan.segments:
             for t in segment.inputs:
                 readers[t].add(segment.device)
+        reading: dict[str, set[int]] = {name: set() for name in runtime.inputs}
+        for segment in plan.segments:
+            # inputs that a segment only hands through are read by those that read its tensors
+            devices = set().union(*(readers[t] for t in segment.outputs)) if segment.passthrough else {segment.device}
+            for name in runtime.inputs_of(segment):
+                reading[name] |= devices
+        for name, spec in runtime.inputs.items():
+            self.inputs[name] = _shared(runtime, spec, reading[name], "host") or HostBuffer(spec)
         for s, (segment, program) in enumerate(zip(plan.segments, programs, strict=True)):
             d = segment.device
             entering = {t: held[t, d] for t in segment.inputs}
@@ -70,6 +78,11 @@ class Slot:
                     instance = runtime.devices[d].instance(program)
                 for i, buffer in enumerate([*entering.values(), *(self.inputs[name] for name in runtime.inputs_of(segment))]):
                     instance.bind(i, buffer)
+                if hasattr(instance, "write_to") and not _shares(runtime.devices[d]):
+                    for i, t in enumerate(segment.outputs):
+                        shared = _shared(runtime, runtime.spec(t), readers[t], runtime.devices[d].space)
+                        if shared is not None:
+                            instance.write_to(i, shared)
                 made = self.writes[s,] = [instance.output(i) for i in range(len(program.outputs))]
                 self.starts.append((instance, functools.partial(op_done, number, s)))
             self.outputs |= zip(runtime.outputs_of(segment), made[len(segment.outputs) :], strict=True)
@@ -130,3 +143,17 @@ class Slot:
         self.moved.clear()
         if self._renew is not None:
             self._renew()
+
+
+def _shares(device: RuntimeDevice) -> bool:
+    return bool(getattr(device, "shares_memory", False))
+
+
+def _shared(runtime: Runtime, spec: BufferSpec, readers: Collection[int], space: str) -> Buffer | None:
+    """Allocate memory that one of some devices uses without a copy; None if none of those in this space has any."""
+    for d in sorted(readers):
+        device = runtime.devices[d]
+        if _shares(device) and device.space == space:
+            with runtime.on(d):
+                return device.allocate(spec)
+    return None

@@ -206,6 +206,26 @@ class ComputingDeviceConformance(DeviceConformance):
         _check(second, values)
         _check(third, values)
 
+    def test_an_instance_writes_to_the_buffers_that_it_is_given(self, device: RuntimeDevice) -> None:
+        """If it can be told where to write; an instance that reads its outputs then reads them there."""
+        first, second = self._instances(device, 2, seed=4)
+        if not hasattr(first, "write_to"):
+            return
+        places = [device.allocate(spec) for spec in _Source.outputs]
+        for k, place in enumerate(places):
+            first.write_to(k, place)
+            assert first.output(k) is place
+            second.bind(_Source.order[k], place)
+        for _ in range(2):
+            self._run(device, first, second)
+            _check(first, _values(4))
+            values = _values(4)
+            for k, index in enumerate(_Source.order):
+                values[index] = places[k].array()
+            _check(second, values)
+            for place in places:
+                place.blank(0)
+
     @pytest.mark.parametrize("sentinel", [0, 1])
     def test_blank_outputs_hold_nan_until_they_are_written_again(self, device: RuntimeDevice, sentinel: int) -> None:
         """Or the sentinel, of a type that has no NaN. Inputs, and outputs that an instance hands on, stay what they are."""
@@ -326,9 +346,12 @@ class _Source(_Segment):
     def _openvino(self) -> object:
         ov = import_openvino()
         ops = ov.opset13
-        parameters = [ops.parameter(list(spec.memory_shape), np.dtype(spec.dtype)) for spec in self.inputs]
-        values = [ops.add(ops.multiply(parameter, parameter), parameter) for parameter in parameters]
-        return ov.Model([ops.result(values[k]) for k in self.order], parameters, "conformance")
+        parameters, values = [], []
+        for k, spec in enumerate(self.inputs):  # all of it named, so that a cache of compiled models knows it again
+            parameters.append(ops.parameter(list(spec.memory_shape), np.dtype(spec.dtype), name=f"x{k}"))
+            square = ops.multiply(parameters[k], parameters[k], name=f"square{k}")
+            values.append(ops.add(square, parameters[k], name=f"sum{k}"))
+        return ov.Model([ops.result(values[k], name=f"y{k}") for k in self.order], parameters, "conformance")
 
     def _onnx(self) -> object:
         return _onnx_model(

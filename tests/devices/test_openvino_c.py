@@ -152,6 +152,23 @@ def test_inputs_are_read_and_outputs_written_where_they_are() -> None:
     assert (y == 7).all()
 
 
+def test_outputs_are_written_where_they_are_told_to() -> None:
+    request = compiled(relu()).request()
+    request.set_input(0, np.full((1, 8), 3, np.float32))
+    before, told = request.output(0), np.zeros((1, 8), np.float32)
+    request.set_output(0, told)
+    assert np.shares_memory(told, request.output(0))
+    request.infer()
+    assert (told == 3).all()
+    assert not np.shares_memory(before, told)
+    kept = weakref.ref(told)
+    del told
+    gc.collect()
+    assert kept() is not None  # the request writes there
+    request.infer()
+    assert (request.output(0) == 3).all()
+
+
 def test_a_request_keeps_its_inputs_and_a_view_its_request() -> None:
     request = compiled(relu()).request()
     x = np.full((1, 8), 3, np.float32)
@@ -204,8 +221,17 @@ def test_a_buffer_that_does_not_fit_is_refused(array: NDArray[Any]) -> None:
     request.set_input(0, x)
     with pytest.raises(DeviceError, match="A buffer does not fit input 0 of a segment: it is "):
         request.set_input(0, array)
-    request.infer()  # with the one before
+    with pytest.raises(DeviceError, match="A buffer does not fit output 0 of a segment: it is "):
+        request.set_output(0, array)
+    request.infer()  # with the ones before
     assert (request.output(0) == 1).all()
+
+
+def test_memory_that_is_read_only_is_refused_for_outputs() -> None:
+    told = np.zeros((1, 8), np.float32)
+    told.setflags(write=False)
+    with pytest.raises(DeviceError, match="output 0 of a segment: it is read-only"):
+        compiled(relu()).request().set_output(0, told)
 
 
 @pytest.mark.parametrize("index", [-1, 1])
@@ -213,6 +239,8 @@ def test_there_are_no_other_inputs_and_outputs(index: int) -> None:
     request = compiled(relu()).request()
     with pytest.raises(DeviceError, match="there are 1, counted from 0"):
         request.set_input(index, np.zeros((1, 8), np.float32))
+    with pytest.raises(DeviceError, match="there are 1, counted from 0"):
+        request.set_output(index, np.zeros((1, 8), np.float32))
     with pytest.raises(DeviceError, match="there are 1, counted from 0"):
         request.output(index)
 

@@ -26,9 +26,10 @@ from placeit.devices.host import allowed_cores
 from placeit.devices.openvino import openvino_core
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Plan, Segmenter
-from placeit.runtime.devices.base import DoneCallback, Instance, Program, SegmentSource
+from placeit.runtime.devices.base import BufferSpec, DoneCallback, Instance, Program, SegmentSource
+from placeit.runtime.devices.emulated import SlowedDevice
 from placeit.runtime.devices.null import NullDevice, NullLink, VirtualClock
-from placeit.runtime.devices.openvino import OpenVinoDevice
+from placeit.runtime.devices.openvino import HostBuffer, OpenVinoDevice
 from placeit.runtime.executor import Executor
 from placeit.runtime.runtime import Runtime
 
@@ -238,6 +239,46 @@ def test_a_closed_executor_lets_go_of_its_buffers_at_once(
         assert [ref for ref in made if ref() is not None] == []
     finally:
         gc.enable()
+
+
+class SharingDevice(OpenVinoDevice):
+    """A device that copies what is not in memory that it has allocated, as far as an executor can tell."""
+
+    shares_memory = True  # type: ignore[assignment]
+
+    def allocate(self, spec: BufferSpec) -> HostBuffer:
+        made = super().allocate(spec)
+        self.allocated = [*getattr(self, "allocated", []), made]
+        return made
+
+
+@pytest.mark.parametrize("slowdown", [1.0, 1.5])
+@pytest.mark.parametrize("native", [True, False])
+def test_what_a_device_reads_is_written_to_the_memory_that_it_shares(
+    slowdown: float, native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inputs of the model, also by way of segments that run nothing, and tensors of another device."""
+    if not native:
+        monkeypatch.setattr("placeit.runtime.devices.openvino.native_openvino", lambda: None)
+    x, z = (ops.parameter([1, 8], ov.Type.f32, name=name) for name in ("x", "z"))
+    stem = ops.add(x, x, name="stem")
+    ends = [ops.result(ops.multiply(stem, z, name="far"), name="y"), ops.result(ops.add(stem, stem, name="near"), name="n")]
+    model = describe(ov.Model(ends, [x, z], "m"), Path("m"))
+    grouping, core = Grouping.singletons(model.graph), Address("CPU", allowed_cores()[:1])
+    cluster = Cluster((Device("a", address=core), Device("b", address=core)))
+    sharing = SharingDevice(cluster.devices[1])
+    devices = [OpenVinoDevice(cluster.devices[0]), SlowedDevice(sharing, slowdown)]
+    with Runtime(model, grouping, cluster, devices=devices) as runtime:
+        placement = [int("far" in grouping.graph.names[members[0]]) for members in runtime.members]
+        plan = Segmenter(grouping, Costs.zero(len(placement), cluster)).plan(placement, merge=False)
+        with runtime.executor(plan) as executor:
+            for scale in (1, 2):
+                values = {name: np.full((1, 8), scale * value, np.float32) for name, value in (("x", 2), ("z", 3))}
+                assert executor.blank(0) is None
+                outputs = executor.run(values)
+                assert (outputs["y"] == 12 * scale**2).all()
+                assert (outputs["n"] == 8 * scale).all()
+                assert sorted(float(buffer.array()[0, 0]) for buffer in sharing.allocated) == [3 * scale, 4 * scale]
 
 
 def test_an_emulated_link_and_a_slowed_device_change_times_and_no_outputs(

@@ -106,6 +106,9 @@ class Instance(Protocol):
     returns 0, or another number if that failed, and the address of its argument; or None. If all instances of a plan have one,
     and all devices a ``worker``, runs call these functions from the workers' threads without Python, and not
     ``RuntimeDevice.start``.
+
+    If its outputs can be written elsewhere, a method ``write_to`` with the arguments of ``bind`` has it write output ``index``
+    to ``buffer``, of its device's space, in every later run. ``output`` then returns that buffer.
     """
 
     def bind(self, index: int, buffer: Buffer) -> None:
@@ -119,7 +122,7 @@ class Instance(Protocol):
         ...
 
     def output(self, index: int) -> Buffer:
-        """Where output ``index`` is written; the same buffer for the life of the instance."""
+        """Where output ``index`` is written: the same buffer for the life of the instance, but for ``write_to``."""
         ...
 
 
@@ -132,6 +135,10 @@ class RuntimeDevice(Protocol):
 
     One whose work is queued on a stream of its own, while the host waits for each end before it decides what follows, has
     ``host_paced``, which is true.
+
+    One that uses some of the host's memory directly, and would copy from and to any other, has ``shares_memory``, which is
+    true. Its ``allocate`` returns such memory, and the outputs of its instances are there. What it reads is put there, too:
+    inputs of the model, and outputs of instances that have ``write_to``.
 
     If its instances have native entries, a method ``explain`` returns the error message of the entry that failed last, on the
     thread where it failed. ``slowdown``, 1 if there is none, is the factor by which runs of native entries are prolonged.

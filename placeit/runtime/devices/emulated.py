@@ -63,6 +63,11 @@ class SlowedDevice:
         return bool(getattr(self._inner, "one_at_a_time", False))
 
     @property
+    def shares_memory(self) -> bool:
+        """Whether the real device uses some host memory directly."""
+        return bool(getattr(self._inner, "shares_memory", False))
+
+    @property
     def host_paced(self) -> bool:
         """Whether the real device has a stream that the host waits for."""
         return bool(getattr(self._inner, "host_paced", False))

@@ -37,7 +37,12 @@ __all__ = ["KIND", "HostBuffer", "OpenVinoDevice", "OpenVinoProgram"]
 
 
 class HostBuffer:
-    """A tensor in host memory, shared with OpenVINO without a copy."""
+    """A tensor in host memory, shared with OpenVINO without a copy.
+
+    Args:
+        spec: its shape and type.
+        tensor: the ``openvino.Tensor`` that holds it; None to allocate one.
+    """
 
     space = "host"
 
@@ -101,6 +106,12 @@ class NativeInstance:
         """Read input ``index`` from ``buffer`` from now on."""
         self.request.set_input(index, cast("HostBuffer", buffer).tensor.data)
 
+    def write_to(self, index: int, buffer: Buffer) -> None:
+        """Write output ``index`` to ``buffer`` from now on."""
+        made = cast("HostBuffer", buffer)
+        self.request.set_output(index, made.tensor.data)
+        self._outputs[index] = made
+
     def output(self, index: int) -> HostBuffer:
         """Where output ``index`` is written."""
         return self._outputs[index]
@@ -112,7 +123,10 @@ def _tensor(array: NDArray[np.generic]) -> Any:
 
 
 class OpenVinoInstance:
-    """An infer request of the Python binding. Input tensors are set once: running it copies nothing and looks nothing up."""
+    """An infer request of the Python binding. Tensors are set once: running it copies nothing here and looks nothing up.
+
+    A GPU's plugin knows the tensors that it has allocated itself, for the same GPU: those are not copied.
+    """
 
     def __init__(self, program: OpenVinoProgram) -> None:
         self.request = program.compiled.create_infer_request()
@@ -127,6 +141,13 @@ class OpenVinoInstance:
         self._bound[index] = cast("HostBuffer", buffer)
         with explaining(f"A buffer does not fit input {index} of a segment"):
             self.request.set_input_tensor(index, self._bound[index].tensor)
+
+    def write_to(self, index: int, buffer: Buffer) -> None:
+        """Write output ``index`` to ``buffer`` from now on."""
+        made = cast("HostBuffer", buffer)
+        with explaining(f"A buffer does not fit output {index} of a segment"):
+            self.request.set_output_tensor(index, made.tensor)
+        self._outputs[index] = made
 
     def output(self, index: int) -> HostBuffer:
         """Where output ``index`` is written."""
@@ -146,6 +167,11 @@ class OpenVinoDevice:
     inference threads as it has cores; only the calling one is bound, because OpenVINO's threads are shared by the process.
     ``CPU``, all cores, is left to OpenVINO with its latency hint: how many threads, and on which cores.
 
+    A GPU allocates buffers in USM host memory, which an integrated GPU and the host use in place, and which is pinned for a
+    discrete one. Inference blocks the worker thread, without Python's lock, until the GPU has ended: OpenVINO enqueues the
+    kernels on the thread that calls it. To start it asynchronously would have another thread, of OpenVINO's, do that and block,
+    and add the time until each of the two threads wakes.
+
     Args:
         device: the device; its address names the real one.
         precision: inference precision, ``f32`` unless asked otherwise: OpenVINO's default would be bf16 on some CPUs, and
@@ -163,7 +189,16 @@ class OpenVinoDevice:
         self._configuration = compile_properties(device, precision) | self._properties
         self._compiled_as = target_name(device), self._configuration
         self.program_key = f"openvino {target_name(device)} {sorted(self._configuration.items())}"
+        self._context: Any = None
+        if device.where.family == "GPU":
+            with explaining(f"OpenVINO cannot allocate memory for {device.name}"):
+                self._context = openvino_core().get_default_context(target_name(device))
         self._worker = Worker(f"placeit {device.name}", device.cores)
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether it is a GPU, which uses the host memory of :meth:`allocate` directly."""
+        return self._context is not None
 
     @property
     def worker(self) -> Worker:
@@ -200,8 +235,15 @@ class OpenVinoDevice:
         return f"Inference failed on {self.name}: {'' if native is None else native.explain()}"
 
     def allocate(self, spec: BufferSpec) -> HostBuffer:
-        """Allocate host memory."""
-        return HostBuffer(spec)
+        """Allocate host memory: for a GPU, by its plugin, which has USM host memory unless the GPU lacks that."""
+        if self._context is None or not spec.nbytes:
+            return HostBuffer(spec)
+        openvino = import_openvino()
+        with explaining(f"OpenVINO cannot allocate {spec.nbytes} bytes of host memory for {self.name}"):
+            shape = openvino.Shape(spec.memory_shape)
+            tensor = self._context.create_host_tensor(openvino.Type(np.dtype(spec.dtype)), shape)
+            tensor.data[...] = 0
+        return HostBuffer(spec, tensor)
 
     def start(self, instance: Instance, done: DoneCallback) -> None:
         """Queue an instance."""

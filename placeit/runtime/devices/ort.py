@@ -82,9 +82,10 @@ class OrtInstance:
         self._session = program.session
         self._binding = program.session.io_binding()
         self._bound: dict[int, tuple[Buffer, Any]] = {}
+        self._output_names = [value.name for value in program.session.get_outputs()]
         self._outputs = [HostBuffer(spec) for spec in program.outputs]
-        for value, buffer in zip(program.session.get_outputs(), self._outputs, strict=True):
-            self._binding.bind_ortvalue_output(value.name, _ort_value(buffer.array(), buffer.spec))
+        for index, buffer in enumerate(self._outputs):
+            self.write_to(index, buffer)
 
     def bind(self, index: int, buffer: Buffer) -> None:
         """Read input ``index`` from ``buffer`` from now on. Raises DeviceError if it does not fit."""
@@ -96,6 +97,12 @@ class OrtInstance:
             )
         self._bound[index] = buffer, _ort_value(array, spec)
         self._binding.bind_ortvalue_input(self._names[index], self._bound[index][1])
+
+    def write_to(self, index: int, buffer: Buffer) -> None:
+        """Write output ``index`` to ``buffer`` from now on."""
+        made = cast("HostBuffer", buffer)
+        self._outputs[index] = made
+        self._binding.bind_ortvalue_output(self._output_names[index], _ort_value(made.array(), made.spec))
 
     def output(self, index: int) -> HostBuffer:
         """Where output ``index`` is written."""
