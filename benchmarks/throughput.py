@@ -27,9 +27,11 @@ from benchmarks._harness import Args, Report, main
 from benchmarks._models import load_model, progress, random_splits, settled_race, two_cores
 from placeit.backends.base import Model
 from placeit.backends.openvino.model import OpenVinoModel
-from placeit.backends.openvino.throughput_mode import ThroughputMode
+from placeit.backends.openvino.own_mode import OwnModeRunner
 from placeit.core.cluster import Cluster
 from placeit.devices.clusterfile import find_cluster
+from placeit.devices.openvino import target_name
+from placeit.devices.own_modes import OwnMode
 from placeit.optimizer.candidates import Candidate
 from placeit.optimizer.deployed import Deployed
 from placeit.optimizer.optimize import optimize
@@ -94,7 +96,8 @@ def _equal(name: str, model: Model, cache: Cache, args: Args, report: Report) ->
             progress(f"{name}: compiling {who}")
             timers[who] = stack.enter_context(deployed(session, some)).time
         (both,) = find_cluster("CPU@" + "+".join(map(str, two_cores()))).devices
-        theirs = stack.enter_context(contextlib.closing(ThroughputMode(cast("OpenVinoModel", model), both, session.precision)))
+        mode = OwnMode(_OPENVINO, target_name(both), (both,), steady=True)
+        theirs = stack.enter_context(contextlib.closing(OwnModeRunner(cast("OpenVinoModel", model), mode, session.precision)))
         timers[_OPENVINO] = theirs.time
         found = settled_race(timers, rounds=6 if args.quick else 25, seed=args.seed)
     simulated = {who: value_of(some) for who, some in plans.items()}

@@ -8,7 +8,7 @@ from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
 from placeit.devices.host import allowed_cores, memory_bytes, one_per_physical_core
 
-__all__ = ["other_precision", "plain_devices"]
+__all__ = ["all_here", "other_precision", "plain_devices"]
 
 _SHORTER = (("bf16", "bf16"), ("f16", "fp16"))  # precisions that may be faster than f32, each with OpenVINO's tag
 
@@ -24,8 +24,7 @@ def plain_devices(cluster: Cluster) -> list[Device]:
         cluster: as a model's runtimes drive it (:mod:`placeit.runtime.drivers`).
     """
     sets = [device for device in cluster.devices if device.core_set]
-    real = all(not device.emulated and device.address is not None and not device.address.node for device in cluster.devices)
-    if len(sets) < 2 or not real or any(link.origin != "measured" for link in cluster.links.values()):
+    if len(sets) < 2 or not all_here(cluster):
         return []
     cores, allowed = {core for device in sets for core in device.cores}, allowed_cores()
     everything = cores.issuperset(one_per_physical_core(allowed))
@@ -45,6 +44,12 @@ def plain_devices(cluster: Cluster) -> list[Device]:
             power=None,
         )
     return list(found.values())
+
+
+def all_here(cluster: Cluster) -> bool:
+    """Whether all devices are of this machine, and they and their links are as they are, neither emulated nor described."""
+    real = all(not device.emulated and device.address is not None and not device.address.node for device in cluster.devices)
+    return real and all(link.origin == "measured" for link in cluster.links.values())
 
 
 def other_precision(device: Device, precision: str) -> str | None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from placeit.core.placement import Placement
 from placeit.core.problem import Problem
+from placeit.devices.own_modes import OwnMode
 from placeit.devices.plain import other_precision, plain_devices
 from placeit.planning.placing import Placing
 from placeit.planning.segments import Costs, Plan, Segmenter
@@ -20,21 +21,16 @@ from placeit.runtime.measure import Measurement
 from placeit.session import Session
 
 __all__ = [
-    "THROUGHPUT_MODE",
     "Alone",
     "Candidate",
     "Raced",
     "alone_on",
     "in_other_precision",
-    "in_throughput_mode",
     "known_value",
     "measured_median",
     "plain_candidates",
     "value_of",
 ]
-
-THROUGHPUT_MODE = "throughput mode"
-"""Who proposes what is no candidate either: OpenVINO's own way to serve many requests."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +47,9 @@ class Candidate:
         simulated_value: the objective, in its unit, of the same simulation.
         plain: whether it is the whole model on a device that is none of the cluster's, but all its core sets at once: what one
             would do without placeit (:func:`placeit.devices.plain.plain_devices`).
-        of: name of the single device whose other precision, or own throughput mode, this is; None of all that may be chosen.
+        of: for a single device in another precision, which cannot be chosen: name of the candidate that it is; else None.
+        reference: for what OpenVINO does by itself, which cannot be chosen: how it does that; else None.
+        used: of a reference, the devices that OpenVINO said it had used; empty if it did not run or OpenVINO does not say.
         given: whether the search was told to begin with it.
         start: name of the candidate that it was searched for from; None of one that a placer made without any.
         replicas: plans on other devices, which serve whole requests as ``plan`` does; for throughput only.
@@ -81,6 +79,8 @@ class Candidate:
     simulated_value: float | None
     plain: bool = False
     of: str | None = None
+    reference: OwnMode | None = None
+    used: tuple[str, ...] = ()
     given: bool = False
     start: str | None = None
     replicas: tuple[Plan, ...] = ()
@@ -113,6 +113,11 @@ class Candidate:
         """Device of every op, and its segment."""
         first, *others = (self.placing.placement(plan.placement[plan.segment_of], plan) for plan in self.plans)
         return replace(first, replicas=tuple(others))
+
+    @property
+    def may_be_chosen(self) -> bool:
+        """Whether it is a placement in the precision that was asked for, and not only something to compare with."""
+        return self.of is None and self.reference is None
 
     @property
     def segments(self) -> int:
@@ -191,13 +196,6 @@ def in_other_precision(
         other = alone_on(there, f"{single.name} in {precision}", placer="precision", of=single.name)
         others.append((other, Alone(there, np.eye(len(session.cluster))[d] if home is None else home.busy)))
     return others, missing
-
-
-def in_throughput_mode(plain: Candidate, home: Alone) -> tuple[Candidate, Alone] | None:
-    """A plain device as OpenVINO itself runs it for throughput, to be measured beside it; None of other runtimes."""
-    if home.session.cluster.devices[0].kind != "openvino":
-        return None
-    return alone_on(home.session, f"{plain.name} in {THROUGHPUT_MODE}", placer=THROUGHPUT_MODE, of=plain.name), home
 
 
 def alone_on(session: Session, name: str, *, placer: str = "single", plain: bool = False, of: str | None = None) -> Candidate:

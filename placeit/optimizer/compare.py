@@ -12,8 +12,10 @@ import numpy as np
 from placeit.core.cluster import Cluster
 from placeit.core.errors import ExecutionError, PlacementError, UsageError
 from placeit.core.placement import Placement
+from placeit.core.problem import Problem
 from placeit.optimizer.candidates import Alone, Candidate, alone_on, measured_median, plain_candidates
 from placeit.optimizer.races import Races
+from placeit.optimizer.references import enter_references
 from placeit.optimizer.replicas import replicated
 from placeit.planning.segments import Plan, Segmenter
 from placeit.profiler.costs import Progress
@@ -34,6 +36,7 @@ class Comparison:
         objective: what was measured: latency, or throughput as seconds per request.
         candidates: the fastest first; then those that failed.
         singles: names of those of them that are whole models on one device, and were not given.
+        references: what OpenVINO does by itself on these devices (:mod:`placeit.optimizer.references`), the fastest first.
         warmup: runs of each before the rounds.
         duration_s: seconds that the rounds were to take; None if their number was given.
         interrupted: whether Ctrl-C ended it early.
@@ -45,6 +48,7 @@ class Comparison:
     objective: Objective
     candidates: tuple[Candidate, ...]
     singles: tuple[str, ...]
+    references: tuple[Candidate, ...]
     warmup: int
     duration_s: float | None
     interrupted: bool
@@ -102,7 +106,7 @@ def compare(
     races.warmup = warmup
     if duration is not None:
         races.duration = duration
-    _enter(races, placements)
+    problem = _enter(races, placements)
     interrupted = False
     try:
         races.race(
@@ -113,6 +117,7 @@ def compare(
             min_rounds=runs if duration is None else 1,
             together=True,
             drop_losers=False,
+            guests=enter_references(races, problem),
         )
     except KeyboardInterrupt:
         if all(candidate.measured is None for candidate in races.candidates):
@@ -127,6 +132,7 @@ def compare(
         model=str(session.model.path),
         objective=wanted,
         candidates=tuple(sorted(candidates, key=lambda one: (one.failed is not None, measured_median(one)))),
+        references=tuple(sorted((one for one in races.known.values() if one.reference is not None), key=measured_median)),
         singles=tuple(candidate.name for candidate in candidates if candidate.name not in placements),
         warmup=warmup,
         duration_s=duration,
@@ -136,8 +142,8 @@ def compare(
     )
 
 
-def _enter(races: Races, placements: Mapping[str, Placement]) -> None:
-    """Enter every single device that can hold the model, and each placement."""
+def _enter(races: Races, placements: Mapping[str, Placement]) -> Problem:
+    """Enter every single device that can hold the model, and each placement; return the problem that they solve."""
     session = races.session
     segmenter, steady = races.segmenter_of(session.costs), races.objective.steady
     problem = segmenter.problem()
@@ -164,6 +170,7 @@ def _enter(races: Races, placements: Mapping[str, Placement]) -> None:
             simulated = value, value
         placer = "given" if name in placements else "single"
         races.enter(Candidate(name, placer, served[0], session.placing, *simulated, replicas=tuple(served[1:])))
+    return problem
 
 
 def check_compared(objective: str) -> None:

@@ -7,13 +7,16 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.backends.base import Arrays
 from placeit.planning.in_flight import held
 from placeit.planning.segments import Plan
+from placeit.runtime.blank import blank_value, is_blank
+from placeit.runtime.check import Checkable
 from placeit.runtime.devices.worker import Gate, Worker
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.simulator.objectives import Throughput
@@ -45,10 +48,27 @@ def _as_long(fewest: Sequence[int], seconds: Sequence[float]) -> list[int]:
 
 
 class Serves(Protocol):
-    """Serves many requests without placeit, such as :class:`placeit.backends.openvino.throughput_mode.ThroughputMode`."""
+    """Runs a model without placeit, such as :class:`placeit.backends.openvino.own_mode.OwnModeRunner`."""
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """The devices that it says it has used."""
+        ...
+
+    def run_all(self) -> None:
+        """Run every request once, all at the same time."""
+        ...
+
+    def set_inputs(self, inputs: Arrays) -> None:
+        """Put inputs in place, by name, for every request."""
+        ...
+
+    def written(self) -> list[dict[str, NDArray[Any]]]:
+        """The outputs of each request by name, in the memory that they are written to."""
+        ...
 
     def time(self) -> float:
-        """Run many requests and return the seconds per request."""
+        """Run once, or many requests, and return the seconds per request."""
         ...
 
     def close(self) -> None:
@@ -106,6 +126,11 @@ class Deployed:
         self._lengths = _as_long(self._fewest, each)
         return 1.0 / sum(1.0 / seconds for seconds in each)
 
+    @property
+    def checkable(self) -> Sequence[Checkable]:
+        """What has outputs to check: each executor."""
+        return self.executors
+
     def segment_seconds(self) -> NDArray[np.float64]:
         """``float64[S]``, median seconds of each segment; of replicas, those of the first."""
         return self.executors[0].segment_seconds()
@@ -143,17 +168,68 @@ class Deployed:
 
 
 class Reference(Deployed):
-    """What serves requests without placeit, to compare with. Its outputs are not checked."""
+    """What runs the model without placeit, to compare with."""
 
     def __init__(self, serves: Serves) -> None:
         super().__init__([])
-        self._serves = serves
+        self.serves = serves
+        self.blanked: int | None = None  # with what outputs are filled, if nothing has run since
         self._stack.callback(serves.close)
+        picks = (np.maximum, np.minimum) if len(serves.written()) > 1 else (np.maximum,)
+        self._answers = [_Answers(self, pick) for pick in picks]
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """The devices that it says it has used."""
+        return self.serves.used
+
+    @property
+    def checkable(self) -> Sequence[Checkable]:
+        """The largest of each element of the outputs of all requests, and the smallest: if both are right, all are."""
+        return self._answers
 
     def time(self) -> float:
-        """Run many requests and return the seconds per request."""
-        return self._serves.time()
+        """Run once, or many requests, and return the seconds per request."""
+        self.blanked = None
+        return self.serves.time()
 
     def segment_seconds(self) -> NDArray[np.float64]:
         """Nothing is known of segments."""
         return np.zeros(0)
+
+
+class _Answers:
+    """Outputs of all requests as one, to be checked like those of an executor.
+
+    Args:
+        of: has the requests.
+        pick: which element of two requests counts.
+    """
+
+    def __init__(self, of: Reference, pick: Callable[..., Any]) -> None:
+        self._of, self._serves, self._pick = of, of.serves, pick
+
+    def run(self, inputs: Arrays) -> dict[str, NDArray[np.generic]]:
+        """Run every request on the same inputs, all at the same time, and return outputs by name."""
+        self._of.blanked = None
+        self._serves.set_inputs(inputs)
+        self._serves.run_all()
+        return self.outputs()
+
+    def outputs(self) -> dict[str, NDArray[np.generic]]:
+        """Outputs of the last run, by name."""
+        first, *others = self._serves.written()
+        return {
+            name: functools.reduce(self._pick, (other[name] for other in others), np.array(value))
+            for name, value in first.items()
+        }
+
+    def blank(self, sentinel: int) -> str | None:
+        """Fill the outputs with NaN, or a sentinel for other types; return what has been written since they were filled."""
+        arrays = [(name, value) for one in self._serves.written() for name, value in one.items()]
+        before = self._of.blanked
+        late = next((name for name, value in arrays if before is not None and not is_blank(value, before)), None)
+        for _, value in arrays:
+            value[...] = blank_value(value.dtype, sentinel)
+        self._of.blanked = sentinel
+        return None if late is None else f"the output '{late}' was written after the run had ended"

@@ -23,7 +23,8 @@ from placeit.optimizer.journal import open_journal
 from placeit.optimizer.ledger import LOADING, MEASURING, PROFILING, Ledger
 from placeit.optimizer.measured_cost import MeasuredCost
 from placeit.optimizer.portfolio import DEFAULT_PLACERS, LEARNING, SHIPPED_POLICIES
-from placeit.optimizer.reasons import chosen_of
+from placeit.optimizer.reasons import better_references, chosen_of
+from placeit.optimizer.references import references_beside
 from placeit.optimizer.replicas import enter_replicas
 from placeit.optimizer.result import Optimized, OtherPrecision, Unplanned
 from placeit.optimizer.search import Search
@@ -307,6 +308,7 @@ def _optimized(
     )
     single = decision.single or next((one for one in order if one.placer == "single" and one.failed is None), None)
     chosen, reason = chosen_of(search, decision, order, single)
+    references = tuple(references_beside(search, chosen))
     pairs = [
         (one.simulated_s, one.measured.median) for one in candidates if one.measured is not None and one.simulated_s is not None
     ]
@@ -334,7 +336,8 @@ def _optimized(
         chosen=chosen,
         best_single=single,
         speedup=speedup,
-        reason=reason,
+        references=references,
+        reason=reason + better_references(references, search.objective),
         bound_s=math.nan if session.costs.shared or search.objective.steady else lower_bound(search.problem),
         service=service_of(chosen, rate, seed=search.seed) if search.objective.steady else None,
         simulator_error=None

@@ -15,7 +15,7 @@ import numpy as np
 
 from placeit.core.errors import DeviceError, ExecutionError, NoRoomError, PlaceitError
 from placeit.devices.host import free_bytes
-from placeit.optimizer.candidates import THROUGHPUT_MODE, Alone, Candidate, Raced
+from placeit.optimizer.candidates import Alone, Candidate, Raced
 from placeit.optimizer.deployed import Deployed, Reference, run_lengths
 from placeit.optimizer.journal import Journal, Known
 from placeit.optimizer.ledger import COMPILING, Ledger
@@ -25,6 +25,7 @@ from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.calibration import calibrated
 from placeit.profiler.costs import Progress
 from placeit.runtime.budget import TRIFLE_S
+from placeit.runtime.devices.worker import apart
 from placeit.runtime.measure import FAILURES, FEWEST, WARMUP, Measurement, Race, faster, summed_up
 from placeit.runtime.plan_executor import with_room
 from placeit.session import Session
@@ -51,8 +52,8 @@ class Races:
         ledger: what time is booked on; None for one of its own.
 
     Attributes:
-        known: candidates by name, as far as they are known now; single devices in another precision, which race whenever
-            theirs does, are among them.
+        known: candidates by name, as far as they are known now; among them single devices in another precision, which race
+            whenever theirs does, and references.
         homes: what runs those of them that are none of the cluster's devices, by name.
         races: those that have been run.
         journal: where what is measured is kept; None for nowhere.
@@ -85,7 +86,7 @@ class Races:
     @property
     def candidates(self) -> list[Candidate]:
         """All that may be chosen, as far as they are known now."""
-        return [candidate for candidate in self.known.values() if candidate.of is None]
+        return [candidate for candidate in self.known.values() if candidate.may_be_chosen]
 
     @property
     def opening_s(self) -> float:
@@ -125,10 +126,12 @@ class Races:
     def deploy(self, candidate: Candidate) -> Deployed:
         """Open what serves a candidate's requests, of which many are in flight if the objective says so."""
         home, steady = self.home(candidate.name), self.objective.steady
-        if candidate.placer == THROUGHPUT_MODE:
-            from placeit.backends.openvino.throughput_mode import ThroughputMode
+        if candidate.reference is not None:
+            from placeit.backends.openvino.own_mode import OwnModeRunner
 
-            return Reference(ThroughputMode(cast("OpenVinoModel", home.model), home.cluster.devices[0], home.precision))
+            model = cast("OpenVinoModel", home.model)
+            # compiling may take minutes, and Ctrl-C be pressed
+            return Reference(apart(functools.partial(OwnModeRunner, model, candidate.reference, home.precision)))
         opened = [
             functools.partial(with_room, functools.partial(home.executor, plan), in_flight(plan) if steady else 1)
             for plan in candidate.plans
@@ -224,6 +227,7 @@ class Races:
         drop_losers: bool = True,
         anchor: Candidate | None = None,
         most: int = sys.maxsize,
+        guests: Sequence[Candidate] = (),
     ) -> dict[str, Measurement]:
         """Race candidates against each other in fresh instances, with their outputs checked.
 
@@ -241,12 +245,13 @@ class Races:
             drop_losers: whether those that are far behind leave early.
             anchor: who else takes part, or is one of them; left out where nothing finds room beside it.
             most: how many are open at the same time, the anchor included.
+            guests: references that run in the same rounds, as far as there is memory and time for all rounds with them.
 
         Returns:
             The objective in the counted runs of the candidates, by name.
         """
         found: dict[str, Measurement] = {}
-        waiting = self.with_others(candidates)
+        waiting = [*self.with_others(candidates), *guests]
         drop_losers = drop_losers and len(waiting) == len(candidates)  # nobody loses to what is no candidate
         first = [] if anchor is None else [anchor]
         waiting = [candidate for candidate in waiting if anchor is None or candidate.name != anchor.name]
@@ -263,6 +268,9 @@ class Races:
                         continue
                     if may_wait and (takes := self.compiling_s([candidate])) > max(left := self.left(), TRIFLE_S):
                         self.learn_of(candidate.name, **too_late(takes, left))
+                        continue
+                    if candidate.reference is not None and not self.has_room():
+                        self.learn_of(candidate.name, not_run="there was no memory for it beside the others")
                         continue
                     try:
                         with self.ledger.on(COMPILING):
@@ -314,8 +322,9 @@ class Races:
         found: dict[str, Measurement] = {}
         learned: list[str] = []
         try:
-            if self.duration < math.inf:
+            if self.duration < math.inf or any(self.known[name].reference is not None for name in runners):
                 race.warm_up()
+                self._withdraw(race, runners, rounds, share)
             race.run(
                 rounds=rounds,
                 budget_s=min(self.duration, max(0.0, self.left() * share)),
@@ -330,6 +339,8 @@ class Races:
                 if before is not None and len(measurement.samples) < min(FEWEST, len(before.samples)):
                     continue  # a race that was cut short says less than the one before
                 self.learn_of(name, measured=measurement, value=found[name], race=len(self.races), earlier=False)
+                if isinstance(deployed := runners[name].deployed, Reference):
+                    self.learn_of(name, used=deployed.used)
                 learned.append(name)
                 if name in race.running:
                     self.learn_of(name, segment_s=runners[name].deployed.segment_seconds())
@@ -341,6 +352,18 @@ class Races:
             self.pair(found, learned, anchor.name)
         self.keep([name for name in runners if name in learned])
         return found
+
+    def _withdraw(self, race: Race, runners: Mapping[str, Runner], rounds: int, share: float) -> None:
+        """Take references out of a race, the slowest first, until there is time for all its rounds by the runs so far."""
+        guests = [name for name in race.running if self.known[name].reference is not None]
+        for name in sorted(guests, key=lambda name: -runners[name].took):
+            if rounds * sum(runners[one].took for one in race.running) <= max(0.0, self.left() * share):
+                break
+            race.withdraw(name)
+            runners[name].deployed.close()
+            self.learn_of(
+                name, not_run=f"a run took {runners[name].took:.3g} s, and there was no time left for {rounds} rounds"
+            )
 
     def pair(self, found: Mapping[str, Measurement], learned: Sequence[str], anchor: str) -> None:
         """Value what was raced by its ratio to the anchor in the same rounds, so that no drift of the machine enters it."""
@@ -363,7 +386,7 @@ class Races:
 
     def checked(self, name: str, deployed: Deployed, *, after: bool = False) -> bool:
         """Whether a candidate runs and its outputs are right; the worst of all checks of its outputs counts."""
-        for executor in deployed.executors:
+        for executor in deployed.checkable:
             try:
                 found = self.session.check_outputs(executor, after=after)
             except FAILURES as error:

@@ -10,10 +10,12 @@ import numpy as np
 from placeit.core.errors import ExecutionError, InfeasibleError
 from placeit.optimizer.candidates import Candidate, known_value, measured_median
 from placeit.optimizer.decision import Decision
+from placeit.optimizer.references import Reference
 from placeit.optimizer.search import WORTH_MEASURING, Search
 from placeit.placers.bound import lower_bound
+from placeit.simulator.objectives import Objective
 
-__all__ = ["chosen_of"]
+__all__ = ["better_references", "chosen_of"]
 
 _EQUAL = 1.1  # devices are equal if none takes so many times as long as another
 
@@ -101,6 +103,16 @@ def chosen_of(
         share = lower_bound(search.problem) / whole
         why += f"; the lower bound, ignoring cut costs, is {share:.3f} of its time"
     return decision.winner, why
+
+
+def better_references(references: Sequence[Reference], objective: Objective) -> str:
+    """Say which references are better than the answer beyond the interval; empty if none is."""
+    better = ((one.row.name, one.ratio) for one in references if one.ratio is not None and one.ratio.faster)
+    return "".join(
+        f"; {name}, which OpenVINO does by itself and which is no placement, takes {ratio.ratio:.3f} of its "
+        f"{objective.quantity} (95 % interval {ratio.ci_low:.3f} to {ratio.ci_high:.3f})"
+        for name, ratio in better
+    )
 
 
 def _of_replicas(chosen: Candidate) -> str:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from placeit.core.cluster import Cluster
 from placeit.core.placement import Placement
 from placeit.optimizer.candidates import Candidate, Raced
+from placeit.optimizer.references import Reference
 from placeit.optimizer.service import Service
 from placeit.runtime.compiling import Compiled
 from placeit.runtime.measure import Ratio, faster_in_any_opening
@@ -42,7 +43,7 @@ class Unplanned:
 
 @dataclass(frozen=True, eq=False)
 class OtherPrecision:
-    """A single device in another precision than the one that was asked for, or in its own throughput mode; no candidate.
+    """A single device in another precision than the one that was asked for; no candidate.
 
     Attributes:
         row: what is known of it, like of a candidate.
@@ -97,9 +98,9 @@ class Optimized:
             first; then those that failed.
         races: in the order in which they were run.
         unplanned: candidates that there is not even a plan of.
-        precisions: what single devices take in another precision, empty unless that was asked for; and for throughput, what
-            plain devices of OpenVINO take in its own throughput mode.
+        precisions: what single devices take in another precision, empty unless that was asked for.
         without_precisions: which of them have no other, and why.
+        references: what OpenVINO takes that runs the model by itself on these devices (:mod:`placeit.optimizer.references`).
         chosen: the answer. A placement over several devices only if a race of its own showed it to be better by the objective
             than the best single device; if it is not, that happens in 2.5 % of all decisions at most.
         best_single: the best whole model on one device, None if no device can run it whole.
@@ -131,6 +132,7 @@ class Optimized:
     unplanned: tuple[Unplanned, ...]
     precisions: tuple[OtherPrecision, ...]
     without_precisions: tuple[str, ...]
+    references: tuple[Reference, ...]
     chosen: Candidate
     best_single: Candidate | None
     speedup: Ratio | None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,15 +16,22 @@ __all__ = ["Runner"]
 
 
 class Runner:
-    """Runs a plan, in a race, and values each run by the objective."""
+    """Runs a plan, in a race, and values each run by the objective.
+
+    Attributes:
+        took: seconds of the last run, with all its requests, as a clock outside saw it.
+    """
 
     def __init__(self, deployed: Deployed, objective: Objective, alone: Alone | None = None) -> None:
         self.deployed, self.objective, self.alone = deployed, objective, alone
         self.values: list[float] = []
+        self.took = 0.0
 
     def __call__(self) -> float:
         """Run once and return the seconds it took, or if many requests are in flight the seconds per request."""
+        begin = time.perf_counter()
         seconds = self.deployed.time()
+        self.took = time.perf_counter() - begin
         self.values.append(self.objective.of_run(seconds, self.work))
         return seconds
 

@@ -17,7 +17,6 @@ from placeit.core.problem import CostFunction, Problem
 from placeit.optimizer.candidates import (
     Candidate,
     in_other_precision,
-    in_throughput_mode,
     known_value,
     plain_candidates,
     value_of,
@@ -26,6 +25,7 @@ from placeit.optimizer.decision import DECISION_ROUNDS, Decision, decision_round
 from placeit.optimizer.journal import Journal, Known
 from placeit.optimizer.ledger import COMPILING, DECIDING, MEASURING, Item, Ledger
 from placeit.optimizer.races import Races, reason_of, too_late
+from placeit.optimizer.references import enter_references
 from placeit.placers.asking import ask
 from placeit.placers.base import Measured, Refiner, is_over
 from placeit.placers.feasibility import fits
@@ -93,6 +93,7 @@ class Search(Races):
         self.placers: list[str] = []  # those that gave a placement
         self.proposals: list[Proposal] = []
         self.notes: dict[str, str] = {}  # by placer
+        self.with_references = False  # whether to compare the answer with what OpenVINO does by itself
         self._named: dict[bytes, str] = {}  # names of the placements on the session's own devices
 
     def find(self, groups: NDArray[np.int32]) -> Candidate | None:
@@ -163,8 +164,7 @@ class Search(Races):
             self.add(self.problem.device_names[d], "single", functools.partial(np.full, len(self.problem), d, np.int32))
         for candidate, alone in plain_candidates(self.session, self.problem) if plain else ():
             self.enter(candidate, alone)
-            if self.objective.steady and (beside := in_throughput_mode(candidate, alone)) is not None:
-                self.enter(*beside)
+        self.with_references = plain
 
     def compare_precisions(self) -> list[str]:
         """Have single devices raced in another precision as well; return a sentence for each that has no other."""
@@ -448,10 +448,20 @@ class Search(Races):
         if single is None or split is None or value_of(single) == 0:  # nothing is less than zero
             splits = (one for one in self.standing if one.placer != "single")
             waiting = any(one.measured is None and (one.not_run is None or one.late) for one in splits)
-            return Decision(single or split, single, hurried=split is None and waiting)
+            winner = single or split
+            if winner is not None and (guests := self.guests([winner], _SELECTION_ROUNDS)):
+                what = "comparing with what OpenVINO does by itself"
+                self.race([winner], what, rounds=_SELECTION_ROUNDS, share=1.0, together=True, guests=guests)
+                winner = self.known[winner.name]
+                if winner.failed is not None:
+                    return None
+            return Decision(winner, single and winner, hurried=split is None and waiting)
         pair, found = [single, split], {}
-        if (rounds := self.affordable(decision_rounds(single, split), pair, 1.0)) >= FEWEST:
-            found = self.race(pair, "deciding between the finalists", rounds=rounds, share=1.0, together=True)
+        rounds = self.affordable(decision_rounds(single, split), pair, 1.0)
+        guests = self.guests(pair, max(rounds, FEWEST))
+        if rounds >= FEWEST:
+            what = "deciding between the finalists"
+            found = self.race(pair, what, rounds=rounds, share=1.0, together=True, guests=guests)
         single, split = (self.known[one.name] for one in pair)
         if single.failed is not None or split.failed is not None:
             return None
@@ -460,6 +470,20 @@ class Search(Races):
         single, split = (self.learn_of(one.name, final=True) for one in pair)
         ratio = faster_in_any_opening(found[split.name], found[single.name])
         return Decision(split if ratio.faster else single, single, ratio)
+
+    def guests(self, candidates: Sequence[Candidate], rounds: int) -> list[Candidate]:
+        """References to race beside candidates, as far as there is time left to compile and run them."""
+        if not self.with_references:
+            return []
+        room, guests = self.left() - needed(map(self.run_s, self.with_others(candidates)), rounds), []
+        for one in enter_references(self, self.problem):
+            devices = one.reference.devices if one.reference is not None else ()
+            room -= sum(map(self.session.runtime.compiling_takes_anew, devices)) + needed([self.run_s(one)], rounds)
+            if room > 0:
+                guests.append(self.learn_of(one.name, not_run=None))
+            else:
+                self.learn_of(one.name, not_run="there was no time left to compile and run it")
+        return guests
 
     def affordable(self, rounds: int, candidates: Sequence[Candidate], share: float) -> int:
         """How many of some rounds there is time for, in a share of what is left."""

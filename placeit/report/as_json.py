@@ -46,6 +46,16 @@ def optimized(found: Optimized, placement_file: str | Path | None = None) -> dic
             for other in found.precisions
         ],
         "without_precisions": list(found.without_precisions),
+        "references": [
+            _candidate(one.row)
+            | {
+                "target": None if one.row.reference is None else one.row.reference.target,
+                "used": list(one.row.used),
+                "ratio": None if one.ratio is None else one.ratio.ratio,
+                "ratio_ci": _interval(one.ratio),
+            }
+            for one in found.references
+        ],
         "best_single": None if found.best_single is None else _candidate(found.best_single),
         "speedup": None if found.speedup is None else found.speedup.ratio,
         "speedup_ci": None if found.speedup is None else _interval(found.speedup),
@@ -165,7 +175,7 @@ def comparison(found: Comparison) -> dict[str, Any]:
         measured, error = candidate.measured, candidate.output_error
         return {
             "name": candidate.name,
-            "placement_file": None if candidate.name in found.singles else candidate.name,
+            "placement_file": candidate.name if candidate.placer == "given" else None,
             "segments": candidate.segments,
             "replicas": len(candidate.plans),
             "devices": candidate.placement.counts(),
@@ -188,6 +198,7 @@ def comparison(found: Comparison) -> dict[str, Any]:
         "warmup": found.warmup,
         "duration_s": found.duration_s,
         "candidates": [row(candidate) for candidate in found.candidates],
+        "references": [row(one) | {"used": list(one.used), "not_run": one.not_run} for one in found.references],
         "emulated": _emulated(found.cluster),
         "interrupted": found.interrupted,
         "compiling": _compiling(found.compiling),

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from placeit.runtime.load import RateReport
     from placeit.runtime.run_report import RunReport
 
+_REFERENCES = "References are what OpenVINO does by itself on these devices. They are no placements, and cannot be chosen."
+
 __all__ = ["comparison", "links", "optimized", "profile", "rate", "run"]
 
 
@@ -102,14 +104,14 @@ def rate(console: Console, report: RateReport, files: Mapping[str, Path | None])
 
 def comparison(console: Console, found: Comparison) -> None:
     """Print a table of what was compared, and why something is out."""
-    candidates, singles = found.candidates, found.singles
+    candidates, singles = (*found.candidates, *found.references), found.singles
     rates = ["requests/s"] if found.objective.steady else []
     heads = ["placement", "devices (ops)", "segments", "simulated", "measured", *rates, "95 % interval", "p95"]
     heads += [f"speed-up over {single}" for single in singles]
     rows = [
         (
             one.name,
-            text.ops_by_device(one.placement.counts()),
+            _devices(one),
             str(one.segments),
             text.seconds(one.simulated_s),
             text.seconds(None if one.measured is None else one.measured.median),
@@ -126,6 +128,9 @@ def comparison(console: Console, found: Comparison) -> None:
     spare += [f"speed-up over {single}" for single in singles if single != fastest]
     text.table(console, [*heads, "output error"], rows, left=2, spare=spare)
     text.show_failures(console, {one.name: one.failed for one in candidates})
+    text.show_failures(console, {one.name: one.not_run for one in found.references}, title="not run")
+    if found.references:
+        text.paragraph(console, _REFERENCES)
     text.show_unchecked(console, (one.output_error for one in candidates))
     if found.objective.note is not None:
         text.paragraph(console, f"Times are {found.objective.note}.")
@@ -205,7 +210,7 @@ def optimized(console: Console, found: Optimized, path: Path | None) -> None:
     def row(candidate: Candidate) -> list[str]:
         return [
             _name(candidate) + (" *" if candidate is found.chosen else ""),
-            text.ops_by_device(candidate.placement.counts()),
+            _devices(candidate),
             str(candidate.segments),
             text.seconds(candidate.simulated_s),
             text.seconds(None if candidate.measured is None else candidate.measured.median),
@@ -218,7 +223,8 @@ def optimized(console: Console, found: Optimized, path: Path | None) -> None:
         ]
 
     sections: dict[str, list[list[str]]] = {}
-    for candidate in (*found.candidates, *(other.row for other in found.precisions)):
+    beside = [*(other.row for other in found.precisions), *(other.row for other in found.references)]
+    for candidate in (*found.candidates, *beside):
         sections.setdefault(_section(found, candidate), []).append(row(candidate))
     spare = ["simulator off by", "output error", "segments", *(f"speed-up over {single.name}" for single in others)]
     spare += ["95 % interval", *(["simulated"] if modelled else [])]
@@ -226,14 +232,18 @@ def optimized(console: Console, found: Optimized, path: Path | None) -> None:
     shown = [i for i in range(len(heads)) if i < 3 or any(cells[i] != text.NOTHING for cells in every)]
     sections = {title: [[cells[i] for i in shown] for cells in rows] for title, rows in sections.items()}
     text.tables(console, [heads[i] for i in shown], sections, left=2, spare=spare)
-    failed = {_name(one): one.failed for one in (*found.candidates, *(other.row for other in found.precisions))}
+    failed = {_name(one): one.failed for one in (*found.candidates, *beside)}
     text.show_failures(console, failed | {_name(one): one.failed for one in found.unplanned})
-    text.show_failures(console, {_name(candidate): candidate.not_run for candidate in found.candidates}, title="not run")
-    text.show_unchecked(console, (candidate.output_error for candidate in found.candidates))
+    text.show_failures(
+        console, {_name(candidate): candidate.not_run for candidate in (*found.candidates, *beside)}, title="not run"
+    )
+    text.show_unchecked(console, (candidate.output_error for candidate in (*found.candidates, *beside)))
     for candidate in found.candidates:
         if candidate.plain:
             note = f"{candidate.name} is a plain device: all core sets together, as their runtime uses them without placeit."
             text.paragraph(console, note)
+    if found.references:
+        text.paragraph(console, _REFERENCES)
     console.print()
     _show_spending(console, found)
     console.print()
@@ -293,7 +303,8 @@ def _facts(found: Optimized) -> dict[str, str]:
         if found.speedup is None or best is None or found.chosen is best
         else f"{text.ratio(found.speedup)} over {best.name}",
         "output error": None if error is None else f"{text.error(error)} (relative to the largest output of the uncut model)",
-        "beside" if found.objective.steady else "precisions": "; ".join(_precisions(found)) or None,
+        "precisions": "; ".join(_precisions(found)) or None,
+        "references": "; ".join(_references(found)) or None,
         "lower bound": None
         if math.isnan(found.bound_s) or len(found.cluster) == 1
         else f"{text.seconds(found.bound_s)} on {', '.join(found.cluster.names)}, ignoring cut costs, {costs}",
@@ -346,7 +357,7 @@ def _service_facts(service: Service | None) -> dict[str, str | None]:
 
 
 def _precisions(found: Optimized) -> Iterator[str]:
-    """Say what another precision, or OpenVINO's throughput mode, would take, over the same device as it was asked for."""
+    """Say what another precision would take, over the same device as it was asked for."""
     for other in found.precisions:
         measured = other.row.measured
         if measured is None:
@@ -355,6 +366,22 @@ def _precisions(found: Optimized) -> Iterator[str]:
         share = "" if other.ratio is None else f", {text.ratio(other.ratio)} of the time of {other.of}"
         yield f"{other.row.name} takes {text.seconds(measured.median)}{share}; not a candidate"
     yield from found.without_precisions
+
+
+def _references(found: Optimized) -> Iterator[str]:
+    """Say what OpenVINO takes by itself, over the answer."""
+    for one in found.references:
+        if one.row.measured is not None:
+            on = f", on {', '.join(one.row.used)}" if one.row.used else ""
+            share = "" if one.ratio is None else f", {text.ratio(one.ratio)} of the time of the answer"
+            yield f"{one.row.name}{on}: {text.seconds(one.row.measured.median)}{share}"
+
+
+def _devices(candidate: Candidate) -> str:
+    """Devices of a candidate with their ops; of a reference, the devices that OpenVINO has used."""
+    if candidate.reference is not None:
+        return ", ".join(candidate.used) or text.NOTHING
+    return text.ops_by_device(candidate.placement.counts())
 
 
 def _name(candidate: Candidate | Unplanned) -> str:

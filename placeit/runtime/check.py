@@ -10,16 +10,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placeit.backends.base import Arrays, Model
 from placeit.core.errors import PlaceitError, UsageError
-from placeit.runtime.plan_executor import PlanExecutor
 
-__all__ = ["RUNS", "OutputCheck", "OutputError", "check_tolerance", "other_inputs", "tolerance_of"]
+__all__ = ["RUNS", "Checkable", "OutputCheck", "OutputError", "check_tolerance", "other_inputs", "tolerance_of"]
 
 _TOLERANCES = {"f32": 1e-3, "f16": 2e-2, "float16": 2e-2, "fp16": 2e-2, "bf16": 1e-1, "bfloat16": 1e-1, "int8": 1e-1}
 """Of a precision, of a type, and of what tensors are sent as between nodes."""
@@ -139,6 +138,22 @@ def _infinite(why: str) -> OutputError:
     return OutputError(np.inf, np.inf, why)
 
 
+class Checkable(Protocol):
+    """What computes a model's outputs: a :class:`placeit.runtime.plan_executor.PlanExecutor`, or a reference of a race."""
+
+    def run(self, inputs: Arrays) -> dict[str, NDArray[np.generic]]:
+        """Run once on some inputs, and return outputs by name."""
+        ...
+
+    def outputs(self) -> dict[str, NDArray[np.generic]]:
+        """Outputs of the last run, by name."""
+        ...
+
+    def blank(self, sentinel: int) -> str | None:
+        """See :meth:`placeit.runtime.plan_executor.PlanExecutor.blank`."""
+        ...
+
+
 class OutputCheck:
     """Checks executors of one model; the reference runs only during construction.
 
@@ -181,7 +196,7 @@ class OutputCheck:
         # the one before a run has to be another, also where the last of a race is followed by the first of a check
         self._runs = (second, (inputs, self.expected))
 
-    def __call__(self, executor: PlanExecutor, *, after: bool = False) -> OutputError:
+    def __call__(self, executor: Checkable, *, after: bool = False) -> OutputError:
         """Run an executor on both inputs and compare its outputs.
 
         Args:
@@ -206,7 +221,7 @@ class OutputCheck:
         return worst if late is None else worst.worse(_infinite(late))
 
 
-def _late(executor: PlanExecutor, sentinel: int, seconds: float) -> str | None:
+def _late(executor: Checkable, sentinel: int, seconds: float) -> str | None:
     """Blank all that a run writes; say who had written it too late, or does so in the time after."""
     before = executor.blank(sentinel)
     time.sleep(seconds)

@@ -204,6 +204,10 @@ class Race:
                 self._tried(name)
             self._warmup -= 1
 
+    def withdraw(self, name: str) -> None:
+        """Take a candidate out of the race; nobody is told."""
+        self._running.remove(name)
+
     def _tried(self, name: str) -> float | None:
         try:
             return self._once(name)

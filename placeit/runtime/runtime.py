@@ -16,7 +16,7 @@ from typing import Any, Self, TypeAlias
 from weakref import WeakSet
 
 from placeit.backends.base import Format, Model
-from placeit.core.cluster import Cluster
+from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError, ExecutionError, GraphError
 from placeit.core.memory import Use
 from placeit.devices.host import memory_bytes
@@ -182,6 +182,10 @@ class Runtime:
         """Seconds that compiling and loading what is missing of plans may take, by what that has taken so far."""
         missing = {key: s for plan in plans for s in plan.programs if (key := self._key(s)) not in self._programs}
         return sum(map(self._takes, missing.values()))
+
+    def compiling_takes_anew(self, device: Device) -> float:
+        """Seconds that compiling the whole model for a device, be it one of the cluster or another one, may take."""
+        return self.compiling.takes(Compiling.kind(device), len(self.grouping.graph))
 
     def _takes(self, segment: Segment) -> float:
         """Seconds that compiling a segment may take, or loading it where the device finds it on disk."""

@@ -35,7 +35,7 @@ from placeit.profiler.costs import Progress, Worth, kept_costs, profile, support
 from placeit.profiler.estimates import estimated
 from placeit.profiler.expected import as_expected
 from placeit.profiler.op_times import OpTime, op_times
-from placeit.runtime.check import OutputCheck, OutputError, check_tolerance, other_inputs, tolerance_of
+from placeit.runtime.check import Checkable, OutputCheck, OutputError, check_tolerance, other_inputs, tolerance_of
 from placeit.runtime.compiling import Compiling
 from placeit.runtime.devices.worker import apart, within
 from placeit.runtime.drivers import drive
@@ -393,7 +393,7 @@ class Session:
             self._reference = self.model.reference(device, self.precision)
         return apart(functools.partial(self._reference, inputs))  # it may take long, and Ctrl-C be pressed
 
-    def check_outputs(self, executor: PlanExecutor, *, after: bool = False) -> OutputError:
+    def check_outputs(self, executor: Checkable, *, after: bool = False) -> OutputError:
         """Compare the outputs of an executor with the reference, on two inputs; see :class:`placeit.runtime.check.OutputCheck`.
 
         What is measured is checked before and after it is, and the worse error counts.

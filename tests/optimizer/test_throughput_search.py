@@ -184,25 +184,6 @@ def test_real_devices_serve_requests_at_the_same_time(devices: str, cache: Cache
             placeit.compare(session, {"mine": replace(again, replicas=(replace(again, graph_hash="other"),))})
 
 
-def test_openvinos_own_throughput_mode_is_measured_beside_the_plain_device(cache: Cache) -> None:
-    cores = allowed_cores()
-    if len(cores) != 2:
-        pytest.skip("needs a process that may use two cores")
-    with Session(inception_like(), [f"CPU@{core}" for core in cores], cache=cache) as session:
-        session.profile()
-        search = Search(session, get_objective("throughput", session.cluster), math.inf, 0, None)
-        search.singles()
-        plain, beside = search.known["CPU"], search.known["CPU in throughput mode"]
-        assert (beside.of, beside in search.candidates) == ("CPU", False)
-        found = search.race([plain], "measuring", rounds=6, share=1.0, min_rounds=6)
-        assert found.keys() == {"CPU"}
-        (limit,) = service_of(search.known["CPU"], None, seed=0).bottlenecks
-        assert (limit.name, limit.seconds) == ("CPU", found["CPU"].median)
-        value = search.known[beside.name].value
-        assert value is not None
-        assert len(value.samples) == 6
-
-
 def test_fewer_requests_are_in_flight_where_there_is_no_room_for_more(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     opened, asked = Session.executor, []
 

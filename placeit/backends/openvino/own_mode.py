@@ -1,0 +1,129 @@
+"""Runs a model as OpenVINO does by itself, on one of its devices or over several, to compare placements with."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.backends.base import Arrays
+from placeit.backends.openvino.model import OpenVinoModel
+from placeit.core.cluster import Device
+from placeit.core.telemetry import import_openvino
+from placeit.devices.compiled import compile_cached
+from placeit.devices.openvino import explaining, openvino_core, target_name, writable_properties
+from placeit.devices.own_modes import OwnMode
+
+__all__ = ["OwnModeRunner"]
+
+_ROUNDS, _LEAST_S = 2, 0.02  # of a run with many requests: requests for each in flight, and seconds
+_BY_DEVICE = ("AUTO", "HETERO", "MULTI")  # virtual devices that take properties for each of their devices
+
+
+class OwnModeRunner:
+    """A whole model in one of OpenVINO's own modes.
+
+    For many requests there are as many in flight as OpenVINO finds best. AUTO waits until its device is ready, where it would
+    otherwise begin on the CPU.
+
+    Args:
+        model: run on its sample inputs.
+        mode: the devices, and what OpenVINO makes of them.
+        precision: inference precision of every device.
+
+    Raises:
+        DeviceError: OpenVINO cannot compile or run it.
+    """
+
+    def __init__(self, model: OpenVinoModel, mode: OwnMode, precision: str) -> None:
+        ov = import_openvino()
+        self._name, self._model = mode.name, model
+        self._queue: Any = None
+        with explaining(f"OpenVINO cannot compile {model.path} for {mode.name}"):
+            core, config = openvino_core(), _config(mode, precision)
+            # a GPU's program from the cache has half the requests in flight of one that was just compiled (2026.4)
+            compiling = core.compile_model if mode.steady else functools.partial(compile_cached, core)
+            self._compiled: Any = compiling(model.ov_model, mode.target, config)
+            if mode.steady:
+                self._queue = ov.AsyncInferQueue(self._compiled, 0)
+            self._requests: list[Any] = list(self._queue) if mode.steady else [self._compiled.create_infer_request()]
+            self._has_state = any(request.query_state() for request in self._requests[:1])
+            self.set_inputs(model.sample_inputs())
+        self._length = _ROUNDS * len(self._requests)
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """The devices that OpenVINO says it has used; empty if it does not say."""
+        try:
+            found = self._compiled.get_property("EXECUTION_DEVICES")
+        except RuntimeError:
+            return ()
+        return tuple(found.split(",") if isinstance(found, str) else found)
+
+    def set_inputs(self, inputs: Arrays) -> None:
+        """Put inputs in place, by name, for every request."""
+        ov = import_openvino()
+        for request in self._requests:
+            for index, spec in enumerate(self._model.inputs):
+                request.set_input_tensor(index, ov.Tensor(np.ascontiguousarray(inputs[spec.name])))
+
+    def run_all(self) -> None:
+        """Run every request once, all at the same time, each from the model's initial state. Raises DeviceError."""
+        with explaining(f"OpenVINO cannot run {self._name}"):
+            for request in self._requests if self._has_state else ():
+                request.reset_state()
+            for request in self._requests:
+                if self._queue is None:
+                    request.infer(share_outputs=True)
+                else:
+                    self._queue.start_async()
+            if self._queue is not None:
+                self._queue.wait_all()
+
+    def time(self) -> float:
+        """Run once, or many requests, and return the seconds per request. Raises DeviceError."""
+        begin = time.perf_counter()
+        if self._queue is None:
+            self.run_all()
+            return time.perf_counter() - begin
+        with explaining(f"OpenVINO cannot run {self._name}"):
+            for _ in range(self._length):
+                self._queue.start_async()
+            self._queue.wait_all()
+        each = (time.perf_counter() - begin) / self._length
+        self._length = len(self._requests) * max(_ROUNDS, math.ceil(_LEAST_S / each / len(self._requests)))
+        return each
+
+    def written(self) -> list[dict[str, NDArray[Any]]]:
+        """The outputs of each request by name, in the memory that they are written to."""
+        names = [spec.name for spec in self._model.outputs]
+        return [{name: request.get_output_tensor(index).data for index, name in enumerate(names)} for request in self._requests]
+
+    def close(self) -> None:
+        """Release the model."""
+        self._queue = self._compiled = None
+        self._requests = []
+
+
+def _config(mode: OwnMode, precision: str) -> dict[str, Any]:
+    virtual, colon, _ = mode.target.partition(":")
+    config: dict[str, Any] = {"PERFORMANCE_HINT": "THROUGHPUT" if mode.steady else "LATENCY"}
+    if colon and virtual in _BY_DEVICE:
+        config["DEVICE_PROPERTIES"] = {target_name(device): _properties(device, precision) for device in mode.devices}
+    else:
+        config |= _properties(mode.devices[0], precision)
+    if virtual == "AUTO":
+        config["ENABLE_STARTUP_FALLBACK"] = False
+    return config
+
+
+def _properties(device: Device, precision: str) -> dict[str, Any]:
+    """Properties of one device, as far as its plugin has them."""
+    wanted: dict[str, Any] = {"INFERENCE_PRECISION_HINT": precision}
+    if device.core_set and not device.where.whole_cpu:
+        wanted["INFERENCE_NUM_THREADS"] = len(device.cores)
+    return {name: value for name, value in wanted.items() if name in writable_properties(target_name(device))}

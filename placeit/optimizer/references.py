@@ -1,0 +1,121 @@
+"""References: what OpenVINO does by itself on a session's devices, to race beside what is chosen. They are no placements."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from placeit.core.cluster import Device
+from placeit.core.problem import Problem
+from placeit.devices.openvino import target_name
+from placeit.devices.own_modes import own_modes
+from placeit.devices.plain import all_here, plain_devices
+from placeit.optimizer.candidates import Alone, Candidate, alone_on, known_value
+from placeit.optimizer.races import Races
+from placeit.runtime.measure import Ratio, faster_in_any_opening
+
+__all__ = ["REFERENCE", "Reference", "enter_references", "references_beside"]
+
+REFERENCE = "reference"
+"""Who proposes what OpenVINO does by itself."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """What OpenVINO does by itself, beside the answer.
+
+    Attributes:
+        row: what is known of it, like of a candidate.
+        ratio: its time over that of the answer in the same rounds, with its interval; None if the two did not meet.
+    """
+
+    row: Candidate
+    ratio: Ratio | None
+
+
+def enter_references(races: Races, problem: Problem) -> list[Candidate]:
+    """Enter what OpenVINO does by itself on the session's devices, unless that has been done, and return what is worth a run.
+
+    There is nothing of it with pins, which OpenVINO does not know; where a device or a link is emulated, described or on
+    another node; for objectives that are not measured themselves; and for latency on one device. A device takes part if its
+    memory, as far as it may be used, holds all weights.
+
+    Args:
+        races: where it takes part. Single devices are entered already: of the devices, the fastest is the first.
+        problem: of the session's groups.
+    """
+    if all(one.reference is None for one in races.known.values()):
+        for candidate, alone in _references(races, problem):
+            races.enter(candidate, alone)
+    found = [one for one in races.known.values() if one.reference is not None and one.failed is None]
+    return [one for one in found if one.reference is not None and one.reference.same is None]
+
+
+def references_beside(races: Races, chosen: Candidate) -> list[Reference]:
+    """All references, with their times over that of the answer."""
+    beside = {} if chosen.race is None else races.races[chosen.race].measured
+    found: list[Reference] = []
+    for one in races.known.values():
+        if one.reference is not None:
+            met = one.name in beside and chosen.measured is not None and one.failed is None
+            ratio = faster_in_any_opening(beside[one.name], beside[chosen.name]) if met else None
+            found.append(Reference(one, ratio))
+    return found
+
+
+def _references(races: Races, problem: Problem) -> list[tuple[Candidate, Alone]]:
+    session, steady = races.session, races.objective.steady
+    if session.pins or not races.objective.is_measured or not all_here(session.cluster):
+        return []
+    devices, whole = _hardware(races, problem)
+    if len(devices) < 2 and not (steady and _worth_alone(races, devices)):
+        return []
+    found: list[tuple[Candidate, Alone]] = []
+    for mode in own_modes(devices, whole, steady=steady):
+        home = session.alone(Device(mode.target))
+        candidate = replace(alone_on(home, mode.name, placer=REFERENCE), reference=mode, not_run=mode.same)
+        found.append((candidate, Alone(home, np.zeros(len(session.cluster)))))
+    return found
+
+
+def _worth_alone(races: Races, devices: Sequence[Device]) -> bool:
+    """Whether one device has ways of its own to serve many requests that are not those of a single core set."""
+    return any(not device.core_set or device.name not in races.session.cluster.names for device in devices)
+
+
+def _hardware(races: Races, problem: Problem) -> tuple[list[Device], list[Device]]:
+    """Devices of different hardware that OpenVINO drives and that hold the model, the fastest first; and which run all ops.
+
+    Core sets are the CPU together. A device that cannot run all ops comes first: others stand in for it.
+    """
+    cluster, weights = races.session.cluster, float(problem.param_bytes.sum())
+    own = [d for d, device in enumerate(cluster.devices) if device.kind == "openvino"]
+    members: dict[str, list[int]] = {}
+    for d in own:
+        members.setdefault(target_name(cluster.devices[d]), []).append(d)
+    whole: list[Device] = []
+    found: list[tuple[bool, float, Device]] = []
+    for target, some in members.items():
+        device = max((cluster.devices[d] for d in some), key=lambda one: len(one.cores))
+        if device.core_set:
+            device = next((one for one in plain_devices(cluster) if one.kind == "openvino"), device)
+        if weights > device.memory_bytes:
+            continue
+        able = bool(problem.feasible[:, some].all())
+        if able:
+            whole.append(device)
+        found.append((able, min(_alone(races, target), default=math.inf), device))
+    return [device for _, _, device in sorted(found, key=lambda one: one[:2])], whole
+
+
+def _alone(races: Races, target: str) -> list[float]:
+    """Objective of single devices that are some hardware, or a part of it, as far as it is known."""
+    devices = [
+        (one, races.home(one.name).cluster.devices[int(one.groups[0])])
+        for one in races.candidates
+        if one.placer == "single" and one.failed is None
+    ]
+    return [known_value(one) for one, device in devices if device.kind == "openvino" and target_name(device) == target]

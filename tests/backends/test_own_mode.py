@@ -1,0 +1,53 @@
+"""A model in OpenVINO's own modes: it runs there as OpenVINO runs it, and its outputs can be checked."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import pytest
+from small_models import inception_like
+
+from placeit.backends.openvino.own_mode import OwnModeRunner
+from placeit.core.address import Address
+from placeit.core.cluster import Device
+from placeit.core.errors import DeviceError
+from placeit.devices.host import allowed_cores
+from placeit.devices.own_modes import OwnMode
+
+CPU = Device("CPU", address=Address("CPU"), all_cores=allowed_cores())
+CORE = Device("CPU@0", address=Address("CPU", (allowed_cores()[0],)))
+
+
+def mode(target: str, device: Device = CPU, *, steady: bool = False) -> OwnMode:
+    return OwnMode(target, target, (device,), steady)
+
+
+@pytest.mark.parametrize("device", [CPU, CORE])
+@pytest.mark.parametrize(
+    ("target", "steady"), [("AUTO:CPU", False), ("HETERO:CPU", False), ("MULTI:CPU", True), ("BATCH:CPU", True), ("CPU", True)]
+)
+def test_it_computes_what_the_model_computes_in_every_request(target: str, steady: bool, device: Device) -> None:
+    model = inception_like()
+    reference = model.reference(CPU, "f32")
+    with contextlib.closing(OwnModeRunner(model, mode(target, device, steady=steady), "f32")) as runner:
+        assert runner.used == ("CPU",)
+        assert runner.time() > 0
+        assert runner.time() > 0
+        for seed in (1, 2):
+            inputs = model.random_inputs(seed)
+            runner.set_inputs(inputs)
+            for outputs in runner.written():
+                for value in outputs.values():
+                    value[...] = np.nan
+            runner.run_all()
+            expected = reference(inputs)
+            for outputs in runner.written():
+                assert outputs.keys() == expected.keys()
+                for name, value in expected.items():
+                    np.testing.assert_allclose(outputs[name], value, rtol=1e-4, atol=1e-4)
+
+
+def test_what_openvino_cannot_compile_is_an_error_that_names_it() -> None:
+    with pytest.raises(DeviceError, match=r"OpenVINO cannot compile inception-like for NOTHING:CPU: .*NOTHING"):
+        OwnModeRunner(inception_like(), mode("NOTHING:CPU"), "f32")

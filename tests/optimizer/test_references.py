@@ -1,0 +1,191 @@
+"""What OpenVINO does by itself races beside the answer, is checked and reported, and cannot be chosen."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from io import StringIO
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+from small_models import inception_like
+
+import placeit
+from placeit.backends.openvino.own_mode import OwnModeRunner
+from placeit.core.cluster import Cluster, Device
+from placeit.devices.host import allowed_cores
+from placeit.devices.own_modes import OwnMode
+from placeit.optimizer.result import Optimized
+from placeit.optimizer.search import Search
+from placeit.profiler.cache import Cache
+from placeit.report import as_json, as_text
+from placeit.session import Session
+from placeit.simulator.objectives import get_objective
+
+CORES = allowed_cores()
+PAIR = [f"CPU@{core}" for core in CORES[:2]]
+BUDGET_S = 120.0  # far more than a search takes that must not run out of time
+pytestmark = pytest.mark.skipif(len(CORES) < 2, reason="needs a process that may use two cores")
+
+
+@pytest.fixture
+def as_modes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Has OpenVINO other modes on the devices of a session, by their targets."""
+
+    def replaced(*targets: str) -> None:
+        def own_modes(devices: Any, whole: Any, *, steady: bool) -> list[OwnMode]:
+            return [OwnMode(target, target, tuple(devices), steady) for target in targets]
+
+        monkeypatch.setattr("placeit.optimizer.references.own_modes", own_modes)
+
+    return replaced
+
+
+def found_on_pair(cache: Cache, **options: Any) -> Optimized:
+    return placeit.optimize(
+        inception_like(), PAIR, placers=["heft"], budget=BUDGET_S, objective="throughput", cache=cache, **options
+    )
+
+
+def text_of(found: Optimized) -> str:
+    console = Console(width=250, file=StringIO())
+    as_text.optimized(console, found, None)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_throughput_mode_races_in_the_rounds_of_the_answer_and_cannot_be_chosen(cache: Cache) -> None:
+    found = found_on_pair(cache)
+    (reference,) = found.references
+    name = reference.row.name
+    assert name.endswith(" in throughput mode")
+    assert name not in {one.name for one in found.candidates}
+    assert name in found.races[-1].measured
+    assert found.chosen.name in found.races[-1].measured
+    assert reference.row.used == ("CPU",)
+    assert reference.row.output_error is not None
+    assert reference.row.output_error.max_rel < 1e-4
+    assert reference.ratio is not None
+    (row,) = json.loads(json.dumps(as_json.optimized(found), allow_nan=False))["references"]
+    assert (row["name"], row["used"], row["failed"], row["not_run"]) == (name, ["CPU"], None, None)
+    assert row["ratio"] == pytest.approx(reference.ratio.ratio)
+    assert f"{name}, on CPU: " in text_of(found)
+
+
+def test_a_reference_that_beats_the_answer_is_named_in_the_reason(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OwnModeRunner, "time", lambda self: 1e-9)
+    found = found_on_pair(cache)
+    (reference,) = found.references
+    assert found.chosen.name != reference.row.name
+    assert f"; {reference.row.name}, which OpenVINO does by itself and which is no placement, takes 0.000 of its " in found.reason
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_reference_that_openvino_cannot_compile_is_left_out_with_the_reason(
+    cache: Cache, as_modes: Callable[..., None]
+) -> None:
+    as_modes("NOTHING:CPU", "MULTI:CPU")
+    found = found_on_pair(cache)
+    failed, other = found.references
+    assert failed.row.failed is not None
+    assert "OpenVINO cannot compile inception-like for NOTHING:CPU" in failed.row.failed
+    assert (failed.row.measured, failed.ratio) == (None, None)
+    assert other.row.measured is not None
+    assert "cannot compile inception-like for NOTHING:CPU" in text_of(found)
+
+
+def test_a_reference_whose_outputs_are_wrong_in_one_request_is_out(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_all = OwnModeRunner.run_all
+
+    def damaged(self: OwnModeRunner) -> None:
+        run_all(self)
+        for value in self.written()[-1].values():
+            value.flat[0] -= 100.0
+
+    monkeypatch.setattr(OwnModeRunner, "run_all", damaged)
+    found = found_on_pair(cache)
+    (reference,) = found.references
+    assert reference.row.failed is not None
+    assert "Its outputs are wrong" in reference.row.failed
+    assert reference.ratio is None
+    assert found.chosen.failed is None
+
+
+def test_a_reference_that_does_nothing_is_out(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OwnModeRunner, "run_all", lambda self: None)
+    (reference,) = found_on_pair(cache).references
+    assert reference.row.failed is not None
+
+
+def test_references_are_the_first_to_go_when_time_is_short(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("placeit.runtime.runtime.Runtime.compiling_takes_anew", lambda self, device: math.inf)
+    found = found_on_pair(cache)
+    (reference,) = found.references
+    assert (reference.row.measured, reference.row.failed) == (None, None)
+    assert reference.row.not_run == "there was no time left to compile and run it"
+    assert found.chosen.measured is not None
+    assert f"{reference.row.name} (reference): there was no time left" in text_of(found)
+
+
+def test_a_reference_whose_runs_take_too_long_leaves_before_the_rounds(cache: Cache) -> None:
+    with Session(inception_like(), PAIR, cache=cache) as session:
+        session.profile()
+        search = Search(session, get_objective("throughput", session.cluster), math.inf, 0, None)
+        search.singles()
+        single = search.known[PAIR[0]]
+        guests = search.guests([single], 6)
+        assert len(guests) == 1
+        search.deadline = 0.0  # long ago
+        found = search.race([single], "measuring", rounds=6, share=1.0, min_rounds=6, guests=guests)
+        assert found.keys() == {single.name}
+        left = search.known[guests[0].name]
+        assert left.measured is None
+        assert left.not_run is not None
+        assert "there was no time left for 6 rounds" in left.not_run
+
+
+def test_for_latency_references_race_beside_the_answer_too(cache: Cache, as_modes: Callable[..., None]) -> None:
+    with Session(inception_like(), PAIR, cache=cache) as session:
+        session.profile()
+        search = Search(session, get_objective("latency", session.cluster), math.inf, 0, None)
+        search.singles()
+        assert search.guests(search.candidates, 6) == []  # core sets are one device
+    as_modes("AUTO:CPU", "HETERO:CPU")
+    gpu = Device("GPU.0")
+
+    def hardware(races: Any, problem: Any) -> Any:
+        device = session.cluster.devices[0]
+        return [device, gpu], [device, gpu]
+
+    with Session(inception_like(), PAIR, cache=cache) as session, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("placeit.optimizer.references._hardware", hardware)
+        patch.setattr("placeit.backends.openvino.own_mode._properties", lambda device, precision: {})
+        patch.setattr("placeit.backends.openvino.own_mode._BY_DEVICE", ())
+        session.profile()
+        split = session.placement(np.arange(len(session.grouping.groups)) % 2)
+        found = placeit.compare(session, {"mine": split}, runs=6)
+    assert {one.name for one in found.references} == {"AUTO:CPU", "HETERO:CPU"}
+    assert all(one.measured is not None and len(one.measured.samples) == 6 for one in found.references)
+    assert not {one.name for one in found.references} & {one.name for one in found.candidates}
+    rows = as_json.comparison(found)["references"]
+    assert {row["name"]: row["used"] for row in rows} == {"AUTO:CPU": ["CPU"], "HETERO:CPU": ["CPU"]}
+
+
+@pytest.mark.parametrize("why", ["pins", "energy", "slowed", "no plain devices"])
+def test_there_are_no_references(why: str, cache: Cache) -> None:
+    from dataclasses import replace
+
+    cluster = placeit.find_cluster(PAIR)
+    if why == "slowed":
+        cluster = Cluster((cluster.devices[0], replace(cluster.devices[1], slowdown=2.0)))
+    model = inception_like()
+    pins = {model.graph.names[3]: PAIR[0]} if why == "pins" else None
+    objective = "total-cost" if why == "energy" else "throughput"
+    with Session(model, cluster, cache=cache, pins=pins) as session:
+        session.profile()
+        search = Search(session, get_objective(objective, session.cluster), math.inf, 0, None)
+        search.singles(plain=why != "no plain devices")
+        assert search.guests(search.candidates, 6) == []
+        assert all(one.reference is None for one in search.known.values())
