@@ -546,7 +546,7 @@ def _valid(kept: Any, can: NDArray[np.bool_]) -> bool:
         and _is_sampling(kept.get("sampling"))
         and isinstance(kept.get("whole"), list)
         and len(kept["whole"]) == devices
-        and not any(ends is not None and not able for ends, able in zip(kept["whole"], can.all(axis=0).tolist(), strict=True))
+        and not any(ends is not None and not can[:, d].all() for d, ends in enumerate(kept["whole"]))
         and (any(ends is not None for ends in kept["whole"]) or not can.all(axis=0).any())
         and all(ends is None or (are_times(ends, 2) and 0 < ends[0] <= ends[1]) for ends in kept["whole"])
         and all(ends is None or any(row[d] > 0 for row in core) for d, ends in enumerate(kept["whole"]))

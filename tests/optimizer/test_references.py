@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from io import StringIO
 from typing import Any
 
@@ -18,7 +19,8 @@ from placeit.backends.openvino.own_mode import OwnModeRunner
 from placeit.core.cluster import Cluster, Device
 from placeit.devices.host import allowed_cores
 from placeit.devices.own_modes import OwnMode
-from placeit.optimizer.result import Optimized
+from placeit.optimizer.candidates import Candidate
+from placeit.optimizer.references import Reference, references_beside
 from placeit.optimizer.search import Search
 from placeit.profiler.cache import Cache
 from placeit.report import as_json, as_text
@@ -44,59 +46,81 @@ def as_modes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return replaced
 
 
-def found_on_pair(cache: Cache, **options: Any) -> Optimized:
-    return placeit.optimize(
-        inception_like(), PAIR, placers=["heft"], budget=BUDGET_S, objective="throughput", cache=cache, **options
-    )
+@dataclass(frozen=True)
+class Raced:
+    """One device, and what OpenVINO does by itself on both, in one race."""
+
+    search: Search
+    answer: Candidate
+    references: list[Reference]
 
 
-def text_of(found: Optimized) -> str:
-    console = Console(width=250, file=StringIO())
-    as_text.optimized(console, found, None)
-    return console.file.getvalue()  # type: ignore[attr-defined]
+@pytest.fixture
+def raced(cache: Cache) -> Iterator[Callable[[], Raced]]:
+    """Has OpenVINO's own modes for many requests race beside one device."""
+    with Session(inception_like(), PAIR, cache=cache) as session:
+        session.profile()
+
+        def race() -> Raced:
+            search = Search(session, get_objective("throughput", session.cluster), math.inf, 0, None)
+            search.singles()
+            decision = search.settled(search.known[PAIR[0]], None)
+            assert decision is not None
+            assert decision.winner is not None
+            return Raced(search, decision.winner, references_beside(search, decision.winner))
+
+        yield race
 
 
-def test_the_throughput_mode_races_in_the_rounds_of_the_answer_and_cannot_be_chosen(cache: Cache) -> None:
-    found = found_on_pair(cache)
+def test_the_throughput_mode_races_in_the_rounds_of_the_answer_and_cannot_be_chosen(raced: Callable[[], Raced]) -> None:
+    found = raced()
     (reference,) = found.references
-    name = reference.row.name
-    assert name.endswith(" in throughput mode")
-    assert name not in {one.name for one in found.candidates}
-    assert name in found.races[-1].measured
-    assert found.chosen.name in found.races[-1].measured
+    assert reference.row.name.endswith(" in throughput mode")
+    assert reference.row not in found.search.candidates
+    assert found.search.races[-1].measured.keys() == {found.answer.name, reference.row.name}
     assert reference.row.used == ("CPU",)
+    assert reference.row.measured is not None
+    assert found.answer.measured is not None
+    assert (reference.row.measured.rounds == found.answer.measured.rounds).all()
     assert reference.row.output_error is not None
     assert reference.row.output_error.max_rel < 1e-4
     assert reference.ratio is not None
-    (row,) = json.loads(json.dumps(as_json.optimized(found), allow_nan=False))["references"]
-    assert (row["name"], row["used"], row["failed"], row["not_run"]) == (name, ["CPU"], None, None)
-    assert row["ratio"] == pytest.approx(reference.ratio.ratio)
-    assert f"{name}, on CPU: " in text_of(found)
 
 
-def test_a_reference_that_beats_the_answer_is_named_in_the_reason(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reference_that_beats_the_answer_is_named_in_the_report(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OwnModeRunner, "time", lambda self: 1e-9)
-    found = found_on_pair(cache)
+    monkeypatch.setattr("placeit.optimizer.search.decision_rounds", lambda single, split: 6)
+    found = placeit.optimize(
+        inception_like(), PAIR, placers=["heft"], budget=BUDGET_S, objective="throughput", cache=cache, max_groups=2
+    )
     (reference,) = found.references
-    assert found.chosen.name != reference.row.name
-    assert f"; {reference.row.name}, which OpenVINO does by itself and which is no placement, takes 0.000 of its " in found.reason
+    name = reference.row.name
+    assert name not in {found.chosen.name, *(one.name for one in found.candidates)}
+    assert f"; {name}, which OpenVINO does by itself and which is no placement, takes 0.000 of its " in found.reason
+    (row,) = json.loads(json.dumps(as_json.optimized(found), allow_nan=False))["references"]
+    assert (row["name"], row["target"], row["used"], row["failed"], row["not_run"]) == (name, "CPU", ["CPU"], None, None)
+    assert reference.ratio is not None
+    assert row["ratio"] == pytest.approx(reference.ratio.ratio)
+    console = Console(width=250, file=(written := StringIO()))
+    as_text.optimized(console, found, None)
+    assert f"{name}, on CPU: " in written.getvalue()
+    assert f"{name} (reference)" in written.getvalue()
 
 
-@pytest.mark.usefixtures("cache")
 def test_a_reference_that_openvino_cannot_compile_is_left_out_with_the_reason(
-    cache: Cache, as_modes: Callable[..., None]
+    raced: Callable[[], Raced], as_modes: Callable[..., None]
 ) -> None:
     as_modes("NOTHING:CPU", "MULTI:CPU")
-    found = found_on_pair(cache)
-    failed, other = found.references
+    failed, other = raced().references
     assert failed.row.failed is not None
     assert "OpenVINO cannot compile inception-like for NOTHING:CPU" in failed.row.failed
     assert (failed.row.measured, failed.ratio) == (None, None)
     assert other.row.measured is not None
-    assert "cannot compile inception-like for NOTHING:CPU" in text_of(found)
 
 
-def test_a_reference_whose_outputs_are_wrong_in_one_request_is_out(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reference_whose_outputs_are_wrong_in_one_request_is_out(
+    raced: Callable[[], Raced], monkeypatch: pytest.MonkeyPatch
+) -> None:
     run_all = OwnModeRunner.run_all
 
     def damaged(self: OwnModeRunner) -> None:
@@ -105,28 +129,27 @@ def test_a_reference_whose_outputs_are_wrong_in_one_request_is_out(cache: Cache,
             value.flat[0] -= 100.0
 
     monkeypatch.setattr(OwnModeRunner, "run_all", damaged)
-    found = found_on_pair(cache)
+    found = raced()
     (reference,) = found.references
     assert reference.row.failed is not None
     assert "Its outputs are wrong" in reference.row.failed
     assert reference.ratio is None
-    assert found.chosen.failed is None
+    assert found.answer.failed is None
 
 
-def test_a_reference_that_does_nothing_is_out(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reference_that_does_nothing_is_out(raced: Callable[[], Raced], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OwnModeRunner, "run_all", lambda self: None)
-    (reference,) = found_on_pair(cache).references
+    (reference,) = raced().references
     assert reference.row.failed is not None
 
 
-def test_references_are_the_first_to_go_when_time_is_short(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_references_are_not_run_where_there_is_no_time_to_compile_them(
+    raced: Callable[[], Raced], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("placeit.runtime.runtime.Runtime.compiling_takes_anew", lambda self, device: math.inf)
-    found = found_on_pair(cache)
-    (reference,) = found.references
-    assert (reference.row.measured, reference.row.failed) == (None, None)
+    (reference,) = raced().references
+    assert (reference.row.measured, reference.row.failed, reference.ratio) == (None, None, None)
     assert reference.row.not_run == "there was no time left to compile and run it"
-    assert found.chosen.measured is not None
-    assert f"{reference.row.name} (reference): there was no time left" in text_of(found)
 
 
 def test_a_reference_whose_runs_take_too_long_leaves_before_the_rounds(cache: Cache) -> None:
@@ -175,8 +198,6 @@ def test_for_latency_references_race_beside_the_answer_too(cache: Cache, as_mode
 
 @pytest.mark.parametrize("why", ["pins", "energy", "slowed", "no plain devices"])
 def test_there_are_no_references(why: str, cache: Cache) -> None:
-    from dataclasses import replace
-
     cluster = placeit.find_cluster(PAIR)
     if why == "slowed":
         cluster = Cluster((cluster.devices[0], replace(cluster.devices[1], slowdown=2.0)))

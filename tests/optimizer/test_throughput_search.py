@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,14 +18,11 @@ from placeit.core.errors import NoRoomError, PlacementError, UsageError
 from placeit.core.placement import Placement
 from placeit.devices.host import allowed_cores
 from placeit.optimizer.result import Optimized
-from placeit.optimizer.search import Search
-from placeit.optimizer.service import service_of
 from placeit.planning.segments import Plan, Segmenter
 from placeit.profiler.cache import Cache
 from placeit.report import as_json
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.session import Session
-from placeit.simulator.objectives import get_objective
 from placeit.simulator.simulate import simulate
 from placeit.simulator.throughput import ThroughputCost, bottleneck
 

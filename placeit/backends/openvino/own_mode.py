@@ -51,7 +51,7 @@ class OwnModeRunner:
             if mode.steady:
                 self._queue = ov.AsyncInferQueue(self._compiled, 0)
             self._requests: list[Any] = list(self._queue) if mode.steady else [self._compiled.create_infer_request()]
-            self._has_state = any(request.query_state() for request in self._requests[:1])
+            self._has_state = bool(model.ov_model.get_variables())  # AUTO over several devices cannot tell (2026.4)
             self.set_inputs(model.sample_inputs())
         self._length = _ROUNDS * len(self._requests)
 
