@@ -2,10 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup demo test lint types check slow format bench clean
+.PHONY: help setup demo test lint types check slow intel-gpu format bench clean
 
 help: ## what a developer does all day
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 11
 
 setup: .venv/.installed ## create .venv and install placeit with everything its tests need
 
@@ -28,11 +28,14 @@ lint: setup ## ruff: style and formatting; import-linter: no import from a layer
 types: setup ## strict mypy on the package
 	$(BIN)/mypy
 
-check: setup ## pytest, without the slow tests, in two processes
-	$(BIN)/pytest -m 'not slow' -n 2 --dist loadfile
+check: setup ## pytest, without the slow tests and those of Intel GPUs, in two processes
+	$(BIN)/pytest -m 'not slow and not intel_gpu' -n 2 --dist loadfile
 
 slow: setup ## the slow tests: stress, whole models, training; in two processes
-	$(BIN)/pytest -m slow -n 2 --dist loadfile
+	$(BIN)/pytest -m 'slow and not intel_gpu' -n 2 --dist loadfile
+
+intel-gpu: setup ## the tests that need Intel GPUs: on real ones, or else on emulated ones
+	$(BIN)/python -m tests.emulated_gpu --optional $(BIN)/pytest -m intel_gpu
 
 format: setup ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .

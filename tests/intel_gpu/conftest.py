@@ -1,8 +1,10 @@
 """Fixtures of the tests that need an Intel GPU: a real one, or the emulated one of ``tests/emulated_gpu``."""
 
+import os
 from pathlib import Path
 
 import pytest
+from emulated_gpu.build import MISSING
 
 from placeit.devices.openvino import openvino_core
 
@@ -17,8 +19,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def gpus() -> list[str]:
-    """Names of the Intel GPUs that OpenVINO finds; the test is skipped if there is none."""
+    """Names of the Intel GPUs that OpenVINO finds; if there is none, the test is skipped, or fails in CI."""
     found = [name for name in openvino_core().available_devices if name.split(".")[0] == "GPU"]
     if not found:
-        pytest.skip("needs an Intel GPU with its driver, or the emulated one: make intel-gpu")
+        reason = "needs an Intel GPU with its driver, or the emulated one: make intel-gpu"
+        if missing := os.environ.get(MISSING):
+            reason = f"{reason}. {missing}"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
     return found
