@@ -21,6 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from openvino import Tensor
 from openvino.properties.device import Type as DeviceType
 
 from placeit.devices.openvino import openvino_core
@@ -191,6 +192,11 @@ class RecordedCore:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._core, name)
+
+    def get_default_context(self, device: str) -> Any:
+        """What allocates memory that a device uses in place; the CPU computes what it computes, so any memory will do."""
+        self._plugin(device, "a context")
+        return SimpleNamespace(create_host_tensor=Tensor)
 
     def get_property(self, device: str, name: str) -> Any:
         if device == "CPU":
