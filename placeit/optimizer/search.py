@@ -305,8 +305,9 @@ class Search(Races):
         fresh: list[Candidate] = []
         for one in self.standing:
             if one.measured is None and one.placer != "single":
-                if not one.given:  # the user wants to know
-                    one = self.learn_of(one.name, not_run=hopeless(known_value(one), best, self.objective.worse), late=False)
+                # of what is given, the user wants to know
+                why = None if one.given else hopeless(known_value(one), best, self.objective.worse)
+                one = self.learn_of(one.name, not_run=why, late=False)
                 if one.not_run is None:
                     fresh.append(one)
         fresh = sorted(fresh, key=lambda one: (not one.given, known_value(one)))
@@ -317,7 +318,7 @@ class Search(Races):
         decision = needed([2 * self.run_s(beside[0])], FEWEST) if beside else 0.0
         room = max(self.left() * _TURN_SHARE, self.left() - decision, TRIFLE_S)
         chosen = self.within(room, fresh, beside)
-        while beside and self.race_s([*beside, *chosen], 1) > room:  # the slowest first
+        while beside and needed(map(self.run_s, (*beside, *chosen)), 1) > room:  # the slowest first
             beside.pop()
         return [*beside, *chosen]
 
@@ -331,22 +332,18 @@ class Search(Races):
         ready = min((known_value(one) for one in self.standing if self.compiling_s([one]) <= much), default=math.inf)
         for one in fresh:
             race = [*beside, *chosen, one]
-            rounds = _ROUNDS if len(race) > 1 else 1
-            if len(chosen) == _FINALISTS or needed(map(self.run_s, race), rounds) > room:
+            running = needed(map(self.run_s, race), _ROUNDS if len(race) > 1 else 1)
+            if len(chosen) == _FINALISTS or running > room:
                 break
             takes, better = self.compiling_s([one]), known_value(one) < ready * WORTH_MEASURING
             if takes > much and not better and not one.given:
                 why = f"it is not simulated {self.objective.better} than what is compiled, and compiling it takes"
                 self.learn_of(one.name, not_run=f"{why} about {takes:.3g} s")
-            elif self.race_s(race, rounds) > room:
+            elif running + self.compiling_s(race) > room:
                 self.learn_of(one.name, **too_late(takes, room))
             else:
                 chosen.append(one)
         return chosen
-
-    def race_s(self, candidates: Sequence[Candidate], rounds: int) -> float:
-        """Seconds that a race takes, with compiling what is missing for it."""
-        return needed(map(self.run_s, candidates), rounds) + self.compiling_s(candidates)
 
     def run_s(self, candidate: Candidate) -> float:
         """Seconds that a run takes, with all its requests, as it was measured, or else simulated."""

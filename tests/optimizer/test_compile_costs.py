@@ -112,6 +112,13 @@ def test_what_costs_much_to_compile_is_left_out_unless_it_is_expected_to_be_bett
     assert equal.not_run == "it is not simulated faster than what is compiled, and compiling it takes about 2e+05 s"
 
 
+def test_single_devices_are_compiled_and_raced_however_little_time_there_is() -> None:
+    search, _ = searching(1.0, split=(0.5, 0.1))
+    vars(search.known["single"].plan)["compiling"] = PLENTY
+    assert promising(search) == {"single"}
+    assert search.known["split"].late
+
+
 def test_where_compiling_costs_little_all_take_part() -> None:
     search, _ = searching(PLENTY, **{f"split {i}": (1.0 + i / 10, 0.01 * PLENTY) for i in range(5)})
     assert promising(search) == {"single", *(f"split {i}" for i in range(5))}
