@@ -7,21 +7,24 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placeit.backends.base import Arrays
+from placeit.core.errors import ExecutionError
 from placeit.planning.in_flight import held
 from placeit.planning.segments import Plan
 from placeit.runtime.blank import blank_value, is_blank
 from placeit.runtime.check import Checkable
-from placeit.runtime.devices.worker import Gate, Worker
+from placeit.runtime.devices.worker import Gate, Worker, within
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.simulator.objectives import Throughput
 
 __all__ = ["Deployed", "Reference", "Serves", "run_lengths"]
+
+_T = TypeVar("_T")
 
 _FEWEST, _MOST = 4, 10_000  # requests of a run with several in flight
 _FULL, _FEWEST_FULL, _MOST_FULL = 5, 8, 24  # of a pipeline: for each request that it holds when it is full; and in all
@@ -168,15 +171,54 @@ class Deployed:
 
 
 class Reference(Deployed):
-    """What runs the model without placeit, to compare with."""
+    """What runs the model without placeit, to compare with. It is opened, run and closed on a thread of its own.
 
-    def __init__(self, serves: Serves) -> None:
+    So Ctrl-C comes through meanwhile, and what never ends is left behind with its thread.
+
+    Args:
+        open_it: compiles the model.
+        patience: most seconds that a run may take. Compiling takes as long as it does: it would disturb what is measured next.
+    """
+
+    def __init__(self, open_it: Callable[[], Serves], patience: Callable[[], float] = lambda: math.inf) -> None:
         super().__init__([])
-        self.serves = serves
+        self._patience = patience
         self.blanked: int | None = None  # with what outputs are filled, if nothing has run since
-        self._stack.callback(serves.close)
-        picks = (np.maximum, np.minimum) if len(serves.written()) > 1 else (np.maximum,)
-        self._answers = [_Answers(self, pick) for pick in picks]
+        with contextlib.ExitStack() as stack:
+            self._worker, self._stuck = Worker("placeit reference"), False
+            stack.callback(self._leave)
+            self.serves = self.on_thread(open_it, math.inf)
+            stack.callback(lambda: self._worker.submit(self.serves.close))
+            self._answers = [_Answers(self, pick) for pick in (np.maximum, np.minimum)[: len(self.serves.written())]]
+            self._stack = stack.pop_all()
+
+    def _leave(self) -> None:
+        if self._stuck:
+            within(_HURRY_S, self._worker.close)
+        else:
+            self._worker.close()
+
+    def on_thread(self, job: Callable[[], _T], patience: float | None = None) -> _T:
+        """Do something on the thread; return its result or raise its exception, or ExecutionError if it does not end."""
+        made, failures, gate = list[_T](), list[BaseException](), Gate()
+
+        def run() -> None:
+            try:
+                made.append(job())
+            except BaseException as error:  # noqa: BLE001 (who asked gets it)
+                failures.append(error)
+            gate.open()
+
+        patience = self._patience() if patience is None else patience
+        self._stuck = True
+        self._worker.submit(run)
+        ended = gate.wait(patience if patience < math.inf else -1)
+        self._stuck = not ended
+        if not ended:
+            raise ExecutionError(f"OpenVINO has not ended after {patience:.0f} s, and nobody waits for it any longer.")
+        if failures:
+            raise failures.pop()
+        return made.pop()
 
     @property
     def used(self) -> tuple[str, ...]:
@@ -191,7 +233,7 @@ class Reference(Deployed):
     def time(self) -> float:
         """Run once, or many requests, and return the seconds per request."""
         self.blanked = None
-        return self.serves.time()
+        return self.on_thread(self.serves.time)
 
     def segment_seconds(self) -> NDArray[np.float64]:
         """Nothing is known of segments."""
@@ -213,7 +255,7 @@ class _Answers:
         """Run every request on the same inputs, all at the same time, and return outputs by name."""
         self._of.blanked = None
         self._serves.set_inputs(inputs)
-        self._serves.run_all()
+        self._of.on_thread(self._serves.run_all)
         return self.outputs()
 
     def outputs(self) -> dict[str, NDArray[np.generic]]:

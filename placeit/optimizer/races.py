@@ -25,7 +25,6 @@ from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.calibration import calibrated
 from placeit.profiler.costs import Progress
 from placeit.runtime.budget import TRIFLE_S
-from placeit.runtime.devices.worker import apart
 from placeit.runtime.measure import FAILURES, FEWEST, WARMUP, Measurement, Race, faster, summed_up
 from placeit.runtime.plan_executor import with_room
 from placeit.session import Session
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Races", "reason_of", "too_late"]
 
 _LASTING, _LASTING_SHARE, _SHIFT = 2, 4, 1.5  # a ratio is not steady if it changes so much for 2 rounds and a 4th of them
+_PATIENCE_S = 30.0  # for a reference, where no more time is left
 _COPIES = 2  # of the weights that there has to be room for before another placement is opened
 
 
@@ -130,8 +130,8 @@ class Races:
             from placeit.backends.openvino.own_mode import OwnModeRunner
 
             model = cast("OpenVinoModel", home.model)
-            # compiling may take minutes, and Ctrl-C be pressed
-            return Reference(apart(functools.partial(OwnModeRunner, model, candidate.reference, home.precision)))
+            open_it = functools.partial(OwnModeRunner, model, candidate.reference, home.precision)
+            return Reference(open_it, lambda: max(_PATIENCE_S, self.left()))
         opened = [
             functools.partial(with_room, functools.partial(home.executor, plan), in_flight(plan) if steady else 1)
             for plan in candidate.plans

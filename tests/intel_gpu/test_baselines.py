@@ -13,9 +13,10 @@ import openvino as ov
 import pytest
 
 import placeit
+from placeit.backends.openvino import own_mode
 from placeit.backends.openvino.hetero import HOW_TO_RUN, export_hetero
 from placeit.backends.openvino.model import OpenVinoModel, describe
-from placeit.core.cluster import Cluster
+from placeit.core.cluster import Cluster, Device
 from placeit.devices.host import allowed_cores
 from placeit.devices.openvino import openvino_core
 from placeit.optimizer.candidates import Candidate
@@ -82,8 +83,20 @@ def test_a_gpu_whose_memory_limit_the_model_exceeds_is_in_no_reference(gpus: lis
         assert placeit.compare(session, {}, runs=6).references == ()
 
 
+@pytest.fixture
+def one_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests on a GPU go through one queue: where two are busy, the runtime of the emulated GPU may wait for ever."""
+    properties = own_mode._properties
+
+    def with_one_stream(device: Device, precision: str) -> dict[str, Any]:
+        return properties(device, precision) | ({} if device.core_set else {"NUM_STREAMS": "1"})
+
+    monkeypatch.setattr(own_mode, "_properties", with_one_stream)
+
+
+@pytest.mark.usefixtures("one_queue")
 @pytest.mark.skipif(len(CORES) < 2, reason="needs a process that may use two cores")
-def test_for_throughput_a_gpu_serves_whole_requests_beside_core_sets(gpus: list[str]) -> None:
+def test_for_throughput_a_gpu_serves_whole_requests_beside_core_sets(gpus: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     cores = [f"CPU@{core}" for core in CORES[:2]]
     devices = [*cores, gpus[0]]
     found = placeit.optimize(mlp(), devices, placers=["heft"], objective="throughput", budget=120.0, max_groups=2, cache=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from io import StringIO
@@ -20,7 +21,7 @@ from placeit.core.cluster import Cluster, Device
 from placeit.devices.host import allowed_cores
 from placeit.devices.own_modes import OwnMode
 from placeit.optimizer.candidates import Candidate
-from placeit.optimizer.references import Reference, references_beside
+from placeit.optimizer.references import Reference, enter_references, references_beside
 from placeit.optimizer.search import Search
 from placeit.profiler.cache import Cache
 from placeit.report import as_json, as_text
@@ -141,6 +142,18 @@ def test_a_reference_that_does_nothing_is_out(raced: Callable[[], Raced], monkey
     monkeypatch.setattr(OwnModeRunner, "run_all", lambda self: None)
     (reference,) = raced().references
     assert reference.row.failed is not None
+
+
+def test_a_reference_that_never_ends_is_left_behind(raced: Callable[[], Raced], monkeypatch: pytest.MonkeyPatch) -> None:
+    end = threading.Event()
+    monkeypatch.setattr(OwnModeRunner, "time", lambda self: end.wait(30))
+    monkeypatch.setattr("placeit.optimizer.races.Races.left", lambda self: 0.1)
+    monkeypatch.setattr("placeit.optimizer.races._PATIENCE_S", 0.1)
+    monkeypatch.setattr("placeit.optimizer.search.Search.guests", lambda self, *_: enter_references(self, self.problem))
+    (reference,) = raced().references
+    end.set()
+    assert reference.row.failed is not None
+    assert "OpenVINO has not ended after 0 s, and nobody waits for it any longer" in reference.row.failed
 
 
 def test_references_are_not_run_where_there_is_no_time_to_compile_them(
