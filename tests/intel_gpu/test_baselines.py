@@ -29,15 +29,18 @@ CORES = allowed_cores()
 
 
 @functools.cache
-def mlp() -> OpenVinoModel:
-    """Two layers."""
+def two_branches() -> OpenVinoModel:
+    """A layer, then two layers beside each other, and their sum."""
     rng = np.random.default_rng(0)
-    x = ops.parameter([1, 32], ov.Type.f32, name="x")
-    value = x.output(0)
-    for number, (inputs, outputs) in enumerate([(32, 48), (48, 16)]):
+
+    def layer(value: Any, inputs: int, outputs: int) -> Any:
         weights = rng.standard_normal((outputs, inputs)).astype(np.float32) / np.float32(inputs**0.5)
-        value = ops.relu(ops.matmul(value, ops.constant(weights), False, True, name=f"layer{number}")).output(0)
-    return describe(ov.Model([ops.result(value, name="y")], [x], "mlp"), Path("mlp"))
+        return ops.matmul(value, ops.constant(weights), False, True)
+
+    x = ops.parameter([1, 32], ov.Type.f32, name="x")
+    stem = ops.relu(layer(x, 32, 48))
+    both = ops.add(ops.relu(layer(stem, 48, 16)), ops.tanh(layer(stem, 48, 16)))
+    return describe(ov.Model([ops.result(both, name="y")], [x], "two branches"), Path("two branches"))
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +58,7 @@ def _known_costs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def beside_cpu(gpus: list[str]) -> Iterator[Session]:
-    with Session(mlp(), ["CPU", gpus[0]], cache=None, max_groups=2) as session:
+    with Session(two_branches(), ["CPU", gpus[0]], cache=None, max_groups=3) as session:
         session.profile()
         yield session
 
@@ -78,7 +81,7 @@ def test_auto_and_hetero_race_beside_the_single_devices(beside_cpu: Session, gpu
 
 
 def test_a_gpu_whose_memory_limit_the_model_exceeds_is_in_no_reference(gpus: list[str]) -> None:
-    with Session(mlp(), ["CPU", gpus[0]], cache=None, max_groups=2, memory={gpus[0]: 100.0}) as session:
+    with Session(two_branches(), ["CPU", gpus[0]], cache=None, max_groups=3, memory={gpus[0]: 100.0}) as session:
         session.profile()
         assert placeit.compare(session, {}, runs=6).references == ()
 
@@ -99,10 +102,12 @@ def one_queue(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_for_throughput_a_gpu_serves_whole_requests_beside_core_sets(gpus: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     cores = [f"CPU@{core}" for core in CORES[:2]]
     devices = [*cores, gpus[0]]
-    found = placeit.optimize(mlp(), devices, placers=["heft"], objective="throughput", budget=120.0, max_groups=2, cache=None)
+    found = placeit.optimize(
+        two_branches(), devices, placers=["heft"], objective="throughput", budget=120.0, max_groups=3, cache=None
+    )
     replicas = {one.name: one for one in found.candidates if one.replicas}
     everywhere = replicas[f"replicas on {', '.join(devices)}"]
-    assert [sorted(one.counts()) for one in everywhere.placement.every] == [[name] for name in devices]
+    assert [[devices[d] for d in np.unique(plan.placement)] for plan in everywhere.plans] == [[name] for name in devices]
     assert all(map(right, (one for one in found.candidates if one.measured is not None)))
     assert everywhere.measured is not None
     references = {one.row.name: one.row for one in found.references}
@@ -111,8 +116,8 @@ def test_for_throughput_a_gpu_serves_whole_requests_beside_core_sets(gpus: list[
     assert all(one.failed is None for one in references.values())
     assert right(multi)
     assert set(multi.used) == {gpus[0], "CPU"}
-    model = mlp()
-    with Session(model, devices, cache=None, max_groups=2) as session:
+    model = two_branches()
+    with Session(model, devices, cache=None, max_groups=3) as session:
         inputs = [model.random_inputs(seed) for seed in range(20)]
         with session.serve(everywhere.placement) as server:
             futures = [server.submit(one) for one in inputs]
@@ -123,7 +128,7 @@ def test_for_throughput_a_gpu_serves_whole_requests_beside_core_sets(gpus: list[
 
 
 def test_a_placement_written_for_hetero_runs_on_its_devices(beside_cpu: Session, gpus: list[str], tmp_path: Path) -> None:
-    model = mlp()
+    model = two_branches()
     placement = beside_cpu.placement(np.arange(len(beside_cpu.grouping.groups)) % 2)
     device = export_hetero(model, placement.as_dict(), tmp_path / "placed.xml")
     assert sorted(device.removeprefix("HETERO:").split(",")) == sorted(["CPU", gpus[0]])
