@@ -15,6 +15,8 @@ import pytest
 from placeit import Placement, read_cluster
 from placeit.devices.host import allowed_cores
 from placeit.placers import placer_names
+from placeit.profiler.trace import write_chrome_trace
+from placeit.runtime.spans import Span
 
 ROOT = Path(__file__).parents[1]
 
@@ -97,6 +99,17 @@ def test_reading_no_pictures_or_none_per_second_is_refused(option: str, says: st
     assert done.returncode == 2
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_timeline_shows_which_devices_work_at_the_same_time(example: Example, tmp_path: Path) -> None:
+    ran = [("CPU@0", 0.0, 1.0, "first"), ("CPU@0", 1.0, 3.0, "left"), ("CPU@1", 1.0, 4.0, "right")]
+    spans = [Span("compute", (where,), 0, None, start, finish, name) for where, start, finish, name in ran]
+    write_chrome_trace(tmp_path / "t.json", spans)
+    first, second, axis, *letters = example("timeline", tmp_path / "t.json").splitlines()
+    assert re.fullmatch(r"CPU@0 \|a{19}b{38} {19}\|", first)
+    assert re.fullmatch(r"CPU@1 \| {19}c{57}\|", second)
+    assert axis.endswith(" 4000 ms")
+    assert letters == ["a first", "b left", "c right"]
 
 
 def test_the_cluster_file_describes_an_emulated_pair() -> None:

@@ -1,12 +1,21 @@
 """Fixtures of the tests that need an Intel GPU: a real one, or the emulated one of ``tests/emulated_gpu``."""
 
+import json
+import math
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from emulated_gpu.build import MISSING
+from emulated_gpu.models import branches
+from typer.testing import CliRunner
 
+from placeit.cli import app
+from placeit.cli.terminal import Lines
 from placeit.devices.openvino import openvino_core
+from placeit.session import Session
 
 _HERE = Path(__file__).parent
 
@@ -29,3 +38,67 @@ def gpus() -> list[str]:
             pytest.fail(reason)
         pytest.skip(reason)
     return found
+
+
+@pytest.fixture(scope="session")
+def devices(gpus: list[str]) -> tuple[str, ...]:
+    """The CPU and the first two GPUs, or the only one."""
+    return ("CPU", *gpus[:2])
+
+
+@pytest.fixture(scope="session")
+def gpu(gpus: list[str]) -> str:
+    """The first GPU."""
+    return gpus[0]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep compiled programs on disk for all tests here, because GPUs take seconds to compile one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PLACEIT_MODEL_CACHE", str(tmp_path_factory.mktemp("compiled")))
+        yield
+
+
+@pytest.fixture(scope="session")
+def mlp(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A layer, two layers beside each other, and their sum."""
+    return branches(tmp_path_factory.mktemp("mlp"))
+
+
+@pytest.fixture(scope="session")
+def session(devices: tuple[str, ...], mlp: Path) -> Iterator[Session]:
+    """The layers on all devices, without costs, open for all tests: programs that one has compiled are there for the next."""
+    with Session(mlp, devices, cache=None) as opened:
+        _ = opened.runtime  # its threads are there before a test begins
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def half_session(devices: tuple[str, ...], mlp: Path) -> Iterator[Session]:
+    """The layers on all devices in float16."""
+    with Session(mlp, devices, precision="f16", cache=None) as opened:
+        _ = opened.runtime
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def cost_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Keep measured costs for all tests here, so that the layers are profiled once."""
+    return tmp_path_factory.mktemp("costs")
+
+
+@pytest.fixture
+def cli(tmp_path: Path, cost_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Call ``placeit`` in this process, in the test's own folder; return what its JSON says, or how it failed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PLACEIT_CACHE", str(cost_cache))
+    monkeypatch.setattr(Lines, "SOONEST", math.inf)
+    monkeypatch.setattr(Lines, "OFTEN", math.inf)
+
+    def call(*args: object, fails: bool = False) -> Any:
+        result = CliRunner().invoke(app, [*map(str, args), *([] if fails else ["--json"])])
+        assert (result.exit_code != 0) == fails, result.stderr
+        return result if fails else json.loads(result.stdout)
+
+    return call
