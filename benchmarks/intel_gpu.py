@@ -129,7 +129,7 @@ def interrupted(model: Path, placement: Path, moment: str, after: float, folder:
     """Send Ctrl-C to a process that runs a placement, so many seconds after it began to compile or to race."""
     command = [sys.executable, "-c", _TELLING, "run", str(model), "-p", str(placement), "--runs", "10000000"]
     # what is in a cache of compiled programs takes no time to compile
-    env = os.environ | {"PLACEIT_CACHE": str(folder), "PLACEIT_MODEL_CACHE": str(folder) if moment == "racing" else "0"}
+    env = os.environ | {"PLACEIT_CACHE": str(folder), "PLACEIT_MODEL_CACHE": "1" if moment == "racing" else "0"}
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=env) as process:
         assert process.stderr is not None
         try:

@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ from typer.testing import CliRunner
 
 from placeit.cli import app
 from placeit.cli.terminal import Lines
+from placeit.devices.host import allowed_cores
 from placeit.devices.openvino import openvino_core
+from placeit.profiler.cache import Cache
 from placeit.session import Session
 
 _HERE = Path(__file__).parent
@@ -53,11 +55,12 @@ def gpu(gpus: list[str]) -> str:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep compiled programs on disk for all tests here, because GPUs take seconds to compile one."""
+def cost_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Keep measured costs and compiled programs for all tests here, because GPUs take seconds to compile one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PLACEIT_MODEL_CACHE", str(tmp_path_factory.mktemp("compiled")))
-        yield
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setenv("PLACEIT_CACHE", str(folder))
+        yield folder
 
 
 @pytest.fixture(scope="session")
@@ -83,16 +86,28 @@ def half_session(devices: tuple[str, ...], mlp: Path) -> Iterator[Session]:
 
 
 @pytest.fixture(scope="session")
-def cost_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Keep measured costs for all tests here, so that the layers are profiled once."""
-    return tmp_path_factory.mktemp("costs")
+def known_costs(devices: tuple[str, ...], mlp: Path, cost_cache: Path) -> None:
+    """Have what the layers cost on all devices in the cost cache, measured completely however busy the machine is."""
+    _profile(mlp, devices, cost_cache)
+
+
+@pytest.fixture(scope="session")
+def pair(gpu: str, mlp: Path, cost_cache: Path) -> tuple[str, str]:
+    """The first GPU and a CPU core, on which it is known what the layers cost."""
+    devices = (gpu, f"CPU@{allowed_cores()[0]}")
+    _profile(mlp, devices, cost_cache)
+    return devices
+
+
+def _profile(model: Path, devices: Sequence[str], folder: Path) -> None:
+    with Session(model, devices, cache=Cache(folder)) as session:
+        session.profile(budget_s=600)
 
 
 @pytest.fixture
-def cli(tmp_path: Path, cost_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Call ``placeit`` in this process, in the test's own folder; return what its JSON says, or how it failed."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PLACEIT_CACHE", str(cost_cache))
     monkeypatch.setattr(Lines, "SOONEST", math.inf)
     monkeypatch.setattr(Lines, "OFTEN", math.inf)
 

@@ -22,8 +22,8 @@ def _interruptible() -> Iterator[None]:
 
 @pytest.mark.parametrize(("moment", "after"), [("compiling", 0.5), ("compiling", 3.0), ("racing", 0.0), ("racing", 1.0)])
 def test_ctrl_c_ends_a_command_that_compiles_or_runs_on_gpus(
-    mlp: Path, session: Session, tmp_path: Path, moment: str, after: float
+    mlp: Path, session: Session, tmp_path: Path, cost_cache: Path, moment: str, after: float
 ) -> None:
     on_all(session).save(tmp_path / "split.json")
-    ended = interrupted(mlp, tmp_path / "split.json", moment, after, tmp_path)
+    ended = interrupted(mlp, tmp_path / "split.json", moment, after, cost_cache)
     assert ended.as_it_should, ended

@@ -11,7 +11,6 @@ import pytest
 
 from benchmarks.intel_gpu import placed
 from placeit.core.errors import PlacementError
-from placeit.devices.host import allowed_cores
 from placeit.optimizer.optimize import optimize
 from placeit.profiler.cache import Cache
 from placeit.session import Session
@@ -20,14 +19,10 @@ _LAYER = 64 * 64 * 4  # bytes of weights, of which the model has three
 
 
 @pytest.fixture
-def capped(gpu: str, mlp: Path) -> Iterator[Session]:
-    """A core and a GPU that has room for one layer."""
-    with Session(mlp, (gpu, _core()), cache=None, memory={gpu: 1.5 * _LAYER}) as opened:
+def capped(pair: tuple[str, str], mlp: Path) -> Iterator[Session]:
+    """A GPU that has room for one layer, and a core."""
+    with Session(mlp, pair, cache=None, memory={pair[0]: 1.5 * _LAYER}) as opened:
         yield opened
-
-
-def _core() -> str:
-    return f"CPU@{allowed_cores()[0]}"
 
 
 @pytest.mark.parametrize("groups", [[0, 0, 0, 0], [0, 0, 1, 1], [0, 1, 0, 1], [1, 0, 0, 0]], ids=str)
@@ -48,10 +43,13 @@ def test_a_replica_beyond_the_limit_is_refused(capped: Session, gpu: str, first:
 
 
 @pytest.mark.parametrize("objective", ["latency", "throughput"])
-def test_no_candidate_of_a_search_is_beyond_the_limit(mlp: Path, gpu: str, cost_cache: Path, objective: str) -> None:
+def test_no_candidate_of_a_search_is_beyond_the_limit(
+    mlp: Path, pair: tuple[str, str], cost_cache: Path, objective: str
+) -> None:
+    gpu, _ = pair
     found = optimize(
         mlp,
-        (gpu, _core()),
+        pair,
         objective=objective,
         placers=("heft",),
         budget=5,
