@@ -137,6 +137,22 @@ def test_an_op_that_a_gpu_says_it_does_not_support_is_placed_elsewhere(recorded:
     assert any(can.values())
 
 
+def test_of_ops_that_are_placed_together_only_the_unsupported_ones_are_kept_off_a_gpu(recorded: See) -> None:
+    x = ops.parameter([1, 8], ov.Type.f32, name="x")
+    chain = ops.sigmoid(ops.tanh(ops.relu(x, name="before"), name="bend"), name="after")
+    model = describe(ov.Model([ops.result(chain)], [x], "chain"), Path("chain"))
+    for plugin in (
+        replace(GPU, unsupported=frozenset({"Tanh"})),
+        replace(GPU, compiling=refusing("Tanh", *NO_KERNEL)),
+    ):
+        recorded(GPU_0=plugin)
+        with Session(model, f"{CORE},GPU.0", cache=None) as session:
+            assert len(session.grouping.groups) == 1
+            session.profile(budget_s=2.0)
+            can = placeable(session, "GPU.0")
+        assert (can["before"], can["bend"], can["after"]) == (True, False, True)
+
+
 def test_a_placement_that_has_no_room_on_a_gpu_is_left_out_and_the_search_goes_on(recorded: See) -> None:
     # parts of the model fit, and all of it does not
     recorded(GPU_0=replace(GPU, compiling=refusing("Tanh", *NO_MEMORY, least=len(branches().ov_model.get_ordered_ops()))))

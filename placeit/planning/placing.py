@@ -75,6 +75,13 @@ class Placing:
             parts = segments
         return replace(self, grouping=divided(self.grouping, parts, self.together))
 
+    def divided_by(self, kinds: NDArray[np.int32]) -> Self:
+        """Split groups with ops of different kinds, ``int32[V]``, unless that separates ops that need one device."""
+        try:
+            return replace(self, grouping=divided(self.grouping, kinds, self.together))
+        except PlacementError:
+            return self
+
     def groups_of(self, placement: Placement) -> NDArray[np.int32]:
         """Device of each group, ``int32[G]``, matched by op and device name.
 

@@ -30,7 +30,7 @@ from placeit.runtime.budget import STEP_S
 from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.runtime import Runtime
 
-__all__ = ["Progress", "Worth", "cost_key", "kept_costs", "profile", "supported"]
+__all__ = ["Progress", "Worth", "cost_key", "kept_costs", "profile", "supported", "supported_ops"]
 
 _log = logging.getLogger("placeit")
 
@@ -52,14 +52,14 @@ _CHECKS, _CHECK_SHARE = 6, 0.2  # passes that tell whether cached costs still ho
 _MARGIN = 1.1  # between what was measured then and now: no two processes are alike
 
 
-def supported(model: Model, grouping: Grouping, cluster: Cluster) -> NDArray[np.bool_]:
-    """Ask each device's runtime which groups it can run: ``bool[G, D]``.
+def supported_ops(model: Model, cluster: Cluster) -> NDArray[np.bool_]:
+    """Ask each device's runtime which ops it can run: ``bool[V, D]``.
 
     Raises:
-        InfeasibleError: some op, or some group as a whole, can run on no device.
+        InfeasibleError: some op can run on no device.
         DeviceError: a runtime does not answer.
     """
-    graph = grouping.graph
+    graph = model.graph
     can = np.ones((len(graph), len(cluster)), bool)
     answers: dict[tuple[str, str], Collection[str]] = {}
     for d, device in enumerate(cluster.devices):
@@ -74,6 +74,17 @@ def supported(model: Model, grouping: Grouping, cluster: Cluster) -> NDArray[np.
             f"None of the devices {', '.join(cluster.names)} supports op '{graph.names[v]}' ({graph.kinds[v]}): "
             f"{_advice(cluster)}."
         )
+    return can
+
+
+def supported(model: Model, grouping: Grouping, cluster: Cluster) -> NDArray[np.bool_]:
+    """Ask each device's runtime which groups it can run: ``bool[G, D]``.
+
+    Raises:
+        InfeasibleError: some op, or some group as a whole, can run on no device.
+        DeviceError: a runtime does not answer.
+    """
+    can = supported_ops(model, cluster)
     groups = np.ones((len(grouping.groups), len(cluster)), bool)
     np.logical_and.at(groups, grouping.group_of, can)
     nowhere = np.flatnonzero(~groups.any(axis=1))

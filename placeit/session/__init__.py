@@ -31,7 +31,7 @@ from placeit.planning.coarsen import Grouping
 from placeit.planning.placing import Placing
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.cache import Cache
-from placeit.profiler.costs import Progress, Worth, kept_costs, profile, supported
+from placeit.profiler.costs import Progress, Worth, kept_costs, profile, supported, supported_ops
 from placeit.profiler.estimates import estimated
 from placeit.profiler.expected import as_expected
 from placeit.profiler.op_times import OpTime, op_times
@@ -270,6 +270,7 @@ class Session:
             DeviceError: a device compiles nothing, or no other one supports what it does not compile.
         """
         self.compiling.progress, begin = progress, time.perf_counter()
+        self._divide_by_support()
         while True:
             left = max(budget_s / _AGAIN, budget_s - (time.perf_counter() - begin))
             measured = functools.partial(
@@ -294,12 +295,26 @@ class Session:
             raise error
         refusing = replace(self.model, refused=self.model.refused | fresh)
         try:
-            supported(refusing, self.grouping, self.cluster)
+            supported_ops(refusing, self.cluster)
         except InfeasibleError:
             raise error from error.__cause__
         self.model = refusing
+        if self._costs is None:  # nobody has an executor yet
+            runtime, self._runtime = self._runtime, None
+            if runtime is not None:
+                runtime.close()
+            self._divide_by_support()
         others = ", ".join(name for name in self.cluster.names if name != error.device)
         _log.warning("%s. It is placed on %s only.", str(error).rstrip("."), others)
+
+    def _divide_by_support(self) -> None:
+        """Split groups with ops that not all devices run, so that they can run the others; nothing once something has run."""
+        hardware = {(device.kind, device.where.hardware) for device in self.cluster.devices if not device.described}
+        begun = self._costs is not None or self._runtime is not None
+        if begun or len(hardware) < 2 or self._expected or not self.executable:
+            return
+        _, kinds = np.unique(supported_ops(self.model, self.cluster), axis=0, return_inverse=True)
+        self.placing = self.placing.divided_by(kinds.astype(np.int32).ravel())
 
     def recall(self) -> bool:
         """Take the costs from the cache, if they are there, without profiling; return whether they are.
@@ -309,6 +324,7 @@ class Session:
             DeviceError: some device exists in simulation only.
         """
         kept = None
+        self._divide_by_support()
         if self._cache is not None:
             with self._there() as runtime:
                 kept = kept_costs(self.model, self.grouping, runtime.cluster, runtime, self._cache)

@@ -73,11 +73,11 @@ def test_inference_that_fails_is_a_device_error_and_no_hang(monkeypatch: pytest.
         raise RuntimeError("Check failed\nout of memory")
 
     monkeypatch.setattr("placeit.runtime.devices.counters._repeat", fails)
-    with pytest.raises(DeviceError, match="run on a: out of memory"):
+    with pytest.raises(DeviceError, match=r"run on a: .*out of memory"):
         group_shares(inception_like(), coarsen(inception_like().graph), CORE)
 
 
 def test_a_device_that_openvino_does_not_have_is_a_device_error() -> None:
     model = inception_like()
-    with pytest.raises(DeviceError, match="compile a model for mine"):
+    with pytest.raises(DeviceError, match=r"what mine computes in: Device with .NOSUCH. name is not registered"):
         group_shares(model, coarsen(model.graph), Device("mine", address=Address("NOSUCH")))
