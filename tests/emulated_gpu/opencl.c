@@ -62,7 +62,6 @@ enum {
     CL_QUEUE_CONTEXT = 0x1090,
     CL_QUEUE_DEVICE = 0x1091,
     CL_QUEUE_PROPERTIES = 0x1093,
-    CL_QUEUE_SIZE = 0x1094,
     CL_PROGRAM_CONTEXT = 0x1161,
     CL_PROGRAM_DEVICES = 0x1163,
     CL_PROGRAM_BUILD_LOG = 0x1183,
@@ -80,7 +79,7 @@ enum {
     CL_DEVICE_FEATURE_CAPABILITIES_INTEL = 0x4256,
 };
 
-enum { CL_DEVICE_TYPE_DEFAULT = 1 << 0, CL_DEVICE_TYPE_GPU = 1 << 2 };
+enum { CL_DEVICE_TYPE_DEFAULT = 1 << 0, CL_DEVICE_TYPE_GPU = 1 << 2, CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE = 1 << 0 };
 
 cl_int clGetPlatformIDs(cl_uint size, cl_platform_id *, cl_uint *);
 cl_int clGetDeviceIDs(cl_platform_id, cl_bitfield type, cl_uint size, cl_device_id *, cl_uint *);
@@ -337,13 +336,15 @@ cl_int clCreateSubDevices(cl_device_id gpu, const intptr_t *properties, cl_uint 
 
 cl_command_queue clCreateCommandQueueWithProperties(cl_context context, cl_device_id gpu, const cl_properties *properties,
                                                     cl_int *error) {
-    cl_properties known[5] = {0}; /* without priority, throttle and family, which a GPU's driver has */
-    int length = 0;
+    /* Every queue runs its commands in order. Where several threads wait for queues that may reorder them, Intel's runtime
+     * deadlocks (2026.2): a thread that waits runs the task of such a queue, and within it a wait for that same task. Priority,
+     * throttle and family of a queue, which only a GPU's driver knows, are left out. */
+    cl_properties known[3] = {0};
     (void)gpu;
-    for (const cl_properties *p = properties; p && *p && length < 4; p += 2)
-        if (*p == CL_QUEUE_PROPERTIES || *p == CL_QUEUE_SIZE) {
-            known[length++] = p[0];
-            known[length++] = p[1];
+    for (const cl_properties *p = properties; p && *p; p += 2)
+        if (*p == CL_QUEUE_PROPERTIES) {
+            known[0] = p[0];
+            known[1] = p[1] & ~(cl_properties)CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE;
         }
     return REAL(clCreateCommandQueueWithProperties)(context, processor, known, error);
 }
