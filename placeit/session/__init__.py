@@ -290,7 +290,7 @@ class Session:
 
     def _refuse(self, error: DeviceError) -> None:
         """Have other devices run the ops that a device does not compile; raise the error if it is not about such ops."""
-        fresh = {(error.device, op) for op in error.ops} - self.model.refused
+        fresh = {(error.device, op) for op in error.ops if op in self.model.graph.index} - self.model.refused
         if not fresh:
             raise error
         refusing = replace(self.model, refused=self.model.refused | fresh)
