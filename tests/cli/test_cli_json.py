@@ -30,8 +30,15 @@ def differences(found: Any, documented: Any, where: str = "") -> list[str]:
 
 def candidates_written_out(documented: dict[str, Any]) -> dict[str, Any]:
     one = documented["chosen"]
-    other = one | {"of": "name", "ratio": "number", "ratio_ci": ["low", "high"]}
-    return documented | {"candidates": [one], "best_single": one, "precisions": [other]}
+    ratio = {"ratio": "number", "ratio_ci": ["low", "high"]}
+    reference = one | ratio | {"target": "what OpenVINO compiled for", "used": ["device"]}
+    lists = {"candidates": [one], "precisions": [one | ratio | {"of": "name"}], "references": [reference]}
+    return documented | lists | {"best_single": one}
+
+
+def references_written_out(documented: dict[str, Any]) -> dict[str, Any]:
+    """Of ``placeit compare``."""
+    return documented | {"references": [documented["candidates"][0] | {"used": ["device"], "not_run": "text"}]}
 
 
 @pytest.fixture
