@@ -508,6 +508,7 @@ def _in_another_process(costs: str) -> Iterator[Session]:
         virtual(patch)
         truth.append(known_truth())
         with opened(None) as session:
+            session.recall()  # there is nothing to recall, but groups are split as they are for profiling
             session._costs = pickle.loads(Path(costs).read_bytes())
             yield session
 

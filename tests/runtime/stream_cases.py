@@ -31,6 +31,7 @@ class Model:
 
     together = ()
     channels_last = frozenset()
+    uniform = False
 
     def __init__(self, graph):
         producer = {int(v): int(t) for (_, v), t in zip(graph.edges, graph.edge_tensor, strict=True)}
