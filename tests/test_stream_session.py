@@ -64,7 +64,7 @@ def test_a_placement_found_there_computes_what_the_module_does(eager, cache, clu
     ops = model.graph.names
     halves = (2 * np.arange(len(ops)) // len(ops)).astype(np.int32)
     split = Placement(tuple(ops), halves, tuple(cluster.names), model.graph.hash)  # measured, however slow it is
-    found = optimize(model, cluster, budget=20.0, start=split, cache=cache, max_groups=8)
+    found = optimize(model, cluster, budget=60.0, start=split, cache=cache, max_groups=8)
     assert found.chosen.output_error.max_rel < 1e-5
     inputs = model.random_inputs(seed=3)
     reference = model.reference(None, "f32")(inputs)
