@@ -205,6 +205,11 @@ class Segmenter:
             np.zeros(len(costs.dispatch)) if outside is None else np.array(outside, np.float64),
         )
 
+    @property
+    def computes(self) -> NDArray[np.bool_]:
+        """``bool[G]``, false for groups that only hand inputs or outputs of the model through."""
+        return np.asarray(~self._groups.passthrough, np.bool_)
+
     def problem(self) -> Problem:
         """The placement problem over groups that placers see.
 

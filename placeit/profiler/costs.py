@@ -43,7 +43,6 @@ Worth = Callable[[NDArray[np.float64]], bool]
 _FULL, _FULL_ALONE = 15, 8  # runs of the whole model that a full profile takes about, of several devices and of one
 _GOLDEN = 0.618  # steps of this share of a circle never come near to where they were
 _FEWEST, _MOST = 3, 12  # passes that count; one of each kind before them does not
-_FREE_KINDS = frozenset({"Parameter", "Result"})
 _FEWEST_PROGRAMS, _SHARE_CUT = 12, 3  # of groups cut off and runs between them: so many, or one for so many groups
 _SLOW_S, _SLOWER = 2.0, 4.0  # a device compiles slowly if the whole model takes so long there, and so many times the quickest
 _FEWEST_SLOW, _COMPILING_SHARE = 2, 0.4  # of groups cut off there; what compiling them may take of the time that is left
@@ -222,7 +221,9 @@ class _Profile:
         self.groups, self.devices = can.shape
         self.once = np.full(self.devices, np.inf)  # seconds of the whole model in its first run
         self.short = self.complete = False  # whether there was no time for all of it; whether all of it was done
-        self.computes = np.array([bool(kinds - _FREE_KINDS) for kinds in _kinds(grouping)])
+        free = Costs.zero(self.groups, replace(links.cluster, links=_measured(links.cluster)))
+        self.segmenter = Segmenter(grouping, free)
+        self.computes = self.segmenter.computes
         self.distance, self.bytes = alike(grouping, runtime.channels_last)
         self.cut = np.ones(self.groups, bool)
         self.quick = np.ones(self.devices, bool)  # which devices compile what runs between cut groups
@@ -239,8 +240,6 @@ class _Profile:
         devices = range(self.devices)
         with contextlib.ExitStack() as stack:
             runtime = _unslowed(self.runtime, self.grouping, stack)
-            free = Costs.zero(self.groups, replace(self.links.cluster, links=_measured(self.links.cluster)))
-            segmenter = Segmenter(self.grouping, free)
 
             def passes(plan: Plan) -> Passes:
                 executor = stack.enter_context(runtime.executor(plan))
@@ -250,7 +249,7 @@ class _Profile:
             def undivided(d: int) -> Passes | None:
                 if self.can[:, d].all():
                     with contextlib.suppress(NoRoomError):  # there may be room for parts of the model
-                        return passes(segmenter.plan(np.full(self.groups, d, np.int32)))
+                        return passes(self.segmenter.plan(np.full(self.groups, d, np.int32)))
                 return None
 
             whole = [undivided(d) for d in devices]
@@ -268,7 +267,7 @@ class _Profile:
             of = self._segments()
 
             def placed(segments: NDArray[np.int32]) -> Passes:
-                return passes(segmenter.merged(of, segments[of]))
+                return passes(self.segmenter.merged(of, segments[of]))
 
             cut = [placed(self._on(of, d)) for d in devices]
             apart = [placed(self._apart(of, turn)) for turn in devices] if self.devices > 1 and not self.short else []
@@ -453,14 +452,6 @@ class _Profile:
             if found:
                 each[d], per_byte[d] = _nonnegative_line(*np.array(found).T)
         return each, per_byte
-
-
-def _kinds(grouping: Grouping) -> list[set[str]]:
-    """Return the kinds of ops in each group."""
-    kinds: list[set[str]] = [set() for _ in range(len(grouping.groups))]
-    for kind, group in zip(grouping.graph.kinds, grouping.group_of.tolist(), strict=True):
-        kinds[group].add(kind)
-    return kinds
 
 
 def _parts(weight: NDArray[np.float64], of: NDArray[np.int32]) -> NDArray[np.float64]:
