@@ -1,0 +1,19 @@
+// How many requests a placement can serve: for how long one request keeps the busiest resource busy.
+#pragma once
+
+#include <cstdint>
+
+#include "rules/span.hpp"
+#include "rules/tables.hpp"
+
+namespace placeit {
+
+/// Writes for how many seconds one request keeps each resource busy, [D + C + D * D]; returns those of the busiest, infinity if
+/// an op cannot run where it is placed or memory is too small. `place`: [V], -1 for an op that is left out.
+double busy_seconds(const Tables& tables, Span<const std::int32_t> place, Span<double> busy);
+
+/// Writes the ops that keep the busiest resource busy, by what busy_seconds wrote, [V]; returns how many they are.
+std::int32_t busiest_ops(const Tables& tables, Span<const std::int32_t> place, Span<const double> busy,
+                         Span<std::int32_t> ops);
+
+}  // namespace placeit
