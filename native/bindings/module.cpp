@@ -3,6 +3,7 @@
 
 namespace placeit {
 
+void bind_placers(nanobind::module_& module);
 void bind_rules(nanobind::module_& module);
 
 }  // namespace placeit
@@ -10,4 +11,5 @@ void bind_rules(nanobind::module_& module);
 NB_MODULE(_core, module) {
     module.doc() = "Compiled parts of placeit: rules of execution and simulators.";
     placeit::bind_rules(module);
+    placeit::bind_placers(module);
 }
