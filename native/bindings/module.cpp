@@ -5,11 +5,13 @@ namespace placeit {
 
 void bind_placers(nanobind::module_& module);
 void bind_rules(nanobind::module_& module);
+void bind_simulator(nanobind::module_& module);
 
 }  // namespace placeit
 
 NB_MODULE(_core, module) {
     module.doc() = "Compiled parts of placeit: rules of execution and simulators.";
     placeit::bind_rules(module);
+    placeit::bind_simulator(module);
     placeit::bind_placers(module);
 }

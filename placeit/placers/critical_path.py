@@ -13,7 +13,7 @@ from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import best, is_over, option
 from placeit.placers.feasibility import fits, repair
 from placeit.placers.list_scheduling import priority_order, upward_ranks
-from placeit.simulator.tables import core_tables
+from placeit.simulator.compiled import compiled
 
 __all__ = ["CriticalPath"]
 
@@ -49,5 +49,5 @@ class CriticalPath:
         order = priority_order(problem, ranks, rng.random(len(problem)))
         lots = rng.random((len(problem), problem.devices))
         placement = np.empty(len(problem), np.int32)
-        _core.earliest_start_placement(core_tables(problem), order, lots, placement)
+        _core.earliest_start_placement(compiled(problem), order, lots, placement)
         return placement if fits(problem, placement) else repair(problem, placement)

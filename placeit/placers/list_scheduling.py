@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from placeit import _core
 from placeit.core.problem import Problem
 from placeit.placers.feasibility import repair
+from placeit.simulator.compiled import compiled
 from placeit.simulator.queues import inline
-from placeit.simulator.tables import core_tables
 
 __all__ = [
     "ListSchedule",
@@ -82,14 +82,14 @@ def mean_comm(problem: Problem) -> NDArray[np.float64]:
 def upward_ranks(problem: Problem) -> NDArray[np.float64]:
     """Rank of each op, seconds: mean length of the longest path from its start to an exit (Eq. 8 of HEFT)."""
     rank = np.empty(len(problem))
-    _core.upward_ranks(core_tables(problem), mean_compute(problem), mean_comm(problem)[problem.successors.edge], rank)
+    _core.upward_ranks(compiled(problem), mean_compute(problem), mean_comm(problem)[problem.successors.edge], rank)
     return rank
 
 
 def downward_ranks(problem: Problem) -> NDArray[np.float64]:
     """Rank of each op, seconds: mean length of the longest path from an entry to its start (Eq. 10 of CPOP)."""
     rank = np.empty(len(problem))
-    _core.downward_ranks(core_tables(problem), mean_compute(problem), mean_comm(problem)[problem.successors.edge], rank)
+    _core.downward_ranks(compiled(problem), mean_compute(problem), mean_comm(problem)[problem.successors.edge], rank)
     return rank
 
 
@@ -107,7 +107,7 @@ def priority_order(
         ties = np.empty(len(problem))
         ties[problem.order] = np.arange(len(problem))
     order = np.empty(len(problem), np.int32)
-    _core.ready_order(core_tables(problem), np.lexsort((ties, -priority)).astype(np.int32), order)
+    _core.ready_order(compiled(problem), np.lexsort((ties, -priority)).astype(np.int32), order)
     return order
 
 
@@ -153,7 +153,7 @@ def _schedule(
 ) -> tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.float64], bool]:
     placement, start, finish = np.full(len(problem), -1, np.int32), np.zeros(len(problem)), np.zeros(len(problem))
     costs = np.ascontiguousarray(compute)
-    fits = _core.insertion_schedule(core_tables(problem), order, costs, memory, placement, start, finish)
+    fits = _core.insertion_schedule(compiled(problem), order, costs, memory, placement, start, finish)
     return placement, start, finish, fits
 
 

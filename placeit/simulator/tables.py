@@ -8,12 +8,11 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit import _core
 from placeit.core.conflicts import cliques
 from placeit.core.problem import Problem
 from placeit.simulator.queues import EDGE, OP, Records
 
-__all__ = ["LINK", "Tables", "core_tables", "link_records", "tables"]
+__all__ = ["LINK", "Tables", "link_records", "tables"]
 
 LINK = np.dtype([("latency", "f8"), ("bandwidth", "f8")])
 
@@ -40,33 +39,6 @@ def tables(problem: Problem) -> Tables:
     known = _TABLES.get(problem)
     if known is None:
         known = _TABLES[problem] = _build(problem)
-    return known
-
-
-_CORE_TABLES: WeakKeyDictionary[Problem, _core.Tables] = WeakKeyDictionary()
-
-
-def core_tables(problem: Problem) -> _core.Tables:
-    """Return a problem as compiled functions read it; built once per problem."""
-    known = _CORE_TABLES.get(problem)
-    if known is None:
-        conflicts = problem.conflicts
-        groups = cliques(conflicts) if conflicts.any() else np.zeros((0, problem.devices), np.bool_)
-        arrays = (
-            problem.compute,
-            problem.edges,
-            problem.edge_bytes,
-            problem.edge_tensor,
-            problem.latency,
-            problem.bandwidth,
-            problem.cut,
-            problem.param_bytes,
-            problem.memory,
-            conflicts,
-            groups[groups.sum(axis=1) > 1],
-            problem.order,
-        )
-        known = _CORE_TABLES[problem] = _core.Tables(*map(np.ascontiguousarray, arrays))
     return known
 
 
