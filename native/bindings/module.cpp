@@ -3,6 +3,7 @@
 
 namespace placeit {
 
+void bind_placers(nanobind::module_& module);
 void bind_rules(nanobind::module_& module);
 void bind_simulator(nanobind::module_& module);
 
@@ -12,4 +13,5 @@ NB_MODULE(_core, module) {
     module.doc() = "Compiled parts of placeit: rules of execution and simulators.";
     placeit::bind_rules(module);
     placeit::bind_simulator(module);
+    placeit::bind_placers(module);
 }
