@@ -1,5 +1,6 @@
 """Compiled parts of placeit: rules of execution and simulators."""
 
+from collections.abc import Callable
 import enum
 
 import numpy
@@ -31,6 +32,38 @@ class Discipline(enum.Enum):
     priority = 1
 
     planned = 2
+
+class Machine:
+    """
+    The rules of one placement, and where its requests stand. It is told what has happened, and answers what to
+    start now: nodes, and -1 - r for a slot whose request has ended; None to what cannot have happened.
+    """
+
+    def __init__(self, tables: Tables, place: numpy.typing.NDArray[numpy.int32], links: LinkModel, queue: Discipline, slots: int) -> None: ...
+
+    def rank(self, priority: numpy.typing.NDArray[numpy.float64]) -> None:
+        """Give every op its priority, float64[V], the higher goes first."""
+
+    def grow(self, slots: int) -> None:
+        """Make room for so many requests in flight."""
+
+    def begin(self, slot: int) -> list[int] | None: ...
+
+    def op_finished(self, node: int) -> list[int] | None: ...
+
+    def transfer_sent(self, node: int) -> list[int] | None: ...
+
+    def transfer_finished(self, node: int) -> list[int] | None: ...
+
+    def abort(self, slot: int) -> list[int]: ...
+
+    def device_lost(self, device: int) -> list[int]: ...
+
+    def aborted(self, slot: int) -> bool:
+        """Whether the request of a slot is aborted."""
+
+    def running(self, slot: int) -> list[int]:
+        """The nodes of a slot that were started and have not finished."""
 
 class Memory(enum.Enum):
     """What is known of memory."""
@@ -94,6 +127,120 @@ def busy_seconds(tables: Tables, place: numpy.typing.NDArray[numpy.int32], busy:
 
 def seconds_per_request(tables: Tables, placements: numpy.typing.NDArray[numpy.int32], seconds: numpy.typing.NDArray[numpy.float64]) -> None:
     """Write the least seconds per request of each placement, float64[B]."""
+
+class Bell:
+    """
+    A counter of the kernel to poll, closed when nobody refers to it, nor a run that rings it.
+    """
+
+    def __init__(self) -> None: ...
+
+    @property
+    def descriptor(self) -> int: ...
+
+    def ring(self) -> None: ...
+
+class Ended:
+    """A request has ended well."""
+
+    @property
+    def slot(self) -> int: ...
+
+    @property
+    def at(self) -> float: ...
+
+class Failed:
+    """The first entry that failed."""
+
+    @property
+    def node(self) -> int: ...
+
+    @property
+    def lane(self) -> int: ...
+
+    @property
+    def status(self) -> int: ...
+
+    @property
+    def at(self) -> float: ...
+
+class Cancelled:
+    """Somebody has stopped the run."""
+
+    @property
+    def at(self) -> float: ...
+
+class Late:
+    """The deadline of the run was over before the run was."""
+
+    @property
+    def deadline(self) -> float: ...
+
+class Broken:
+    """Nobody knows any more what is to run."""
+
+    @property
+    def why(self) -> str: ...
+
+class Lanes:
+    """
+    The lanes of a plan, which run it without Python but for segments that need it.
+    """
+
+    def __init__(self, rules: Machine, slowdown: numpy.typing.NDArray[numpy.float64]) -> None: ...
+
+    def set_entry(self, node: int, lane: int, function: int, argument: int) -> None:
+        """Run a segment by a C function, int (*)(void *), and its argument."""
+
+    def set_call(self, node: int, lane: int, run: Callable) -> None:
+        """Run a segment by a Python function without arguments."""
+
+    def set_transfer(self, node: int, lane: int, seconds: float) -> None:
+        """Have a transfer keep a link for so long."""
+
+    def prepare(self, slots: numpy.typing.NDArray[numpy.int32], waiting: int, bell: Bell | None, deadline: float) -> None: ...
+
+    def work(self, lane: int) -> None: ...
+
+    def admit(self, slot: int) -> None: ...
+
+    def admit_no_more(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def events(self) -> list[Ended | Failed | Cancelled | Late | Broken]:
+        """What has happened since this was last asked."""
+
+    def running(self) -> list[int]:
+        """int64, nodes that are on lanes or queued there."""
+
+    def ran(self, slot: int) -> list[tuple[int, float, float]]:
+        """
+        Node, start and finish of what has run since the request in a slot began, by start.
+        """
+
+    def error(self, node: int) -> object:
+        """
+        Take what the Python function of a segment raised last; None if it is another kind of segment.
+        """
+
+    @property
+    def begun(self) -> bool: ...
+
+    @property
+    def stopped(self) -> bool: ...
+
+    @property
+    def begin(self) -> float: ...
+
+    @property
+    def end(self) -> float: ...
+
+def spend() -> int:
+    """
+    The address of an entry that keeps its thread busy: its argument is that of int64[3], nanoseconds to take, how
+    often it was called, and what it returns.
+    """
 
 def upward_ranks(tables: Tables, compute: numpy.typing.NDArray[numpy.float64], comm: numpy.typing.NDArray[numpy.float64], rank: numpy.typing.NDArray[numpy.float64]) -> None: ...
 

@@ -3,6 +3,8 @@
 
 namespace placeit {
 
+void bind_executor(nanobind::module_& module);
+void bind_machine(nanobind::module_& module);
 void bind_placers(nanobind::module_& module);
 void bind_rules(nanobind::module_& module);
 void bind_simulator(nanobind::module_& module);
@@ -12,6 +14,8 @@ void bind_simulator(nanobind::module_& module);
 NB_MODULE(_core, module) {
     module.doc() = "Compiled parts of placeit: rules of execution and simulators.";
     placeit::bind_rules(module);
+    placeit::bind_machine(module);
     placeit::bind_simulator(module);
+    placeit::bind_executor(module);
     placeit::bind_placers(module);
 }
