@@ -2,18 +2,23 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup demo test lint types check slow intel-gpu format bench clean
+.PHONY: help setup native demo test lint types check slow intel-gpu format bench clean
 
 help: ## what a developer does all day
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 11
 
-setup: .venv/.installed ## create .venv and install placeit with everything its tests need
+setup: .venv/.installed native ## create .venv and install placeit with everything its tests need
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
+
+native: .venv/.installed ## build the C++ extension placeit/_core, what has changed of it
+	@test -f build/build.ninja || $(BIN)/cmake -S . -B build -G Ninja \
+	  -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPython_EXECUTABLE=$(abspath $(BIN)/python)
+	@$(BIN)/cmake --build build
 
 demo: setup ## export a model, then find, measure and run a placement for it
 	$(BIN)/python -m examples.demo
@@ -45,5 +50,5 @@ bench: setup ## the quick form of every benchmark
 	$(BIN)/python -m benchmarks --quick
 
 clean: ## remove the environment and every cache
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv build placeit/_core.*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

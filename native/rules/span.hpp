@@ -60,7 +60,8 @@ template <class T>
 class Matrix {
 public:
     Matrix() = default;
-    Matrix(std::size_t rows, std::size_t columns, T value = T{}) : rows_(rows), columns_(columns), values_(rows * columns, value) {}
+    Matrix(std::size_t rows, std::size_t columns, T value = T{})
+        : rows_(rows), columns_(columns), values_(rows * columns, value) {}
 
     T& operator()(std::size_t row, std::size_t column) { return values_[row * columns_ + column]; }
     const T& operator()(std::size_t row, std::size_t column) const { return values_[row * columns_ + column]; }

@@ -38,22 +38,40 @@ struct Link {
 
 /// A problem, in the layout of the kernels; V ops, E edges, D devices, C sets of devices that run one at a time.
 struct Tables {
-    Matrix<double> compute;   // [V, D] seconds
-    std::vector<Op> op;       // [V + 1]
-    std::vector<Edge> edge;   // [E]
-    Matrix<Link> link;        // [D, D]
+    Matrix<double> compute;             // [V, D] seconds
+    std::vector<Op> op;                 // [V + 1]
+    std::vector<Edge> edge;             // [E]
+    Matrix<Link> link;                  // [D, D]
     std::vector<std::int32_t> entries;  // ops without in-edges, ascending
-    Matrix<double> cut;       // [E, D] by position, or empty if it is zero everywhere
-    std::vector<double> memory;  // [D] bytes
-    Matrix<Flag> conflict;    // [D, D] whether two devices never run at the same time; empty if all may
-    Matrix<Flag> clique;      // [C, D] sets of several devices of which only one runs at a time
-    std::int32_t tensors = 0;  // one more than the highest number of a tensor
-    std::int32_t shared = 0;   // the largest number of tensors of an op that have several edges
+    Matrix<double> cut;                 // [E, D] by position, or empty if it is zero everywhere
+    std::vector<double> memory;         // [D] bytes
+    Matrix<Flag> conflict;              // [D, D] whether two devices never run at the same time; empty if all may
+    Matrix<Flag> clique;                // [C, D] sets of several devices of which only one runs at a time
+    std::int32_t tensors = 0;           // one more than the highest number of a tensor
+    std::int32_t shared = 0;            // the largest number of tensors of an op that have several edges
 
     std::int32_t ops() const { return static_cast<std::int32_t>(compute.rows()); }
     std::int32_t devices() const { return static_cast<std::int32_t>(memory.size()); }
     std::int32_t edges() const { return static_cast<std::int32_t>(edge.size()); }
 };
+
+/// The arrays of a problem, as Python has them; edges are numbered as there.
+struct ProblemArrays {
+    Grid<const double> compute;             // [V, D] seconds
+    Grid<const std::int32_t> edges;         // [E, 2] producer and consumer
+    Span<const double> edge_bytes;          // [E]
+    Span<const std::int32_t> edge_tensor;   // [E] from 0 to E - 1
+    Grid<const double> latency, bandwidth;  // [D, D] seconds, bytes per second
+    Grid<const double> cut;                 // [E, D] seconds
+    Span<const double> param_bytes;         // [V]
+    Span<const double> memory;              // [D] bytes
+    Grid<const Flag> conflicts, cliques;    // [D, D], [C, D]
+    Span<const std::int32_t> order;         // [V] a topological order
+};
+
+/// Throws std::invalid_argument, with a sentence that names the array, if an edge has an end that does not exist or goes
+/// against `order`, if edges of different producers share a tensor, or if the problem is too large.
+Tables make_tables(const ProblemArrays& problem);
 
 enum class LinkModel { contention_free, channel };
 enum class Discipline { fifo, priority, planned };

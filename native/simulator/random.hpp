@@ -12,7 +12,9 @@ inline std::uint64_t mix(std::uint64_t x) {
 }
 
 /// A number in [0, 1) of 64 bits.
-inline double unit(std::uint64_t bits) { return static_cast<double>(bits >> 11) / 9007199254740992.0; }
+inline double unit(std::uint64_t bits) {
+    return static_cast<double>(bits >> 11) / 9007199254740992.0;
+}
 
 class SplitMix {
 public:

@@ -13,7 +13,6 @@ namespace placeit {
 double busy_seconds(const Tables& tables, Span<const std::int32_t> place, Span<double> busy);
 
 /// Writes the ops that keep the busiest resource busy, by what busy_seconds wrote, [V]; returns how many they are.
-std::int32_t busiest_ops(const Tables& tables, Span<const std::int32_t> place, Span<const double> busy,
-                         Span<std::int32_t> ops);
+std::int32_t busiest_ops(const Tables& tables, Span<const std::int32_t> place, Span<const double> busy, Span<std::int32_t> ops);
 
 }  // namespace placeit

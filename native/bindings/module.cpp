@@ -1,0 +1,13 @@
+// placeit._core: what searches, simulators and executors do in compiled code.
+#include <nanobind/nanobind.h>
+
+namespace placeit {
+
+void bind_rules(nanobind::module_& module);
+
+}  // namespace placeit
+
+NB_MODULE(_core, module) {
+    module.doc() = "Compiled parts of placeit: rules of execution and simulators.";
+    placeit::bind_rules(module);
+}

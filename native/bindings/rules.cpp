@@ -1,0 +1,54 @@
+#include <nanobind/nanobind.h>
+
+#include "bindings/arrays.hpp"
+#include "rules/tables.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace placeit {
+
+void bind_rules(nb::module_& module) {
+    using Doubles = Array<const double>;
+    using Ints = Array<const std::int32_t>;
+    using Flags = Array<const Flag>;
+
+    nb::class_<Tables>(module, "Tables", "A problem as the compiled functions read it.")
+        .def(
+            "__init__",
+            [](Tables* self, const Doubles& compute, const Ints& edges, const Doubles& edge_bytes, const Ints& edge_tensor,
+               const Doubles& latency, const Doubles& bandwidth, const Doubles& cut, const Doubles& param_bytes,
+               const Doubles& memory, const Flags& conflicts, const Flags& cliques, const Ints& order) {
+                ProblemArrays problem;
+                problem.compute = compute.grid("compute");
+                problem.edges = edges.grid("edges", {}, 2);
+                const std::size_t ops = problem.compute.rows(), devices = problem.compute.columns();
+                const std::size_t count = problem.edges.rows();
+                problem.edge_bytes = edge_bytes.vector("edge_bytes", count);
+                problem.edge_tensor = edge_tensor.vector("edge_tensor", count);
+                problem.latency = latency.grid("latency", devices, devices);
+                problem.bandwidth = bandwidth.grid("bandwidth", devices, devices);
+                problem.cut = cut.grid("cut", count, devices);
+                problem.param_bytes = param_bytes.vector("param_bytes", ops);
+                problem.memory = memory.vector("memory", devices);
+                problem.conflicts = conflicts.grid("conflicts", devices, devices);
+                problem.cliques = cliques.grid("cliques", {}, devices);
+                problem.order = order.vector("order", ops);
+                new (self) Tables(make_tables(problem));
+            },
+            "compute"_a, "edges"_a, "edge_bytes"_a, "edge_tensor"_a, "latency"_a, "bandwidth"_a, "cut"_a, "param_bytes"_a,
+            "memory"_a, "conflicts"_a, "cliques"_a, "order"_a)
+        .def_prop_ro("ops", &Tables::ops)
+        .def_prop_ro("devices", &Tables::devices)
+        .def_prop_ro("edges", &Tables::edges);
+
+    nb::enum_<LinkModel>(module, "LinkModel")
+        .value("contention_free", LinkModel::contention_free)
+        .value("channel", LinkModel::channel);
+    nb::enum_<Discipline>(module, "Discipline")
+        .value("fifo", Discipline::fifo)
+        .value("priority", Discipline::priority)
+        .value("planned", Discipline::planned);
+}
+
+}  // namespace placeit

@@ -1,0 +1,192 @@
+#include "placers/list_scheduling.hpp"
+
+#include <functional>
+#include <limits>
+#include <queue>
+#include <stdexcept>
+#include <vector>
+
+namespace placeit {
+namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+struct Slot {
+    double begin, end;  // seconds
+};
+
+/// Times at which a device is busy, ascending.
+class Busy {
+public:
+    Busy() { slots_.reserve(16); }
+
+    struct Gap {
+        double at;              // seconds
+        std::ptrdiff_t before;  // number of the slot that comes next
+    };
+
+    /// Returns the earliest gap from `ready` on in which `duration` fits.
+    Gap earliest(double ready, double duration) const {
+        // gaps before a slot that ends until then are of no use
+        auto slot = std::partition_point(slots_.begin(), slots_.end(), [ready](const Slot& one) { return one.end <= ready; });
+        double at = ready;
+        for (; slot != slots_.end() && at + duration > slot->begin; ++slot) at = std::max(at, slot->end);
+        return {at, slot - slots_.begin()};
+    }
+
+    void fill(const Gap& gap, double until) { slots_.insert(slots_.begin() + gap.before, {gap.at, until}); }
+
+    /// Adds a time, united with the slots that it overlaps.
+    void add(Slot added) {
+        const auto ends_before = [&added](const Slot& one) {
+            return one.end < added.begin || (one.end == added.begin && one.begin <= added.begin);
+        };
+        const auto slot = std::find_if_not(slots_.begin(), slots_.end(), ends_before);
+        auto behind = slot;
+        for (; behind != slots_.end() && behind->begin < added.end && behind->end > added.begin; ++behind) {
+            added = {std::min(added.begin, behind->begin), std::max(added.end, behind->end)};
+        }
+        if (behind == slot) {
+            slots_.insert(slot, added);
+        } else {
+            *slot = added;
+            slots_.erase(slot + 1, behind);
+        }
+    }
+
+private:
+    std::vector<Slot> slots_;
+};
+
+/// Writes when all inputs of op `v` are on each device, [D] seconds, as `last_arrival` returns it; not before what stands
+/// there.
+void last_arrivals(const Tables& tables, std::size_t v, Span<const std::int32_t> place, Span<const double> finish,
+                   Span<double> ready) {
+    for (std::size_t i = tables.op[v].in_first; i < tables.op[v + 1].in_first; ++i) {
+        const std::size_t p = tables.edge[i].into, u = tables.edge[p].tail, from = static_cast<std::size_t>(place[u]);
+        for (std::size_t to = 0; to < ready.size(); ++to) {
+            ready[to] = std::max(ready[to], arrival(tables, p, from, to, finish[u]));
+        }
+    }
+}
+
+void check_order(const Tables& tables, Span<const std::int32_t> order) {
+    std::vector<std::int32_t> waiting(order.size());
+    for (std::size_t v = 0; v < waiting.size(); ++v) waiting[v] = tables.op[v].indegree;
+    for (const std::int32_t next : order) {
+        const auto v = static_cast<std::size_t>(next);
+        if (v >= waiting.size() || waiting[v]-- != 0) {
+            throw std::invalid_argument("'order' must name every op once, after those that it reads from.");
+        }
+        for (std::size_t p = tables.op[v].first; p < tables.op[v + 1].first; ++p) --waiting[tables.edge[p].head];
+    }
+}
+
+}  // namespace
+
+void upward_ranks(const Tables& tables, Span<const double> compute, Span<const double> comm, Span<double> rank) {
+    for (std::size_t i = rank.size(); i-- > 0;) {
+        const std::size_t v = tables.op[i].order;
+        double longest = 0.0;
+        for (std::size_t p = tables.op[v].first; p < tables.op[v + 1].first; ++p) {
+            longest = std::max(longest, comm[p] + rank[tables.edge[p].head]);
+        }
+        rank[v] = compute[v] + longest;
+    }
+}
+
+void downward_ranks(const Tables& tables, Span<const double> compute, Span<const double> comm, Span<double> rank) {
+    std::fill(rank.begin(), rank.end(), 0.0);
+    for (std::size_t i = 0; i < rank.size(); ++i) {
+        const std::size_t v = tables.op[i].order;
+        for (std::size_t p = tables.op[v].first; p < tables.op[v + 1].first; ++p) {
+            double& next = rank[tables.edge[p].head];
+            next = std::max(next, rank[v] + compute[v] + comm[p]);
+        }
+    }
+}
+
+void ready_order(const Tables& tables, Span<const std::int32_t> by_priority, Span<std::int32_t> order) {
+    const std::size_t ops = order.size();
+    std::vector<std::int32_t> waiting(ops);
+    std::vector<std::size_t> turn(ops, ops);  // of each op in by_priority
+    for (std::size_t i = 0; i < ops; ++i) {
+        const auto v = static_cast<std::size_t>(by_priority[i]);
+        if (v >= ops || turn[v] != ops) throw std::invalid_argument("'by_priority' must name every op once.");
+        turn[v] = i;
+        waiting[v] = tables.op[v].indegree;
+    }
+    std::priority_queue<std::size_t, std::vector<std::size_t>, std::greater<>> ready;  // by turn
+    for (const std::int32_t v : tables.entries) ready.push(turn[static_cast<std::size_t>(v)]);
+    for (std::int32_t& next : order) {
+        next = by_priority[ready.top()];
+        ready.pop();
+        const auto v = static_cast<std::size_t>(next);
+        for (std::size_t p = tables.op[v].first; p < tables.op[v + 1].first; ++p) {
+            const std::size_t w = tables.edge[p].head;
+            if (--waiting[w] == 0) ready.push(turn[w]);
+        }
+    }
+}
+
+bool insertion_schedule(const Tables& tables, Span<const std::int32_t> order, Grid<const double> compute,
+                        Span<const double> memory, const Plan& plan) {
+    check_order(tables, order);
+    const std::size_t devices = memory.size();
+    std::vector<Busy> busy(devices);
+    std::vector<double> used(devices), ready(devices);
+    for (const std::int32_t next : order) {
+        const auto v = static_cast<std::size_t>(next);
+        const double bytes = tables.op[v].param_bytes;
+        std::fill(ready.begin(), ready.end(), 0.0);
+        last_arrivals(tables, v, plan.place, plan.finish, ready);
+        std::size_t best = devices;
+        Busy::Gap gap{};
+        double finish = kNever;
+        for (std::size_t d = 0; d < devices; ++d) {
+            if (compute(v, d) == kNever || used[d] + bytes > memory[d]) continue;
+            const Busy::Gap found = busy[d].earliest(ready[d], compute(v, d));
+            if (found.at + compute(v, d) < finish) {
+                best = d;
+                gap = found;
+                finish = found.at + compute(v, d);
+            }
+        }
+        if (best == devices) return false;
+        plan.place[v] = static_cast<std::int32_t>(best);
+        plan.start[v] = gap.at;
+        plan.finish[v] = finish;
+        used[best] += bytes;
+        busy[best].fill(gap, finish);
+        for (std::size_t d = 0; d < devices && !tables.conflict.empty(); ++d) {
+            if (tables.conflict(best, d)) busy[d].add({gap.at, finish});
+        }
+    }
+    return true;
+}
+
+void earliest_start_placement(const Tables& tables, Span<const std::int32_t> order, Grid<const double> lots,
+                              Span<std::int32_t> place) {
+    check_order(tables, order);
+    const std::size_t devices = lots.columns();
+    std::vector<double> finish(place.size()), free(devices), start(devices);
+    for (const std::int32_t next : order) {
+        const auto v = static_cast<std::size_t>(next);
+        std::copy(free.begin(), free.end(), start.begin());
+        last_arrivals(tables, v, place, finish, start);
+        std::size_t best = devices;
+        for (std::size_t d = 0; d < devices; ++d) {
+            if (tables.compute(v, d) == kNever) continue;
+            if (best == devices || start[d] < start[best] || (start[d] == start[best] && lots(v, d) < lots(v, best))) best = d;
+        }
+        if (best == devices) throw std::invalid_argument("'tables' has an op that can run on no device.");
+        place[v] = static_cast<std::int32_t>(best);
+        finish[v] = start[best] + tables.compute(v, best);
+        free[best] = finish[v];
+        for (std::size_t d = 0; d < devices && !tables.conflict.empty(); ++d) {
+            if (tables.conflict(best, d)) free[d] = std::max(free[d], finish[v]);
+        }
+    }
+}
+
+}  // namespace placeit
