@@ -8,6 +8,11 @@
 
 namespace placeit {
 
+/// How many resources there are: devices, sets of devices that run one at a time, ordered pairs of devices.
+inline std::size_t resources(const Tables& tables) {
+    return tables.memory.size() + tables.clique.rows() + tables.memory.size() * tables.memory.size();
+}
+
 /// Writes for how many seconds one request keeps each resource busy, [D + C + D * D]; returns those of the busiest, infinity if
 /// an op cannot run where it is placed or memory is too small. `place`: [V], -1 for an op that is left out.
 double busy_seconds(const Tables& tables, Span<const std::int32_t> place, Span<double> busy);
