@@ -3,6 +3,8 @@
 
 namespace placeit {
 
+void bind_enumeration(nanobind::module_& module);
+void bind_planning(nanobind::module_& module);
 void bind_rules(nanobind::module_& module);
 
 }  // namespace placeit
@@ -10,4 +12,6 @@ void bind_rules(nanobind::module_& module);
 NB_MODULE(_core, module) {
     module.doc() = "Compiled parts of placeit: rules of execution and simulators.";
     placeit::bind_rules(module);
+    placeit::bind_planning(module);
+    placeit::bind_enumeration(module);
 }

@@ -4,6 +4,7 @@
 #include <limits>
 #include <utility>
 
+#include "placers/list_scheduling.hpp"
 #include "simulator/throughput.hpp"
 
 namespace placeit {
@@ -33,7 +34,7 @@ ExactSearch::ExactSearch(const Tables& tables, Bounds bounds)
     }
 }
 
-std::int64_t ExactSearch::next(std::vector<std::int32_t>& placements, std::size_t most, double bound, std::int64_t nodes) {
+ExactSearch::Found ExactSearch::next(Grid<std::int32_t> placements, double bound, std::int64_t nodes) {
     // summed up anew, so that rounding does not add up
     std::fill(load_.begin(), load_.end(), 0.0);
     std::fill(used_.begin(), used_.end(), 0.0);
@@ -42,11 +43,11 @@ std::int64_t ExactSearch::next(std::vector<std::int32_t>& placements, std::size_
 
     const auto ops = static_cast<std::int64_t>(place_.size());
     const auto devices = static_cast<std::int32_t>(load_.size());
+    std::size_t found = 0;
     std::int64_t examined = 0;
-    for (std::size_t found = 0; depth_ >= 0 && found < most && examined < nodes;) {
+    while (depth_ >= 0 && found < placements.rows() && examined < nodes) {
         if (depth_ == ops) {
-            placements.insert(placements.end(), place_.begin(), place_.end());
-            ++found;
+            std::copy(place_.begin(), place_.end(), placements.row(found++).begin());
             back();
             continue;
         }
@@ -67,7 +68,7 @@ std::int64_t ExactSearch::next(std::vector<std::int32_t>& placements, std::size_
             back();
         }
     }
-    return examined;
+    return {found, examined};
 }
 
 void ExactSearch::put(std::size_t op, std::size_t device) {
@@ -101,19 +102,8 @@ double ExactSearch::lower_bound(std::size_t op, std::size_t device) {
     double longest = seconds * bounds_.share[device] + rest_[static_cast<std::size_t>(depth_) + 1];
     for (std::size_t other = 0; other < load_.size(); ++other) longest += load_[other] * bounds_.share[other];
 
-    double ready = 0.0;
-    for (std::uint32_t i = tables_.op[op].in_first; i < tables_.op[op + 1].in_first; ++i) {
-        const std::uint32_t p = tables_.edge[i].into;
-        const Edge& edge = tables_.edge[p];
-        const auto src = static_cast<std::size_t>(place_[edge.tail]);
-        double arrival = finish_[edge.tail];
-        if (src != device) {
-            double moving = tables_.link(src, device).seconds(edge.size);
-            if (!tables_.cut.empty()) moving = moving + tables_.cut(p, src) + tables_.cut(p, device);
-            arrival += moving;
-        }
-        ready = std::max(ready, arrival);
-    }
+    const double ready =
+        last_arrival(tables_, static_cast<std::int32_t>(op), static_cast<std::int32_t>(device), 0.0, place_, finish_);
     finish_[op] = ready + seconds;
 
     if (bounds_.capacity) {  // what is placed keeps devices and links busy, wherever the rest goes

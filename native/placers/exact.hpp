@@ -23,11 +23,16 @@ public:
     /// The tables have to outlive it.
     ExactSearch(const Tables& tables, Bounds bounds);
 
-    /// Append the next placements, [V] each, that are feasible and whose lower bound is below `bound`: no more than `most`, and
-    /// those found by examining `nodes` partial placements. Returns how many it examined.
-    std::int64_t next(std::vector<std::int32_t>& placements, std::size_t most, double bound, std::int64_t nodes);
+    struct Found {
+        std::size_t placements;
+        std::int64_t nodes;  // partial placements that were examined
+    };
+    /// Write the next placements, [N, V], that are feasible and whose lower bound is below `bound`: those that are found by
+    /// examining no more than `nodes` partial placements, and N at most.
+    Found next(Grid<std::int32_t> placements, double bound, std::int64_t nodes);
 
     bool over() const { return depth_ < 0; }
+    std::size_t ops() const { return place_.size(); }
 
 private:
     bool redundant(std::size_t device) const;

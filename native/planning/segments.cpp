@@ -5,6 +5,7 @@
 #include <limits>
 #include <numeric>
 #include <tuple>
+#include <utility>
 
 #include "rules/argsort.hpp"
 #include "simulator/simulation.hpp"
@@ -22,7 +23,8 @@ Segmentation::Segmentation(const Groups& groups)
     : groups_(groups),
       of_(groups.groups()),
       cut_bytes_(groups.groups()),
-      entered_(groups.groups(), groups.tensor_bytes.size()),
+      by_tensor_(groups.edge.size()),
+      enters_(groups.edge.size()),
       left_(groups.tensor_bytes.size()),
       busy_(groups.devices() + groups.clique.rows() + groups.devices() * groups.devices()),
       labels_(groups.groups()),
@@ -30,6 +32,9 @@ Segmentation::Segmentation(const Groups& groups)
       compact_(groups.groups()),
       rank_(groups.groups()),
       group_start_(groups.groups()) {
+    std::iota(by_tensor_.begin(), by_tensor_.end(), 0);
+    std::stable_sort(by_tensor_.begin(), by_tensor_.end(),
+                     [&](std::int32_t a, std::int32_t b) { return groups.edge[a].tensor < groups.edge[b].tensor; });
     crossing_.reserve(groups.edge.size());
     moves_.reserve(groups.edge.size());
     edge_.reserve(groups.edge.size());
@@ -37,10 +42,16 @@ Segmentation::Segmentation(const Groups& groups)
 
 /// List the tensors that cross between segments, each once for every segment that it enters, and the bytes that cross.
 void Segmentation::cross(Span<const std::int32_t> segment_of) {
+    entered_.assign(count_, -1);
+    for (const std::int32_t e : by_tensor_) {
+        const Move& edge = groups_.edge[e];
+        enters_[e] = std::exchange(entered_[segment_of[edge.consumer]], edge.tensor) != edge.tensor;
+    }
     crossing_.clear();
     std::fill(cut_bytes_.begin(), cut_bytes_.end(), 0.0);
     std::fill(left_.begin(), left_.end(), Flag{false});
-    for (const auto& [u, v, t] : groups_.edge) {
+    for (std::size_t e = 0; e < groups_.edge.size(); ++e) {
+        const auto& [u, v, t] = groups_.edge[e];
         const std::int32_t from = segment_of[u], to = segment_of[v];
         if (from == to) continue;
         const double bytes = groups_.tensor_bytes[t];
@@ -49,12 +60,8 @@ void Segmentation::cross(Span<const std::int32_t> segment_of) {
             cut_bytes_[u] += bytes;
         }
         cut_bytes_[v] += bytes;
-        if (!entered_(to, t)) {
-            entered_(to, t) = true;
-            crossing_.push_back({from, to, t});
-        }
+        if (enters_[e]) crossing_.push_back({from, to, t});
     }
-    for (const Move& move : crossing_) entered_(move.consumer, move.tensor) = false;
 }
 
 /// Number segments in topological order, first in, first out; false if there is none.
@@ -70,7 +77,8 @@ bool Segmentation::order(Span<const std::int32_t> segment_of) {
     std::partial_sum(first_.begin(), first_.end(), first_.begin());
     leaving_.resize(crossing_.size());
     number_.assign(first_.begin(), first_.end() - 1);
-    for (std::size_t m = 0; m < crossing_.size(); ++m) leaving_[number_[crossing_[m].producer]++] = static_cast<std::int32_t>(m);
+    for (std::size_t m = 0; m < crossing_.size(); ++m)
+        leaving_[number_[crossing_[m].producer]++] = static_cast<std::int32_t>(m);
 
     sequence_.clear();
     for (std::size_t s = 0; s < count_; ++s) {
@@ -102,9 +110,8 @@ void Segmentation::connect() {
             moves_.push_back({static_cast<std::int32_t>(n), number_[move.consumer], move.tensor});
             ++op_[moves_.back().consumer].indegree;
         }
-        std::sort(moves_.begin() + op_[n].first, moves_.end(), [](const Move& a, const Move& b) {
-            return std::tie(a.consumer, a.tensor) < std::tie(b.consumer, b.tensor);
-        });
+        std::sort(moves_.begin() + op_[n].first, moves_.end(),
+                  [](const Move& a, const Move& b) { return std::tie(a.consumer, a.tensor) < std::tie(b.consumer, b.tensor); });
         op_[n + 1].first = static_cast<std::uint32_t>(moves_.size());
     }
     edge_.resize(moves_.size());
@@ -131,7 +138,8 @@ void Segmentation::connect() {
 
 /// Compute the seconds of segments as sums of their parts. What a group takes more while other devices work counts by the
 /// share of the segment's time in which they do, in the schedule that there would be without it; of several others that can
-/// work at once, by the mean of their shares. With many requests in flight that is the share of all time for which they are busy.
+/// work at once, by the mean of their shares. With many requests in flight that is the share of all time for which they are
+/// busy.
 void Segmentation::price(Span<const std::int32_t> devices) {
     seconds_.assign(count_, 0.0);
     load_.assign(count_, 0.0);

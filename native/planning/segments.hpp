@@ -26,9 +26,9 @@ public:
     bool divide(Span<const std::int32_t> segment_of, std::int32_t count, Span<const std::int32_t> devices);
 
     // What the last partition came to, if it has a topological order:
-    Span<const std::int32_t> segment_of() const { return of_; }   // [G]
-    Span<const Move> moves() const { return moves_; }             // [M] each tensor once for each segment it enters; sorted
-    Span<const double> seconds() const { return seconds_; }       // [S]; zero for segments that run nothing
+    Span<const std::int32_t> segment_of() const { return of_; }  // [G]
+    Span<const Move> moves() const { return moves_; }            // [M] each tensor once for each segment it enters; sorted
+    Span<const double> seconds() const { return seconds_; }      // [S]; zero for segments that run nothing
 
 private:
     void cross(Span<const std::int32_t> segment_of);
@@ -42,22 +42,24 @@ private:
     double value(Span<const std::int32_t> labels, Span<const std::int32_t> devices);
 
     const Groups& groups_;
-    std::size_t count_ = 0;             // segments, S
-    std::vector<std::int32_t> of_;      // [G] segment
-    std::vector<Move> crossing_;        // [M] in the order of the producer groups
-    std::vector<Move> moves_;           // [M] sorted by producer, consumer and tensor
-    std::vector<double> cut_bytes_;     // [G] bytes that cross a segment's border at each group
-    Matrix<Flag> entered_;              // [G, T] whether a tensor enters a segment; false between two calls
-    std::vector<Flag> left_;            // [T] whether a tensor leaves a segment
+    std::size_t count_ = 0;                // segments, S
+    std::vector<std::int32_t> of_;         // [G] segment
+    std::vector<Move> crossing_;           // [M] in the order of the producer groups
+    std::vector<Move> moves_;              // [M] sorted by producer, consumer and tensor
+    std::vector<double> cut_bytes_;        // [G] bytes that cross a segment's border at each group
+    std::vector<std::int32_t> by_tensor_;  // [E] edges by tensor
+    std::vector<Flag> enters_;             // [E] whether an edge is the first that takes its tensor into the consumer's segment
+    std::vector<std::int32_t> entered_;    // [S] the tensor that entered last
+    std::vector<Flag> left_;               // [T] whether a tensor leaves a segment
     std::vector<std::int32_t> waiting_, sequence_, number_, first_, leaving_;
-    std::vector<std::int32_t> place_;   // [S] device
-    std::vector<Flag> runs_;            // [S] whether a segment runs anything
+    std::vector<std::int32_t> place_;                      // [S] device
+    std::vector<Flag> runs_;                               // [S] whether a segment runs anything
     std::vector<double> seconds_, load_, start_, beside_;  // [S]
-    std::vector<double> busy_;          // [D + C + D * D] for how long one request keeps each resource busy
-    std::vector<Op> op_;                // [S + 1]
-    std::vector<Edge> edge_;            // [M]
+    std::vector<double> busy_;                             // [D + C + D * D] for how long one request keeps each resource busy
+    std::vector<Op> op_;                                   // [S + 1]
+    std::vector<Edge> edge_;                               // [M]
     std::vector<std::int32_t> labels_, trial_, compact_, rank_;  // [G]
-    std::vector<double> group_start_;   // [G] when the segment of each group starts
+    std::vector<double> group_start_;                            // [G] when the segment of each group starts
 };
 
 }  // namespace placeit
