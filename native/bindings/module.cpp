@@ -6,6 +6,7 @@ namespace placeit {
 void bind_enumeration(nanobind::module_& module);
 void bind_planning(nanobind::module_& module);
 void bind_rules(nanobind::module_& module);
+void bind_simulator(nanobind::module_& module);
 
 }  // namespace placeit
 
@@ -14,4 +15,5 @@ NB_MODULE(_core, module) {
     placeit::bind_rules(module);
     placeit::bind_planning(module);
     placeit::bind_enumeration(module);
+    placeit::bind_simulator(module);
 }

@@ -39,6 +39,9 @@ struct Request {
     bool aborted = false;
 };
 
+/// How many requests may be in flight: the nodes of all are numbered in 31 bits.
+Index most_requests(const Tables& tables);
+
 /// Decides what starts when. A call tells what has happened; told() then says what to start. A call that returns false was told
 /// what cannot have happened, and has changed nothing. Not thread-safe; slots and nodes have to exist.
 class Machine {
@@ -72,6 +75,7 @@ public:
 
     /// What the last call has to be followed by, in this order: nodes to start, and -1 - r for a slot whose request has ended.
     Span<const Index> told() const { return told_; }
+    void tell_nothing() { told_.clear(); }
 
     Node& node(Index n) { return node_[at(n)]; }
     const Node& node(Index n) const { return node_[at(n)]; }

@@ -16,6 +16,16 @@ inline double unit(std::uint64_t bits) {
     return static_cast<double>(bits >> 11) / 9007199254740992.0;
 }
 
+/// The random stream of the `index`-th placement of a batch.
+inline std::uint64_t stream_of(std::uint64_t seed, std::uint64_t index) {
+    return mix(mix(seed) + index);
+}
+
+/// The `item`-th factor of a stream, uniform in [1 - noise, 1 + noise] whatever the order of asking.
+inline double factor(double noise, std::uint64_t stream, std::uint64_t item) {
+    return 1.0 + noise * (2.0 * unit(mix(stream + (item + 1) * 0x9E3779B97F4A7C15u)) - 1.0);
+}
+
 class SplitMix {
 public:
     explicit SplitMix(std::uint64_t state) : state_(state) {}

@@ -2,9 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <vector>
 
+#include "rules/machine.hpp"
 #include "rules/span.hpp"
 #include "rules/tables.hpp"
+#include "simulator/events.hpp"
+#include "simulator/one_request.hpp"
 
 namespace placeit {
 
@@ -22,25 +27,73 @@ struct Options {
     std::uint64_t stream = 0;  // which random factors
 };
 
-/// Seconds of one request over one placement: the workspace is allocated once, then used as often as wanted, by one thread.
+/// What is written of many requests, where somebody wants to know: else empty.
+struct Record {
+    Grid<double> times;  // [2, R] when each began and ended
+    Grid<double> log;    // [2 * R, V + E] the start and the finish of every node of each, NaN of transfers that do not happen
+};
+
+/// Seconds of requests over placements: the workspace is allocated once, then used as often as wanted, by one thread.
 class Simulation {
 public:
-    Simulation(const Tables& tables, std::int32_t slots);
+    /// `tables` must outlive this; `slots`: most requests in flight.
+    Simulation(const Tables& tables, Index slots);
 
     /// Returns seconds; infinity if an op cannot run where it is placed or memory is too small; NaN if a planned order waits
-    /// for itself. `priority`: [V], or empty for the b-level under the placement.
-    double makespan(Span<const std::int32_t> place, Span<const double> priority, const Options& options);
+    /// for itself. `place`: [V], device numbers within range; `priority`: [V], or empty for the b-level under the placement.
+    double makespan(Span<const Index> place, Span<const double> priority, const Options& options);
+
+    /// Returns when the last of several requests has ended, seconds, or what makespan() returns. `arrivals`: [R] seconds,
+    /// ascending: one that finds no free slot waits for it.
+    double requests(Span<const Index> place, Span<const double> priority, const Options& options, Span<const double> arrivals,
+                    const Record& record = {});
 
     /// When an op started and finished in the last request of slot 0, seconds.
-    double start(std::int32_t op) const;
-    double finish(std::int32_t op) const;
+    double start(Index op) const { return by_rules_ ? machine_->node(op).start : one_.start(op); }
+    double finish(Index op) const { return by_rules_ ? machine_->node(op).finish : one_.finish(op); }
 
-    // ... (requests, peak memory: see simulation.cpp)
+    /// Bytes that each device held at most, [D]: with Memory::weights_only, of weights.
+    Span<const double> peak() const { return peak_; }
+
+private:
+    bool prepare(Span<const Index> place);
+    double run(Span<const Index> place, const Options& options, Span<const double> arrivals, const Record& record);
+    void hold(Index device, double bytes);
+    void hold_outputs(Span<const Index> place, Index slot, std::size_t op);
+    void release(Index slot, std::size_t position, Index device);
+
+    const Tables* tables_;
+    Index slots_;
+    OneRequest one_;
+    std::optional<Machine> machine_;  // for what one_ does not do
+    bool by_rules_ = false;           // whether it was used last
+    Events events_;
+    std::vector<double> duration_;       // [V] seconds of each op where it is
+    std::vector<double> moving_, rank_;  // [E], [V]
+    std::vector<double> live_, peak_;    // [D] bytes
+    Matrix<std::int32_t> uses_;          // [R * T, D] unfinished users of a tensor where it is
+    std::vector<std::size_t> number_;    // [R] of the request in a slot
 };
+
+/// Adds to the seconds of ops, [V], what devices spend on tensors that cross their borders: once per tensor and op.
+void add_cuts(const Tables& tables, Span<const Index> place, Span<double> duration);
+
+/// Simulates each of a batch of placements, [B, V], and writes the seconds, [B]; the order is shared by threads.
+/// `priority`: [B, V], one row for all, or no row for b-levels; `seed`: of all random factors.
+/// Throws std::out_of_range for a device that does not exist.
+void makespans(const Tables& tables, Grid<const Index> placements, Grid<const double> priority, const Options& options,
+               std::uint64_t seed, Span<const double> arrivals, Index slots, Index threads, Span<double> seconds);
+
+/// Simulates requests over one placement, and writes what happened and the most bytes that each device held, [D].
+double record_requests(const Tables& tables, Span<const Index> place, Span<const double> priority, const Options& options,
+                       std::uint64_t seed, Span<const double> arrivals, Index slots, const Record& record, Span<double> peak);
+
+/// The b-level of each op, [V] seconds, with what tables say of ops.
+void b_level(const Tables& tables, Span<const Index> place, Span<double> rank);
 
 /// Simulate ops whose seconds are known over channels, the highest b-level first; no op needs Op::in_first, order must be set.
 /// Writes when each op starts, [V]; returns the makespan.
-double makespan_of(Span<const Op> op, Span<const Edge> edge, Grid<const Link> link, Span<const std::int32_t> place,
+double makespan_of(Span<const Op> op, Span<const Edge> edge, Grid<const Link> link, Span<const Index> place,
                    Grid<const Flag> conflict, Span<const double> duration, Span<double> start);
 
 }  // namespace placeit

@@ -20,4 +20,7 @@ double busy_seconds(const Tables& tables, Span<const std::int32_t> place, Span<d
 /// Writes the ops that keep the busiest resource busy, by what busy_seconds wrote, [V]; returns how many they are.
 std::int32_t busiest_ops(const Tables& tables, Span<const std::int32_t> place, Span<const double> busy, Span<std::int32_t> ops);
 
+/// Writes busy_seconds of each of a batch of placements, [B, V].
+void seconds_per_request(const Tables& tables, Grid<const std::int32_t> placements, Span<double> seconds);
+
 }  // namespace placeit
