@@ -36,6 +36,7 @@ void make_groups(Groups* self, const Ints& edges, const Doubles& tensor_bytes, c
                  const Flags& cliques, bool steady, const Doubles& outside) {
     Groups groups;
     groups.core = copy(core.grid("core"));
+    if (groups.core.empty()) throw nb::value_error("'core' is empty: there must be a group and a device.");
     const std::size_t count = groups.groups(), devices = groups.devices();
     groups.tensor_bytes = copy(tensor_bytes.vector("tensor_bytes"));
     const auto ends = edges.grid("edges", {}, 3);
@@ -65,15 +66,15 @@ Span<const std::int32_t> check_devices(const Groups& groups, const char* name, c
     return checked;
 }
 
-double merge(const Groups& groups, const Ints& devices, const Array<std::int32_t>& segment_of) {
+double merge_groups(const Groups& groups, const Ints& devices, const Array<std::int32_t>& segment_of) {
     const auto place = check_devices(groups, "devices", devices);
     const auto segments = segment_of.vector("segment_of", groups.groups());
     const nb::gil_scoped_release released;
     return Segmentation(groups).merge(place, segments);
 }
 
-std::size_t divide(const Groups& groups, const Array<std::int32_t>& segment_of, const Ints& devices,
-                   const Array<std::int32_t>& moves, const Array<double>& seconds) {
+std::size_t divide_groups(const Groups& groups, const Array<std::int32_t>& segment_of, const Ints& devices,
+                          const Array<std::int32_t>& moves, const Array<double>& seconds) {
     const auto place = check_devices(groups, "devices", devices);
     const auto segments = segment_of.vector("segment_of", groups.groups());
     const auto priced = seconds.vector("seconds");
@@ -99,8 +100,11 @@ void make_search(SegmentSearch* self, const Groups& groups, const Ints& placemen
     Room room{copy(feasible.grid("feasible", groups.groups(), groups.devices())),
               copy(param_bytes.vector("param_bytes", groups.groups())), copy(memory.vector("memory", groups.devices()))};
     auto place = copy(check_devices(groups, "placement", placement));
-    auto* random = static_cast<BitGenerator*>(PyCapsule_GetPointer(bit_generator.attr("capsule").ptr(), "BitGenerator"));
-    if (random == nullptr) throw nb::python_error();
+    const nb::object capsule = nb::getattr(bit_generator, "capsule", nb::none());
+    if (!PyCapsule_IsValid(capsule.ptr(), "BitGenerator")) {
+        throw nb::type_error("'bit_generator' must be a numpy.random.BitGenerator.");
+    }
+    auto* random = static_cast<BitGenerator*>(PyCapsule_GetPointer(capsule.ptr(), "BitGenerator"));
     const nb::gil_scoped_release released;
     new (self) SegmentSearch(groups, std::move(room), std::move(place), steps, heat, *random);
 }
@@ -113,15 +117,15 @@ void bind_planning(nb::module_& module) {
              "beside"_a, "conflicts"_a, "read"_a, "latency"_a, "bandwidth"_a, "passthrough"_a, "cliques"_a, "steady"_a,
              "outside"_a)
         .def(
-            "merge", &merge, "devices"_a, "segment_of"_a,
+            "merge", &merge_groups, "devices"_a, "segment_of"_a,
             "Merge consecutive segments on a device while the plan takes no longer; write the segment of each group, int32[G], "
             "and return the plan's seconds.")
-        .def("divide", &divide, "segment_of"_a, "devices"_a, "moves"_a, "seconds"_a,
+        .def("divide", &divide_groups, "segment_of"_a, "devices"_a, "moves"_a, "seconds"_a,
              "Number segments, int32[G], in topological order; write the tensors between them, int32[E, 3], and their seconds, "
              "float64[S]; return how many tensors there are.");
     nb::class_<SegmentSearch>(module, "SegmentSearch", "Simulated annealing of a placement of groups by its plan.")
         .def("__init__", &make_search, nb::keep_alive<1, 2>(), nb::keep_alive<1, 9>(), "groups"_a, "placement"_a, "feasible"_a,
-             "param_bytes"_a, "memory"_a, "steps"_a, "heat"_a, "bit_generator"_a)
+             "param_bytes"_a, "memory"_a, "steps"_a, "heat"_a, "bit_generator"_a.none())
         .def("advance", &SegmentSearch::advance, "steps"_a, nb::call_guard<nb::gil_scoped_release>(),
              "Try the next moves; the lock of the bit generator has to be held.")
         .def_prop_ro("over", &SegmentSearch::over)

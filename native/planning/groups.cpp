@@ -6,7 +6,6 @@
 namespace placeit {
 
 void check(const Groups& groups) {
-    if (groups.core.empty()) throw std::invalid_argument("'core' is empty: there must be a group and a device.");
     const auto within = [](std::int32_t number, std::size_t count) {
         return number >= 0 && static_cast<std::size_t>(number) < count;
     };

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "rules/argsort.hpp"
-#include "simulator/simulation.hpp"
 
 namespace placeit {
 
@@ -98,7 +97,7 @@ bool Segmentation::order(Span<const std::int32_t> segment_of) {
     return true;
 }
 
-/// Sort the moves by the new numbers of their ends and their tensor, and make them the edges of a graph of segments.
+/// Sort the moves by the new numbers of their ends and their tensor, and have the graph of segments simulated next.
 void Segmentation::connect() {
     moves_.clear();
     op_.assign(count_ + 1, Op{});
@@ -134,6 +133,7 @@ void Segmentation::connect() {
             edge_[n].shared = edge_[m].shared;
         }
     }
+    simulation_.take({op_, edge_, groups_.link, groups_.conflict});
 }
 
 /// Compute the seconds of segments as sums of their parts. What a group takes more while other devices work counts by the
@@ -185,12 +185,26 @@ void Segmentation::slow_down_steadily() {
 
 void Segmentation::slow_down_by_overlap() {
     simulate();
+    start_.resize(count_);
+    end_.resize(count_);
+    for (std::size_t s = 0; s < count_; ++s) {
+        start_[s] = simulation_.start(static_cast<std::int32_t>(s));
+        end_[s] = start_[s] + seconds_[s];
+    }
+    share_.resize(groups_.devices() * count_);  // [D, S] of the time in which a device works, for each segment
+    for (std::size_t d = 0; d < groups_.devices(); ++d) {
+        for (std::size_t s = 0; s < count_; ++s) {
+            const auto own = static_cast<std::size_t>(place_[s]);
+            share_[d * count_ + s] = own == d ? 0.0 : groups_.beside(own, d);
+        }
+    }
     beside_.assign(count_, 0.0);
     for (std::size_t o = 0; o < count_; ++o) {
-        const double begin = start_[o], end = start_[o] + seconds_[o];
-        for (std::size_t s = 0; s < count_; ++s) {
-            const double both = std::min(start_[s] + seconds_[s], end) - std::max(start_[s], begin);
-            if (both > 0 && place_[s] != place_[o]) beside_[s] += groups_.beside(place_[s], place_[o]) * both;
+        const double* share = share_.data() + static_cast<std::size_t>(place_[o]) * count_;
+        const double begin = start_[o], end = end_[o];
+        for (std::size_t s = 0; s < count_; ++s) {  // no branches: several segments at once
+            const double both = std::min(end_[s], end) - std::max(start_[s], begin);
+            beside_[s] += share[s] * std::max(0.0, both);
         }
     }
     for (std::size_t s = 0; s < count_; ++s) {
@@ -227,8 +241,7 @@ double Segmentation::find_busy() {
 
 /// Simulate the segments: priority queues by b-level, one transfer at a time per link; returns the makespan.
 double Segmentation::simulate() {
-    start_.resize(count_);
-    return makespan_of(op_, edge_, groups_.link, place_, groups_.conflict, seconds_, start_);
+    return simulation_.run(place_, seconds_, {}, LinkModel::channel, Discipline::priority);
 }
 
 bool Segmentation::divide(Span<const std::int32_t> segment_of, std::int32_t count, Span<const std::int32_t> devices) {
@@ -264,7 +277,7 @@ double Segmentation::merge(Span<const std::int32_t> devices, Span<std::int32_t> 
         return value(segment_of, devices);
     }
     const auto note_starts = [&] {
-        for (std::size_t g = 0; g < groups; ++g) group_start_[g] = start_[of_[g]];
+        for (std::size_t g = 0; g < groups; ++g) group_start_[g] = simulation_.start(of_[g]);
     };
     double best = value(labels_, devices);
     if (std::isnan(best)) return best;

@@ -7,6 +7,7 @@
 #include "planning/groups.hpp"
 #include "rules/span.hpp"
 #include "rules/tables.hpp"
+#include "simulator/one_request.hpp"
 
 namespace placeit {
 
@@ -52,12 +53,13 @@ private:
     std::vector<std::int32_t> entered_;    // [S] the tensor that entered last
     std::vector<Flag> left_;               // [T] whether a tensor leaves a segment
     std::vector<std::int32_t> waiting_, sequence_, number_, first_, leaving_;
-    std::vector<std::int32_t> place_;                      // [S] device
-    std::vector<Flag> runs_;                               // [S] whether a segment runs anything
-    std::vector<double> seconds_, load_, start_, beside_;  // [S]
-    std::vector<double> busy_;                             // [D + C + D * D] for how long one request keeps each resource busy
-    std::vector<Op> op_;                                   // [S + 1]
-    std::vector<Edge> edge_;                               // [M]
+    std::vector<std::int32_t> place_;                                    // [S] device
+    std::vector<Flag> runs_;                                             // [S] whether a segment runs anything
+    std::vector<double> seconds_, load_, start_, end_, beside_, share_;  // [S]
+    std::vector<double> busy_;  // [D + C + D * D] for how long one request keeps each resource busy
+    OneRequest simulation_;
+    std::vector<Op> op_;                                         // [S + 1]
+    std::vector<Edge> edge_;                                     // [M]
     std::vector<std::int32_t> labels_, trial_, compact_, rank_;  // [G]
     std::vector<double> group_start_;                            // [G] when the segment of each group starts
 };
