@@ -5,6 +5,7 @@ namespace placeit {
 
 void bind_enumeration(nanobind::module_& module);
 void bind_planning(nanobind::module_& module);
+void bind_placers(nanobind::module_& module);
 void bind_rules(nanobind::module_& module);
 void bind_simulator(nanobind::module_& module);
 
@@ -16,4 +17,5 @@ NB_MODULE(_core, module) {
     placeit::bind_planning(module);
     placeit::bind_enumeration(module);
     placeit::bind_simulator(module);
+    placeit::bind_placers(module);
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -53,11 +55,17 @@ def cliques(conflicts: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
     Every device, and every pair that conflicts, is in one at least; a device without conflicts is one by itself.
     """
+    return _cliques(conflicts.tobytes(), len(conflicts)).copy()
+
+
+@functools.lru_cache(maxsize=64)  # problems of the same devices ask for the same
+def _cliques(table: bytes, devices: int) -> NDArray[np.bool_]:
+    conflicts = np.frombuffer(table, np.bool_).reshape(devices, devices)
     found: dict[bytes, NDArray[np.bool_]] = {}
-    for a, b in np.argwhere(np.triu(conflicts | np.eye(len(conflicts), dtype=bool))).tolist():
-        members = np.zeros(len(conflicts), bool)
+    for a, b in np.argwhere(np.triu(conflicts | np.eye(devices, dtype=bool))).tolist():
+        members = np.zeros(devices, bool)
         members[[a, b]] = True
-        for other in range(len(conflicts)):
+        for other in range(devices):
             if conflicts[other, members].all():
                 members[other] = True
         found.setdefault(members.tobytes(), members)

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit import _core
 from placeit.core.graph import unique_rows
-from placeit.core.kernels import jit
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import best, is_over, option
 from placeit.placers.feasibility import fits, repair
-from placeit.placers.list_scheduling import last_arrival, priority_order, upward_ranks
+from placeit.placers.list_scheduling import priority_order, upward_ranks
+from placeit.simulator.compiled import compiled
 
 __all__ = ["CriticalPath"]
 
@@ -46,44 +47,7 @@ class CriticalPath:
 
     def _run(self, problem: Problem, ranks: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.int32]:
         order = priority_order(problem, ranks, rng.random(len(problem)))
-        predecessors = problem.predecessors
-        inputs = (predecessors.ptr, predecessors.edge, problem.edges, problem.edge_bytes)
-        costs = (problem.compute, problem.bandwidth, problem.latency, problem.cut)
         lots = rng.random((len(problem), problem.devices))
-        placement = np.full(len(problem), -1, np.int32)
-        _earliest_start(placement, order, lots, *inputs, *costs, problem.conflicts)
+        placement = np.empty(len(problem), np.int32)
+        _core.earliest_start_placement(compiled(problem), order, lots, placement)
         return placement if fits(problem, placement) else repair(problem, placement)
-
-
-@jit
-def _earliest_start(
-    placement: NDArray[np.int32],
-    order: NDArray[np.int32],
-    lots: NDArray[np.float64],
-    ptr: NDArray[np.int32],
-    in_edges: NDArray[np.int32],
-    edges: NDArray[np.int32],
-    edge_bytes: NDArray[np.float64],
-    compute: NDArray[np.float64],
-    bandwidth: NDArray[np.float64],
-    latency: NDArray[np.float64],
-    cut: NDArray[np.float64],
-    conflicts: NDArray[np.bool_],
-) -> None:
-    ops, devices = compute.shape
-    finish = np.zeros(ops)
-    free = np.zeros(devices)
-    for v in order:
-        best, best_start = -1, np.inf
-        for d in range(devices):
-            if compute[v, d] == np.inf:
-                continue
-            start = last_arrival(v, d, free[d], placement, finish, ptr, in_edges, edges, edge_bytes, bandwidth, latency, cut)
-            if best < 0 or start < best_start or (start == best_start and lots[v, d] < lots[v, best]):
-                best, best_start = d, start
-        placement[v] = best
-        finish[v] = best_start + compute[v, best]
-        free[best] = finish[v]
-        for d in range(devices):
-            if conflicts[best, d]:
-                free[d] = max(free[d], finish[v])
