@@ -65,7 +65,7 @@ void spread(Grid<const double> seconds, std::int64_t limit, Span<std::int32_t> d
     for (std::size_t room = (count + seconds.columns() - 1) / seconds.columns(); room <= count; ++room) {
         if (enumerate(seconds, by_seconds, static_cast<std::int32_t>(room), limit, devices)) return;
     }
-    throw std::invalid_argument("seconds: an op can run on no device");
+    throw std::invalid_argument("'seconds' has an op that can run on no device.");
 }
 
 }  // namespace placeit

@@ -13,8 +13,8 @@ from placeit.core.errors import UsageError
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import Incumbent, is_over, option
 from placeit.placers.local_search import starts
+from placeit.simulator.compiled import compiled
 from placeit.simulator.simulate import SimulatedCost
-from placeit.simulator.tables import core_tables
 from placeit.simulator.throughput import ThroughputCost
 
 __all__ = ["Exact", "alike"]
@@ -95,7 +95,7 @@ class _Search:
         self._problem, self._bounded = problem, bounded
         covering = cover(problem.conflicts)
         self._search = _core.ExactSearch(
-            core_tables(problem),
+            compiled(problem),
             tail=_least_tail(problem),
             alike=(alike(problem) if bounded else np.arange(problem.devices)).astype(np.int32),
             cliques=cliques(problem.conflicts),
