@@ -1,6 +1,10 @@
 #include <nanobind/nanobind.h>
 
+#include <algorithm>
+
 #include "bindings/arrays.hpp"
+#include "placers/annealing.hpp"
+#include "placers/earliest_finish.hpp"
 #include "placers/list_scheduling.hpp"
 
 namespace nb = nanobind;
@@ -17,6 +21,13 @@ std::size_t ops_of(const Tables& tables) {
 }
 std::size_t devices_of(const Tables& tables) {
     return tables.compute.columns();
+}
+
+/// A placement as searches take it: device numbers within range.
+Span<const std::int32_t> placement(const Tables& tables, const Ints& place) {
+    const auto checked = place.vector("place", ops_of(tables));
+    check_range("place", checked, 0, tables.devices() - 1);
+    return checked;
 }
 
 void bind_list_scheduling(nb::module_& module) {
@@ -59,10 +70,43 @@ void bind_list_scheduling(nb::module_& module) {
         "tables"_a, "order"_a, "lots"_a, "place"_a);
 }
 
+void bind_searches(nb::module_& module) {
+    module.def(
+        "earliest_finish_devices",
+        [](const Tables& tables, const Ints& place, const Array<const std::int64_t>& ops, const Array<std::int32_t>& devices) {
+            const auto on = placement(tables, place);
+            const auto moved = ops.vector("ops");
+            check_range("ops", moved, 0, tables.ops() - 1);
+            const auto chosen = devices.vector("devices", moved.size());
+            const nb::gil_scoped_release released;
+            earliest_finish_devices(tables, on, moved, chosen);
+        },
+        "tables"_a, "place"_a, "ops"_a, "devices"_a,
+        "Write the device where each op would finish first if moved alone, int32[K].");
+
+    nb::class_<Annealing>(module, "Annealing", "A search by simulated annealing, from a placement on.")
+        .def(
+            "__init__",
+            [](Annealing* self, const CostModel& model, const Ints& place, double scale, std::uint64_t seed) {
+                new (self) Annealing(model, placement(*model.tables, place), scale, seed);
+            },
+            "model"_a, "place"_a, "scale"_a, "seed"_a, nb::keep_alive<1, 2>())
+        .def("run", &Annealing::run, "first"_a, "last"_a, "steps"_a, nb::call_guard<nb::gil_scoped_release>(),
+             "Do moves first to last, excluded, of steps in all.")
+        .def_prop_ro("seconds", &Annealing::seconds, "Cost of the best placement so far; inf before there is one.")
+        .def(
+            "best",
+            [](const Annealing& self, const Array<std::int32_t>& place) {
+                std::copy(self.best().begin(), self.best().end(), place.vector("place", self.best().size()).begin());
+            },
+            "place"_a, "Write the best placement so far, int32[V].");
+}
+
 }  // namespace
 
 void bind_placers(nb::module_& module) {
     bind_list_scheduling(module);
+    bind_searches(module);
 }
 
 }  // namespace placeit
