@@ -37,14 +37,16 @@ void bind_list_scheduling(nb::module_& module) {
                   rank.vector("rank", ops_of(tables)));
         };
     };
-    module.def("upward_ranks", ranks(&upward_ranks), "tables"_a, "compute"_a, "comm"_a, "rank"_a);
-    module.def("downward_ranks", ranks(&downward_ranks), "tables"_a, "compute"_a, "comm"_a, "rank"_a);
+    module.def("upward_ranks", ranks(&upward_ranks), "tables"_a, "compute"_a, "comm"_a, "rank"_a,
+               "Write the mean length of the longest path from the start of each op to an exit, seconds, float64[V].");
+    module.def("downward_ranks", ranks(&downward_ranks), "tables"_a, "compute"_a, "comm"_a, "rank"_a,
+               "Write the mean length of the longest path from an entry to the start of each op, seconds, float64[V].");
     module.def(
         "ready_order",
         [](const Tables& tables, const Ints& by_priority, const Array<std::int32_t>& order) {
             ready_order(tables, by_priority.vector("by_priority", ops_of(tables)), order.vector("order", ops_of(tables)));
         },
-        "tables"_a, "by_priority"_a, "order"_a);
+        "tables"_a, "by_priority"_a, "order"_a, "Write the order in which ops leave a ready list, int32[V].");
     module.def(
         "insertion_schedule",
         [](const Tables& tables, const Ints& order, const Doubles& compute, const Doubles& memory,
@@ -57,7 +59,9 @@ void bind_list_scheduling(nb::module_& module) {
             const nb::gil_scoped_release released;
             return insertion_schedule(tables, turns, seconds, room, plan);
         },
-        "tables"_a, "order"_a, "compute"_a, "memory"_a, "place"_a, "start"_a, "finish"_a);
+        "tables"_a, "order"_a, "compute"_a, "memory"_a, "place"_a, "start"_a, "finish"_a,
+        "Write the device, start and finish of each op, each in the earliest gap that holds it; return whether the weights "
+        "fit.");
     module.def(
         "earliest_start_placement",
         [](const Tables& tables, const Ints& order, const Doubles& lots, const Array<std::int32_t>& place) {
@@ -67,7 +71,8 @@ void bind_list_scheduling(nb::module_& module) {
             const nb::gil_scoped_release released;
             earliest_start_placement(tables, turns, draws, chosen);
         },
-        "tables"_a, "order"_a, "lots"_a, "place"_a);
+        "tables"_a, "order"_a, "lots"_a, "place"_a,
+        "Write the device of each op, int32[V], where it starts earliest behind all that was placed before.");
 }
 
 void bind_searches(nb::module_& module) {

@@ -51,11 +51,13 @@ Annealing::Annealing(const CostModel& model, Span<const std::int32_t> place, dou
         }
         if (able_[v].size() > 1) movable_.push_back(v);
     }
-    if (movable_.empty()) throw std::invalid_argument("'tables' has no op that several devices can run.");
+    if (movable_.empty()) throw std::invalid_argument("'model' is of a problem in which only one device can run each op.");
 }
 
 void Annealing::run(std::int64_t first, std::int64_t last, std::int64_t steps) {
-    if (first < 0 || first > last || steps < 1) throw std::invalid_argument("'first', 'last' and 'steps' must be in order.");
+    if (first < 0 || last < first || steps < last || steps < 1) {
+        throw std::invalid_argument("'first', 'last' and 'steps' must ascend from 0 on, and 'steps' be at least 1.");
+    }
     const auto ops = static_cast<double>(place_.size());
     const double hot = kHot * scale_ / ops, cold = kCold * scale_;
     const double cooling = std::pow(std::min(1.0, cold / hot), 1.0 / static_cast<double>(steps));
