@@ -95,12 +95,45 @@ def busy_seconds(tables: Tables, place: numpy.typing.NDArray[numpy.int32], busy:
 def seconds_per_request(tables: Tables, placements: numpy.typing.NDArray[numpy.int32], seconds: numpy.typing.NDArray[numpy.float64]) -> None:
     """Write the least seconds per request of each placement, float64[B]."""
 
-def upward_ranks(tables: Tables, compute: numpy.typing.NDArray[numpy.float64], comm: numpy.typing.NDArray[numpy.float64], rank: numpy.typing.NDArray[numpy.float64]) -> None: ...
+def upward_ranks(tables: Tables, compute: numpy.typing.NDArray[numpy.float64], comm: numpy.typing.NDArray[numpy.float64], rank: numpy.typing.NDArray[numpy.float64]) -> None:
+    """
+    Write the mean length of the longest path from the start of each op to an exit, seconds, float64[V].
+    """
 
-def downward_ranks(tables: Tables, compute: numpy.typing.NDArray[numpy.float64], comm: numpy.typing.NDArray[numpy.float64], rank: numpy.typing.NDArray[numpy.float64]) -> None: ...
+def downward_ranks(tables: Tables, compute: numpy.typing.NDArray[numpy.float64], comm: numpy.typing.NDArray[numpy.float64], rank: numpy.typing.NDArray[numpy.float64]) -> None:
+    """
+    Write the mean length of the longest path from an entry to the start of each op, seconds, float64[V].
+    """
 
-def ready_order(tables: Tables, by_priority: numpy.typing.NDArray[numpy.int32], order: numpy.typing.NDArray[numpy.int32]) -> None: ...
+def ready_order(tables: Tables, by_priority: numpy.typing.NDArray[numpy.int32], order: numpy.typing.NDArray[numpy.int32]) -> None:
+    """Write the order in which ops leave a ready list, int32[V]."""
 
-def insertion_schedule(tables: Tables, order: numpy.typing.NDArray[numpy.int32], compute: numpy.typing.NDArray[numpy.float64], memory: numpy.typing.NDArray[numpy.float64], place: numpy.typing.NDArray[numpy.int32], start: numpy.typing.NDArray[numpy.float64], finish: numpy.typing.NDArray[numpy.float64]) -> bool: ...
+def insertion_schedule(tables: Tables, order: numpy.typing.NDArray[numpy.int32], compute: numpy.typing.NDArray[numpy.float64], memory: numpy.typing.NDArray[numpy.float64], place: numpy.typing.NDArray[numpy.int32], start: numpy.typing.NDArray[numpy.float64], finish: numpy.typing.NDArray[numpy.float64]) -> bool:
+    """
+    Write the device, start and finish of each op, each in the earliest gap that holds it; return whether the weights fit.
+    """
 
-def earliest_start_placement(tables: Tables, order: numpy.typing.NDArray[numpy.int32], lots: numpy.typing.NDArray[numpy.float64], place: numpy.typing.NDArray[numpy.int32]) -> None: ...
+def earliest_start_placement(tables: Tables, order: numpy.typing.NDArray[numpy.int32], lots: numpy.typing.NDArray[numpy.float64], place: numpy.typing.NDArray[numpy.int32]) -> None:
+    """
+    Write the device of each op, int32[V], where it starts earliest behind all that was placed before.
+    """
+
+def earliest_finish_devices(tables: Tables, place: numpy.typing.NDArray[numpy.int32], ops: numpy.typing.NDArray[numpy.int64], devices: numpy.typing.NDArray[numpy.int32]) -> None:
+    """
+    Write the device where each op would finish first if moved alone, int32[K].
+    """
+
+class Annealing:
+    """A search by simulated annealing, from a placement on."""
+
+    def __init__(self, model: CostModel, place: numpy.typing.NDArray[numpy.int32], scale: float, seed: int) -> None: ...
+
+    def run(self, first: int, last: int, steps: int) -> None:
+        """Do moves first to last, excluded, of steps in all."""
+
+    @property
+    def seconds(self) -> float:
+        """Cost of the best placement so far; inf before there is one."""
+
+    def best(self, place: numpy.typing.NDArray[numpy.int32]) -> None:
+        """Write the best placement so far, int32[V]."""
