@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup native demo test lint types check slow intel-gpu format bench clean
+.PHONY: help setup native stubs demo test lint types check slow intel-gpu format bench clean
 
 help: ## what a developer does all day
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 11
@@ -19,6 +19,9 @@ native: .venv/.installed ## build the C++ extension placeit/_core, what has chan
 	@test -f build/build.ninja || $(BIN)/cmake -S . -B build -G Ninja \
 	  -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPython_EXECUTABLE=$(abspath $(BIN)/python)
 	@$(BIN)/cmake --build build
+
+stubs: native ## write placeit/_core.pyi anew, by what the extension holds
+	$(BIN)/python -m nanobind.stubgen --quiet --module placeit._core --output-file placeit/_core.pyi
 
 demo: setup ## export a model, then find, measure and run a placement for it
 	$(BIN)/python -m examples.demo

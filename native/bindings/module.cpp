@@ -12,6 +12,7 @@ void bind_simulator(nanobind::module_& module);
 }  // namespace placeit
 
 NB_MODULE(_core, module) {
+    nanobind::set_leak_warnings(false);  // what Python still holds when it exits, in caches of its own, is no leak
     module.doc() = "Compiled parts of placeit: rules of execution and simulators.";
     placeit::bind_rules(module);
     placeit::bind_planning(module);

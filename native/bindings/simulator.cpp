@@ -26,6 +26,18 @@ Span<const double> priorities(const Tables& tables, const Array<const double>& p
     return checked;
 }
 
+/// When requests arrive: seconds from 0, ascending.
+Span<const double> arrival_times(const Array<const double>& arrivals) {
+    const Span<const double> times = arrivals.vector("arrivals");
+    double before = 0.0;
+    for (const double time : times) {
+        if (!(time >= before)) throw nb::value_error("'arrivals' must be seconds from 0, ascending.");
+        before = time;
+    }
+    if (times.empty()) throw nb::value_error("'arrivals' is empty.");
+    return times;
+}
+
 void check_slots(const Tables& tables, Index slots, Index threads = 1) {
     if (slots < 1 || slots > most_requests(tables)) throw nb::value_error("'slots' is out of range.");
     if (threads < 1) throw nb::value_error("'threads' must be at least 1.");
@@ -78,7 +90,7 @@ void bind_simulator(nb::module_& module) {
             if (ranks.rows() > 1 && ranks.rows() != batch.rows()) {
                 throw nb::value_error("'priority' must have one row for each placement, one for all, or none.");
             }
-            const auto times = arrivals.vector("arrivals");
+            const auto times = arrival_times(arrivals);
             const auto out = seconds.vector("seconds", batch.rows());
             check_slots(tables, slots, threads);
             const nb::gil_scoped_release release;
@@ -94,7 +106,7 @@ void bind_simulator(nb::module_& module) {
            const Array<double>& peak) {
             const auto where = placement(tables, place);
             const auto ranks = priorities(tables, priority);
-            const auto arrived = arrivals.vector("arrivals");
+            const auto arrived = arrival_times(arrivals);
             const Record record{times.grid("times", 2, arrived.size()),
                                 log.grid("log", 2 * arrived.size(), at(tables.ops() + tables.edges()))};
             const auto bytes = peak.vector("peak", at(tables.devices()));

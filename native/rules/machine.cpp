@@ -7,14 +7,6 @@
 
 namespace placeit {
 
-namespace {
-
-bool on_its_way(const Node& node) {
-    return node.phase == Phase::running || node.phase == Phase::sent;
-}
-
-}  // namespace
-
 Index most_requests(const Tables& tables) {
     const Index each = tables.ops() + tables.edges() + tables.devices() + 1, devices = tables.devices();
     return (std::numeric_limits<Index>::max() - devices - devices * devices) / std::max(each, 1);
@@ -166,7 +158,7 @@ bool Machine::transfer_finished(Index n) {
     told_.clear();
     Node& node = node_[at(n)];
     const Index slot = node.slot, base = slot * nodes(), first = n - base - ops_;
-    if (!on_its_way(node) || first < 0) return false;
+    if (!node.on_its_way() || first < 0) return false;
     const Index src = place_[tables_->edge[at(first)].tail], dst = place_[tables_->edge[at(first)].head];
     const bool free = links_ == LinkModel::channel && node.phase == Phase::running;
     node.phase = Phase::done;
@@ -213,13 +205,13 @@ void Machine::device_lost(Index device) {
         if (!needed) continue;
         if (!request.aborted) drop(slot);
         for (Index v = 0; v < ops_; ++v) {
-            if (!on_its_way(op[v]) || place_[at(v)] != device) continue;
+            if (!op[v].on_its_way() || place_[at(v)] != device) continue;
             if (conflicts()) release_rivals(device);
             op[v].phase = Phase::done;
             --request.running;
         }
         for (Index p = 0; p < edges_; ++p) {
-            if (!on_its_way(transfer[p]) || !touches(p)) continue;
+            if (!transfer[p].on_its_way() || !touches(p)) continue;
             transfer[p].phase = Phase::done;
             --request.running;
         }

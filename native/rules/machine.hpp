@@ -29,6 +29,8 @@ struct Node {
     Index slot = 0;
     std::int32_t pending = 0;  // of an op: in-edges that have not fired
     Phase phase = Phase::idle;
+
+    bool on_its_way() const { return phase == Phase::running || phase == Phase::sent; }
 };
 
 struct Request {
@@ -49,7 +51,7 @@ public:
     /// `tables` must outlive the machine; `place`: [V], device numbers within range (copied).
     Machine(const Tables& tables, Span<const Index> place, LinkModel links, Discipline discipline, Index slots);
 
-    /// Give every op of a request its priority, [V], the higher goes first; ties go by the topological order. Not for fifo.
+    /// Give every op its priority, [V], the higher goes first; ties go by the topological order. Not for fifo.
     void rank(Span<const double> priority);
 
     /// Forget all requests, and take another placement.

@@ -77,6 +77,9 @@ double Simulation::requests(Span<const Index> place, Span<const double> priority
     }
     if (!prepare(place)) return infinity;
     machine_->reset(place);
+    for (Index n = 0; !record.log.empty() && n < slots_ * machine_->nodes(); ++n) {
+        machine_->node(n).start = machine_->node(n).finish = std::numeric_limits<double>::quiet_NaN();
+    }
     if (options.discipline != Discipline::fifo) {
         b_level(Network(*tables_), place, duration_, moving_, rank_);
         machine_->rank(priority.empty() ? Span<const double>(rank_) : priority);
@@ -247,6 +250,7 @@ double record_requests(const Tables& tables, Span<const Index> place, Span<const
     Simulation simulation(tables, slots);
     Options first = options;
     first.stream = stream_of(seed, 0);
+    first.memory = Memory::track;
     const double end = simulation.requests(place, priority, first, arrivals, record);
     std::copy(simulation.peak().begin(), simulation.peak().end(), peak.begin());
     return end;

@@ -84,7 +84,8 @@ void add_cuts(const Tables& tables, Span<const Index> place, Span<double> durati
 void makespans(const Tables& tables, Grid<const Index> placements, Grid<const double> priority, const Options& options,
                std::uint64_t seed, Span<const double> arrivals, Index slots, Index threads, Span<double> seconds);
 
-/// Simulates requests over one placement, and writes what happened and the most bytes that each device held, [D].
+/// Simulates requests over one placement, and writes what happened and the most bytes that each device held, [D]; memory is
+/// tracked, whatever the options say.
 double record_requests(const Tables& tables, Span<const Index> place, Span<const double> priority, const Options& options,
                        std::uint64_t seed, Span<const double> arrivals, Index slots, const Record& record, Span<double> peak);
 

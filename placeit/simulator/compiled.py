@@ -5,12 +5,13 @@ from __future__ import annotations
 from weakref import WeakKeyDictionary
 
 import numpy as np
+from numpy.typing import NDArray
 
 from placeit import _core
 from placeit.core.conflicts import cliques
 from placeit.core.problem import Problem
 
-__all__ = ["compiled"]
+__all__ = ["compiled", "shared"]
 
 _TABLES: WeakKeyDictionary[Problem, _core.Tables] = WeakKeyDictionary()
 
@@ -23,19 +24,24 @@ def compiled(problem: Problem) -> _core.Tables:
     return known
 
 
-def _build(problem: Problem) -> _core.Tables:
+def shared(problem: Problem) -> NDArray[np.bool_]:
+    """Return the sets of several devices of which only one runs at a time, ``bool[C, D]``."""
     groups = cliques(problem.conflicts)
+    return np.ascontiguousarray(groups[groups.sum(axis=1) > 1])
+
+
+def _build(problem: Problem) -> _core.Tables:
     return _core.Tables(
-        compute=problem.compute,
-        edges=problem.edges,
-        edge_bytes=problem.edge_bytes,
-        edge_tensor=problem.edge_tensor,
-        latency=problem.latency,
-        bandwidth=problem.bandwidth,
-        cut=problem.cut,
-        param_bytes=problem.param_bytes,
-        memory=problem.memory,
-        conflicts=problem.conflicts,
-        cliques=np.ascontiguousarray(groups[groups.sum(axis=1) > 1]),
-        order=problem.order,
+        compute=np.ascontiguousarray(problem.compute),
+        edges=np.ascontiguousarray(problem.edges),
+        edge_bytes=np.ascontiguousarray(problem.edge_bytes),
+        edge_tensor=np.ascontiguousarray(problem.edge_tensor),
+        latency=np.ascontiguousarray(problem.latency),
+        bandwidth=np.ascontiguousarray(problem.bandwidth),
+        cut=np.ascontiguousarray(problem.cut),
+        param_bytes=np.ascontiguousarray(problem.param_bytes),
+        memory=np.ascontiguousarray(problem.memory),
+        conflicts=np.ascontiguousarray(problem.conflicts),
+        cliques=shared(problem),
+        order=np.ascontiguousarray(problem.order),
     )

@@ -1,6 +1,6 @@
 """What a placement costs, without running it: an event-driven simulation of devices, queues and links.
 
-The rules, as :mod:`placeit.simulator.rules` has them for executors too:
+The rules, as ``native/rules/machine.hpp`` has them for executors too:
 
 - A device runs one op at a time, to its end, and none while a device runs one that it conflicts with
   (``Problem.conflicts``). An ordered pair of devices moves any number of tensors at a time
@@ -31,23 +31,19 @@ The rules, as :mod:`placeit.simulator.rules` has them for executors too:
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from placeit import _core
 from placeit.core.errors import PlacementError, ProblemError, UsageError
 from placeit.core.problem import Problem
 from placeit.core.units import about_bytes
-from placeit.simulator import kernel as _kernel
-from placeit.simulator.events import stream_of
+from placeit.simulator.compiled import compiled
 from placeit.simulator.scheduler import LinkModel, Queue, check_discipline, deadlock
-from placeit.simulator.state import PLANNED
 from placeit.simulator.tables import Tables, tables
-from placeit.simulator.workspace import new_workspace
 
 __all__ = ["Requests", "Schedule", "SimulatedCost", "Transfers", "schedule", "simulate", "simulator"]
 
@@ -184,26 +180,42 @@ class SimulatedCost:
         if threads is not None and threads < 1:
             raise UsageError(f"'threads' is {threads}; it must be at least 1, or None for all cores.")
         self.problem = problem
-        self._links = get_args(LinkModel).index(links)
-        self._queue = get_args(Queue).index(queue)
+        kept = _core.Memory.limit if memory else _core.Memory.weights_only
+        model, discipline = get_args(LinkModel).index(links), get_args(Queue).index(queue)
+        self._options = _core.Options(_core.LinkModel(model), _core.Discipline(discipline), kept, float(noise))
         self._priority = _priority(priority, len(problem))
-        self._noise = float(noise)
-        self._seed = np.uint64(seed % 2**64)
-        self._memory = _kernel.LIMIT if memory else _kernel.WEIGHTS_ONLY
+        self._seed = seed % 2**64
         self._slots = min(len(self._arrivals), in_flight or len(self._arrivals))
         self._threads = threads if threads is not None else _cores()
-        self._tables = tables(problem)
+        self._compiled = compiled(problem)
 
     @property
-    def kernel_arguments(self) -> tuple[Tables, NDArray[np.float64], int, int, int] | None:
-        """Tables, priority, links, queue and memory as :func:`_kernel.makespan_kernel` takes them, for compiled searches.
+    def model(self) -> _core.CostModel | None:
+        """The cost as compiled searches take it.
 
         None if the cost of a placement depends on its number in the batch, with noise or with a priority for each, or if there
         are several requests.
         """
-        if self._noise > 0 or len(self._priority) > 1 or len(self._arrivals) > 1 or self._arrivals[0] > 0:
+        if not self._is_plain():
             return None
-        return self._tables, self._priority.reshape(-1), self._links, self._queue, self._memory
+        return _core.CostModel(self._compiled, self._priority.reshape(-1), self._options)
+
+    @property
+    def kernel_arguments(self) -> tuple[Tables, NDArray[np.float64], int, int, int] | None:
+        """What :attr:`model` holds, as kernels take it."""
+        if not self._is_plain():
+            return None
+        options = self._options
+        return (
+            tables(self.problem),
+            self._priority.reshape(-1),
+            options.links.value,
+            options.queue.value,
+            options.memory.value,
+        )
+
+    def _is_plain(self) -> bool:
+        return self._options.noise == 0 and len(self._priority) <= 1 and len(self._arrivals) == 1 and self._arrivals[0] == 0
 
     def __call__(self, placements: ArrayLike) -> NDArray[np.float64]:
         """Return ``float64[B]`` makespans of ``int[B, V]`` placements; ``int[V]`` is a batch of one.
@@ -220,32 +232,21 @@ class SimulatedCost:
                 f"Placements of this problem are device numbers of shape (B, {len(self.problem)}); got {array.dtype} of shape "
                 f"{array.shape}."
             )
-        if array.dtype != np.int32 or not array.flags.c_contiguous or not array.flags.writeable:
-            array = np.array(array, np.int32, order="C")  # writable: to numba a read-only array is another type
+        array = np.ascontiguousarray(array, np.int32)
         size = len(array)
         if len(self._priority) > 1 and len(self._priority) != size:
             raise ProblemError(f"'priority' has {len(self._priority)} rows for {size} placements.")
         out = np.empty(size)
-        options = (self._priority, self._links, self._queue, self._noise, self._seed, self._memory)
-        flights = (self._arrivals, self._slots)
-        workers = min(self._threads, size)
-        if workers <= 1:
-            strange = [_kernel.makespans(self._tables, array, *options, *flights, 0, size, out)]
-        else:
-            bounds = [size * i // workers for i in range(workers + 1)]
-            with ThreadPoolExecutor(workers) as pool:
-                futures = [
-                    pool.submit(_kernel.makespans, self._tables, array, *options, *flights, begin, end, out)
-                    for begin, end in pairwise(bounds)
-                ]
-            strange = [future.result() for future in futures]
-        if max(strange) >= 0:
-            b = max(strange)
+        flights = (self._arrivals, self._slots, self._threads)
+        try:
+            _core.makespans(self._compiled, array, self._priority, self._options, self._seed, *flights, out)
+        except IndexError:
+            b = int(((array < 0) | (array >= self.problem.devices)).any(axis=1).argmax())
             raise PlacementError(
                 f"Placement {b} of the batch uses device numbers {array[b].min()}..{array[b].max()}; there are "
                 f"0..{self.problem.devices - 1}."
-            )
-        if self._queue == PLANNED and np.isnan(out).any():
+            ) from None
+        if self._options.queue is _core.Discipline.planned and np.isnan(out).any():
             raise deadlock()
         return out
 
@@ -329,27 +330,22 @@ def schedule(
         raise ProblemError(f"'priority' has {len(cost._priority)} rows for one placement.")
     place = np.array(problem.check(placement))
     ops, out = len(problem), problem.successors.edge
-    ws = new_workspace(cost._tables, cost._slots)
-    ws.node["start"] = np.nan
-    requests = len(cost._arrivals)
-    times, log = np.empty((2, requests)), np.empty((requests, 2, ops + len(out)))
-    makespan = _kernel.requests_kernel(
-        cost._tables,
+    arrived = cost._arrivals
+    times, log, peak = np.empty((2, len(arrived))), np.empty((len(arrived), 2, ops + len(out))), np.empty(problem.devices)
+    makespan = _core.record_requests(
+        cost._compiled,
         place,
         cost._priority.reshape(-1),
-        cost._links,
-        cost._queue,
-        cost._noise,
-        np.uint64(stream_of(cost._seed, 0)),
-        _kernel.TRACK,
-        ws,
-        cost._arrivals,
+        cost._options,
+        cost._seed,
+        arrived,
+        cost._slots,
         times,
-        log,
+        log.reshape(-1, ops + len(out)),
+        peak,
     )
     if np.isnan(makespan):
         raise deadlock()
-    peak = ws.device["peak"]
     if memory and (peak > problem.memory).any():
         d = int(np.argmax(peak > problem.memory))
         raise PlacementError(
@@ -365,7 +361,7 @@ def schedule(
     busy = np.zeros(problem.devices)
     np.add.at(busy, place, (finish - start)[:, :ops].sum(axis=0))
     return Schedule(
-        makespan=float(makespan),
+        makespan=makespan,
         start=start[0, :ops].copy(),
         finish=finish[0, :ops].copy(),
         device=place,
@@ -373,9 +369,9 @@ def schedule(
             problem.edge_tensor[edges], src, dst, start[request, ops + moved], finish[request, ops + moved], request
         ),
         busy=busy,
-        peak_memory=peak.copy(),
+        peak_memory=peak,
         requests=Requests(
-            arrived=cost._arrivals.copy(),
+            arrived=arrived.copy(),
             begun=times[0],
             ended=times[1],
             start=start[:, :ops].copy(),

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from placeit import _core
 from placeit.core.kernels import jit
 from placeit.core.problem import Problem
+from placeit.simulator.compiled import compiled, shared
 from placeit.simulator.cost_functions import as_batch
 from placeit.simulator.kernel import WEIGHTS_ONLY
 from placeit.simulator.one_request import transfer_seconds
@@ -50,12 +52,17 @@ class ThroughputCost:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self._tables = tables(problem)
+        self._compiled = compiled(problem)
+
+    @property
+    def model(self) -> _core.CostModel:
+        """The cost as compiled searches take it."""
+        return _core.CostModel.capacity(self._compiled)
 
     @property
     def kernel_arguments(self) -> tuple[Tables, NDArray[np.float64], int, int, int]:
         """What compiled searches take in place of a simulator's: see :attr:`SimulatedCost.kernel_arguments`."""
-        return self._tables, np.empty(0), CHANNEL, CAPACITY, WEIGHTS_ONLY
+        return tables(self.problem), np.empty(0), CHANNEL, CAPACITY, WEIGHTS_ONLY
 
     def __call__(self, placements: ArrayLike) -> NDArray[np.float64]:
         """Return ``float64[B]`` seconds per request of ``int[B, V]`` placements; ``int[V]`` is a batch of one.
@@ -63,9 +70,9 @@ class ThroughputCost:
         Raises:
             PlacementError: wrong shape, or a device number that does not exist.
         """
-        array = np.array(as_batch(self.problem, placements), order="C")
+        array = np.ascontiguousarray(as_batch(self.problem, placements))
         out = np.empty(len(array))
-        _bounds(self._tables, array, out)
+        _core.seconds_per_request(self._compiled, array, out)
         return out
 
 
@@ -90,10 +97,10 @@ def bottleneck(problem: Problem, placement: ArrayLike) -> Bottleneck:
     Raises:
         PlacementError: the placement is infeasible.
     """
-    table, width, names = tables(problem), problem.devices, problem.device_names
-    seconds = np.empty(width + len(table.clique) + width * width)
-    busy_kernel(table, np.array(problem.check(placement)), seconds)
-    groups = [", ".join(names[d] for d in np.flatnonzero(clique)) for clique in table.clique]
+    width, names = problem.devices, problem.device_names
+    groups = [", ".join(names[d] for d in np.flatnonzero(clique)) for clique in shared(problem)]
+    seconds = np.empty(width + len(groups) + width * width)
+    _core.busy_seconds(compiled(problem), np.array(problem.check(placement)), seconds)
     links = [f"{src} -> {dst}" for src in names for dst in names]
     labels = [*names, *groups, *links]
     always = width + len(groups)
@@ -190,11 +197,3 @@ def busiest_ops(tables: Tables, place: NDArray[np.int32], busy: NDArray[np.float
             ops[count] = v
             count += 1
     return count
-
-
-@jit
-def _bounds(tables: Tables, placements: NDArray[np.int32], out: NDArray[np.float64]) -> None:
-    devices = len(tables.memory)
-    busy = np.empty(devices + len(tables.clique) + devices * devices)
-    for b in range(len(placements)):
-        out[b] = busy_kernel(tables, placements[b], busy)

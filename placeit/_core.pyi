@@ -1,0 +1,139 @@
+"""Compiled parts of placeit: rules of execution and simulators."""
+
+import enum
+
+import numpy
+import numpy.typing
+
+
+class Tables:
+    """A problem as the compiled functions read it."""
+
+    def __init__(self, compute: numpy.typing.NDArray[numpy.float64], edges: numpy.typing.NDArray[numpy.int32], edge_bytes: numpy.typing.NDArray[numpy.float64], edge_tensor: numpy.typing.NDArray[numpy.int32], latency: numpy.typing.NDArray[numpy.float64], bandwidth: numpy.typing.NDArray[numpy.float64], cut: numpy.typing.NDArray[numpy.float64], param_bytes: numpy.typing.NDArray[numpy.float64], memory: numpy.typing.NDArray[numpy.float64], conflicts: numpy.typing.NDArray[numpy.bool], cliques: numpy.typing.NDArray[numpy.bool], order: numpy.typing.NDArray[numpy.int32]) -> None: ...
+
+    @property
+    def ops(self) -> int: ...
+
+    @property
+    def devices(self) -> int: ...
+
+    @property
+    def edges(self) -> int: ...
+
+class LinkModel(enum.Enum):
+    contention_free = 0
+
+    channel = 1
+
+class Discipline(enum.Enum):
+    fifo = 0
+
+    priority = 1
+
+    planned = 2
+
+class Memory(enum.Enum):
+    """What is known of memory."""
+
+    weights_only = 0
+    """Over-full devices cost inf."""
+
+    track = 1
+    """The peak of live tensors is recorded, too."""
+
+    limit = 2
+    """A peak over a device's memory costs inf."""
+
+class Options:
+    """
+    How placements are simulated; noise is the half width of the factor on all seconds.
+    """
+
+    def __init__(self, links: LinkModel, queue: Discipline, memory: Memory = Memory.weights_only, noise: float = 0.0) -> None: ...
+
+    @property
+    def links(self) -> LinkModel: ...
+
+    @property
+    def queue(self) -> Discipline: ...
+
+    @property
+    def memory(self) -> Memory: ...
+
+    @property
+    def noise(self) -> float: ...
+
+class CostModel:
+    """What a placement costs, for compiled searches."""
+
+    def __init__(self, tables: Tables, priority: numpy.typing.NDArray[numpy.float64], options: Options) -> None:
+        """The makespan of one request; priority: [V], or empty for b-levels."""
+
+    @staticmethod
+    def capacity(tables: Tables) -> CostModel:
+        """The seconds per request of the busiest resource."""
+
+def makespans(tables: Tables, placements: numpy.typing.NDArray[numpy.int32], priority: numpy.typing.NDArray[numpy.float64], options: Options, seed: int, arrivals: numpy.typing.NDArray[numpy.float64], slots: int, threads: int, seconds: numpy.typing.NDArray[numpy.float64]) -> None:
+    """
+    Write the seconds of each placement, float64[B]; IndexError for a device that does not exist.
+    """
+
+def record_requests(tables: Tables, place: numpy.typing.NDArray[numpy.int32], priority: numpy.typing.NDArray[numpy.float64], options: Options, seed: int, arrivals: numpy.typing.NDArray[numpy.float64], slots: int, times: numpy.typing.NDArray[numpy.float64], log: numpy.typing.NDArray[numpy.float64], peak: numpy.typing.NDArray[numpy.float64]) -> float:
+    """
+    Simulate requests and write when they began and ended, float64[2, R], the start and the finish of every node of each,
+    float64[2 * R, V + E], and the most bytes of each device, float64[D].
+    """
+
+def b_level(tables: Tables, place: numpy.typing.NDArray[numpy.int32], rank: numpy.typing.NDArray[numpy.float64]) -> None:
+    """Write the longest path from each op to an exit, seconds, float64[V]."""
+
+def busy_seconds(tables: Tables, place: numpy.typing.NDArray[numpy.int32], busy: numpy.typing.NDArray[numpy.float64]) -> float:
+    """
+    Write the seconds for which a request keeps each device, set of devices and pair of devices busy; return the most.
+    """
+
+def seconds_per_request(tables: Tables, placements: numpy.typing.NDArray[numpy.int32], seconds: numpy.typing.NDArray[numpy.float64]) -> None:
+    """Write the least seconds per request of each placement, float64[B]."""
+
+def upward_ranks(tables: Tables, compute: numpy.typing.NDArray[numpy.float64], comm: numpy.typing.NDArray[numpy.float64], rank: numpy.typing.NDArray[numpy.float64]) -> None:
+    """
+    Write the mean length of the longest path from the start of each op to an exit, seconds, float64[V].
+    """
+
+def downward_ranks(tables: Tables, compute: numpy.typing.NDArray[numpy.float64], comm: numpy.typing.NDArray[numpy.float64], rank: numpy.typing.NDArray[numpy.float64]) -> None:
+    """
+    Write the mean length of the longest path from an entry to the start of each op, seconds, float64[V].
+    """
+
+def ready_order(tables: Tables, by_priority: numpy.typing.NDArray[numpy.int32], order: numpy.typing.NDArray[numpy.int32]) -> None:
+    """Write the order in which ops leave a ready list, int32[V]."""
+
+def insertion_schedule(tables: Tables, order: numpy.typing.NDArray[numpy.int32], compute: numpy.typing.NDArray[numpy.float64], memory: numpy.typing.NDArray[numpy.float64], place: numpy.typing.NDArray[numpy.int32], start: numpy.typing.NDArray[numpy.float64], finish: numpy.typing.NDArray[numpy.float64]) -> bool:
+    """
+    Write the device, start and finish of each op, each in the earliest gap that holds it; return whether the weights fit.
+    """
+
+def earliest_start_placement(tables: Tables, order: numpy.typing.NDArray[numpy.int32], lots: numpy.typing.NDArray[numpy.float64], place: numpy.typing.NDArray[numpy.int32]) -> None:
+    """
+    Write the device of each op, int32[V], where it starts earliest behind all that was placed before.
+    """
+
+def earliest_finish_devices(tables: Tables, place: numpy.typing.NDArray[numpy.int32], ops: numpy.typing.NDArray[numpy.int64], devices: numpy.typing.NDArray[numpy.int32]) -> None:
+    """
+    Write the device where each op would finish first if moved alone, int32[K].
+    """
+
+class Annealing:
+    """A search by simulated annealing, from a placement on."""
+
+    def __init__(self, model: CostModel, place: numpy.typing.NDArray[numpy.int32], scale: float, seed: int) -> None: ...
+
+    def run(self, first: int, last: int, steps: int) -> None:
+        """Do moves first to last, excluded, of steps in all."""
+
+    @property
+    def seconds(self) -> float:
+        """Cost of the best placement so far; inf before there is one."""
+
+    def best(self, place: numpy.typing.NDArray[numpy.int32]) -> None:
+        """Write the best placement so far, int32[V]."""
