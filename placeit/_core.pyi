@@ -32,6 +32,55 @@ class Discipline(enum.Enum):
 
     planned = 2
 
+class Groups:
+    """Groups of ops, and what they cost alone and in segments."""
+
+    def __init__(self, edges: numpy.typing.NDArray[numpy.int32], tensor_bytes: numpy.typing.NDArray[numpy.float64], core: numpy.typing.NDArray[numpy.float64], cut_per_byte: numpy.typing.NDArray[numpy.float64], dispatch: numpy.typing.NDArray[numpy.float64], load: numpy.typing.NDArray[numpy.float64], beside: numpy.typing.NDArray[numpy.float64], conflicts: numpy.typing.NDArray[numpy.bool], read: numpy.typing.NDArray[numpy.float64], latency: numpy.typing.NDArray[numpy.float64], bandwidth: numpy.typing.NDArray[numpy.float64], passthrough: numpy.typing.NDArray[numpy.bool], cliques: numpy.typing.NDArray[numpy.bool], steady: bool, outside: numpy.typing.NDArray[numpy.float64]) -> None: ...
+
+    def merge(self, devices: numpy.typing.NDArray[numpy.int32], segment_of: numpy.typing.NDArray[numpy.int32]) -> float:
+        """
+        Merge consecutive segments on a device while the plan takes no longer; write the segment of each group, int32[G], and return the plan's seconds.
+        """
+
+    def divide(self, segment_of: numpy.typing.NDArray[numpy.int32], devices: numpy.typing.NDArray[numpy.int32], moves: numpy.typing.NDArray[numpy.int32], seconds: numpy.typing.NDArray[numpy.float64]) -> int:
+        """
+        Number segments, int32[G], in topological order; write the tensors between them, int32[E, 3], and their seconds, float64[S]; return how many tensors there are.
+        """
+
+class SegmentSearch:
+    """Simulated annealing of a placement of groups by its plan."""
+
+    def __init__(self, groups: Groups, placement: numpy.typing.NDArray[numpy.int32], feasible: numpy.typing.NDArray[numpy.bool], param_bytes: numpy.typing.NDArray[numpy.float64], memory: numpy.typing.NDArray[numpy.float64], steps: int, heat: float, bit_generator: object | None) -> None: ...
+
+    def advance(self, steps: int) -> None:
+        """Try the next moves; the lock of the bit generator has to be held."""
+
+    @property
+    def over(self) -> bool: ...
+
+    def write_best(self, placement: numpy.typing.NDArray[numpy.int32]) -> None:
+        """Write the best placement so far, int32[G]."""
+
+class ExactSearch:
+    """
+    The feasible placements of a problem, depth first, cut off by lower bounds.
+    """
+
+    def __init__(self, tables: Tables, tail: numpy.typing.NDArray[numpy.float64], alike: numpy.typing.NDArray[numpy.int32], cliques: numpy.typing.NDArray[numpy.bool], share: numpy.typing.NDArray[numpy.float64], capacity: bool) -> None: ...
+
+    def next(self, placements: numpy.typing.NDArray[numpy.int32], bound: float, nodes: int) -> tuple[int, int]:
+        """
+        Write the next placements whose lower bound is below a bound, int32[N, V]; return how many there are, and how many partial placements were examined to find them.
+        """
+
+    @property
+    def over(self) -> bool: ...
+
+def spread(seconds: numpy.typing.NDArray[numpy.float64], limit: int, devices: numpy.typing.NDArray[numpy.int32]) -> None:
+    """
+    Write devices for ops, int32[n], evenly and with the least sum of seconds, float64[n, D], that some steps find.
+    """
+
 class Memory(enum.Enum):
     """What is known of memory."""
 
