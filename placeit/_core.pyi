@@ -65,6 +65,55 @@ class Machine:
     def running(self, slot: int) -> list[int]:
         """The nodes of a slot that were started and have not finished."""
 
+class Groups:
+    """Groups of ops, and what they cost alone and in segments."""
+
+    def __init__(self, edges: numpy.typing.NDArray[numpy.int32], tensor_bytes: numpy.typing.NDArray[numpy.float64], core: numpy.typing.NDArray[numpy.float64], cut_per_byte: numpy.typing.NDArray[numpy.float64], dispatch: numpy.typing.NDArray[numpy.float64], load: numpy.typing.NDArray[numpy.float64], beside: numpy.typing.NDArray[numpy.float64], conflicts: numpy.typing.NDArray[numpy.bool], read: numpy.typing.NDArray[numpy.float64], latency: numpy.typing.NDArray[numpy.float64], bandwidth: numpy.typing.NDArray[numpy.float64], passthrough: numpy.typing.NDArray[numpy.bool], cliques: numpy.typing.NDArray[numpy.bool], steady: bool, outside: numpy.typing.NDArray[numpy.float64]) -> None: ...
+
+    def merge(self, devices: numpy.typing.NDArray[numpy.int32], segment_of: numpy.typing.NDArray[numpy.int32]) -> float:
+        """
+        Merge consecutive segments on a device while the plan takes no longer; write the segment of each group, int32[G], and return the plan's seconds.
+        """
+
+    def divide(self, segment_of: numpy.typing.NDArray[numpy.int32], devices: numpy.typing.NDArray[numpy.int32], moves: numpy.typing.NDArray[numpy.int32], seconds: numpy.typing.NDArray[numpy.float64]) -> int:
+        """
+        Number segments, int32[G], in topological order; write the tensors between them, int32[E, 3], and their seconds, float64[S]; return how many tensors there are.
+        """
+
+class SegmentSearch:
+    """Simulated annealing of a placement of groups by its plan."""
+
+    def __init__(self, groups: Groups, placement: numpy.typing.NDArray[numpy.int32], feasible: numpy.typing.NDArray[numpy.bool], param_bytes: numpy.typing.NDArray[numpy.float64], memory: numpy.typing.NDArray[numpy.float64], steps: int, heat: float, bit_generator: object | None) -> None: ...
+
+    def advance(self, steps: int) -> None:
+        """Try the next moves; the lock of the bit generator has to be held."""
+
+    @property
+    def over(self) -> bool: ...
+
+    def write_best(self, placement: numpy.typing.NDArray[numpy.int32]) -> None:
+        """Write the best placement so far, int32[G]."""
+
+class ExactSearch:
+    """
+    The feasible placements of a problem, depth first, cut off by lower bounds.
+    """
+
+    def __init__(self, tables: Tables, tail: numpy.typing.NDArray[numpy.float64], alike: numpy.typing.NDArray[numpy.int32], cliques: numpy.typing.NDArray[numpy.bool], share: numpy.typing.NDArray[numpy.float64], capacity: bool) -> None: ...
+
+    def next(self, placements: numpy.typing.NDArray[numpy.int32], bound: float, nodes: int) -> tuple[int, int]:
+        """
+        Write the next placements whose lower bound is below a bound, int32[N, V]; return how many there are, and how many partial placements were examined to find them.
+        """
+
+    @property
+    def over(self) -> bool: ...
+
+def spread(seconds: numpy.typing.NDArray[numpy.float64], limit: int, devices: numpy.typing.NDArray[numpy.int32]) -> None:
+    """
+    Write devices for ops, int32[n], evenly and with the least sum of seconds, float64[n, D], that some steps find.
+    """
+
 class Memory(enum.Enum):
     """What is known of memory."""
 
@@ -242,12 +291,45 @@ def spend() -> int:
     often it was called, and what it returns.
     """
 
-def upward_ranks(tables: Tables, compute: numpy.typing.NDArray[numpy.float64], comm: numpy.typing.NDArray[numpy.float64], rank: numpy.typing.NDArray[numpy.float64]) -> None: ...
+def upward_ranks(tables: Tables, compute: numpy.typing.NDArray[numpy.float64], comm: numpy.typing.NDArray[numpy.float64], rank: numpy.typing.NDArray[numpy.float64]) -> None:
+    """
+    Write the mean length of the longest path from the start of each op to an exit, seconds, float64[V].
+    """
 
-def downward_ranks(tables: Tables, compute: numpy.typing.NDArray[numpy.float64], comm: numpy.typing.NDArray[numpy.float64], rank: numpy.typing.NDArray[numpy.float64]) -> None: ...
+def downward_ranks(tables: Tables, compute: numpy.typing.NDArray[numpy.float64], comm: numpy.typing.NDArray[numpy.float64], rank: numpy.typing.NDArray[numpy.float64]) -> None:
+    """
+    Write the mean length of the longest path from an entry to the start of each op, seconds, float64[V].
+    """
 
-def ready_order(tables: Tables, by_priority: numpy.typing.NDArray[numpy.int32], order: numpy.typing.NDArray[numpy.int32]) -> None: ...
+def ready_order(tables: Tables, by_priority: numpy.typing.NDArray[numpy.int32], order: numpy.typing.NDArray[numpy.int32]) -> None:
+    """Write the order in which ops leave a ready list, int32[V]."""
 
-def insertion_schedule(tables: Tables, order: numpy.typing.NDArray[numpy.int32], compute: numpy.typing.NDArray[numpy.float64], memory: numpy.typing.NDArray[numpy.float64], place: numpy.typing.NDArray[numpy.int32], start: numpy.typing.NDArray[numpy.float64], finish: numpy.typing.NDArray[numpy.float64]) -> bool: ...
+def insertion_schedule(tables: Tables, order: numpy.typing.NDArray[numpy.int32], compute: numpy.typing.NDArray[numpy.float64], memory: numpy.typing.NDArray[numpy.float64], place: numpy.typing.NDArray[numpy.int32], start: numpy.typing.NDArray[numpy.float64], finish: numpy.typing.NDArray[numpy.float64]) -> bool:
+    """
+    Write the device, start and finish of each op, each in the earliest gap that holds it; return whether the weights fit.
+    """
 
-def earliest_start_placement(tables: Tables, order: numpy.typing.NDArray[numpy.int32], lots: numpy.typing.NDArray[numpy.float64], place: numpy.typing.NDArray[numpy.int32]) -> None: ...
+def earliest_start_placement(tables: Tables, order: numpy.typing.NDArray[numpy.int32], lots: numpy.typing.NDArray[numpy.float64], place: numpy.typing.NDArray[numpy.int32]) -> None:
+    """
+    Write the device of each op, int32[V], where it starts earliest behind all that was placed before.
+    """
+
+def earliest_finish_devices(tables: Tables, place: numpy.typing.NDArray[numpy.int32], ops: numpy.typing.NDArray[numpy.int64], devices: numpy.typing.NDArray[numpy.int32]) -> None:
+    """
+    Write the device where each op would finish first if moved alone, int32[K].
+    """
+
+class Annealing:
+    """A search by simulated annealing, from a placement on."""
+
+    def __init__(self, model: CostModel, place: numpy.typing.NDArray[numpy.int32], scale: float, seed: int) -> None: ...
+
+    def run(self, first: int, last: int, steps: int) -> None:
+        """Do moves first to last, excluded, of steps in all."""
+
+    @property
+    def seconds(self) -> float:
+        """Cost of the best placement so far; inf before there is one."""
+
+    def best(self, place: numpy.typing.NDArray[numpy.int32]) -> None:
+        """Write the best placement so far, int32[V]."""
