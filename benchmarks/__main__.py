@@ -23,7 +23,7 @@ def main() -> int:
     for name in names:
         print(f"benchmarks.{name} ...", file=sys.stderr, flush=True)
         command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(command, stdout=subprocess.PIPE, encoding="utf-8", check=False)
         if done.returncode:
             failed.append(name)
         if not done.stdout:

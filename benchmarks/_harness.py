@@ -70,7 +70,7 @@ def _commit() -> str | None:
     """Return the commit that was measured, marked ``-dirty`` if tracked files differ from it; None outside a checkout."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
-        answer = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+        answer = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, encoding="utf-8", check=False)
     except OSError:
         return None
     return answer.stdout.strip() or None

@@ -323,7 +323,7 @@ def _ip(namespace: str, *arguments: str) -> str:
 
 def _command(*command: str) -> str:
     """Run a command and return its output. Raises OSError with what it says."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
     if done.returncode:
         raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
     return done.stdout

@@ -64,7 +64,7 @@ def run(args: Args, report: Report) -> None:
 
 
 def _output(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
     if done.returncode:
         raise ExecutionError(f"'{' '.join(command)}' failed with exit code {done.returncode}: {done.stderr.strip()}")
     return done.stdout

@@ -130,7 +130,7 @@ def interrupted(model: Path, placement: Path, moment: str, after: float, folder:
     command = [sys.executable, "-c", _TELLING, "run", str(model), "-p", str(placement), "--runs", "10000000"]
     # what is in a cache of compiled programs takes no time to compile
     env = os.environ | {"PLACEIT_CACHE": str(folder), "PLACEIT_MODEL_CACHE": "1" if moment == "racing" else "0"}
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=env) as process:
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, encoding="utf-8", env=env) as process:
         assert process.stderr is not None
         try:
             while (line := process.stderr.readline()) and line.strip() != moment:
@@ -204,7 +204,7 @@ def _search(model: Path, devices: Sequence[str], folder: Path, report: Report) -
     options = ["-d", ",".join(devices), "--budget", f"{_BUDGET_S:g}", "-o", str(folder / "answer.json"), "--json", "--quiet"]
     command = [sys.executable, "-m", "placeit", "optimize", str(model), *options]
     env = os.environ | {"PLACEIT_CACHE": str(folder / "search")}
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=env)
+    done = subprocess.run(command, stdout=subprocess.PIPE, encoding="utf-8", check=True, env=env)
     answer = json.loads(done.stdout)
     budget = answer["budget"]
     report.row(

@@ -49,7 +49,7 @@ def _timed(command: list[str], folder: Path) -> tuple[float, dict[str, Any]]:
     """Run a command with the cost cache in a folder; return the seconds it took and what it printed."""
     environment = os.environ | {"PLACEIT_CACHE": str(folder / "costs")}
     begin = time.perf_counter()
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, encoding="utf-8", check=False)
     seconds = time.perf_counter() - begin
     if done.returncode:
         raise ExecutionError(f"'{' '.join(command)}' failed with exit code {done.returncode}: {done.stderr.strip()}")

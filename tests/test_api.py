@@ -23,7 +23,7 @@ def test_public_names_are_listed_before_they_are_used() -> None:
 
 def test_importing_the_package_imports_nothing_heavy() -> None:
     code = "import json, sys; before = set(sys.modules); import placeit; print(json.dumps(sorted(set(sys.modules) - before)))"
-    loaded = json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    loaded = json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True).stdout)
     assert {name for name in loaded if name.startswith("placeit")} == {"placeit", "placeit.core", "placeit.core.version"}
     assert not {"numpy", "numba", "openvino", "onnx", "torch", "rich", "typer"} & set(loaded)
 
@@ -38,5 +38,5 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
 )
 def test_optimize_is_the_function_whatever_is_imported_first(first: str) -> None:
     code = f"{first}; import placeit; print(placeit.optimize.__module__, callable(placeit.optimize))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True)
     assert done.stdout == "placeit.optimizer.optimize True\n"

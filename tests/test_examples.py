@@ -31,7 +31,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Example:
     def run(name: str, *arguments: str | Path) -> str:
         command = [sys.executable, "-m", f"examples.{name}", *map(str, arguments)]
         environment = os.environ | {"PLACEIT_CACHE": str(cache)}
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, encoding="utf-8", check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -86,7 +86,7 @@ def test_a_placer_of_ones_own_is_compared_with_built_in_ones(example: Example) -
 
 def test_an_example_says_what_is_wrong_in_a_sentence() -> None:
     command = [sys.executable, "-m", "examples.resnet50", "--devices", "GPU.7"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", check=False)
     assert done.returncode == 1
     assert "There is no device 'GPU.7' on this machine" in done.stderr
     assert "Traceback" not in done.stderr
@@ -95,7 +95,7 @@ def test_an_example_says_what_is_wrong_in_a_sentence() -> None:
 @pytest.mark.parametrize(("option", "says"), [("--pictures", "at least 1"), ("--rate", "positive and finite")])
 def test_reading_no_pictures_or_none_per_second_is_refused(option: str, says: str) -> None:
     command = [sys.executable, "-m", "examples.read_text", option, "0"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", check=False)
     assert done.returncode == 2
     assert says in done.stderr
     assert "Traceback" not in done.stderr

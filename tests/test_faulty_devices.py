@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ from placeit.optimizer.optimize import optimize
 from placeit.planning.coarsen import coarsen
 from placeit.planning.segments import Costs, Segmenter
 from placeit.profiler.cache import Cache
+from placeit.runtime import check as check_module
 from placeit.runtime.accelerators.module_program import ModuleProgram
 from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator
 from placeit.runtime.check import OutputCheck, OutputError, other_inputs
@@ -238,22 +240,35 @@ class Fault:
     def after(self, *, soonest: float = 0.0) -> None:
         """Write what is late: at once or soon, now that the end has been reported."""
         if self.late is not None:
-            late, self.late = self.late, None
             delay = soonest if self.rng.random() < 0.5 else float(self.rng.uniform(soonest, soonest + 1e-3))
             if delay == 0:
-                late()
-                return
-            timer = threading.Timer(delay, late)
-            timer.start()
-            self.timers.append(timer)
+                self.late()
+            else:
+                timer = threading.Timer(delay, self.late)
+                timer.start()
+                self.timers.append(timer)
+            self.late = None
 
     def end(self) -> None:
+        """Wait until all that is late has been written."""
+        while self.late is not None:  # the end has been reported this moment
+            time.sleep(1e-4)
         for timer in self.timers:
             timer.join()
 
 
 @pytest.fixture
-def inject(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Fault | None], None]]:
+def while_waiting(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
+    """Have the output check wait for late writes until something has come about, however busy the machine is."""
+
+    def wait(until: Callable[[], object]) -> None:
+        monkeypatch.setattr(check_module, "time", SimpleNamespace(perf_counter=time.perf_counter, sleep=lambda _: until()))
+
+    return wait
+
+
+@pytest.fixture
+def inject(monkeypatch: pytest.MonkeyPatch, while_waiting: Any) -> Iterator[Callable[[Fault | None], None]]:
     """Have devices be at fault from now on."""
     now: list[Fault | None] = [None]
 
@@ -334,6 +349,7 @@ def inject(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Fault | None],
                 return
         copy(self, stream, source, destination)
 
+    while_waiting(lambda: now[0] is not None and now[0].end())
     monkeypatch.setattr(ModuleProgram, "load", loaded)
     monkeypatch.setattr(PlanExecutor, "_times", timed)
     monkeypatch.setattr(PlanExecutor, "close", closed)
@@ -523,17 +539,26 @@ class Mover:
 
         self.worker.submit(move)
 
+    def finish(self) -> None:
+        """Wait until all that was begun is over."""
+        over = threading.Event()
+        self.worker.submit(over.set)
+        over.wait()
+
     def close(self) -> None:
         self.worker.close()
 
 
-def test_a_tensor_that_does_not_arrive_or_arrives_late_is_seen(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_tensor_that_does_not_arrive_or_arrives_late_is_seen(
+    while_waiting: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     model = onnx_model(1, tmp_path_factory.getbasetemp())
     cluster, grouping, mover = pair(), coarsen(model.graph), Mover()
     plan = Segmenter(grouping, Costs.zero(len(grouping.groups), cluster)).plan(np.arange(len(grouping.groups)) % 2)
     inputs = model.random_inputs()
     check = OutputCheck(inputs, other_inputs(model, inputs, given=False), model.reference(None, "f32"))
     both = dict.fromkeys([(0, 1), (1, 0)], mover)
+    while_waiting(mover.finish)
     with (
         Runtime(model, grouping, cluster, devices=tuple(map(Elsewhere, cluster.devices)), transports=both) as runtime,
         runtime.executor(plan) as executor,

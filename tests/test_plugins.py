@@ -72,7 +72,7 @@ def run(tmp_path: Path):
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": path},
             capture_output=True,
-            text=True,
+            encoding="utf-8",
             check=False,
         )
         assert done.returncode == 0, done.stderr

@@ -22,7 +22,7 @@ from placeit.devices.host import allowed_cores
 from placeit.optimizer.optimize import optimize
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Segmenter
-from placeit.profiler.costs import supported
+from placeit.profiler.support import supported
 from placeit.runtime.accelerators.executor import StreamExecutor
 from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator, torch_streams
 from placeit.runtime.accelerators.work import PlanTasks

@@ -20,7 +20,7 @@ from placeit.devices.host import allowed_cores
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Segmenter
 from placeit.profiler.cache import Cache
-from placeit.profiler.costs import supported
+from placeit.profiler.support import supported
 from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.drivers import drive
 from placeit.runtime.executor import Executor

@@ -6,11 +6,12 @@ import contextlib
 import functools
 import hashlib
 import json
+import locale
 import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,36 @@ def compiles_slowly(target: str) -> bool:
     return bool(names) and all("EXPORT_IMPORT" in _property(name, "OPTIMIZATION_CAPABILITIES") for name in names)
 
 
+class _Locale:
+    """The locale of the process, which OpenVINO sets to ``C`` while it reads or writes a compiled model.
+
+    When several threads do so, it may take that for what was there before, and leave it
+    (https://github.com/openvinotoolkit/openvino/pull/24431). The last thread puts back what the first one found.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._found = "C"
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        with self._lock:
+            if self._users == 0:
+                self._found = locale.setlocale(locale.LC_ALL)
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if self._users == 0 and locale.setlocale(locale.LC_ALL) != self._found:
+                    locale.setlocale(locale.LC_ALL, self._found)
+
+
+_locale = _Locale()
+
+
 class CompiledModels:
     """A folder of compiled models.
 
@@ -107,7 +138,8 @@ class CompiledModels:
         with self._locks.setdefault(folder, threading.Lock()):  # for one of two equal devices the other's result is there
             try:
                 _delete_damaged(folder)
-                compiled = core.compile_model(model, target, {**config, "CACHE_DIR": str(folder)})
+                with _locale.kept():
+                    compiled = core.compile_model(model, target, {**config, "CACHE_DIR": str(folder)})
             except _FAILURES as error:
                 compiled = core.compile_model(model, target, dict(config))  # is it the model?
                 with contextlib.suppress(OSError):

@@ -17,7 +17,7 @@ from placeit.core.errors import FileError, UsageError
 from placeit.core.version import __version__
 from placeit.optimizer.candidates import Candidate
 from placeit.profiler.cache import are_times
-from placeit.profiler.costs import cost_key
+from placeit.profiler.kept import cost_key
 from placeit.runtime.check import OutputError
 from placeit.runtime.measure import Measurement
 from placeit.session import Session

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,23 +14,21 @@ from numpy.typing import NDArray
 from placeit.backends.base import Model
 from placeit.core.cluster import Cluster, Link
 from placeit.core.conflicts import beside
-from placeit.core.errors import InfeasibleError, NoRoomError
-from placeit.core.memory import freed_memory_is_kept
-from placeit.core.units import about_seconds
+from placeit.core.errors import NoRoomError
 from placeit.planning.coarsen import Grouping
-from placeit.planning.segments import Costs, Plan, Profiled, Segmenter
-from placeit.profiler.cache import Cache, Kept, are_numbers, are_times
-from placeit.profiler.links import LinkCosts, device_key, probe
+from placeit.planning.segments import Costs, Plan, Segmenter
+from placeit.profiler.cache import Cache, Kept
+from placeit.profiler.kept import contradicted, cost_key, costs_of, find
+from placeit.profiler.links import LinkCosts, probe
 from placeit.profiler.load import MachineLoad
-from placeit.profiler.passes import Passes
+from placeit.profiler.passes import Passes, unslowed
 from placeit.profiler.sampling import alike, choose, predict
+from placeit.profiler.support import supported
 from placeit.runtime.budget import STEP_S
 from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.runtime import Runtime
 
-__all__ = ["Progress", "Worth", "cost_key", "kept_costs", "profile", "supported", "supported_ops"]
-
-_log = logging.getLogger("placeit")
+__all__ = ["Progress", "Worth", "kept_costs", "profile"]
 
 Progress = Callable[[str, float], None]
 """``progress(what, share)``: what is being done, and which share of it is done."""
@@ -42,64 +38,12 @@ Worth = Callable[[NDArray[np.float64]], bool]
 
 _FULL, _FULL_ALONE = 15, 8  # runs of the whole model that a full profile takes about, of several devices and of one
 _GOLDEN = 0.618  # steps of this share of a circle never come near to where they were
-_FEWEST, _MOST = 3, 12  # passes that count; one of each kind before them does not
+_FEWEST, _MOST = 3, 12  # passes that count, unless all have settled before; one of each kind before them does not
 _FEWEST_PROGRAMS, _SHARE_CUT = 12, 3  # of groups cut off and runs between them: so many, or one for so many groups
 _SLOW_S, _SLOWER = 2.0, 4.0  # a device compiles slowly if the whole model takes so long there, and so many times the quickest
 _FEWEST_SLOW, _COMPILING_SHARE = 2, 0.4  # of groups cut off there; what compiling them may take of the time that is left
 _TINY = 1e-12
-_CHECKS, _CHECK_SHARE = 6, 0.2  # passes that tell whether cached costs still hold, and the share of the budget for them
-_MARGIN = 1.1  # between what was measured then and now: no two processes are alike
-
-
-def supported_ops(model: Model, cluster: Cluster) -> NDArray[np.bool_]:
-    """Ask each device's runtime which ops it can run: ``bool[V, D]``.
-
-    Raises:
-        InfeasibleError: some op can run on no device.
-        DeviceError: a runtime does not answer.
-    """
-    graph = model.graph
-    can = np.ones((len(graph), len(cluster)), bool)
-    answers: dict[tuple[str, str], Collection[str]] = {}
-    for d, device in enumerate(cluster.devices):
-        hardware = device.kind, device.where.hardware
-        if hardware not in answers:
-            answers[hardware] = device_kind(device).supported(model, device)
-        can[:, d] = [name in answers[hardware] and (device.name, name) not in model.refused for name in graph.names]
-    nowhere = np.flatnonzero(~can.any(axis=1))
-    if len(nowhere):
-        v = int(nowhere[0])
-        raise InfeasibleError(
-            f"None of the devices {', '.join(cluster.names)} supports op '{graph.names[v]}' ({graph.kinds[v]}): "
-            f"{_advice(cluster)}."
-        )
-    return can
-
-
-def supported(model: Model, grouping: Grouping, cluster: Cluster) -> NDArray[np.bool_]:
-    """Ask each device's runtime which groups it can run: ``bool[G, D]``.
-
-    Raises:
-        InfeasibleError: some op, or some group as a whole, can run on no device.
-        DeviceError: a runtime does not answer.
-    """
-    can = supported_ops(model, cluster)
-    groups = np.ones((len(grouping.groups), len(cluster)), bool)
-    np.logical_and.at(groups, grouping.group_of, can)
-    nowhere = np.flatnonzero(~groups.any(axis=1))
-    if len(nowhere):
-        members = grouping.members(int(nowhere[0]))
-        raise InfeasibleError(
-            f"None of the devices {', '.join(cluster.names)} supports all of the ops '{members[0]}' to '{members[-1]}', which "
-            f"are placed together: allow more groups, or {_advice(cluster)}."
-        )
-    return groups
-
-
-def _advice(cluster: Cluster) -> str:
-    if any(device.cores and device.kind != "ort" for device in cluster.devices):
-        return "compute it in another way, or in another type, or add a device that supports it"
-    return "add a device that supports it, such as CPU"
+_CHECK_SHARE = 0.2  # of the budget, to tell whether cached costs still hold
 
 
 def profile(
@@ -135,9 +79,9 @@ def profile(
         grouping: its groups.
         cluster: real devices; links without figures are probed.
         runtime: runs the measurements.
-        budget: seconds to spend, compiling included; between 3 and 12 passes of each kind are made. The longer devices compile,
-            the fewer groups are cut off. Where there is no time for three passes, one to three are made with groups cut off,
-            alone, and the rest is taken to be zero. What is found so is not kept.
+        budget: seconds to spend, compiling included; between 3 and 12 passes of each kind are made, until their times have
+            settled. The longer devices compile, the fewer groups are cut off. Where there is no time for three passes, one to
+            three are made with groups cut off, alone, and the rest is taken to be zero. What is found so is not kept.
         cache: where to look for earlier results and keep new ones.
         check: whether to run the whole model for a moment on each device, and to profile again, with a warning, what is in
             the cache if that takes another time than it took then.
@@ -148,8 +92,8 @@ def profile(
     begin = time.perf_counter()
     can = supported(model, grouping, cluster)
     key = cost_key(grouping, cluster, runtime)
-    found = _found(cache, key, can) if cache is not None else None
-    afresh = found is not None and check and _contradicted(found, grouping, runtime, can, budget * _CHECK_SHARE, progress)
+    found = find(cache, key, can) if cache is not None else None
+    afresh = found is not None and check and contradicted(found, grouping, runtime, can, budget * _CHECK_SHARE, progress)
     if progress is not None:
         progress("probing links", 0.0)
     links = probe(
@@ -171,42 +115,17 @@ def profile(
             found = cache.put(key, measured, load=load.cores())
         else:
             found = Kept(measured, time.time(), load.cores())
-    return _costs_of(found, links, cluster, cached=cached)
+    return costs_of(found, links, cluster, cached=cached)
 
 
 def kept_costs(model: Model, grouping: Grouping, cluster: Cluster, runtime: Runtime, cache: Cache) -> Costs | None:
     """Return what :func:`profile` has kept in a cache, None if nothing; links that are not kept there are probed."""
     can = supported(model, grouping, cluster)
-    found = _found(cache, cost_key(grouping, cluster, runtime), can)
+    found = find(cache, cost_key(grouping, cluster, runtime), can)
     if found is None:
         return None
     links = probe(cluster, chain=model.chain, precision=runtime.precision, cache=cache, compiling=runtime.compiling)
-    return _costs_of(found, links, cluster, cached=True)
-
-
-def _found(cache: Cache, key: Any, can: NDArray[np.bool_]) -> Kept | None:
-    return cache.find(key, functools.partial(_valid, can=can))
-
-
-def _costs_of(found: Kept, links: LinkCosts, cluster: Cluster, *, cached: bool) -> Costs:
-    kept = found.value
-    core = np.array([[np.inf if x is None else x for x in row] for row in kept["core"]])
-    names = cluster.names
-    known = {
-        pair: replace(link, latency=kept["latency"][names.index(pair[0])][names.index(pair[1])])
-        if link.origin == "measured" and pair not in cluster.links
-        else link
-        for pair, link in links.cluster.links.items()
-    }
-    return Costs(
-        core,
-        np.array(kept["cut"]),
-        np.array(kept["dispatch"]),
-        replace(links.cluster, links=known),
-        np.array(kept["load"]),
-        np.array(kept["read"]),
-        Profiled(found.written, found.load, cached, *kept["sampling"]),
-    )
+    return costs_of(found, links, cluster, cached=True)
 
 
 class _Profile:
@@ -239,7 +158,7 @@ class _Profile:
         """Return the costs as the cache keeps them; None if profiling is not worth it."""
         devices = range(self.devices)
         with contextlib.ExitStack() as stack:
-            runtime = _unslowed(self.runtime, self.grouping, stack)
+            runtime = unslowed(self.runtime, self.grouping, stack)
 
             def passes(plan: Plan) -> Passes:
                 executor = stack.enter_context(runtime.executor(plan))
@@ -335,7 +254,7 @@ class _Profile:
         for timed in () if self.short else (*cut, *others):
             timed.run()
             timed.forget()
-        while done < most:
+        while done < most and not (done >= fewest and all(timed.settled for timed in (*cut, *others))):
             begin = time.perf_counter()
             if begin + last >= deadline and (done >= fewest or (done > 0 and begin >= deadline)):
                 break
@@ -460,64 +379,6 @@ def _parts(weight: NDArray[np.float64], of: NDArray[np.int32]) -> NDArray[np.flo
     return np.asarray(weight / np.bincount(of, weight)[of], np.float64)
 
 
-def _unslowed(runtime: Runtime, grouping: Grouping, stack: contextlib.ExitStack) -> Runtime:
-    """Return a runtime without emulated links: what one takes is known, and nobody should wait for it."""
-    if all(link.origin != "emulated" for link in runtime.cluster.links.values()):
-        return runtime
-    bare = replace(runtime.cluster, links={})
-    opened = Runtime(runtime.model, grouping, bare, precision=runtime.precision, compiling=runtime.compiling)
-    return stack.enter_context(opened)
-
-
-def _contradicted(
-    kept: Kept, grouping: Grouping, runtime: Runtime, can: NDArray[np.bool_], budget: float, progress: Progress | None
-) -> bool:
-    """Whether the whole model takes another time than when the costs were measured, on some device; says so if it does.
-
-    It is run up to six times on each device, in turn. The interval of these times has to lie beyond the one that was kept, by
-    more than a margin. Where there is no time for two runs of it, nothing is found.
-    """
-    before = {d: tuple(ends) for d, ends in enumerate(kept.value["whole"]) if ends is not None}
-    once = sum(high for _, high in before.values())
-    if not before or 3 * once > budget:
-        return False
-    deadline = time.perf_counter() + budget
-    if progress is not None:
-        progress("checking costs", 0.0)
-    groups = len(can)
-    with contextlib.ExitStack() as stack:
-        runtime = _unslowed(runtime, grouping, stack)
-        segmenter = Segmenter(grouping, Costs.zero(groups, runtime.cluster))
-        now: dict[int, Passes] = {}
-        for d in before:
-            executor = stack.enter_context(runtime.executor(segmenter.plan(np.full(groups, d, np.int32))))
-            executor.set_inputs(runtime.model.sample_inputs())
-            now[d] = Passes(executor)
-            now[d].run()
-            now[d].forget()
-        for turn in range(_CHECKS):
-            if turn >= 2 and time.perf_counter() + once > deadline:
-                break
-            for passes in now.values():
-                passes.run()
-        after = {d: passes.interval for d, passes in now.items()}
-    changed = [
-        f"on {runtime.cluster.names[d]} the model takes {_span(*after[d])}, and took {_span(low, high)} then"
-        for d, (low, high) in before.items()
-        if after[d][0] > high * _MARGIN or after[d][1] * _MARGIN < low
-    ]
-    if changed:
-        age = about_seconds(time.time() - kept.written)
-        _log.warning(
-            "The costs in the cache, %s old, are no longer valid: %s. They are measured again.", age, "; ".join(changed)
-        )
-    return bool(changed)
-
-
-def _span(low: float, high: float) -> str:
-    return f"{low * 1e3:.3g} .. {high * 1e3:.3g} ms"
-
-
 def _nonnegative_line(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[float, float]:
     """Fit y = a + b x with a, b >= 0 by least squares; return a and b."""
     spread = x - x.mean()
@@ -528,52 +389,3 @@ def _nonnegative_line(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[f
 
 def _measured(cluster: Cluster) -> dict[tuple[str, str], Link]:
     return {pair: link for pair, link in cluster.links.items() if link.origin == "measured"}
-
-
-def _valid(kept: Any, can: NDArray[np.bool_]) -> bool:
-    """Whether a value from the cache is what :func:`profile` puts there: times of all groups, and none where none can run."""
-    groups, devices = can.shape
-    if not isinstance(kept, dict) or not isinstance(kept.get("core"), list):
-        return False
-    core = kept["core"]
-    if not all(isinstance(row, list) for row in core) or [[x is not None for x in row] for row in core] != can.tolist():
-        return False
-    return (
-        are_times([[0.0 if x is None else x for x in row] for row in core], groups, devices)
-        and are_times(kept.get("cut"), groups, devices)
-        and are_times(kept.get("dispatch"), devices)
-        and are_times(kept.get("latency"), devices, devices)
-        and are_numbers(kept.get("load"), groups, devices)
-        and are_times(kept.get("read"), devices)
-        and _is_sampling(kept.get("sampling"))
-        and isinstance(kept.get("whole"), list)
-        and len(kept["whole"]) == devices
-        and not any(ends is not None and not can[:, d].all() for d, ends in enumerate(kept["whole"]))
-        and (any(ends is not None for ends in kept["whole"]) or not can.all(axis=0).any())
-        and all(ends is None or (are_times(ends, 2) and 0 < ends[0] <= ends[1]) for ends in kept["whole"])
-        and all(ends is None or any(row[d] > 0 for row in core) for d, ends in enumerate(kept["whole"]))
-    )
-
-
-def _is_sampling(kept: Any) -> bool:
-    """Whether a value from the cache says how many of how many groups were cut off, and the error of predictions."""
-    if not isinstance(kept, list) or len(kept) != 3 or not all(type(count) is int for count in kept[:2]):
-        return False
-    return 0 < kept[0] <= kept[1] and (kept[2] is None or bool(are_times(kept[2])))
-
-
-def cost_key(grouping: Grouping, cluster: Cluster, runtime: Runtime) -> dict[str, Any]:
-    """Return everything that measured costs are valid for, in JSON-compatible form."""
-    return {
-        "what": "group costs" if runtime.streams is None else "group costs on streams",  # which copy what segments make
-        "model": runtime.model.identity,
-        "groups": grouping.group_of.tolist(),
-        "devices": [device_key(device) for device in cluster.devices],
-        # devices beside each other decide in which form the model is cut, and in which order tensors cross borders
-        "parts": type(runtime.model).__qualname__,
-        "channels last": sorted(runtime.channels_last),
-        "programs": [device.program_key for device in runtime.devices],
-        "precision": runtime.precision,
-        "inputs": runtime.model.given_digest,
-        "freed memory": freed_memory_is_kept(),
-    }

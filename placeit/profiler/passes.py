@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.planning.coarsen import Grouping
 from placeit.runtime.measure import median_interval
 from placeit.runtime.plan_executor import PlanExecutor
+from placeit.runtime.runtime import Runtime
 
-__all__ = ["Passes"]
+__all__ = ["Passes", "unslowed"]
+
+_NARROW = 1.05  # the high end of an interval over the low one
 
 
 class Passes:
@@ -56,7 +62,7 @@ class Passes:
         with ThreadPoolExecutor(len(others), "placeit load") as threads:
             try:
                 running = [threads.submit(other._keep_running, over) for other in others]
-                time.sleep(phase * max(float(other.seconds.sum()) for other in others))
+                time.sleep(phase * max(float(np.median(other._whole)) for other in others))
                 self._executor.time()
             finally:
                 over.set()
@@ -81,6 +87,12 @@ class Passes:
         """95 % confidence interval of the median seconds of a run alone; the range of the samples if fewer than six."""
         low, high = median_interval(self._whole)
         return (low, high) if math.isfinite(high) else (min(self._whole), max(self._whole))
+
+    @property
+    def settled(self) -> bool:
+        """Whether more runs alone would hardly change their median: its interval is narrow."""
+        low, high = median_interval(self._whole)
+        return high <= low * _NARROW
 
     @property
     def seconds(self) -> NDArray[np.float64]:
@@ -131,3 +143,12 @@ class Passes:
                 gaps.setdefault((src, d), []).append(max(0.0, float(begin[s]) - last))
             freed[d] = float(end[s])
         return {route: float(np.mean(seconds)) for route, seconds in gaps.items()}
+
+
+def unslowed(runtime: Runtime, grouping: Grouping, stack: contextlib.ExitStack) -> Runtime:
+    """Return a runtime without emulated links: what one takes is known, and nobody should wait for it."""
+    if all(link.origin != "emulated" for link in runtime.cluster.links.values()):
+        return runtime
+    bare = replace(runtime.cluster, links={})
+    opened = Runtime(runtime.model, grouping, bare, precision=runtime.precision, compiling=runtime.compiling)
+    return stack.enter_context(opened)

@@ -31,10 +31,11 @@ from placeit.planning.coarsen import Grouping
 from placeit.planning.placing import Placing
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.cache import Cache
-from placeit.profiler.costs import Progress, Worth, kept_costs, profile, supported, supported_ops
+from placeit.profiler.costs import Progress, Worth, kept_costs, profile
 from placeit.profiler.estimates import estimated
 from placeit.profiler.expected import as_expected
 from placeit.profiler.op_times import OpTime, op_times
+from placeit.profiler.support import supported, supported_ops
 from placeit.runtime.check import Checkable, OutputCheck, OutputError, check_tolerance, other_inputs, tolerance_of
 from placeit.runtime.compiling import Compiling
 from placeit.runtime.devices.worker import apart, within

@@ -158,7 +158,7 @@ class PlacerConformance:
             "print(place(Problem.from_json(sys.argv[1]), sys.argv[2], seed=5).devices.tolist())"
         )
         command = [sys.executable, "-c", code, str(tmp_path / "problem.json"), self.placer]
-        other = subprocess.run(command, check=True, capture_output=True, text=True)
+        other = subprocess.run(command, check=True, capture_output=True, encoding="utf-8")
         assert json.loads(other.stdout) == place(problem, self.placer, seed=5).devices.tolist()
 
     def _answer_or_refuse(self, problem: Problem) -> None:

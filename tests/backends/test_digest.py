@@ -200,7 +200,7 @@ def test_an_onnx_model_is_the_same_from_another_path_and_in_another_process(
         "import sys, placeit; from placeit.backends.onnx.segments import with_onnx; model = placeit.load(sys.argv[1]); "
         "print(f'{model.graph.hash}, {with_onnx(model).identity}')"
     )
-    done = subprocess.run([sys.executable, "-c", program, str(other)], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", program, str(other)], capture_output=True, encoding="utf-8", check=True)
     assert done.stdout.strip() == expected
 
 

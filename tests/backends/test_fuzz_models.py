@@ -72,7 +72,7 @@ def test_a_damaged_file_is_an_error_of_ours_or_loads(source, small_onnx, ir_file
     path = small_onnx if source == "onnx" else ir_file()
     (tmp_path / "work").mkdir()
     command = [sys.executable, __file__, str(path), source, str(tmp_path / "work"), str(ROUNDS)]
-    child = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    child = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=240, check=False)
     assert child.returncode == 0, f"something else than an error of ours:\n{child.stderr[-2000:]}"
     summary = json.loads(child.stdout)
     assert summary["bad_messages"] == []

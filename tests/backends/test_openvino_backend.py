@@ -65,7 +65,7 @@ def test_names_are_the_same_whenever_and_wherever_a_model_is_loaded(packaged):
     path = packaged("onnx/backend/test/data/light/light_shufflenet.onnx")
     here, again = load(path).graph, load(path).graph
     code = f"from placeit.backends import load; g = load({str(path)!r}).graph; print(g.hash, *g.names)"
-    there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    there = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True).stdout.split()
     assert here.names == again.names == tuple(there[1:])
     assert here.hash == again.hash == there[0]
 

@@ -80,7 +80,11 @@ def test_what_to_install_is_printed_as_it_is(monkeypatch, capsys):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_the_command_ends_well_where_there_is_no_gpu():
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu", "--quick", "--json"], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-m", "benchmarks.gpu", "--quick", "--json"],
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+        timeout=60,
     )
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(done.stdout)["rows"]

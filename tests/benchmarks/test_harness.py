@@ -26,7 +26,7 @@ main("demo", run)
 def run(*arguments):
     root = Path(__file__).parents[2]
     command = [sys.executable, "-c", PROGRAM, *arguments]
-    return subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    return subprocess.run(command, cwd=root, capture_output=True, encoding="utf-8", check=True)
 
 
 def test_a_benchmark_prints_one_json_object_whatever_its_work_prints():

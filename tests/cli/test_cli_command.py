@@ -127,7 +127,7 @@ def test_a_full_disk_under_standard_output_is_an_error(tiny: Path) -> None:
             [sys.executable, "-c", "from placeit.cli import main; main()", "inspect", str(tiny), "--json"],
             stdout=full,
             stderr=subprocess.PIPE,
-            text=True,
+            encoding="utf-8",
             check=False,
         )
     assert done.returncode == 1
@@ -141,7 +141,7 @@ def test_a_reader_that_goes_away_is_no_error_message(tiny: Path) -> None:
         [sys.executable, "-c", "from placeit.cli import main; main()", "inspect", str(tiny)],
         stdout=write,
         stderr=subprocess.PIPE,
-        text=True,
+        encoding="utf-8",
         check=False,
     )
     os.close(write)

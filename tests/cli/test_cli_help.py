@@ -77,6 +77,6 @@ def test_the_command_answers_help_without_importing_anything_heavy() -> None:
         "except SystemExit as end:\n"
         f"    print(json.dumps([end.code, [name for name in {heavy!r} if sys.modules.get(name)]]))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True)
     assert done.stdout.startswith("Usage:")
     assert json.loads(done.stdout.splitlines()[-1]) == [0, []]

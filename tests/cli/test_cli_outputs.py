@@ -112,7 +112,7 @@ def test_a_file_on_standard_output_has_it_for_itself(tiny: Path, cores: Sequence
         [*command, "--placer", "heft", "-o", "/dev/stdout"],
         capture_output=True,
         check=False,
-        text=True,
+        encoding="utf-8",
         env=os.environ | {"PLACEIT_CACHE": str(cost_cache)},
     )
     assert result.returncode == 0, result.stderr

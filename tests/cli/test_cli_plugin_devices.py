@@ -42,7 +42,7 @@ def placeit(plugin: list[str], tmp_path: Path, cost_cache: Path) -> Callable[...
 
     def call(*args: object) -> dict[str, Any]:
         command = [sys.executable, "-m", "placeit", *map(str, args), "--json"]
-        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, encoding="utf-8", check=False)
         assert done.returncode == 0, done.stderr
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer

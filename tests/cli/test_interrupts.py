@@ -31,7 +31,8 @@ def start(folder: Path, cache: Path, *args: object, code: str | None = None) -> 
     environment = os.environ | {"PLACEIT_CACHE": str(cache)}
     how = ["-m", "placeit"] if code is None else ["-c", code]
     command = [sys.executable, *how, *map(str, args)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder, env=environment)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, **pipes, encoding="utf-8", cwd=folder, env=environment)
 
 
 def interrupted(process: subprocess.Popen[str], after: float) -> tuple[int, str, str]:

@@ -78,7 +78,9 @@ class Package:
         path = os.pathsep.join([str(self.folder), str(Path(__file__).parents[2])])
         # sources are compiled anew: a second may be too short for Python to notice that they have changed
         environment = {**ours, "PYTHONPATH": path, "HOME": str(self.home), "PYTHONDONTWRITEBYTECODE": "1", **variables}
-        done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, encoding="utf-8", check=False
+        )
         assert done.returncode == 0, done.stderr
         figures, _, names = done.stdout.strip().partition("[")
         return figures.strip(), names.strip("]").replace("'", "").split(", ") if names != "]" else []

@@ -31,5 +31,5 @@ print("as it was")
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux, which says what a process takes")
 def test_freed_memory_is_kept_until_the_last_who_wants_that_is_done():
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, encoding="utf-8", check=False)
     assert (done.returncode, done.stdout) == (0, "as it was\n"), done.stderr

@@ -169,7 +169,7 @@ def test_another_process_finds_the_same_key():
         "import numpy as np\nfrom placeit.core.problem import Problem\n"
         "print(Problem.from_arrays([[1.0, np.inf], [2.5, 3.0]], [(0, 1)], [4.0], np.full((2, 2), 1e9), np.zeros((2, 2))).key)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True)
     assert done.stdout.strip() == small().key == "c4687e9d90e91306260f3d8275e76eb9"
 
 

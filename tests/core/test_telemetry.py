@@ -52,7 +52,7 @@ def run(tmp_path):
         places = {"PYTHONPATH": path, "REPORTS": str(reports), "HOME": str(home), "TMPDIR": str(home)}
         environment = {**ours, **places, **variables}
         done = subprocess.run(
-            [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+            [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, encoding="utf-8", check=False
         )
         assert done.returncode == 0, done.stderr
         return reports.read_text().split() if reports.exists() else []

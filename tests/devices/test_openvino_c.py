@@ -451,5 +451,7 @@ ENDINGS = {
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_processes_end_well(ending: str) -> None:
     code = textwrap.dedent(PROCESS) + ENDINGS[ending] + "\nprint('done')\n"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, timeout=100, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, encoding="utf-8", env=os.environ, timeout=100, check=False
+    )
     assert (ran.returncode, ran.stderr) == (0, "")

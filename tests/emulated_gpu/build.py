@@ -162,7 +162,7 @@ def _fetch_runtime(folder: Path) -> None:
 
 def _call(*command: str) -> None:
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8", check=False)
     except FileNotFoundError:
         raise UnavailableError(f"Cannot build the emulated GPUs: {command[0]} is not installed.") from None
     if done.returncode:

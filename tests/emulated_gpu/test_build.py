@@ -21,7 +21,7 @@ def without_pip(tmp_path: Path) -> dict[str, str]:
 
 def _run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.emulated_gpu", *arguments]
-    return subprocess.run(command, cwd=_ROOT, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=_ROOT, env=environment, capture_output=True, encoding="utf-8", check=False)
 
 
 def test_a_build_that_fails_is_an_error_that_names_the_cause_and_leaves_nothing(without_pip: dict[str, str]) -> None:

@@ -101,7 +101,7 @@ def test_ctrl_c_while_a_gpu_compiles_ends_the_command(gpus: list[str], tmp_path:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have started this process to ignore it
     try:
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", cwd=tmp_path, env=environment
         )
     finally:
         signal.signal(signal.SIGINT, before)

@@ -41,7 +41,7 @@ class Home:
             env=os.environ | said | environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
+            encoding="utf-8",
         )
 
     def told(self, *arguments: object, seconds: float = 240) -> Any:

@@ -83,7 +83,7 @@ def test_when_the_head_dies_futures_fail_with_the_reason_or_have_their_answers_f
         head = cluster.pids()
         local.start_node(cluster, "edge1", local.Place())
         command = [sys.executable, str(Path(__file__).with_name("outlive_head.py")), str(file), *map(str, head)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=200, check=False)
         assert done.returncode == 0, done.stderr
         told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     finally:

@@ -499,7 +499,7 @@ def _another_process(function: str, *args: str) -> subprocess.Popen[str]:
     code = f"import test_measured_cost as t, sys; t.{function}(*sys.argv[1:])"
     folders = [str(Path(__file__).parent), str(Path(__file__).parent.parent), *sys.path]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}
-    return subprocess.Popen([sys.executable, "-c", code, *args], env=environment, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen([sys.executable, "-c", code, *args], env=environment, stdout=subprocess.PIPE, encoding="utf-8")
 
 
 @contextlib.contextmanager

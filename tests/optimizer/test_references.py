@@ -197,7 +197,8 @@ def test_for_latency_references_race_beside_the_answer_too(cache: Cache, as_mode
 
     with Session(inception_like(), PAIR, cache=cache) as session, pytest.MonkeyPatch.context() as patch:
         patch.setattr("placeit.optimizer.references._hardware", hardware)
-        patch.setattr("placeit.backends.openvino.own_mode._properties", lambda device, precision: {})
+        as_f32 = {"INFERENCE_PRECISION_HINT": "f32"}  # some CPUs would compute in bf16
+        patch.setattr("placeit.backends.openvino.own_mode._properties", lambda device, precision: as_f32)
         patch.setattr("placeit.backends.openvino.own_mode._BY_DEVICE", ())
         session.profile()
         split = session.placement(np.arange(len(session.grouping.groups)) % 2)

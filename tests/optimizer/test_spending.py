@@ -123,6 +123,6 @@ def test_a_search_by_default_does_not_import_torch() -> None:
         f"optimize(inception_like(), {CORE!r}, budget=2, cache=None)\nprint('torch' in sys.modules)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True
+        [sys.executable, "-c", script], cwd=Path(__file__).parents[1], capture_output=True, encoding="utf-8", check=True
     )
     assert done.stdout.strip() == "False"

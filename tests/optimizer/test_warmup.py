@@ -40,7 +40,7 @@ def test_nothing_is_compiled_within_the_budget(tmp_path: Path) -> None:
     script = f"cores = {sorted(os.sched_getaffinity(0))[:2]}\n{SEARCH}"
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[1])}
     done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False, timeout=900
+        [sys.executable, "-c", script], env=environment, capture_output=True, encoding="utf-8", check=False, timeout=900
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"

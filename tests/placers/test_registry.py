@@ -83,7 +83,7 @@ def test_text_of_another_form_is_an_error(text, message):
 def run_with_packages(folders: list[Path], code: str) -> subprocess.CompletedProcess[str]:
     """Run code in a fresh interpreter that finds the packages of the given folders."""
     prelude = f"import sys; sys.path[:0] = {[str(folder) for folder in folders]!r}\n"
-    return subprocess.run([sys.executable, "-c", prelude + code], capture_output=True, text=True, check=False)
+    return subprocess.run([sys.executable, "-c", prelude + code], capture_output=True, encoding="utf-8", check=False)
 
 
 def installed(folder: Path, *, name: str, entry: str) -> Path:

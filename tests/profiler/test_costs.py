@@ -22,8 +22,9 @@ from placeit.planning.coarsen import Grouping, coarsen
 from placeit.planning.segments import Segmenter
 from placeit.profiler import costs
 from placeit.profiler.cache import Cache
-from placeit.profiler.costs import profile, supported
+from placeit.profiler.costs import profile
 from placeit.profiler.load import MachineLoad
+from placeit.profiler.support import supported
 from placeit.runtime.runtime import Runtime
 
 CORES = allowed_cores()[:1]

@@ -687,7 +687,7 @@ def check_sessions(path: Path, seed: int, trials: int) -> None:
     call = [sys.executable, "-X", "faulthandler", "-c", code]
     search = os.pathsep.join(filter(None, sys.path))
     env = os.environ | {"PYTHONPATH": search}
-    ended = subprocess.run(call, env=env, capture_output=True, text=True, timeout=240, check=False)
+    ended = subprocess.run(call, env=env, capture_output=True, encoding="utf-8", timeout=240, check=False)
     assert ended.returncode == 0, ended.stderr[-4000:]
 
 

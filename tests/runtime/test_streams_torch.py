@@ -250,7 +250,10 @@ def test_nothing_of_this_is_loaded_with_the_package():
     import subprocess
 
     code = "import sys, placeit; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "False"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True).stdout.strip()
+        == "False"
+    )
 
 
 # -- on GPUs -----------------------------------------------------------------------------------------------------------

@@ -182,7 +182,7 @@ def test_each_graph_of_the_benchmark_has_a_step_of_its_own(tool):
 
 def test_a_run_without_time_leaves_a_report_that_says_so(tmp_path):
     done = subprocess.run(
-        [sys.executable, TOOL, "run", "--out", tmp_path, "--minutes", "0"], capture_output=True, text=True, check=False
+        [sys.executable, TOOL, "run", "--out", tmp_path, "--minutes", "0"], capture_output=True, encoding="utf-8", check=False
     )
     assert done.returncode == 3, done.stderr
     assert "There is no NVIDIA GPU that PyTorch can use" in done.stdout
@@ -191,7 +191,7 @@ def test_a_run_without_time_leaves_a_report_that_says_so(tmp_path):
 
 def test_a_folder_without_wheels_is_an_error_at_once(tmp_path):
     command = [sys.executable, TOOL, "run", "--out", tmp_path / "out", "--wheels", tmp_path]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
     assert done.returncode == 2
     assert f"there are no wheels in {tmp_path}" in done.stderr
 
@@ -220,7 +220,7 @@ def test_wheels_in_a_folder_near_by_are_installed_where_they_are_missing(tool, t
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_a_whole_run_on_a_machine_without_a_card(tmp_path):
-    done = subprocess.run([sys.executable, TOOL, "run", "--out", tmp_path], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, TOOL, "run", "--out", tmp_path], capture_output=True, encoding="utf-8", check=False)
     assert done.returncode == 3, done.stderr
     data = json.loads((tmp_path / "report.json").read_text())
     steps = {step["name"]: step for step in data["steps"]}

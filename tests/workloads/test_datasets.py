@@ -63,7 +63,7 @@ def test_another_process_draws_the_same():
         "for kind in ('single', 'multi', 'recurrent', 'sensor-fusion'):\n"
         "    print(giph_dataset(kind, 5, train=2, test=0)[0][1].compute.tobytes().hex())\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True)
     assert done.stdout.split() == [giph_dataset(kind, 5, train=2, test=0)[0][1].compute.tobytes().hex() for kind in KINDS]
 
 
@@ -223,5 +223,5 @@ def test_generating_imports_nothing_heavy():
         "import placeit.workloads.datasets, placeit.workloads.export\n"
         f"print([name for name in {heavy!r} if name in sys.modules])\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True)
     assert done.stdout == "[]\n"

@@ -30,7 +30,7 @@ def test_the_data_sets_that_ship_are_known_by_name_without_being_imported():
         "import sys; from placeit.workloads.registry import dataset_names\n"
         "print(dataset_names(), 'placeit.workloads.datasets' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True)
     assert done.stdout == f"{BUILT_IN} False\n"
 
 

@@ -1,0 +1,157 @@
+"""Costs in the cache: what they hold for, whether they are what was put there, and whether they still hold."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.core.cluster import Cluster
+from placeit.core.memory import freed_memory_is_kept
+from placeit.core.units import about_seconds
+from placeit.planning.coarsen import Grouping
+from placeit.planning.segments import Costs, Profiled, Segmenter
+from placeit.profiler.cache import Cache, Kept, are_numbers, are_times
+from placeit.profiler.links import LinkCosts, device_key
+from placeit.profiler.passes import Passes, unslowed
+from placeit.runtime.runtime import Runtime
+
+if TYPE_CHECKING:
+    from placeit.profiler.costs import Progress
+
+__all__ = ["contradicted", "cost_key", "costs_of", "find"]
+
+_log = logging.getLogger("placeit")
+_CHECKS = 6  # passes that tell whether cached costs still hold
+_MARGIN = 1.1  # between what was measured then and now: no two processes are alike
+
+
+def cost_key(grouping: Grouping, cluster: Cluster, runtime: Runtime) -> dict[str, Any]:
+    """Return everything that measured costs are valid for, in JSON-compatible form."""
+    return {
+        "what": "group costs" if runtime.streams is None else "group costs on streams",  # which copy what segments make
+        "model": runtime.model.identity,
+        "groups": grouping.group_of.tolist(),
+        "devices": [device_key(device) for device in cluster.devices],
+        # devices beside each other decide in which form the model is cut, and in which order tensors cross borders
+        "parts": type(runtime.model).__qualname__,
+        "channels last": sorted(runtime.channels_last),
+        "programs": [device.program_key for device in runtime.devices],
+        "precision": runtime.precision,
+        "inputs": runtime.model.given_digest,
+        "freed memory": freed_memory_is_kept(),
+    }
+
+
+def find(cache: Cache, key: Any, can: NDArray[np.bool_]) -> Kept | None:
+    """Look for costs of groups that can run on devices as ``can``, ``bool[G, D]``, says."""
+    return cache.find(key, functools.partial(_valid, can=can))
+
+
+def costs_of(found: Kept, links: LinkCosts, cluster: Cluster, *, cached: bool) -> Costs:
+    """Return measured costs from the form in which the cache keeps them, with the links of this session."""
+    kept = found.value
+    core = np.array([[np.inf if x is None else x for x in row] for row in kept["core"]])
+    names = cluster.names
+    known = {
+        pair: replace(link, latency=kept["latency"][names.index(pair[0])][names.index(pair[1])])
+        if link.origin == "measured" and pair not in cluster.links
+        else link
+        for pair, link in links.cluster.links.items()
+    }
+    return Costs(
+        core,
+        np.array(kept["cut"]),
+        np.array(kept["dispatch"]),
+        replace(links.cluster, links=known),
+        np.array(kept["load"]),
+        np.array(kept["read"]),
+        Profiled(found.written, found.load, cached, *kept["sampling"]),
+    )
+
+
+def contradicted(
+    kept: Kept, grouping: Grouping, runtime: Runtime, can: NDArray[np.bool_], budget: float, progress: Progress | None
+) -> bool:
+    """Whether the whole model takes another time than when the costs were measured, on some device; says so if it does.
+
+    It is run up to six times on each device, in turn. The interval of these times has to lie beyond the one that was kept, by
+    more than a margin. Where there is no time for two runs of it, nothing is found.
+    """
+    before = {d: tuple(ends) for d, ends in enumerate(kept.value["whole"]) if ends is not None}
+    once = sum(high for _, high in before.values())
+    if not before or 3 * once > budget:
+        return False
+    deadline = time.perf_counter() + budget
+    if progress is not None:
+        progress("checking costs", 0.0)
+    groups = len(can)
+    with contextlib.ExitStack() as stack:
+        runtime = unslowed(runtime, grouping, stack)
+        segmenter = Segmenter(grouping, Costs.zero(groups, runtime.cluster))
+        now: dict[int, Passes] = {}
+        for d in before:
+            executor = stack.enter_context(runtime.executor(segmenter.plan(np.full(groups, d, np.int32))))
+            executor.set_inputs(runtime.model.sample_inputs())
+            now[d] = Passes(executor)
+            now[d].run()
+            now[d].forget()
+        for turn in range(_CHECKS):
+            if turn >= 2 and time.perf_counter() + once > deadline:
+                break
+            for passes in now.values():
+                passes.run()
+        after = {d: passes.interval for d, passes in now.items()}
+    changed = [
+        f"on {runtime.cluster.names[d]} the model takes {_span(*after[d])}, and took {_span(low, high)} then"
+        for d, (low, high) in before.items()
+        if after[d][0] > high * _MARGIN or after[d][1] * _MARGIN < low
+    ]
+    if changed:
+        age = about_seconds(time.time() - kept.written)
+        _log.warning(
+            "The costs in the cache, %s old, are no longer valid: %s. They are measured again.", age, "; ".join(changed)
+        )
+    return bool(changed)
+
+
+def _span(low: float, high: float) -> str:
+    return f"{low * 1e3:.3g} .. {high * 1e3:.3g} ms"
+
+
+def _valid(kept: Any, can: NDArray[np.bool_]) -> bool:
+    """Whether a value from the cache is what :func:`profile` puts there: times of all groups, and none where none can run."""
+    groups, devices = can.shape
+    if not isinstance(kept, dict) or not isinstance(kept.get("core"), list):
+        return False
+    core = kept["core"]
+    if not all(isinstance(row, list) for row in core) or [[x is not None for x in row] for row in core] != can.tolist():
+        return False
+    return (
+        are_times([[0.0 if x is None else x for x in row] for row in core], groups, devices)
+        and are_times(kept.get("cut"), groups, devices)
+        and are_times(kept.get("dispatch"), devices)
+        and are_times(kept.get("latency"), devices, devices)
+        and are_numbers(kept.get("load"), groups, devices)
+        and are_times(kept.get("read"), devices)
+        and _is_sampling(kept.get("sampling"))
+        and isinstance(kept.get("whole"), list)
+        and len(kept["whole"]) == devices
+        and not any(ends is not None and not can[:, d].all() for d, ends in enumerate(kept["whole"]))
+        and (any(ends is not None for ends in kept["whole"]) or not can.all(axis=0).any())
+        and all(ends is None or (are_times(ends, 2) and 0 < ends[0] <= ends[1]) for ends in kept["whole"])
+        and all(ends is None or any(row[d] > 0 for row in core) for d, ends in enumerate(kept["whole"]))
+    )
+
+
+def _is_sampling(kept: Any) -> bool:
+    """Whether a value from the cache says how many of how many groups were cut off, and the error of predictions."""
+    if not isinstance(kept, list) or len(kept) != 3 or not all(type(count) is int for count in kept[:2]):
+        return False
+    return 0 < kept[0] <= kept[1] and (kept[2] is None or bool(are_times(kept[2])))

@@ -1,0 +1,67 @@
+"""Which devices can run which ops and groups, by what their runtimes say."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.backends.base import Model
+from placeit.core.cluster import Cluster
+from placeit.core.errors import InfeasibleError
+from placeit.planning.coarsen import Grouping
+from placeit.runtime.devices.kinds import device_kind
+
+__all__ = ["supported", "supported_ops"]
+
+
+def supported_ops(model: Model, cluster: Cluster) -> NDArray[np.bool_]:
+    """Ask each device's runtime which ops it can run: ``bool[V, D]``.
+
+    Raises:
+        InfeasibleError: some op can run on no device.
+        DeviceError: a runtime does not answer.
+    """
+    graph = model.graph
+    can = np.ones((len(graph), len(cluster)), bool)
+    answers: dict[tuple[str, str], Collection[str]] = {}
+    for d, device in enumerate(cluster.devices):
+        hardware = device.kind, device.where.hardware
+        if hardware not in answers:
+            answers[hardware] = device_kind(device).supported(model, device)
+        can[:, d] = [name in answers[hardware] and (device.name, name) not in model.refused for name in graph.names]
+    nowhere = np.flatnonzero(~can.any(axis=1))
+    if len(nowhere):
+        v = int(nowhere[0])
+        raise InfeasibleError(
+            f"None of the devices {', '.join(cluster.names)} supports op '{graph.names[v]}' ({graph.kinds[v]}): "
+            f"{_advice(cluster)}."
+        )
+    return can
+
+
+def supported(model: Model, grouping: Grouping, cluster: Cluster) -> NDArray[np.bool_]:
+    """Ask each device's runtime which groups it can run: ``bool[G, D]``.
+
+    Raises:
+        InfeasibleError: some op, or some group as a whole, can run on no device.
+        DeviceError: a runtime does not answer.
+    """
+    can = supported_ops(model, cluster)
+    groups = np.ones((len(grouping.groups), len(cluster)), bool)
+    np.logical_and.at(groups, grouping.group_of, can)
+    nowhere = np.flatnonzero(~groups.any(axis=1))
+    if len(nowhere):
+        members = grouping.members(int(nowhere[0]))
+        raise InfeasibleError(
+            f"None of the devices {', '.join(cluster.names)} supports all of the ops '{members[0]}' to '{members[-1]}', which "
+            f"are placed together: allow more groups, or {_advice(cluster)}."
+        )
+    return groups
+
+
+def _advice(cluster: Cluster) -> str:
+    if any(device.cores and device.kind != "ort" for device in cluster.devices):
+        return "compute it in another way, or in another type, or add a device that supports it"
+    return "add a device that supports it, such as CPU"
