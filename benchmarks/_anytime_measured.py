@@ -20,8 +20,6 @@ from placeit.core.cluster import Cluster
 from placeit.core.errors import PlaceitError
 from placeit.optimizer.measured_cost import MeasuredCost
 from placeit.optimizer.optimize import optimize
-from placeit.optimizer.portfolio import DEFAULT_PLACERS
-from placeit.optimizer.warmup import compile_kernels
 from placeit.placers.learned.training.valuing import dropping
 from placeit.placers.registry import parse_placer
 from placeit.profiler.cache import Cache
@@ -74,7 +72,6 @@ class Measured:
         """Ask about the smallest budget first, each in as many settings as there is time for; return in how many."""
         logging.getLogger("placeit.optimizer.measured_cost").setLevel(logging.ERROR)  # that time is up is no news here
         prepare(self.placers)
-        compile_kernels(DEFAULT_PLACERS, None)
         end = time.perf_counter() + limit_s
         tried: dict[float, int] = {}
         for i, budget in enumerate(budgets):

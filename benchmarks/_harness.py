@@ -38,7 +38,7 @@ __all__ = ["Args", "Report", "main", "output", "parser", "quiet_output", "show"]
 
 Value: TypeAlias = float | int | str | bool | np.generic | None
 
-_LIBRARIES = ("numpy", "numba", "openvino", "onnx", "onnxruntime", "torch", "ray", "pymetis", "ortools", "simpy")
+_LIBRARIES = ("numpy", "openvino", "onnx", "onnxruntime", "torch", "ray", "pymetis", "ortools", "simpy")
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """How long ``placeit optimize`` takes on ResNet-50 with two core sets: from an empty cost cache, and from a full one.
 
-Both run the command in a process of its own, with its default options; imports count. What numba has compiled stays where it
-is: on a machine where placeit has never run, the first command also compiles the simulator.
+Both run the command in a process of its own, with its default options; imports count.
 """
 
 from __future__ import annotations

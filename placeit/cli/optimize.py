@@ -52,7 +52,7 @@ def optimize(
     ] = None,
     budget: Annotated[
         float,
-        typer.Option("--budget", metavar="SECONDS", help="Time limit, without the first compilation of placeit's kernels."),
+        typer.Option("--budget", metavar="SECONDS", help="Time limit."),
     ] = 60.0,
     pin: Annotated[
         list[str] | None,

@@ -22,7 +22,7 @@ from placeit.optimizer.decision import Decision
 from placeit.optimizer.journal import open_journal
 from placeit.optimizer.ledger import LOADING, MEASURING, PROFILING, Ledger
 from placeit.optimizer.measured_cost import MeasuredCost
-from placeit.optimizer.portfolio import DEFAULT_PLACERS, LEARNING, SHIPPED_POLICIES
+from placeit.optimizer.portfolio import DEFAULT_PLACERS, LEARNING
 from placeit.optimizer.reasons import better_references, chosen_of
 from placeit.optimizer.references import references_beside
 from placeit.optimizer.replicas import enter_replicas
@@ -31,7 +31,6 @@ from placeit.optimizer.search import Search
 from placeit.optimizer.service import service_of
 from placeit.optimizer.spending import spending
 from placeit.optimizer.starts import Start, divide_for, fitted, read_starts, without_plain
-from placeit.optimizer.warmup import compile_kernels
 from placeit.placers.bound import lower_bound
 from placeit.placers.feasibility import check_room
 from placeit.placers.registry import parse_placer
@@ -86,11 +85,10 @@ def optimize(
         placers: who proposes, by name, with options if need be (``annealing:evaluations=100000``), or ``doppler, measured`` to
             learn from runs; None for :data:`placeit.optimizer.portfolio.DEFAULT_PLACERS`.
         budget: seconds; profiling and compiling count. All of it takes at most 1.2 times that, beside half a second, loading,
-            and, for each device, compiling the whole model and one run of it. When placeit is new on a machine, compiling its
-            own kernels comes first and takes most of a minute. Where that is too short to compare placements over several
-            devices, a warning says how long it takes about, and the single devices are timed as well as there is time for. If
-            no time is left in the end to decide between a single device and a placement, the single device is the answer. The
-            search ends earlier when it finds nothing new.
+            and, for each device, compiling the whole model and one run of it. Where that is too short to compare placements
+            over several devices, a warning says how long it takes about, and the single devices are timed as well as there is
+            time for. If no time is left in the end to decide between a single device and a placement, the single device is the
+            answer. The search ends earlier when it finds nothing new.
         seed: of everything random.
         objective: what to minimise: ``latency``; ``throughput``, seconds per request with many in flight, for which replicas
             are candidates, too (:mod:`placeit.optimizer.replicas`); ``total-cost``, seconds that devices and links are busy, in
@@ -145,17 +143,12 @@ def optimize(
     begin = time.perf_counter()
     placers = DEFAULT_PLACERS if placers is None else [placers] if isinstance(placers, str) else placers
     others = [name for name in placers if name != LEARNING]
-    kernels = [name for name in others if name in (*DEFAULT_PLACERS, *SHIPPED_POLICIES)]
-    if LEARNING in placers:
-        kernels.append("doppler:imitation=1,updates=0,samples=0")
-    for name in (*others, *kernels):
+    for name in others:
         parse_placer(name)  # a typing error should not cost a profile first
     importing = time.perf_counter() - begin  # PyTorch takes seconds
     starts = read_starts(start)
     cluster = find_cluster(devices, precision=precision)
     wanted = get_objective(objective, cluster)
-    if len(cluster) > 1:
-        compile_kernels(kernels, progress)
     ledger, begin = Ledger(), time.perf_counter() - importing
     ledger.seconds[LOADING] = importing
 

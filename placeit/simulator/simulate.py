@@ -43,7 +43,6 @@ from placeit.core.problem import Problem
 from placeit.core.units import about_bytes
 from placeit.simulator.compiled import compiled
 from placeit.simulator.scheduler import LinkModel, Queue, check_discipline, deadlock
-from placeit.simulator.tables import Tables, tables
 
 __all__ = ["Requests", "Schedule", "SimulatedCost", "Transfers", "schedule", "simulate", "simulator"]
 
@@ -199,20 +198,6 @@ class SimulatedCost:
         if not self._is_plain():
             return None
         return _core.CostModel(self._compiled, self._priority.reshape(-1), self._options)
-
-    @property
-    def kernel_arguments(self) -> tuple[Tables, NDArray[np.float64], int, int, int] | None:
-        """What :attr:`model` holds, as kernels take it."""
-        if not self._is_plain():
-            return None
-        options = self._options
-        return (
-            tables(self.problem),
-            self._priority.reshape(-1),
-            options.links.value,
-            options.queue.value,
-            options.memory.value,
-        )
 
     def _is_plain(self) -> bool:
         return self._options.noise == 0 and len(self._priority) <= 1 and len(self._arrivals) == 1 and self._arrivals[0] == 0

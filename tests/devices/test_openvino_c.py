@@ -14,7 +14,6 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
 import openvino as ov
 import pytest
@@ -288,25 +287,6 @@ def test_a_status_without_a_message_is_named() -> None:
     assert status != 0
     assert "exceed" not in native().explain(status)
     assert native().explain(status)
-
-
-def test_compiled_code_runs_requests_without_python() -> None:
-    x = ops.parameter([1, 8], ov.Type.f32)
-    request = compiled(model_of(x, outputs=[ops.add(x, ops.constant(np.float32(1)))])).request()
-    state = np.zeros((1, 8), np.float32)
-    request.set_input(0, state)
-    infer = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(native().infer_address)
-
-    @numba.njit(nogil=True)
-    def loop(address: int, written: NDArray[Any], read: NDArray[Any], runs: int) -> int:
-        failures = 0
-        for _ in range(runs):
-            failures += infer(address) != 0
-            read[...] = written
-        return failures
-
-    assert loop(request.address, request.output(0), state, 100) == 0
-    assert (state == 100).all()
 
 
 def test_threads_compile_and_run_at_once() -> None:

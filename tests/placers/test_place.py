@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,22 +85,3 @@ def test_another_seed_draws_other_placements():
     problem = random_problem(30, 3, everywhere=0.5)
     cost = SimulatedCost(problem)
     assert place(problem, "random", seed=1, cost=cost).devices.tolist() != place(problem, "random", seed=2).devices.tolist()
-
-
-PLACERS = ["annealing:evaluations=200", "cpop", "critical-path", "exact", "giph", "guided:evaluations=20", "heft"]
-
-
-@pytest.mark.parametrize("placer", [*PLACERS, "local-search:evaluations=50", "metis", "random", "random-task-eft", "single"])
-def test_no_compiled_function_calls_python_for_what_it_returns(placer):
-    """A signal handler may raise there (Ctrl-C), which numba does not expect: the process ends, or the interrupt is lost."""
-    problem = random_problem(8, 2, seed=1)
-    once = place(problem, placer)
-    called = set()
-    sys.setprofile(lambda frame, event, argument: called.add(frame.f_code.co_name) if event == "call" else None)
-    try:
-        again = place(problem, placer)
-    finally:
-        sys.setprofile(None)
-    assert again.as_dict() == once.as_dict()
-    assert "place" in called
-    assert "_numba_unpickle" not in called

@@ -217,7 +217,7 @@ def test_an_error_after_some_problems_leaves_nothing(tmp_path):
 
 
 def test_generating_imports_nothing_heavy():
-    heavy = ["numba", "openvino", "torch", "matplotlib", "rich"]
+    heavy = ["openvino", "torch", "matplotlib", "rich"]
     code = (
         "import sys\n"
         "import placeit.workloads.datasets, placeit.workloads.export\n"
