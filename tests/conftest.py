@@ -9,11 +9,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from placeit.backends import load
 from placeit.backends.openvino.model import OpenVinoModel
 from placeit.profiler.cache import Cache
 from placeit.workloads.models import export_model
+
+settings.register_profile("placeit", deadline=None)  # how long an example takes says how busy the machine is
+settings.load_profile("placeit")
 
 
 @pytest.fixture(scope="session")

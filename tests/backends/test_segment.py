@@ -58,7 +58,7 @@ def whole(model: OpenVinoModel) -> dict[str, NDArray[np.float32]]:
     return {spec.name: np.array(values[i]) for i, spec in enumerate(model.outputs)}
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.lists(st.integers(0, 45), max_size=6), st.booleans())
 def test_cutting_anywhere_in_topological_order_changes_no_output(cuts: list[int], images_last: bool) -> None:
     model = inception_like()

@@ -47,7 +47,7 @@ def outputs_of(model, placement, *, merge, grouping):
 
 @pytest.mark.parametrize("name", SMALL)
 @given(data=st.data())
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 def test_any_placement_computes_what_the_uncut_program_computes(name, data):
     model = tensor_model(name, shards=data.draw(st.integers(1, 5)), seed=data.draw(st.integers(0, 9)), **SMALL[name])
     grouping = coarsen(model.graph, max_groups=data.draw(st.sampled_from([8, 96])))

@@ -102,7 +102,7 @@ PASSING: tuple[Callable[[Any], Any], ...] = (
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from(PASSING), max_size=4), st.integers(1, 9), st.integers(0, 99))
 def test_ops_that_only_move_values_are_looked_through(passing: list[Callable[[Any], Any]], rows: int, seed: int) -> None:
     def build(value: Any) -> Any:

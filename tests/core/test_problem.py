@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -66,7 +66,6 @@ def file(tmp_path_factory):
     return tmp_path_factory.mktemp("problems") / "problem.json"
 
 
-@settings(deadline=None)
 @given(problem=problems())
 def test_a_problem_is_read_as_it_was_written(problem, file):
     problem.to_json(file, sync=False)

@@ -253,7 +253,7 @@ def clusters(draw: st.DrawFn) -> Cluster:
 
 
 @given(cluster=clusters())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 def test_a_written_cluster_reads_back_as_the_same(file: Path, cluster: Cluster) -> None:
     write_cluster(cluster, file)
     again = read_cluster(file, check=False)
@@ -347,7 +347,7 @@ def mutated_files(draw: st.DrawFn) -> str:
 
 
 @given(text=mutated_files() | st.text(max_size=60))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
 def test_any_file_is_a_cluster_or_a_clear_error(file: Path, text: str) -> None:
     file.write_text(text, encoding="utf-8", errors="replace")
     try:

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar, Self
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -365,7 +365,6 @@ shares = st.floats(0, 1)
 
 
 @given(st.lists(st.tuples(st.integers(0, 1000), shares), min_size=1))
-@settings(deadline=None)
 def test_a_mean_lies_between_the_samples(points: list[tuple[int, float]]) -> None:
     (use,) = gpu_use(GpuSample("cuda:0", float(moment), share, None, None) for moment, share in points).values()
     assert use.utilization is not None

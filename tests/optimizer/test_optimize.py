@@ -307,7 +307,7 @@ def test_a_budget_too_short_for_a_decision_leaves_the_single_device_and_says_so(
     assert found.chosen.output_error is not None
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(0, 10_000), st.integers(1, 12), st.integers(1, 3))
 def test_no_placement_beats_the_bound(seed: int, ops: int, devices: int) -> None:
     rng = np.random.default_rng(seed)

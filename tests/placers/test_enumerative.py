@@ -51,7 +51,7 @@ def test_sets_are_the_meta_ops_of_a_program(name: str, shards: int) -> None:
 
 
 @given(st.integers(0, 2**20), st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_sets_hold_every_op_once_and_each_comes_after_what_it_reads(seed: int, data: st.DataObject) -> None:
     problem = random_problem(12, 2, seed, everywhere=1.0)
     names = data.draw(st.lists(st.sampled_from("abcd"), min_size=12, max_size=12))
@@ -63,7 +63,7 @@ def test_sets_hold_every_op_once_and_each_comes_after_what_it_reads(seed: int, d
 
 
 @given(st.integers(0, 2**20), st.integers(2, 7), st.integers(1, 4))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_set_is_spread_evenly_in_the_best_of_all_ways(seed: int, shards: int, devices: int) -> None:
     rng = np.random.default_rng(seed)
     sources = devices + 1

@@ -54,7 +54,7 @@ def _conflicts(seed, devices):
     return upper | upper.T
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     problem=st.one_of(
         st.builds(
@@ -115,7 +115,7 @@ def test_a_measured_cost_is_not_asked_in_vain():
         Exact().place(problem, cost, seed=0, evaluations=100)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(seed=st.integers(0, 2**20), conflicts=st.sampled_from([0.0, 0.6]))
 def test_the_best_planned_order_is_at_least_as_short_as_the_best_first_in_first_out_run(seed, conflicts):
     problem = random_problem(6, 3, seed, everywhere=0.9, conflicts=conflicts)

@@ -20,7 +20,7 @@ def packing_problem(sizes, memory, compute=None):
     return Problem.from_arrays(compute, [], [], *links, param_bytes=sizes, memory=memory)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     sizes=st.lists(st.integers(0, 6), min_size=1, max_size=6),
     memory=st.lists(st.integers(0, 9), min_size=1, max_size=3),
@@ -45,7 +45,7 @@ def test_packing_backtracks_where_best_fit_goes_wrong():
     assert pack(packing_problem([4, 3, 3, 1], [6, 5], compute)).tolist() == [1, 0, 0, 1]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**20), tight=st.booleans())
 def test_repair_returns_a_valid_placement_and_keeps_one_that_already_is(seed, tight):
     problem = random_problem(15, 3, seed, everywhere=0.6, tight=tight)

@@ -83,13 +83,13 @@ def assert_valid(problem, plan):
 
 
 @pytest.mark.parametrize("placer", [Heft(), Cpop()])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(problem=st.one_of(problems, lumpy_problems()))
 def test_a_plan_keeps_precedence_and_runs_one_op_at_a_time_on_each_device(placer, problem):
     assert_valid(problem, placer.plan(problem))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(problem=problems)
 def test_the_plan_executed_in_planned_order_takes_as_long_as_planned(problem):
     plan = Heft().plan(problem)
@@ -98,7 +98,7 @@ def test_the_plan_executed_in_planned_order_takes_as_long_as_planned(problem):
     np.testing.assert_allclose(executed.start[: len(problem)], plan.start, rtol=1e-9)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(problem=lumpy_problems())
 def test_a_plan_with_ties_and_cuts_can_be_executed_in_planned_order(problem):
     plan = Heft().plan(problem)
@@ -136,7 +136,7 @@ def test_the_choice_of_devices_is_repaired_when_it_leaves_no_room_for_the_last_o
     assert_valid(problem, plan)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(problem=problems, seed=st.integers(0, 100))
 def test_a_schedule_for_a_given_placement_keeps_it(problem, seed):
     placement = Heft().plan(problem).placement

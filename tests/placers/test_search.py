@@ -31,7 +31,7 @@ def seconds(problem, placer, seed=0):
 
 
 @pytest.mark.parametrize("search", SEARCHES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 2**20), tight=st.booleans())
 def test_search_lies_between_the_optimum_and_its_starting_points(search, seed, tight):
     problem = random_problem(8, 3, seed, everywhere=1.0, tight=tight)

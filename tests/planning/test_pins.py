@@ -88,7 +88,7 @@ def test_pins_that_fit_nothing_say_what_is_there(pins: dict[str, str], says: str
         pinned_ops(pins, OPS, DEVICES)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 10_000), st.integers(1, 12), st.integers(1, 6), st.integers(1, 3))
 def test_split_groups_have_one_device_each_and_no_cycle(seed: int, nodes: int, most: int, devices: int) -> None:
     graph = random_model(seed, nodes).graph

@@ -94,7 +94,7 @@ cases = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(cases, st.integers(0, 10**6))
 def test_every_way_of_valuing_a_placement_agrees(segmenter: Segmenter, seed: int) -> None:
     placement = feasible_placement(segmenter, seed)
@@ -107,7 +107,7 @@ def test_every_way_of_valuing_a_placement_agrees(segmenter: Segmenter, seed: int
         assert finish[s] <= start[o] or finish[o] <= start[s]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(cases, st.integers(0, 10**6))
 def test_merging_never_makes_a_plan_longer(segmenter: Segmenter, seed: int) -> None:
     placement = feasible_placement(segmenter, seed)
@@ -116,7 +116,7 @@ def test_merging_never_makes_a_plan_longer(segmenter: Segmenter, seed: int) -> N
     assert merged.schedule.makespan <= alone.schedule.makespan * (1 + 1e-6)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(cases)
 def test_a_placement_on_one_device_is_one_segment_that_takes_the_sum_of_its_parts(segmenter: Segmenter) -> None:
     for d in np.flatnonzero(np.isfinite(segmenter.costs.core).all(axis=0)).tolist():
@@ -181,7 +181,7 @@ def test_what_another_device_wrote_costs_its_reader_by_the_byte() -> None:
     assert seconds_by_op(segmenter, [1, 0, 1, 0]) == pytest.approx([2.0, 4.0, 3.0, 1.0])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(cases, st.integers(0, 10**6))
 def test_a_search_is_never_worse_than_its_start_and_the_same_for_the_same_seed(segmenter: Segmenter, seed: int) -> None:
     problem = segmenter.problem()

@@ -21,7 +21,7 @@ def steady(like: Segmenter, outside: np.ndarray | None = None) -> Segmenter:
     return Segmenter(like.grouping, like.costs, steady=True, outside=outside)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(cases, st.integers(0, 10**6))
 def test_a_placement_is_valued_by_what_its_plan_keeps_busy(like: Segmenter, seed: int) -> None:
     placement, segmenter = feasible_placement(like, seed), steady(like)
@@ -35,7 +35,7 @@ def test_a_placement_is_valued_by_what_its_plan_keeps_busy(like: Segmenter, seed
     assert simulate(plan.problem, [plan.placement], **options)[0] / 8 >= bound * (1 - 1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(cases, st.integers(0, 10**6))
 def test_merging_goes_as_far_as_the_busiest_resource_allows(like: Segmenter, seed: int) -> None:
     placement, segmenter = feasible_placement(like, seed), steady(like)
@@ -44,7 +44,7 @@ def test_merging_goes_as_far_as_the_busiest_resource_allows(like: Segmenter, see
     assert len(merged.segments) <= len(apart.segments)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(cases, st.integers(0, 10**6))
 def test_devices_slow_each_other_down_for_the_share_of_time_in_which_they_are_busy(like: Segmenter, seed: int) -> None:
     placement, segmenter, costs = feasible_placement(like, seed), steady(like), like.costs

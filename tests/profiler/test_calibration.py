@@ -39,7 +39,7 @@ def plans(costs: Costs, count: int, devices: int = 3) -> list[Plan]:
     return [Segmenter(GROUPING, costs).plan(rng.integers(devices, size=GROUPS)) for _ in range(count)]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 1000), st.integers(0, 4))
 def test_what_took_as_long_as_predicted_changes_nothing(seed: int, count: int) -> None:
     costs = profiled(seed)
@@ -50,7 +50,7 @@ def test_what_took_as_long_as_predicted_changes_nothing(seed: int, count: int) -
     assert found.cluster is costs.cluster
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 1000), st.floats(0.2, 5.0))
 def test_a_device_that_is_slower_throughout_gets_slower_and_no_other_does(seed: int, factor: float) -> None:
     costs = profiled(seed)

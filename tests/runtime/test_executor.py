@@ -82,7 +82,7 @@ def null_runtime(model: OpenVinoModel, grouping: Grouping, cluster: Cluster, pla
     return runtime, clock
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 10_000), st.integers(1, 25), st.integers(1, 4), st.booleans(), st.booleans())
 def test_a_run_on_null_devices_equals_the_simulated_schedule_event_for_event(
     seed: int, nodes: int, devices: int, merge: bool, shared: bool

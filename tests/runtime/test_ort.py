@@ -140,7 +140,7 @@ def test_every_op_of_the_model_can_run_on_onnx_runtime(model: OnnxModel) -> None
     assert not model.channels_last
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(data=st.data(), merge=st.booleans())
 def test_any_mixed_placement_gives_openvinos_answer(model: OnnxModel, data: st.DataObject, merge: bool) -> None:
     grouping = grouped(model)

@@ -40,7 +40,7 @@ def plan_of(runtime, placement, *, merge=True):
     return Segmenter(runtime.grouping, Costs.zero(groups, runtime.cluster)).plan(placement, merge=merge)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), merge=st.booleans())
 def test_any_placement_gives_openvinos_answer(model, accelerator, data, merge):  # noqa: F811
     runtime = opened(model, accelerator)

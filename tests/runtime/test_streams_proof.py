@@ -93,7 +93,7 @@ def test_leaving_out_any_one_wait_is_found(monkeypatch):
     assert wrong > left_out / 20  # the data shows it as well, whenever time happens to pass that way
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(
     seed=st.integers(0, 2**31),
     ops=st.integers(1, 12),

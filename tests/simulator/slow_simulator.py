@@ -11,7 +11,7 @@ from placeit.core.problem import Problem
 
 def holds_for(*, max_examples=100, **arguments):
     """Hypothesis without a deadline: the first example may have to compile the simulator."""
-    return lambda test: settings(deadline=None, max_examples=max_examples)(given(**arguments)(test))
+    return lambda test: settings(max_examples=max_examples)(given(**arguments)(test))
 
 
 def random_problem(seed, ops, devices, *, cut=False, conflicts=False):

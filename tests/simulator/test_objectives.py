@@ -25,7 +25,7 @@ from placeit.simulator.simulate import Schedule, SimulatedCost, schedule
 from placeit.testing.problems import random_problem
 
 seeds = st.integers(0, 2**20)
-holds = settings(deadline=None, max_examples=60)  # the first example may have to compile the simulator
+holds = settings(max_examples=60)  # the first example may have to compile the simulator
 
 
 def problem_of_everything(seed: int, ops: int, devices: int) -> Problem:
@@ -269,7 +269,7 @@ class Whole(NamedTuple):
 
 
 @pytest.mark.parametrize("name", objective_names())
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(seed=seeds)
 def test_an_objective_values_placements_as_it_values_their_simulated_runs(name: str, seed: int) -> None:
     problem = problem_of_everything(seed, 8, 2)

@@ -96,7 +96,7 @@ def test_an_agent_of_an_unknown_name_is_refused(saved, tmp_path):
         load_agent(saved)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_truncated_file_is_an_error_that_names_it(saved, tmp_path, data):
     whole = saved.read_bytes()
@@ -106,7 +106,7 @@ def test_a_truncated_file_is_an_error_that_names_it(saved, tmp_path, data):
         load_agent(path, find)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_file_with_any_byte_changed_is_refused(saved, tmp_path, data):
     whole = bytearray(saved.read_bytes())

@@ -74,7 +74,7 @@ def test_static_features_of_a_diamond() -> None:
 
 
 @given(SEEDS, st.integers(1, 9))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_static_features_and_paths_are_those_of_their_definition(seed: int, ops: int) -> None:
     problem = random_problem(ops, 3, seed, everywhere=0.7)
     features = static_features(problem)
@@ -140,7 +140,7 @@ def slow_features(problem: Problem, order: list[int], devices: dict[int, int], v
 
 
 @given(SEEDS, st.integers(1, 9), st.integers(1, 3))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_device_features_are_those_of_their_definition_at_every_step_of_every_episode(
     seed: int, ops: int, episodes: int
 ) -> None:
@@ -193,7 +193,7 @@ def test_a_device_waits_for_what_conflicts_with_it() -> None:
     assert state.features([1])[0, :, 0].tolist() == [6, 0]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(SEEDS, st.integers(2, 12))
 def test_affinity_is_the_chance_of_walks_and_adds_up_over_the_ops_on_a_device(seed: int, ops: int) -> None:
     problem = random_problem(ops, 3, seed, everywhere=1.0)

@@ -37,7 +37,7 @@ def edges_by_definition(problem: Problem, placement: np.ndarray) -> set[tuple[tu
 
 
 @given(problems, st.integers(0, 99))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_nodes_and_edges_are_those_of_the_algorithm(problem: Problem, seed: int) -> None:
     placement = placed(problem, seed)
     nets = net_of(problem, placement)
@@ -51,7 +51,7 @@ def test_nodes_and_edges_are_those_of_the_algorithm(problem: Problem, seed: int)
 
 
 @given(problems, st.integers(0, 99), st.booleans())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_moving_ops_one_by_one_gives_what_building_anew_gives(problem: Problem, seed: int, pivots: bool) -> None:
     rng = np.random.default_rng(seed)
     nets = net_of(problem, placed(problem, seed), pivots=pivots)
@@ -90,7 +90,7 @@ def test_several_problems_are_one_disjoint_graph() -> None:
 
 
 @given(problems, st.booleans())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_each_direction_visits_every_edge_once_after_what_it_needs(problem: Problem, pivots: bool) -> None:
     nets = net_of(problem, placed(problem), pivots=pivots)
     levels = len(nets.node_bounds) - 1
@@ -110,7 +110,7 @@ def squashed(x: float) -> float:
 
 
 @given(problems, st.integers(0, 99))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_the_start_time_potential_is_the_earliest_start_less_the_actual_one(problem: Problem, seed: int) -> None:
     placement = placed(problem, seed)
     nets, plan = net_of(problem, placement), schedule(problem, placement)
@@ -136,7 +136,7 @@ def unit_of(problem: Problem) -> float:
 
 
 @given(problems, st.integers(0, 99))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_slack_load_and_pivots_are_those_of_the_schedule(problem: Problem, seed: int) -> None:
     placement = placed(problem, seed)
     nets, plan = net_of(problem, placement), schedule(problem, placement)

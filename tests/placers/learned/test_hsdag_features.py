@@ -56,7 +56,7 @@ def test_the_fractal_dimension_of_a_chain_is_near_one_and_of_a_star_zero_at_its_
 
 
 @given(st.integers(0, 2**20), st.integers(1, 14))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_fractal_dimensions_and_degrees_are_those_of_their_definition(seed: int, ops: int) -> None:
     problem = random_problem(ops, 2, seed, everywhere=1.0)
     found, (incoming, outgoing) = fractal_dimensions(problem), degrees(problem)

@@ -37,7 +37,7 @@ def groups_of(parsing: Parsing) -> list[set[int]]:
 
 
 @given(SEEDS, st.integers(1, 12))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_without_bounds_groups_are_what_the_best_edge_of_each_op_holds_together(seed: int, ops: int) -> None:
     edges, scores = graph(seed, ops)
     parsing = parse(scores, edges, ops)
@@ -51,7 +51,7 @@ def test_without_bounds_groups_are_what_the_best_edge_of_each_op_holds_together(
 
 
 @given(SEEDS, st.integers(2, 12), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_number_of_groups_is_bounded(seed: int, ops: int, data: st.DataObject) -> None:
     edges, scores = graph(seed, ops)
     least = data.draw(st.integers(1, ops))
@@ -73,7 +73,7 @@ def test_equal_scores_do_not_end_in_one_group_if_that_is_not_allowed() -> None:
 
 
 @given(SEEDS, st.integers(2, 10))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_drawn_edges_are_scored_by_the_definition_of_their_probability(seed: int, ops: int) -> None:
     edges, scores = graph(seed, ops)
     kept = parse(scores, edges, ops, rng=np.random.default_rng(seed)).kept

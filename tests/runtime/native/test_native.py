@@ -123,7 +123,7 @@ def check_spans(made: Bench, executor: Executor, requests: int = 1) -> None:
             assert finish[u] <= start[v]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 1000),
     ops=st.integers(1, 25),
