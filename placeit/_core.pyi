@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 import enum
+from typing import Annotated
 
 import numpy
 import numpy.typing
+from numpy.typing import NDArray
 
 
 class Tables:
@@ -333,3 +335,48 @@ class Annealing:
 
     def best(self, place: numpy.typing.NDArray[numpy.int32]) -> None:
         """Write the best placement so far, int32[V]."""
+
+class Affinity:
+    """
+    How likely walks of a few edges between different ops are (a sparse matrix).
+    """
+
+    @property
+    def ptr(self) -> Annotated[NDArray[numpy.int64], dict(writable=False)]: ...
+
+    @property
+    def op(self) -> Annotated[NDArray[numpy.int64], dict(writable=False)]: ...
+
+    @property
+    def share(self) -> Annotated[NDArray[numpy.float32], dict(writable=False)]: ...
+
+def affinity(ptr: numpy.typing.NDArray[numpy.int64], to: numpy.typing.NDArray[numpy.int64], chance: numpy.typing.NDArray[numpy.float64]) -> Affinity: ...
+
+def device_features(tables: Tables, affinity: Affinity, arrays: object, ops: numpy.typing.NDArray[numpy.int64], made: numpy.typing.NDArray[numpy.float64]) -> None: ...
+
+def place_ops(tables: Tables, affinity: Affinity, arrays: object, ops: numpy.typing.NDArray[numpy.int64], devices: numpy.typing.NDArray[numpy.int64]) -> None: ...
+
+def see_devices(tables: Tables, affinity: Affinity, arrays: object, ops: numpy.typing.NDArray[numpy.int64], step: int, unit: float, inputs: numpy.typing.NDArray[numpy.float32], allowed: numpy.typing.NDArray[numpy.bool]) -> None: ...
+
+def play_episodes(first: int, last: int, tables: Tables, affinity: Affinity, arrays: object, record: object, policy: object, manner: object, kept: numpy.typing.NDArray[numpy.int32], rank: numpy.typing.NDArray[numpy.float64], unit: float, random: numpy.typing.NDArray[numpy.uint64]) -> None: ...
+
+class GpNet:
+    """One problem of a batch of gpNets; one thread at a time may use it."""
+
+    def __init__(self, tables: Tables, node: numpy.typing.NDArray[numpy.int64], first: numpy.typing.NDArray[numpy.int64], bandwidth: float, unit: float, pivots: bool) -> None: ...
+
+    def set(self, placement: numpy.typing.NDArray[numpy.int32], batch: object) -> float: ...
+
+    def move(self, op: int, placement: numpy.typing.NDArray[numpy.int32], batch: object) -> float: ...
+
+def pass_forward_float32(order: object, layers: object, edges: numpy.typing.NDArray[numpy.float32], embedding: numpy.typing.NDArray[numpy.float32], messages: object) -> None: ...
+
+def pass_backward_float32(order: object, layers: object, edges: numpy.typing.NDArray[numpy.float32], embedding: numpy.typing.NDArray[numpy.float32], messages: object, gradient: numpy.typing.NDArray[numpy.float32], of_edges: numpy.typing.NDArray[numpy.float32], of_layers: object) -> None: ...
+
+def pass_forward_float64(order: object, layers: object, edges: numpy.typing.NDArray[numpy.float64], embedding: numpy.typing.NDArray[numpy.float64], messages: object) -> None: ...
+
+def pass_backward_float64(order: object, layers: object, edges: numpy.typing.NDArray[numpy.float64], embedding: numpy.typing.NDArray[numpy.float64], messages: object, gradient: numpy.typing.NDArray[numpy.float64], of_edges: numpy.typing.NDArray[numpy.float64], of_layers: object) -> None: ...
+
+def join_groups(edges: numpy.typing.NDArray[numpy.int64], kept: int, least: int, most: int, group: numpy.typing.NDArray[numpy.int64]) -> int: ...
+
+def fractal_dimensions(ptr: numpy.typing.NDArray[numpy.int32], others: numpy.typing.NDArray[numpy.int32], dimension: numpy.typing.NDArray[numpy.float64]) -> None: ...

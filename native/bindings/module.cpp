@@ -8,6 +8,7 @@ void bind_machine(nanobind::module_& module);
 void bind_enumeration(nanobind::module_& module);
 void bind_planning(nanobind::module_& module);
 void bind_placers(nanobind::module_& module);
+void bind_policies(nanobind::module_& module);
 void bind_rules(nanobind::module_& module);
 void bind_simulator(nanobind::module_& module);
 
@@ -23,4 +24,5 @@ NB_MODULE(_core, module) {
     placeit::bind_simulator(module);
     placeit::bind_executor(module);
     placeit::bind_placers(module);
+    placeit::bind_policies(module);
 }
