@@ -122,7 +122,9 @@ void bind_executor(nb::module_& module) {
                 Call& call = lanes.calls.emplace_back(Call{std::move(run), nb::object()});
                 set(lanes, node, lane, {&Call::perform, &call}, 0.0);
             },
-            "node"_a, "lane"_a, "run"_a, "Run a segment by a Python function without arguments.")
+            "node"_a, "lane"_a, "run"_a,
+            nb::sig("def set_call(self, node: int, lane: int, run: collections.abc.Callable[[], object]) -> None"),
+            "Run a segment by a Python function without arguments.")
         .def(
             "set_transfer",
             [](PlanLanes& lanes, Index node, Index lane, double seconds) {
