@@ -1,8 +1,10 @@
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 BIN := .venv/bin
+GRAPHS ?= 1000
+CALLS ?= 10000
 
-.PHONY: help setup native stubs demo test lint types check slow intel-gpu format bench clean
+.PHONY: help setup native stubs demo test lint types check slow intel-gpu format sanitize bench clean
 
 help: ## what a developer does all day
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 11
@@ -48,6 +50,17 @@ intel-gpu: setup ## the tests that need Intel GPUs: on real ones, or else on emu
 format: setup ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+sanitize: setup ## the core's stress program and a fuzz of its bindings, under ThreadSanitizer, AddressSanitizer and UBSan
+	@for of in thread address,undefined; do \
+	  $(BIN)/cmake -S . -B build/$$of -G Ninja -DSANITIZE=$$of -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+	    -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPython_EXECUTABLE=$(abspath $(BIN)/python) >/dev/null && \
+	  $(BIN)/cmake --build build/$$of --target stress && build/$$of/stress $(GRAPHS) || exit 1; \
+	done
+	@$(BIN)/cmake --build build/address,undefined --target _core
+	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" \
+	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+	  $(BIN)/python tests/fuzz_core.py build/address,undefined $(CALLS)
 
 bench: setup ## the quick form of every benchmark
 	$(BIN)/python -m benchmarks --quick

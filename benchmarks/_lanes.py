@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,14 +17,12 @@ import numpy as np
 from benchmarks._harness import Report
 from placeit.backends.openvino.model import OpenVinoModel, describe
 from placeit.core.cluster import Cluster, Device, Link
-from placeit.core.kernels import jit
 from placeit.core.telemetry import import_openvino
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.runtime.devices.timed import TimedDevice
 from placeit.runtime.executor import Executor
 from placeit.runtime.measure import Race, faster
-from placeit.runtime.native import libc
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
 
@@ -187,50 +185,13 @@ def _python_computing() -> Iterator[None]:
 
 
 def _wake_up(cores: tuple[int, int], busy_s: float, turns: int = 200) -> float:
-    """Median seconds from posting a semaphore on one core until the thread that waits for it on the other one goes on.
+    """Median seconds until a thread on one core goes on that was woken from the other one, as a program of its own measures it.
 
-    Compiled, as lanes are, with the C library's semaphores, and as long between two posts as a segment takes: a core that has
-    nothing to do for longer sleeps more deeply. That is what any hand-over between these cores takes here.
+    Between two turns it computes for as long as a segment takes. Any hand-over between these cores takes that long here.
     """
-    functions = libc.addresses()
-    assert functions is not None
-    memory, where = libc.initialise(2)
-    times = libc.timespecs(2)
-    posted, seconds = np.zeros(1), np.zeros(turns)
-
-    def on(core: int, work: Callable[..., None], mine: np.ndarray) -> threading.Thread:
-        def body() -> None:
-            os.sched_setaffinity(0, {core})
-            work(functions, where, mine, posted, seconds, busy_s)
-
-        thread = threading.Thread(target=body)
-        thread.start()
-        return thread
-
-    for thread in (on(cores[0], _wait_on, times[0]), on(cores[1], _post_on, times[1])):
-        thread.join()
-    del memory
-    return float(np.median(seconds))
-
-
-@jit
-def _wait_on(
-    functions: np.ndarray, where: np.ndarray, time: np.ndarray, posted: np.ndarray, seconds: np.ndarray, _: float
-) -> None:
-    for i in range(len(seconds)):
-        libc.wait(functions, where[1])
-        seconds[i] = libc.monotonic(functions, time) - posted[0]
-        libc.post(functions, where[2])
-
-
-@jit
-def _post_on(
-    functions: np.ndarray, where: np.ndarray, time: np.ndarray, posted: np.ndarray, seconds: np.ndarray, busy_s: float
-) -> None:
-    for _ in range(len(seconds)):
-        begin = libc.monotonic(functions, time)
-        while libc.monotonic(functions, time) < begin + busy_s:
-            pass
-        posted[0] = libc.monotonic(functions, time)
-        libc.post(functions, where[1])
-        libc.wait(functions, where[2])
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder) / "wake_up"
+        source = Path(__file__).parent / "wake_up.cpp"
+        subprocess.run(["c++", "-std=c++17", "-O2", "-pthread", source, "-o", program], check=True)
+        arguments = [str(cores[0]), str(cores[1]), str(busy_s), str(turns)]
+        return float(subprocess.run([program, *arguments], check=True, capture_output=True, text=True).stdout)

@@ -1,9 +1,12 @@
 """Compiled parts of placeit: rules of execution and simulators."""
 
+from collections.abc import Callable
 import enum
+from typing import Annotated
 
 import numpy
 import numpy.typing
+from numpy.typing import NDArray
 
 
 class Tables:
@@ -31,6 +34,87 @@ class Discipline(enum.Enum):
     priority = 1
 
     planned = 2
+
+class Machine:
+    """
+    The rules of one placement, and where its requests stand. It is told what has happened, and answers what to
+    start now: nodes, and -1 - r for a slot whose request has ended; None to what cannot have happened.
+    """
+
+    def __init__(self, tables: Tables, place: numpy.typing.NDArray[numpy.int32], links: LinkModel, queue: Discipline, slots: int) -> None: ...
+
+    def rank(self, priority: numpy.typing.NDArray[numpy.float64]) -> None:
+        """Give every op its priority, float64[V], the higher goes first."""
+
+    def grow(self, slots: int) -> None:
+        """Make room for so many requests in flight."""
+
+    def begin(self, slot: int) -> list[int] | None: ...
+
+    def op_finished(self, node: int) -> list[int] | None: ...
+
+    def transfer_sent(self, node: int) -> list[int] | None: ...
+
+    def transfer_finished(self, node: int) -> list[int] | None: ...
+
+    def abort(self, slot: int) -> list[int]: ...
+
+    def device_lost(self, device: int) -> list[int]: ...
+
+    def aborted(self, slot: int) -> bool:
+        """Whether the request of a slot is aborted."""
+
+    def running(self, slot: int) -> list[int]:
+        """The nodes of a slot that were started and have not finished."""
+
+class Groups:
+    """Groups of ops, and what they cost alone and in segments."""
+
+    def __init__(self, edges: numpy.typing.NDArray[numpy.int32], tensor_bytes: numpy.typing.NDArray[numpy.float64], core: numpy.typing.NDArray[numpy.float64], cut_per_byte: numpy.typing.NDArray[numpy.float64], dispatch: numpy.typing.NDArray[numpy.float64], load: numpy.typing.NDArray[numpy.float64], beside: numpy.typing.NDArray[numpy.float64], conflicts: numpy.typing.NDArray[numpy.bool], read: numpy.typing.NDArray[numpy.float64], latency: numpy.typing.NDArray[numpy.float64], bandwidth: numpy.typing.NDArray[numpy.float64], passthrough: numpy.typing.NDArray[numpy.bool], cliques: numpy.typing.NDArray[numpy.bool], steady: bool, outside: numpy.typing.NDArray[numpy.float64]) -> None: ...
+
+    def merge(self, devices: numpy.typing.NDArray[numpy.int32], segment_of: numpy.typing.NDArray[numpy.int32]) -> float:
+        """
+        Merge consecutive segments on a device while the plan takes no longer; write the segment of each group, int32[G], and return the plan's seconds.
+        """
+
+    def divide(self, segment_of: numpy.typing.NDArray[numpy.int32], devices: numpy.typing.NDArray[numpy.int32], moves: numpy.typing.NDArray[numpy.int32], seconds: numpy.typing.NDArray[numpy.float64]) -> int:
+        """
+        Number segments, int32[G], in topological order; write the tensors between them, int32[E, 3], and their seconds, float64[S]; return how many tensors there are.
+        """
+
+class SegmentSearch:
+    """Simulated annealing of a placement of groups by its plan."""
+
+    def __init__(self, groups: Groups, placement: numpy.typing.NDArray[numpy.int32], feasible: numpy.typing.NDArray[numpy.bool], param_bytes: numpy.typing.NDArray[numpy.float64], memory: numpy.typing.NDArray[numpy.float64], steps: int, heat: float, bit_generator: object | None) -> None: ...
+
+    def advance(self, steps: int) -> None:
+        """Try the next moves; the lock of the bit generator has to be held."""
+
+    @property
+    def over(self) -> bool: ...
+
+    def write_best(self, placement: numpy.typing.NDArray[numpy.int32]) -> None:
+        """Write the best placement so far, int32[G]."""
+
+class ExactSearch:
+    """
+    The feasible placements of a problem, depth first, cut off by lower bounds.
+    """
+
+    def __init__(self, tables: Tables, tail: numpy.typing.NDArray[numpy.float64], alike: numpy.typing.NDArray[numpy.int32], cliques: numpy.typing.NDArray[numpy.bool], share: numpy.typing.NDArray[numpy.float64], capacity: bool) -> None: ...
+
+    def next(self, placements: numpy.typing.NDArray[numpy.int32], bound: float, nodes: int) -> tuple[int, int]:
+        """
+        Write the next placements whose lower bound is below a bound, int32[N, V]; return how many there are, and how many partial placements were examined to find them.
+        """
+
+    @property
+    def over(self) -> bool: ...
+
+def spread(seconds: numpy.typing.NDArray[numpy.float64], limit: int, devices: numpy.typing.NDArray[numpy.int32]) -> None:
+    """
+    Write devices for ops, int32[n], evenly and with the least sum of seconds, float64[n, D], that some steps find.
+    """
 
 class Memory(enum.Enum):
     """What is known of memory."""
@@ -95,12 +179,204 @@ def busy_seconds(tables: Tables, place: numpy.typing.NDArray[numpy.int32], busy:
 def seconds_per_request(tables: Tables, placements: numpy.typing.NDArray[numpy.int32], seconds: numpy.typing.NDArray[numpy.float64]) -> None:
     """Write the least seconds per request of each placement, float64[B]."""
 
-def upward_ranks(tables: Tables, compute: numpy.typing.NDArray[numpy.float64], comm: numpy.typing.NDArray[numpy.float64], rank: numpy.typing.NDArray[numpy.float64]) -> None: ...
+class Bell:
+    """
+    A counter of the kernel to poll, closed when nobody refers to it, nor a run that rings it.
+    """
 
-def downward_ranks(tables: Tables, compute: numpy.typing.NDArray[numpy.float64], comm: numpy.typing.NDArray[numpy.float64], rank: numpy.typing.NDArray[numpy.float64]) -> None: ...
+    def __init__(self) -> None: ...
 
-def ready_order(tables: Tables, by_priority: numpy.typing.NDArray[numpy.int32], order: numpy.typing.NDArray[numpy.int32]) -> None: ...
+    @property
+    def descriptor(self) -> int: ...
 
-def insertion_schedule(tables: Tables, order: numpy.typing.NDArray[numpy.int32], compute: numpy.typing.NDArray[numpy.float64], memory: numpy.typing.NDArray[numpy.float64], place: numpy.typing.NDArray[numpy.int32], start: numpy.typing.NDArray[numpy.float64], finish: numpy.typing.NDArray[numpy.float64]) -> bool: ...
+    def ring(self) -> None: ...
 
-def earliest_start_placement(tables: Tables, order: numpy.typing.NDArray[numpy.int32], lots: numpy.typing.NDArray[numpy.float64], place: numpy.typing.NDArray[numpy.int32]) -> None: ...
+class Ended:
+    """A request has ended well."""
+
+    @property
+    def slot(self) -> int: ...
+
+    @property
+    def at(self) -> float: ...
+
+class Failed:
+    """The first entry that failed."""
+
+    @property
+    def node(self) -> int: ...
+
+    @property
+    def lane(self) -> int: ...
+
+    @property
+    def status(self) -> int: ...
+
+    @property
+    def at(self) -> float: ...
+
+class Cancelled:
+    """Somebody has stopped the run."""
+
+    @property
+    def at(self) -> float: ...
+
+class Late:
+    """The deadline of the run was over before the run was."""
+
+    @property
+    def deadline(self) -> float: ...
+
+class Broken:
+    """Nobody knows any more what is to run."""
+
+    @property
+    def why(self) -> str: ...
+
+class Lanes:
+    """
+    The lanes of a plan, which run it without Python but for segments that need it.
+    """
+
+    def __init__(self, rules: Machine, slowdown: numpy.typing.NDArray[numpy.float64]) -> None: ...
+
+    def set_entry(self, node: int, lane: int, function: int, argument: int) -> None:
+        """Run a segment by a C function, int (*)(void *), and its argument."""
+
+    def set_call(self, node: int, lane: int, run: Callable) -> None:
+        """Run a segment by a Python function without arguments."""
+
+    def set_transfer(self, node: int, lane: int, seconds: float) -> None:
+        """Have a transfer keep a link for so long."""
+
+    def prepare(self, slots: numpy.typing.NDArray[numpy.int32], waiting: int, bell: Bell | None, deadline: float) -> None: ...
+
+    def work(self, lane: int) -> None: ...
+
+    def admit(self, slot: int) -> None: ...
+
+    def admit_no_more(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def events(self) -> list[Ended | Failed | Cancelled | Late | Broken]:
+        """What has happened since this was last asked."""
+
+    def running(self) -> list[int]:
+        """int64, nodes that are on lanes or queued there."""
+
+    def ran(self, slot: int) -> list[tuple[int, float, float]]:
+        """
+        Node, start and finish of what has run since the request in a slot began, by start.
+        """
+
+    def error(self, node: int) -> object:
+        """
+        Take what the Python function of a segment raised last; None if it is another kind of segment.
+        """
+
+    @property
+    def begun(self) -> bool: ...
+
+    @property
+    def stopped(self) -> bool: ...
+
+    @property
+    def begin(self) -> float: ...
+
+    @property
+    def end(self) -> float: ...
+
+def spend() -> int:
+    """
+    The address of an entry that keeps its thread busy: its argument is that of int64[3], nanoseconds to take, how
+    often it was called, and what it returns.
+    """
+
+def upward_ranks(tables: Tables, compute: numpy.typing.NDArray[numpy.float64], comm: numpy.typing.NDArray[numpy.float64], rank: numpy.typing.NDArray[numpy.float64]) -> None:
+    """
+    Write the mean length of the longest path from the start of each op to an exit, seconds, float64[V].
+    """
+
+def downward_ranks(tables: Tables, compute: numpy.typing.NDArray[numpy.float64], comm: numpy.typing.NDArray[numpy.float64], rank: numpy.typing.NDArray[numpy.float64]) -> None:
+    """
+    Write the mean length of the longest path from an entry to the start of each op, seconds, float64[V].
+    """
+
+def ready_order(tables: Tables, by_priority: numpy.typing.NDArray[numpy.int32], order: numpy.typing.NDArray[numpy.int32]) -> None:
+    """Write the order in which ops leave a ready list, int32[V]."""
+
+def insertion_schedule(tables: Tables, order: numpy.typing.NDArray[numpy.int32], compute: numpy.typing.NDArray[numpy.float64], memory: numpy.typing.NDArray[numpy.float64], place: numpy.typing.NDArray[numpy.int32], start: numpy.typing.NDArray[numpy.float64], finish: numpy.typing.NDArray[numpy.float64]) -> bool:
+    """
+    Write the device, start and finish of each op, each in the earliest gap that holds it; return whether the weights fit.
+    """
+
+def earliest_start_placement(tables: Tables, order: numpy.typing.NDArray[numpy.int32], lots: numpy.typing.NDArray[numpy.float64], place: numpy.typing.NDArray[numpy.int32]) -> None:
+    """
+    Write the device of each op, int32[V], where it starts earliest behind all that was placed before.
+    """
+
+def earliest_finish_devices(tables: Tables, place: numpy.typing.NDArray[numpy.int32], ops: numpy.typing.NDArray[numpy.int64], devices: numpy.typing.NDArray[numpy.int32]) -> None:
+    """
+    Write the device where each op would finish first if moved alone, int32[K].
+    """
+
+class Annealing:
+    """A search by simulated annealing, from a placement on."""
+
+    def __init__(self, model: CostModel, place: numpy.typing.NDArray[numpy.int32], scale: float, seed: int) -> None: ...
+
+    def run(self, first: int, last: int, steps: int) -> None:
+        """Do moves first to last, excluded, of steps in all."""
+
+    @property
+    def seconds(self) -> float:
+        """Cost of the best placement so far; inf before there is one."""
+
+    def best(self, place: numpy.typing.NDArray[numpy.int32]) -> None:
+        """Write the best placement so far, int32[V]."""
+
+class Affinity:
+    """
+    How likely walks of a few edges between different ops are (a sparse matrix).
+    """
+
+    @property
+    def ptr(self) -> Annotated[NDArray[numpy.int64], dict(writable=False)]: ...
+
+    @property
+    def op(self) -> Annotated[NDArray[numpy.int64], dict(writable=False)]: ...
+
+    @property
+    def share(self) -> Annotated[NDArray[numpy.float32], dict(writable=False)]: ...
+
+def affinity(ptr: numpy.typing.NDArray[numpy.int64], to: numpy.typing.NDArray[numpy.int64], chance: numpy.typing.NDArray[numpy.float64]) -> Affinity: ...
+
+def device_features(tables: Tables, affinity: Affinity, arrays: object, ops: numpy.typing.NDArray[numpy.int64], made: numpy.typing.NDArray[numpy.float64]) -> None: ...
+
+def place_ops(tables: Tables, affinity: Affinity, arrays: object, ops: numpy.typing.NDArray[numpy.int64], devices: numpy.typing.NDArray[numpy.int64]) -> None: ...
+
+def see_devices(tables: Tables, affinity: Affinity, arrays: object, ops: numpy.typing.NDArray[numpy.int64], step: int, unit: float, inputs: numpy.typing.NDArray[numpy.float32], allowed: numpy.typing.NDArray[numpy.bool]) -> None: ...
+
+def play_episodes(first: int, last: int, tables: Tables, affinity: Affinity, arrays: object, record: object, policy: object, manner: object, kept: numpy.typing.NDArray[numpy.int32], rank: numpy.typing.NDArray[numpy.float64], unit: float, random: numpy.typing.NDArray[numpy.uint64]) -> None: ...
+
+class GpNet:
+    """One problem of a batch of gpNets; one thread at a time may use it."""
+
+    def __init__(self, tables: Tables, node: numpy.typing.NDArray[numpy.int64], first: numpy.typing.NDArray[numpy.int64], bandwidth: float, unit: float, pivots: bool) -> None: ...
+
+    def set(self, placement: numpy.typing.NDArray[numpy.int32], batch: object) -> float: ...
+
+    def move(self, op: int, placement: numpy.typing.NDArray[numpy.int32], batch: object) -> float: ...
+
+def pass_forward_float32(order: object, layers: object, edges: numpy.typing.NDArray[numpy.float32], embedding: numpy.typing.NDArray[numpy.float32], messages: object) -> None: ...
+
+def pass_backward_float32(order: object, layers: object, edges: numpy.typing.NDArray[numpy.float32], embedding: numpy.typing.NDArray[numpy.float32], messages: object, gradient: numpy.typing.NDArray[numpy.float32], of_edges: numpy.typing.NDArray[numpy.float32], of_layers: object) -> None: ...
+
+def pass_forward_float64(order: object, layers: object, edges: numpy.typing.NDArray[numpy.float64], embedding: numpy.typing.NDArray[numpy.float64], messages: object) -> None: ...
+
+def pass_backward_float64(order: object, layers: object, edges: numpy.typing.NDArray[numpy.float64], embedding: numpy.typing.NDArray[numpy.float64], messages: object, gradient: numpy.typing.NDArray[numpy.float64], of_edges: numpy.typing.NDArray[numpy.float64], of_layers: object) -> None: ...
+
+def join_groups(edges: numpy.typing.NDArray[numpy.int64], kept: int, least: int, most: int, group: numpy.typing.NDArray[numpy.int64]) -> int: ...
+
+def fractal_dimensions(ptr: numpy.typing.NDArray[numpy.int32], others: numpy.typing.NDArray[numpy.int32], dimension: numpy.typing.NDArray[numpy.float64]) -> None: ...

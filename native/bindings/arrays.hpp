@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -91,6 +92,21 @@ public:
                            wanted(rows) + ", " + wanted(columns) + ")");
         }
         return {static_cast<T*>(buffer_.buf), extent(0), extent(1)};
+    }
+
+    /// The values of an array of the given shape, of two dimensions or more; the last is that of the columns.
+    Grid<T> rows(const char* name, std::initializer_list<std::size_t> shape) const {
+        check(name, static_cast<int>(shape.size()));
+        std::size_t rows = 1;
+        int axis = 0;
+        for (const std::size_t size : shape) {
+            if (extent(axis) != size) {
+                fail(name, "has size " + std::to_string(extent(axis)) + " along axis " + std::to_string(axis) + "; expected " +
+                               std::to_string(size));
+            }
+            if (++axis < buffer_.ndim) rows *= size;
+        }
+        return {static_cast<T*>(buffer_.buf), rows, extent(axis - 1)};
     }
 
 private:

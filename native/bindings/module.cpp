@@ -3,15 +3,26 @@
 
 namespace placeit {
 
+void bind_executor(nanobind::module_& module);
+void bind_machine(nanobind::module_& module);
+void bind_enumeration(nanobind::module_& module);
+void bind_planning(nanobind::module_& module);
 void bind_placers(nanobind::module_& module);
+void bind_policies(nanobind::module_& module);
 void bind_rules(nanobind::module_& module);
 void bind_simulator(nanobind::module_& module);
 
 }  // namespace placeit
 
 NB_MODULE(_core, module) {
+    nanobind::set_leak_warnings(false);  // what Python still holds when it exits, in caches of its own, is no leak
     module.doc() = "Compiled parts of placeit: rules of execution and simulators.";
     placeit::bind_rules(module);
+    placeit::bind_machine(module);
+    placeit::bind_planning(module);
+    placeit::bind_enumeration(module);
     placeit::bind_simulator(module);
+    placeit::bind_executor(module);
     placeit::bind_placers(module);
+    placeit::bind_policies(module);
 }

@@ -1,6 +1,10 @@
 #include <nanobind/nanobind.h>
 
+#include <algorithm>
+
 #include "bindings/arrays.hpp"
+#include "placers/annealing.hpp"
+#include "placers/earliest_finish.hpp"
 #include "placers/list_scheduling.hpp"
 
 namespace nb = nanobind;
@@ -19,6 +23,13 @@ std::size_t devices_of(const Tables& tables) {
     return tables.compute.columns();
 }
 
+/// A placement as searches take it: device numbers within range.
+Span<const std::int32_t> placement(const Tables& tables, const Ints& place) {
+    const auto checked = place.vector("place", ops_of(tables));
+    check_range("place", checked, 0, tables.devices() - 1);
+    return checked;
+}
+
 void bind_list_scheduling(nb::module_& module) {
     const auto ranks = [](auto write) {
         return [write](const Tables& tables, const Doubles& compute, const Doubles& comm, const Array<double>& rank) {
@@ -26,14 +37,16 @@ void bind_list_scheduling(nb::module_& module) {
                   rank.vector("rank", ops_of(tables)));
         };
     };
-    module.def("upward_ranks", ranks(&upward_ranks), "tables"_a, "compute"_a, "comm"_a, "rank"_a);
-    module.def("downward_ranks", ranks(&downward_ranks), "tables"_a, "compute"_a, "comm"_a, "rank"_a);
+    module.def("upward_ranks", ranks(&upward_ranks), "tables"_a, "compute"_a, "comm"_a, "rank"_a,
+               "Write the mean length of the longest path from the start of each op to an exit, seconds, float64[V].");
+    module.def("downward_ranks", ranks(&downward_ranks), "tables"_a, "compute"_a, "comm"_a, "rank"_a,
+               "Write the mean length of the longest path from an entry to the start of each op, seconds, float64[V].");
     module.def(
         "ready_order",
         [](const Tables& tables, const Ints& by_priority, const Array<std::int32_t>& order) {
             ready_order(tables, by_priority.vector("by_priority", ops_of(tables)), order.vector("order", ops_of(tables)));
         },
-        "tables"_a, "by_priority"_a, "order"_a);
+        "tables"_a, "by_priority"_a, "order"_a, "Write the order in which ops leave a ready list, int32[V].");
     module.def(
         "insertion_schedule",
         [](const Tables& tables, const Ints& order, const Doubles& compute, const Doubles& memory,
@@ -46,7 +59,9 @@ void bind_list_scheduling(nb::module_& module) {
             const nb::gil_scoped_release released;
             return insertion_schedule(tables, turns, seconds, room, plan);
         },
-        "tables"_a, "order"_a, "compute"_a, "memory"_a, "place"_a, "start"_a, "finish"_a);
+        "tables"_a, "order"_a, "compute"_a, "memory"_a, "place"_a, "start"_a, "finish"_a,
+        "Write the device, start and finish of each op, each in the earliest gap that holds it; return whether the weights "
+        "fit.");
     module.def(
         "earliest_start_placement",
         [](const Tables& tables, const Ints& order, const Doubles& lots, const Array<std::int32_t>& place) {
@@ -56,13 +71,47 @@ void bind_list_scheduling(nb::module_& module) {
             const nb::gil_scoped_release released;
             earliest_start_placement(tables, turns, draws, chosen);
         },
-        "tables"_a, "order"_a, "lots"_a, "place"_a);
+        "tables"_a, "order"_a, "lots"_a, "place"_a,
+        "Write the device of each op, int32[V], where it starts earliest behind all that was placed before.");
+}
+
+void bind_searches(nb::module_& module) {
+    module.def(
+        "earliest_finish_devices",
+        [](const Tables& tables, const Ints& place, const Array<const std::int64_t>& ops, const Array<std::int32_t>& devices) {
+            const auto on = placement(tables, place);
+            const auto moved = ops.vector("ops");
+            check_range("ops", moved, 0, tables.ops() - 1);
+            const auto chosen = devices.vector("devices", moved.size());
+            const nb::gil_scoped_release released;
+            earliest_finish_devices(tables, on, moved, chosen);
+        },
+        "tables"_a, "place"_a, "ops"_a, "devices"_a,
+        "Write the device where each op would finish first if moved alone, int32[K].");
+
+    nb::class_<Annealing>(module, "Annealing", "A search by simulated annealing, from a placement on.")
+        .def(
+            "__init__",
+            [](Annealing* self, const CostModel& model, const Ints& place, double scale, std::uint64_t seed) {
+                new (self) Annealing(model, placement(*model.tables, place), scale, seed);
+            },
+            "model"_a, "place"_a, "scale"_a, "seed"_a, nb::keep_alive<1, 2>())
+        .def("run", &Annealing::run, "first"_a, "last"_a, "steps"_a, nb::call_guard<nb::gil_scoped_release>(),
+             "Do moves first to last, excluded, of steps in all.")
+        .def_prop_ro("seconds", &Annealing::seconds, "Cost of the best placement so far; inf before there is one.")
+        .def(
+            "best",
+            [](const Annealing& self, const Array<std::int32_t>& place) {
+                std::copy(self.best().begin(), self.best().end(), place.vector("place", self.best().size()).begin());
+            },
+            "place"_a, "Write the best placement so far, int32[V].");
 }
 
 }  // namespace
 
 void bind_placers(nb::module_& module) {
     bind_list_scheduling(module);
+    bind_searches(module);
 }
 
 }  // namespace placeit

@@ -45,6 +45,7 @@ public:
 
     T& operator()(std::size_t row, std::size_t column) const { return data_[row * columns_ + column]; }
     Span<T> row(std::size_t i) const { return {data_ + i * columns_, columns_}; }
+    Span<T> all() const { return {data_, rows_ * columns_}; }
     T* data() const { return data_; }
     std::size_t rows() const { return rows_; }
     std::size_t columns() const { return columns_; }

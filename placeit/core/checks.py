@@ -17,7 +17,7 @@ def floats(
 ) -> NDArray[np.float64]:
     """Return numbers of a shape, none of them NaN or negative; ``diagonal`` is what they have there whatever was given."""
     try:
-        array = np.array(value, dtype=np.float64, order="C")  # compiled functions read row by row
+        array = np.array(value, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
         raise ProblemError(f"'{name}' is not an array of numbers.") from None
     if array.size == 0 and shape is not None and 0 in shape:
@@ -71,7 +71,7 @@ def _is_size(value: Any) -> bool:
 
 def _array(name: str, value: ArrayLike) -> NDArray[Any]:
     try:
-        return np.array(value, order="C")
+        return np.array(value)
     except ValueError:  # lists of different lengths
         raise ProblemError(f"'{name}' is not an array of numbers: its lists have different lengths.") from None
 

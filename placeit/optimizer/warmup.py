@@ -13,7 +13,6 @@ from placeit.placers.registry import parse_placer
 from placeit.planning.coarsen import coarsen
 from placeit.planning.segments import Costs, Segmenter
 from placeit.profiler.costs import Progress
-from placeit.runtime.native.plan import compile_loop
 from placeit.simulator.simulate import SimulatedCost
 from placeit.simulator.throughput import ThroughputCost, bottleneck
 
@@ -23,7 +22,7 @@ _OPS = 6
 
 
 def compile_kernels(placers: Iterable[str], progress: Progress | None = None) -> None:
-    """Group, place, plan and simulate a graph of a few ops, which compiles whatever a search needs of that, and to run plans.
+    """Group, place, plan and simulate a graph of a few ops, which compiles whatever a search needs of that.
 
     Numba keeps what it compiles beside the package, or in ``NUMBA_CACHE_DIR``: the first time this takes most of a minute, and
     then the tenth of a second that loading takes.
@@ -59,7 +58,6 @@ def compile_kernels(placers: Iterable[str], progress: Progress | None = None) ->
     segmenter.seconds(placement)
     bottleneck(problem, placement)
     ThroughputCost(problem)(placement)
-    compile_loop()
 
 
 def _graph() -> OpGraph:

@@ -6,7 +6,6 @@ import ctypes
 import functools
 import inspect
 import math
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -77,16 +76,13 @@ def ask(
     worker = Worker("placeit placer")
     try:
         worker.submit(run)
-        # those of placeit keep to their deadline, but for what compiling takes where they run for the first time
+        # those of placeit keep to their deadline
         own = type(placer).__module__.startswith("placeit.")
         if not _wait(over, math.inf if own else deadline + _GRACE_S):
-            while _compiles(ident[0]) and not over.is_open:
-                over.wait(_LOOK_S)
-            if not over.is_open:
-                _end(ident[0])
+            _end(ident[0])
             _wait(over, time.perf_counter() + _GRACE_S)
     except BaseException:
-        if not over.is_open and not _compiles(ident[0]):
+        if not over.is_open:
             _end(ident[0])
         raise
     finally:
@@ -106,16 +102,6 @@ def _wait(over: Gate, until: float) -> bool:
     while not over.is_open and (left := until - time.perf_counter()) > 0:
         over.wait(min(_LOOK_S, left))
     return over.is_open
-
-
-def _compiles(thread: int) -> bool:
-    """Whether numba compiles on a thread: an exception from outside would leave it with half a function."""
-    frame = sys._current_frames().get(thread)
-    while frame is not None:
-        if frame.f_globals.get("__name__", "").startswith(("numba.", "llvmlite.")):
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _end(thread: int) -> None:

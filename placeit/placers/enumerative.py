@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.core.kernels import jit
+from placeit import _core
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import option
 from placeit.placers.feasibility import fits, repair
@@ -107,56 +107,6 @@ def _first_of_each(tensor: NDArray[np.int32], edges: NDArray[np.int32]) -> list[
 
 def _spread(seconds: NDArray[np.float64], limit: int) -> NDArray[np.int32]:
     """Place ops evenly on devices with the least sum of ``float64[n, D]``, infinite where one cannot run: ``int32[n]``."""
-    count, devices = seconds.shape
-    best = np.full(count, -1, np.int32)
-    room = -(-count // devices)
-    by_seconds = np.argsort(seconds, axis=1, kind="stable")
-    while not _enumerate(seconds, by_seconds, room, max(limit, count + 2), best):
-        room += 1  # with room for all on one device each op gets its own best
-    return best
-
-
-@jit
-def _enumerate(
-    seconds: NDArray[np.float64], by_seconds: NDArray[np.int64], room: int, limit: int, best: NDArray[np.int32]
-) -> bool:
-    """Write the best assignment with at most ``room`` ops for each device; returns whether there is one."""
-    count, devices = seconds.shape
-    least = np.zeros(count + 1)  # what the ops from here on take at least
-    for i in range(count - 1, -1, -1):
-        least[i] = least[i + 1] + seconds[i, by_seconds[i, 0]]
-    used = np.zeros(devices, np.int64)
-    tried = np.zeros(count + 1, np.int64)  # how many of its devices each op on the way down has tried
-    on = np.full(count, -1, np.int64)
-    total = np.zeros(count + 1)
-    bound = np.inf
-    depth = 0
-    steps = 0
-    while depth >= 0 and steps < limit:
-        steps += 1
-        if depth == count:
-            bound = total[depth]
-            best[:] = on
-            depth -= 1
-            continue
-        if on[depth] >= 0:
-            used[on[depth]] -= 1
-            on[depth] = -1
-        went = False
-        while tried[depth] < devices and not went:
-            d = by_seconds[depth, tried[depth]]
-            tried[depth] += 1
-            sum_here = total[depth] + seconds[depth, d]
-            if sum_here + least[depth + 1] >= bound:
-                tried[depth] = devices  # the others take no less
-            elif used[d] < room:
-                went = True
-                used[d] += 1
-                on[depth] = d
-                total[depth + 1] = sum_here
-                depth += 1
-                if depth < count:
-                    tried[depth] = 0
-        if not went:
-            depth -= 1
-    return bound < np.inf
+    devices = np.empty(len(seconds), np.int32)
+    _core.spread(seconds, limit, devices)
+    return devices

@@ -10,14 +10,13 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from placeit import _core
 from placeit.core.cluster import Cluster, Link
 from placeit.core.conflicts import cliques, shares_beside
 from placeit.core.errors import PlacementError
 from placeit.core.problem import Problem
-from placeit.planning import segment_kernel as kernel
 from placeit.planning.coarsen import Grouping
 from placeit.simulator.simulate import Schedule, schedule
-from placeit.simulator.tables import conflict_table, link_records
 
 __all__ = ["Costs", "Plan", "Profiled", "Segment", "Segmenter"]
 
@@ -188,27 +187,30 @@ class Segmenter:
         np.add.at(border, graph.edges[:, 1], graph.tensor_bytes[graph.edge_tensor])
         by_producer = np.argsort(graph.edges[:, 0], kind="stable")
         shared = cliques(costs.conflicts)
-        self._groups = kernel.Groups(
-            np.ascontiguousarray(np.column_stack([graph.edges, graph.edge_tensor])[by_producer], np.int32),
-            graph.tensor_bytes,
-            costs.core,
-            np.divide(costs.cut, border[:, None], out=np.zeros_like(costs.cut), where=border[:, None] > 0),
-            costs.dispatch,
-            np.array(np.broadcast_to(costs.load, costs.core.shape)),
-            shares_beside(costs.conflicts),
-            conflict_table(costs.conflicts),
-            np.array(np.broadcast_to(costs.read, costs.dispatch.shape)),
-            link_records(costs.latency, costs.bandwidth),
-            np.array([kind <= _FREE_KINDS for kind in kinds]),
-            shared[shared.sum(axis=1) > 1],
-            steady,
-            np.zeros(len(costs.dispatch)) if outside is None else np.array(outside, np.float64),
+        self._cut_per_byte = np.divide(costs.cut, border[:, None], out=np.zeros_like(costs.cut), where=border[:, None] > 0)
+        self._passthrough = np.array([kind <= _FREE_KINDS for kind in kinds])
+        self._groups = _core.Groups(
+            edges=np.column_stack([graph.edges, graph.edge_tensor])[by_producer].astype(np.int32, "C"),
+            tensor_bytes=_doubles(graph.tensor_bytes),
+            core=_doubles(costs.core),
+            cut_per_byte=_doubles(self._cut_per_byte),
+            dispatch=_doubles(costs.dispatch),
+            load=_doubles(np.broadcast_to(costs.load, costs.core.shape)),
+            beside=shares_beside(costs.conflicts),
+            conflicts=costs.conflicts,
+            read=_doubles(np.broadcast_to(costs.read, costs.dispatch.shape)),
+            latency=costs.latency,
+            bandwidth=costs.bandwidth,
+            passthrough=self._passthrough,
+            cliques=shared[shared.sum(axis=1) > 1],
+            steady=steady,
+            outside=np.zeros(len(costs.dispatch)) if outside is None else _doubles(outside),
         )
 
     @property
     def computes(self) -> NDArray[np.bool_]:
         """``bool[G]``, false for groups that only hand inputs or outputs of the model through."""
-        return np.asarray(~self._groups.passthrough, np.bool_)
+        return ~self._passthrough
 
     def problem(self) -> Problem:
         """The placement problem over groups that placers see.
@@ -219,7 +221,7 @@ class Segmenter:
         """
         graph, costs = self.graph, self.costs
         moved = graph.tensor_bytes[graph.edge_tensor]
-        ends = self._groups.cut_per_byte[graph.edges]
+        ends = self._cut_per_byte[graph.edges]
         return Problem.from_arrays(
             costs.core,
             graph.edges,
@@ -255,7 +257,7 @@ class Segmenter:
         devices = self._check(placement)
         of = np.arange(len(devices), dtype=np.int32)
         if merge:
-            kernel.merge_into(of, self._groups, devices)
+            self._groups.merge(devices, of)
         return self._plan(of, devices)
 
     def merged(self, segment_of: ArrayLike, placement: ArrayLike) -> Plan:
@@ -288,7 +290,7 @@ class Segmenter:
         """
         rows = [self._in_range(row) for row in np.atleast_2d(np.asarray(placements))]
         of = np.empty(len(self.graph), np.int32)
-        return np.array([kernel.merge_into(of, self._groups, row) for row in rows])
+        return np.array([self._groups.merge(row, of) for row in rows])
 
     def search(
         self,
@@ -313,13 +315,16 @@ class Segmenter:
         Raises:
             PlacementError: the placement to start from is infeasible.
         """
-        current, seconds, rng = np.array(problem.check(placement)), np.full(2, np.inf), np.random.default_rng(seed)
-        best = current.copy()
-        fixed = (problem.feasible, problem.param_bytes, problem.memory)
-        for first in range(0, steps, _AT_ONCE):
-            kernel.search(best, current, seconds, self._groups, *fixed, first, min(first + _AT_ONCE, steps), steps, heat, rng)
-            if time.perf_counter() >= deadline:
-                break
+        best, generator = np.array(problem.check(placement), np.int32), np.random.default_rng(seed).bit_generator
+        search = _core.SegmentSearch(
+            self._groups, best, problem.feasible, problem.param_bytes, problem.memory, steps, heat, generator
+        )
+        with generator.lock:
+            while not search.over:
+                search.advance(_AT_ONCE)
+                if time.perf_counter() >= deadline:
+                    break
+        search.write_best(best)
         return best
 
     def _in_range(self, placement: ArrayLike) -> NDArray[np.int32]:
@@ -330,7 +335,7 @@ class Segmenter:
             )
         if devices.min() < 0 or devices.max() >= len(names):
             raise PlacementError(f"A placement uses device numbers 0..{len(names) - 1}; got {devices.min()}..{devices.max()}.")
-        return np.array(devices, np.int32)  # writable: to numba a read-only array is another type
+        return np.ascontiguousarray(devices, np.int32)
 
     def _check(self, placement: ArrayLike) -> NDArray[np.int32]:
         devices = self._in_range(placement)
@@ -343,8 +348,8 @@ class Segmenter:
     def _plan(self, of: NDArray[np.int32], devices: NDArray[np.int32]) -> Plan:
         """Build the plan of a partition, its segments in topological order."""
         count = int(of.max()) + 1
-        moves, seconds = np.empty_like(self._groups.edges), np.empty(count)
-        moves = moves[: kernel.partition(of, moves, seconds, self._groups, devices)]
+        moves, seconds = np.empty((len(self.graph.edges), 3), np.int32), np.empty(count)
+        moves = moves[: self._groups.divide(of, devices, moves, seconds)]
         compute = np.full((count, len(self.costs.cluster)), np.inf)
         segments = []
         for s in range(count):
@@ -357,7 +362,7 @@ class Segmenter:
                     tuple(groups.tolist()),
                     tuple(np.unique(moves[moves[:, 1] == s, 2]).tolist()),
                     tuple(np.unique(moves[moves[:, 0] == s, 2]).tolist()),
-                    bool(self._groups.passthrough[groups].all()),
+                    bool(self._passthrough[groups].all()),
                 )
             )
         tensors, compact = np.unique(moves[:, 2], return_inverse=True)
@@ -374,3 +379,7 @@ class Segmenter:
         placement = np.array([segment.device for segment in segments], np.int32)
         simulated = schedule(problem, placement, links="channel", queue="priority")
         return Plan(tuple(segments), problem, tuple(tensors.tolist()), simulated)
+
+
+def _doubles(values: ArrayLike) -> NDArray[np.float64]:
+    return np.ascontiguousarray(values, np.float64)

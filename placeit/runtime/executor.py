@@ -39,6 +39,7 @@ class LaneRun(ActiveRun):
         waiting: how many requests have not begun.
         left: how many of them have not ended, and one more while others may be admitted.
         native: the plan that lanes run without Python; None while, or if, they do not.
+        admitting: whether others may be admitted.
         dropped: whether the scheduler knows that nothing more may start, as something failed or nobody waits any more.
         caller: the thread that waits, if runs begin there, as no device has a worker; None if no decision is made there.
     """
@@ -46,14 +47,14 @@ class LaneRun(ActiveRun):
     def __init__(self, slots: list[Slot], waiting: int, caller: int | None, bell: Bell | None) -> None:
         super().__init__(bell)
         self.slots, self.waiting, self.caller = slots, waiting, caller
-        self.left = len(slots) + (bell is not None)
+        self.admitting = bell is not None
+        self.left = len(slots) + self.admitting
         self.native: NativePlan | None = None
         self.dropped = False
 
     def go_native(self, native: NativePlan) -> None:
         """Have a plan ready to run it without Python."""
-        bell = None if self.bell is None else self.bell.fd
-        native.prepare([slot.number for slot in self.slots], self.waiting, bell)
+        native.prepare([slot.number for slot in self.slots], self.waiting, self.bell)
         self.native = native
         self.go(native.stop)
 
@@ -93,12 +94,12 @@ class Executor(PlanExecutor):
         of_links = [_worker_of(link) for pair, link in self._transports.items() if used.keys() >= set(pair)]
         self._first = of_devices[0] if of_devices else None  # where runs begin: segments are in topological order
         self._workers = [*of_devices, *(worker for worker in of_links if worker is not None)]
-        self._native = native_plan(runtime, plan, self._slots, self._scheduler.machine) if native else None
+        self._native = native_plan(runtime, plan, self._slots, self._scheduler) if native else None
 
     @property
     def native(self) -> bool:
         """Whether runs need no Python from their begin to their end, unless another executor has the threads."""
-        return self._native is not None
+        return self._native is not None and not self._native.needs_python
 
     @property
     def host_paced(self) -> tuple[str, ...]:
@@ -160,8 +161,10 @@ class Executor(PlanExecutor):
         with self._lock:
             if not run.begun:
                 run.stop()
-            elif lanes.native is None:
+            elif lanes.native is None and lanes.admitting:
+                lanes.admitting = False
                 _one_less(lanes)
+                self._let_go()
         if lanes.native is not None:
             lanes.native.admit_no_more()
 
@@ -297,10 +300,17 @@ class Executor(PlanExecutor):
             self._advance(self._begin, run)
             return
         with self._lock:
-            if run.stopped:
+            try:
+                if not run.stopped:
+                    run.go_native(native)
+            except BaseException as failure:  # noqa: BLE001 (of this run alone: its thread serves others)
+                run.error = failure_of("The run cannot begin", failure)
+                run.stop()
+                run.over.open()
+                self._let_go()
+            if run.native is None:
                 self.runtime.native_turns.give_back(native.workers)
                 return
-            run.go_native(native)
         native.start(functools.partial(self._ended_natively, native, run))
 
     def _ended_natively(self, native: NativePlan, run: ActiveRun, ran: NativeRan) -> None:
@@ -308,14 +318,18 @@ class Executor(PlanExecutor):
         with self._lock:
             try:
                 run.begin, run.end = ran.begin, ran.end
-                if run.bell is None:
+                self._lost |= ran.lost
+                if run.bell is None and not ran.lost:
                     for slot, segments, transfers in zip(self._slots, ran.segments, ran.transfers, strict=True):
                         self._note(slot, segments, transfers)
                 if ran.failed is not None:
-                    run.failed, op, message = ran.failed
-                    run.error = self._segment_failed("failed on", op, ExecutionError(message))
+                    run.failed, op, error = ran.failed
+                    run.error = self._segment_failed("failed on", op, error)
                 elif ran.refused is not None:
                     run.error = run.error or failure_of("The run cannot go on", ran.refused)
+            except BaseException as failure:  # noqa: BLE001 (somebody waits for the end, and the thread serves others)
+                run.error = run.error or failure_of("What has run is not known", failure)
+                run.stop()
             finally:
                 self.runtime.native_turns.give_back(native.workers)
                 run.over.open()

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit import _core
 from placeit.core.errors import PlaceitError
 from placeit.runtime.devices.worker import Gate
 
@@ -29,19 +30,23 @@ Served: TypeAlias = tuple[int, dict[str, NDArray[np.generic]], Sequence[Ran]]
 
 
 class Bell:
-    """What one thread waits for, and any thread may ring, in Python or out of it: a counter of the kernel (``eventfd``)."""
+    """What one thread waits for, and any thread may ring, in Python or out of it: a counter of the kernel (``eventfd``).
+
+    Attributes:
+        counter: for compiled lanes, which may ring it after it has been closed here: its descriptor stays theirs until then.
+    """
 
     def __init__(self) -> None:
-        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._lock = threading.Lock()
+        self.counter: _core.Bell | None = _core.Bell()
+        self.fd = self.counter.descriptor
         self._poll = select.poll()
         self._poll.register(self.fd, select.POLLIN)
 
     def ring(self) -> None:
-        """Wake who waits, or who will next. Nothing happens once it is closed."""
-        with self._lock:
-            if self.fd >= 0:
-                os.eventfd_write(self.fd, 1)
+        """Wake the thread that waits, or the next one that will. Nothing happens once it is closed."""
+        counter = self.counter
+        if counter is not None:
+            counter.ring()
 
     def wait(self, seconds: float) -> None:
         """Wait until it has been rung since the last wait, for some seconds at most."""
@@ -50,10 +55,7 @@ class Bell:
 
     def close(self) -> None:
         """Give the counter back; nobody may wait."""
-        with self._lock:
-            fd, self.fd = self.fd, -1
-        if fd >= 0:
-            os.close(fd)
+        self.counter = None
 
 
 class _Condition(threading.Condition):

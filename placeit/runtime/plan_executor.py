@@ -317,6 +317,7 @@ class PlanExecutor(ABC):
                 self._wait(run, math.inf)
             except BaseException:
                 run.stop()
+                self._admit_no_more(run)
                 feed.again([*{id(what): what for what in (*flying.values(), item) if what is not None}.values()])
                 raise
             for request, outputs, ran in self._served(run):

@@ -1,6 +1,6 @@
 """The decisions of the executors, and nothing else: events in, instructions out; no clock, no threads, no devices.
 
-The rules are those of :mod:`placeit.simulator.rules`, which the simulator follows too. With several requests in flight, the one
+The rules are those of ``native/rules/machine.hpp``, which the simulator follows too. With several requests in flight, the one
 that began first goes first; under ``fifo``, whatever was queued first.
 """
 
@@ -12,14 +12,11 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from placeit import _core
 from placeit.core.errors import ExecutionError, ProblemError, UsageError
 from placeit.core.graph import topological_order
 from placeit.core.problem import Problem
-from placeit.simulator import machine as state_machine
-from placeit.simulator import queues
-from placeit.simulator.kernel import b_level_kernel
-from placeit.simulator.state import PLANNED, REFUSED, State, new_state
-from placeit.simulator.tables import tables
+from placeit.simulator.compiled import compiled
 
 __all__ = [
     "Instruction",
@@ -97,34 +94,23 @@ class Scheduler:
     ) -> None:
         check_discipline(links, queue, priority)
         place = np.array(problem.check(placement), np.int32)
-        ops, known = len(problem), tables(problem)
+        ops = len(problem)
         self._names, self._place = problem.op_names, place.tolist()
         self._nodes = ops + len(problem.edges)
         self._slot_of: dict[int, int] = {}
         self._number_of: dict[int, int] = {}
         self._free = list(range(requests))[::-1]
-        self._rank, self._tie = np.zeros(ops), np.zeros(ops, np.int32)
+        model, discipline = get_args(LinkModel).index(links), get_args(Queue).index(queue)
+        self._machine = _core.Machine(compiled(problem), place, _core.LinkModel(model), _core.Discipline(discipline), requests)
         if queue != "fifo":
             high = b_level(problem, place) if priority is None else np.asarray(priority, np.float64)
             if high.shape != (ops,) or np.isnan(high).any():
                 raise ProblemError(f"'priority' must be {ops} numbers, one for each op, and none of them NaN.")
-            self._rank, self._tie[problem.order] = high, np.arange(ops)
+            self._machine.rank(high)
             if queue == "planned":
                 _check_plan(problem, place, high)
-        discipline = get_args(Queue).index(queue)
-        shared = int(known.edge["shared"].max(initial=-1)) + 1
-        state = new_state(ops, problem.devices, len(problem.edges), shared, requests, discipline == PLANNED)
-        self._machine = state_machine.Machine(
-            known.op,
-            known.edge,
-            known.entries,
-            place,
-            known.conflict,
-            get_args(LinkModel).index(links),
-            discipline,
-            self._ranked(state, 0),
-        )
-        tail, head, tensor = (known.edge[field].tolist() for field in ("tail", "head", "tensor"))
+        edges = problem.successors.edge
+        (tail, head), tensor = problem.edges[edges].T.tolist(), problem.edge_tensor[edges].tolist()
         self._move = [(t, self._place[v], self._place[w]) for t, v, w in zip(tensor, tail, head, strict=True)]
         self._position: dict[tuple[int, int], int] = {}  # of the transfer of a tensor to a device
         for p, (t, src, dst) in enumerate(self._move):
@@ -132,7 +118,7 @@ class Scheduler:
                 self._position.setdefault((t, dst), p)
 
     @property
-    def machine(self) -> state_machine.Machine:
+    def machine(self) -> _core.Machine:
         """The compiled rules, for loops that drive them themselves while no request is in flight here."""
         return self._machine
 
@@ -148,20 +134,20 @@ class Scheduler:
         if not self._free:
             self._grow()
         slot = self._free.pop()
-        count = state_machine.begin(self._machine, slot)
-        if count == REFUSED:
+        told = self._machine.begin(slot)
+        if told is None:
             self._free.append(slot)
             raise ExecutionError(f"Request {request} was begun, and some op is on a device that is lost: place the model anew.")
         self._slot_of[request], self._number_of[slot] = slot, request
-        return self._told(count)
+        return self._instructions(told)
 
     def op_finished(self, request: int, op: int) -> list[Instruction]:
         """Take note that an op has finished. Raises ExecutionError if it was not running."""
         slot = self._slot_of.get(request)
-        count = REFUSED if slot is None else state_machine.op_finished(self._machine, slot * self._nodes + op)
-        if count == REFUSED:
+        told = None if slot is None else self._machine.op_finished(slot * self._nodes + op)
+        if told is None:
             raise ExecutionError(f"Op '{self._names[op]}' of request {request} was reported as finished, but was not running.")
-        return self._told(count)
+        return self._instructions(told)
 
     def transfer_sent(self, request: int, tensor: int, dst: int) -> list[Instruction]:
         """Take note that the channel of a transfer can take the next one, though the tensor has not arrived yet.
@@ -170,18 +156,18 @@ class Scheduler:
         tensor was not on its way, or this was said before.
         """
         node = self._node(request, tensor, dst)
-        count = REFUSED if node is None else state_machine.transfer_sent(self._machine, node)
-        if count == REFUSED:
+        told = None if node is None else self._machine.transfer_sent(node)
+        if told is None:
             raise ExecutionError(f"Tensor {tensor} of request {request} left for device {dst}, but was not to be sent there.")
-        return self._told(count)
+        return self._instructions(told)
 
     def transfer_finished(self, request: int, tensor: int, dst: int) -> list[Instruction]:
         """Take note that a tensor has arrived. Raises ExecutionError if it was not on its way."""
         node = self._node(request, tensor, dst)
-        count = REFUSED if node is None else state_machine.transfer_finished(self._machine, node)
-        if count == REFUSED:
+        told = None if node is None else self._machine.transfer_finished(node)
+        if told is None:
             raise ExecutionError(f"Tensor {tensor} of request {request} arrived on device {dst}, but was not on its way.")
-        return self._told(count)
+        return self._instructions(told)
 
     def abort(self, request: int) -> list[Instruction]:
         """Drop everything of a request that has not started; nothing happens if it is not in flight.
@@ -190,7 +176,7 @@ class Scheduler:
         ``RequestDone``.
         """
         slot = self._slot_of.get(request)
-        return [] if slot is None else self._told(state_machine.abort(self._machine, slot))
+        return [] if slot is None else self._instructions(self._machine.abort(slot))
 
     def device_lost(self, device: int) -> tuple[list[int], list[Instruction]]:
         """Take note that a device is gone, for good.
@@ -202,29 +188,26 @@ class Scheduler:
             The requests in flight that are aborted, by this or before, in order, and what to do: ``RequestDone`` of those of
             which nothing runs elsewhere.
         """
-        count = state_machine.device_lost(self._machine, device)
-        state = self._machine.state.request
-        hit = sorted(number for number, slot in self._slot_of.items() if state["aborted"][slot])
-        return hit, self._told(count)
+        told = self._machine.device_lost(device)
+        hit = sorted(number for number, slot in self._slot_of.items() if self._machine.aborted(slot))
+        return hit, self._instructions(told)
 
     def running(self) -> list[Start | Transfer]:
         """What has been started and not been reported as finished, of all requests in flight."""
-        phase = self._machine.state.node["phase"]
-        found: list[Start | Transfer] = []
-        for request, slot in self._slot_of.items():
-            own = phase[slot * self._nodes : (slot + 1) * self._nodes]
-            started = np.flatnonzero((own == queues.RUNNING) | (own == queues.SENT)).tolist()
-            found += [self.instruction(request, n) for n in started]
-        return found
+        return [
+            self.instruction(request, n % self._nodes)
+            for request, slot in self._slot_of.items()
+            for n in self._machine.running(slot)
+        ]
 
     def _node(self, request: int, tensor: int, dst: int) -> int | None:
         slot, position = self._slot_of.get(request), self._position.get((tensor, dst))
         return None if slot is None or position is None else slot * self._nodes + len(self._place) + position
 
-    def _told(self, count: int) -> list[Instruction]:
-        """Read what the rules have written."""
+    def _instructions(self, told: list[int]) -> list[Instruction]:
+        """Read what the rules have told."""
         found: list[Instruction] = []
-        for n in self._machine.state.out[:count].tolist():
+        for n in told:
             if n < 0:
                 number = self._number_of.pop(-1 - n)
                 self._free.append(self._slot_of.pop(number))
@@ -236,29 +219,9 @@ class Scheduler:
 
     def _grow(self) -> None:
         """Make room for as many requests again."""
-        old = self._machine.state
-        slots = len(old.request)
-        new = new_state(
-            len(self._place),
-            len(old.lost),
-            self._nodes - len(self._place),
-            len(old.sent),
-            2 * slots,
-            self._machine.discipline == PLANNED,
-        )
-        for before, after in ((old.node, new.node), (old.queue, new.queue), (old.request, new.request), (old.sent, new.sent)):
-            after[: len(before)] = before
-        new.counter[:], new.lost[:] = old.counter, old.lost
-        self._machine = self._machine._replace(state=self._ranked(new, slots))
+        slots = len(self._number_of)
+        self._machine.grow(2 * slots)
         self._free = list(range(slots, 2 * slots))[::-1]
-
-    def _ranked(self, state: State, first: int) -> State:
-        """Set ranks and ties of all slots from the first on."""
-        for slot in range(first, len(state.request)):
-            begin = slot * self._nodes
-            state.node["rank"][begin : begin + len(self._place)] = self._rank
-            state.node["tie"][begin : begin + len(self._place)] = self._tie
-        return state
 
 
 def check_discipline(links: str, queue: str, priority: object) -> None:
@@ -277,7 +240,7 @@ def b_level(problem: Problem, placement: ArrayLike) -> NDArray[np.float64]:
     of one placement instead of means).
     """
     rank = np.empty(len(problem))
-    b_level_kernel(tables(problem), np.array(placement, np.int32), rank)
+    _core.b_level(compiled(problem), np.array(placement, np.int32), rank)
     return rank
 
 

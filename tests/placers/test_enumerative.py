@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from placeit import _core
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.problem import Problem
 from placeit.placers.critical_path import CriticalPath
@@ -116,3 +117,19 @@ def test_on_sharded_programs_it_is_about_as_good_as_the_critical_path(name: str)
     other = CriticalPath().place(problem, cost, seed=0, evaluations=None)
     assert cost(answer(problem))[0] <= 1.15 * cost(other)[0]
     assert cost(answer(problem))[0] <= 0.5 * cost(np.zeros(len(problem), np.int32))[0]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "devices", "message"),
+    [
+        (np.zeros((3, 2), np.float32), np.zeros(3, np.int32), "'seconds' must be an array of float64"),
+        (np.zeros((2, 3)).T, np.zeros(3, np.int32), "'seconds' must be contiguous"),
+        (np.zeros((3, 0)), np.zeros(3, np.int32), "'seconds' has no devices"),
+        (np.full((3, 2), np.inf), np.zeros(3, np.int32), "'seconds' has an op that can run on no device"),
+        (np.full((3, 2), np.nan), np.zeros(3, np.int32), "'seconds' has an op that can run on no device"),
+        (np.zeros((3, 2)), np.zeros(2, np.int32), "'devices' has 2 values; expected 3"),
+    ],
+)
+def test_a_bad_table_of_seconds_is_an_error_that_names_it(seconds: np.ndarray, devices: np.ndarray, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        _core.spread(seconds, 100, devices)

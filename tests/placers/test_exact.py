@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from placeit import _core
 from placeit.core.errors import UsageError
 from placeit.core.problem import Problem
 from placeit.placers.bound import lower_bound
@@ -14,6 +15,7 @@ from placeit.placers.cp_sat import CpSat
 from placeit.placers.exact import Exact
 from placeit.placers.heft import Heft
 from placeit.placers.registry import get_placer
+from placeit.simulator.compiled import compiled
 from placeit.simulator.simulate import SimulatedCost, schedule
 from placeit.testing.problems import random_problem
 
@@ -173,3 +175,36 @@ def test_no_placer_beats_the_best_placement_where_devices_conflict(name):
         assert cost(problem.check(found)[None])[0] >= best >= lower_bound(problem) * (1 - 1e-9)
         if name in ("annealing", "local-search"):
             assert cost(found[None])[0] == pytest.approx(best)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"tables": None}, "incompatible function arguments"),
+        ({"tail": np.zeros(3)}, "'tail' has 3 values; expected 4"),
+        ({"tail": np.zeros(4, np.float32)}, "'tail' must be an array of float64"),
+        ({"alike": np.zeros(2, np.int64)}, "'alike' must be an array of int32"),
+        ({"cliques": np.zeros((1, 3), bool)}, "'cliques' has shape"),
+        ({"share": np.zeros(4)[::2]}, "'share' must be contiguous"),
+    ],
+)
+def test_a_search_of_bad_arrays_is_an_error_that_names_them(changed, message):
+    problem = random_problem(4, 2, everywhere=1.0)
+    good = {
+        "tables": compiled(problem),
+        "tail": np.zeros(4),
+        "alike": np.zeros(2, np.int32),
+        "cliques": np.zeros((0, 2), bool),
+        "share": np.ones(2),
+        "capacity": False,
+    }
+    with pytest.raises((TypeError, ValueError), match=message):
+        _core.ExactSearch(**(good | changed))
+    search = _core.ExactSearch(**good)
+    with pytest.raises(ValueError, match="'placements' has shape"):
+        search.next(np.empty((5, 3), np.int32), np.inf, 100)
+    placements = np.empty((20, 4), np.int32)
+    found, _ = search.next(placements, np.inf, 1000)
+    assert found == 2**3  # of two devices that are alike the first op takes one
+    assert search.over
+    assert search.next(placements, np.inf, 1000) == (0, 0)

@@ -103,9 +103,9 @@ class Instance(Protocol):
     """A program with buffers of its own: one for every request that may be in flight.
 
     It may have ``native``: the address of a C function ``int32 f(void *argument)`` that runs it on the calling thread and
-    returns 0, or another number if that failed, and the address of its argument; or None. If all instances of a plan have one,
-    and all devices a ``worker``, runs call these functions from the workers' threads without Python, and not
-    ``RuntimeDevice.start``.
+    returns 0, or another number if that failed, and the address of its argument; or None. If some instances of a plan have one,
+    the devices of all others have ``call``, and all devices a ``worker``, then runs call these functions from the workers'
+    threads, and not ``RuntimeDevice.start``: without Python between two of the former.
 
     If its outputs can be written elsewhere, a method ``write_to`` with the arguments of ``bind`` has it write output ``index``
     to ``buffer``, of its device's space, in every later run. ``output`` then returns that buffer.
@@ -139,6 +139,9 @@ class RuntimeDevice(Protocol):
     One that uses some of the host's memory directly, and would copy from and to any other, has ``shares_memory``, which is
     true. Its ``allocate`` returns such memory, and the outputs of its instances are there. What it reads is put there, too:
     inputs of the model, and outputs of instances that have ``write_to``.
+
+    If its instances run on its ``worker`` by a function of Python, a method ``call`` returns that function for an instance. It
+    raises ExecutionError.
 
     If its instances have native entries, a method ``explain`` returns the error message of the entry that failed last, on the
     thread where it failed. ``slowdown``, 1 if there is none, is the factor by which runs of native entries are prolonged.

@@ -77,6 +77,11 @@ class SlowedDevice:
         """Says what the real device reports of a native entry that failed."""
         return getattr(self._inner, "explain", str)
 
+    @property
+    def call(self) -> Callable[[Instance], Callable[[], None]] | None:
+        """Makes a function that runs an instance on the real device's thread; None if only that device can run it."""
+        return getattr(self._inner, "call", None)
+
     def compile(self, segment: SegmentSource) -> Program:
         """Compile on the real device."""
         return self._inner.compile(segment)

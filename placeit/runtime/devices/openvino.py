@@ -26,7 +26,7 @@ from placeit.devices.openvino_c import NativeModel, NativeRequest, native_openvi
 from placeit.runtime.blank import blank_value
 from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, Program, SegmentSource
 from placeit.runtime.devices.kinds import DeviceKind
-from placeit.runtime.devices.worker import Worker, perform
+from placeit.runtime.devices.worker import Worker, attempt, perform
 
 if TYPE_CHECKING:
     from placeit.backends.base import Model
@@ -244,6 +244,10 @@ class OpenVinoDevice:
             tensor = self._context.create_host_tensor(openvino.Type(np.dtype(spec.dtype)), shape)
             tensor.data[...] = 0
         return HostBuffer(spec, tensor)
+
+    def call(self, instance: Instance) -> Callable[[], None]:
+        """A function that runs an instance on the worker thread. It raises ExecutionError."""
+        return functools.partial(attempt, cast("OpenVinoInstance | NativeInstance", instance).run, self._explain)
 
     def start(self, instance: Instance, done: DoneCallback) -> None:
         """Queue an instance."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -19,7 +19,7 @@ from placeit.devices.onnxruntime import onnxruntime
 from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, Program, RuntimeDevice, SegmentSource
 from placeit.runtime.devices.kinds import DeviceKind
 from placeit.runtime.devices.openvino import HostBuffer
-from placeit.runtime.devices.worker import Worker, perform
+from placeit.runtime.devices.worker import Worker, attempt, perform
 
 if TYPE_CHECKING:
     from placeit.backends.base import Model
@@ -167,6 +167,10 @@ class OrtDevice:
     def allocate(self, spec: BufferSpec) -> HostBuffer:
         """Allocate host memory."""
         return HostBuffer(spec)
+
+    def call(self, instance: Instance) -> Callable[[], None]:
+        """A function that runs an instance on the worker thread. It raises ExecutionError."""
+        return functools.partial(attempt, cast("OrtInstance", instance).run, self._explain)
 
     def start(self, instance: Instance, done: DoneCallback) -> None:
         """Queue an instance."""

@@ -21,7 +21,7 @@ from placeit.core.errors import DeviceError, first_line
 from placeit.devices.host import one_per_physical_core
 from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, Program, RuntimeDevice, SegmentSource
 from placeit.runtime.devices.kinds import DeviceKind
-from placeit.runtime.devices.worker import Worker, perform
+from placeit.runtime.devices.worker import Worker, attempt, perform
 
 if TYPE_CHECKING:
     from placeit.backends.base import Model
@@ -196,6 +196,10 @@ class TorchDevice:
     def allocate(self, spec: BufferSpec) -> TorchBuffer:
         """Allocate host memory."""
         return TorchBuffer(spec)
+
+    def call(self, instance: Instance) -> Callable[[], None]:
+        """A function that runs an instance on the worker thread. It raises ExecutionError."""
+        return functools.partial(attempt, cast("TorchInstance", instance).run, self._explain)
 
     def start(self, instance: Instance, done: DoneCallback) -> None:
         """Queue an instance."""

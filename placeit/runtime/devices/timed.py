@@ -8,38 +8,20 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
-import numba
 import numpy as np
-from numba import types
 
+from placeit import _core
 from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, Program, SegmentSource
 from placeit.runtime.devices.null import TimedProgram
 from placeit.runtime.devices.openvino import HostBuffer
-from placeit.runtime.devices.worker import Worker, perform
-from placeit.runtime.native import libc
+from placeit.runtime.devices.worker import Worker, attempt, perform
 
 __all__ = ["TimedDevice"]
 
-
-@numba.cfunc(types.int32(types.voidptr))
-def _spend(argument: Any) -> Any:
-    """Spin for nanoseconds; the argument points to the ``work`` of an instance."""
-    work = numba.carray(  # type: ignore[attr-defined]
-        argument, 8, np.int64
-    )
-    work[6] += 1
-    if work[5] > 0:
-        libc.now(work[0], work[4])
-        until = work[2] * 1_000_000_000 + work[3] + work[5]
-        while work[2] * 1_000_000_000 + work[3] < until:
-            libc.now(work[0], work[4])
-    return work[7]
-
-
-_ADDRESS = cast("int", _spend.address)
-_spend_here = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(_ADDRESS)  # releases the GIL
+_ADDRESS = _core.spend()
+_spend = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(_ADDRESS)  # releases the GIL
 
 
 class TimedInstance:
@@ -47,21 +29,17 @@ class TimedInstance:
 
     Attributes:
         native: C function, and its argument; None if it has none.
-        work: ``int64[8]``, what it reads and writes. The last ones are nanoseconds to take, how often it was called, and what
-            it returns, zero unless it is to fail.
+        work: ``int64[3]``, nanoseconds to take, how often it was called, and what it returns, zero unless it is to fail.
     """
 
     def __init__(self, program: TimedProgram, native: bool) -> None:
-        addresses = libc.addresses()
-        gettime = 0 if addresses is None else int(addresses[libc.GETTIME])
-        self.work = np.array([gettime, 0, 0, 0, 0, round(program.seconds * 1e9), 0, 0], np.int64)
-        self.work[4] = self.work.ctypes.data + 2 * self.work.itemsize
+        self.work = np.array([round(program.seconds * 1e9), 0, 0], np.int64)
         self.native = (_ADDRESS, int(self.work.ctypes.data)) if native else None
         self._outputs = [HostBuffer(spec) for spec in program.outputs]
 
     def run(self) -> None:
         """Take the time. Raises RuntimeError if it is to fail."""
-        if status := _spend_here(self.work.ctypes.data):
+        if status := _spend(self.work.ctypes.data):
             raise RuntimeError(f"status {status}")
 
     def bind(self, index: int, buffer: Buffer) -> None:
@@ -95,7 +73,7 @@ class TimedDevice:
     @property
     def calls(self) -> int:
         """How often segments were run."""
-        return sum(int(instance.work[6]) for instance in self.instances)
+        return sum(int(instance.work[1]) for instance in self.instances)
 
     def compile(self, segment: SegmentSource) -> Program:
         """Look the segment's time up."""
@@ -110,6 +88,10 @@ class TimedDevice:
     def allocate(self, spec: BufferSpec) -> Buffer:
         """Allocate host memory."""
         return HostBuffer(spec)
+
+    def call(self, instance: Instance) -> Callable[[], None]:
+        """A function that runs an instance on the worker thread. It raises ExecutionError."""
+        return functools.partial(attempt, cast("TimedInstance", instance).run, self._explain)
 
     def start(self, instance: Instance, done: DoneCallback) -> None:
         """Queue an instance."""

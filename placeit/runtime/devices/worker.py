@@ -15,7 +15,7 @@ from typing import TypeVar
 from placeit.core.errors import DeviceError, ExecutionError
 from placeit.runtime.devices.base import DoneCallback
 
-__all__ = ["Gate", "Worker", "apart", "perform", "within"]
+__all__ = ["Gate", "Worker", "apart", "attempt", "perform", "within"]
 
 T = TypeVar("T")
 
@@ -85,6 +85,23 @@ def within(seconds: float, job: Callable[[], None]) -> bool:
     return ended.is_open
 
 
+def attempt(run: Callable[[], object], explain: Callable[[BaseException], str]) -> None:
+    """Run a function.
+
+    Args:
+        run: what to run.
+        explain: gives the message of the error.
+
+    Raises:
+        ExecutionError: whatever ``run`` raises is its cause.
+    """
+    try:
+        run()
+    except BaseException as error:  # whatever it is, somebody waits for this thread to tell
+        kind = "" if isinstance(error, Exception) else f" ({type(error).__name__})"
+        raise ExecutionError(explain(error) + kind) from error
+
+
 def perform(run: Callable[[], object], explain: Callable[[BaseException], str], done: DoneCallback) -> None:
     """Run a function and report its start and end; the job of a device's worker.
 
@@ -95,11 +112,9 @@ def perform(run: Callable[[], object], explain: Callable[[BaseException], str], 
     """
     begin, failure = perf_counter(), None
     try:
-        run()
-    except BaseException as error:  # noqa: BLE001 (whatever it is, somebody waits for this thread to tell)
-        kind = "" if isinstance(error, Exception) else f" ({type(error).__name__})"
-        failure = ExecutionError(explain(error) + kind)
-        failure.__cause__ = error
+        attempt(run, explain)
+    except ExecutionError as error:
+        failure = error.with_traceback(None)
     done(begin, perf_counter(), failure)
 
 

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
-from placeit.core.problem import Problem
+from placeit import _core
+from placeit.core.errors import ExecutionError
 from placeit.planning.segments import Plan
+from placeit.runtime.devices.base import Instance
 from placeit.runtime.devices.emulated import wake_on_time
 from placeit.runtime.devices.worker import Worker
-from placeit.runtime.feed import Ran
-from placeit.runtime.native import libc, loop
+from placeit.runtime.feed import Bell, Ran
 from placeit.runtime.slots import Slot
-from placeit.simulator.machine import Machine
-from placeit.simulator.queues import DONE, RUNNING
-from placeit.simulator.scheduler import Scheduler
+from placeit.simulator.scheduler import Scheduler, Transfer
 
 if TYPE_CHECKING:
     from placeit.runtime.runtime import Runtime
 
-__all__ = ["NativePlan", "NativeRan", "compile_loop", "native_plan"]
+__all__ = ["NativePlan", "NativeRan", "native_plan"]
+
+Entry: TypeAlias = tuple[int, int] | Callable[[], object]
+"""What runs a segment: the addresses of a C function and its argument, or a Python function that raises what goes wrong."""
 
 
 @dataclass(frozen=True)
@@ -33,114 +35,92 @@ class NativeRan:
 
     Attributes:
         begin: seconds, by ``time.perf_counter``.
-        end: likewise.
+        end: seconds, by ``time.perf_counter``.
         segments: for each slot, (segment, start, finish) of all that computed something and ended, by start.
         transfers: for each slot, (edge position, start, finish) of all that took time and ended, by start.
         failed: the slot and the segment that failed first, and what its device says; None if none did.
-        refused: why the thread of a lane did not come, as it is closed or has died; None if every one did.
+        refused: why a lane's thread did not come, or why nobody knows what has run; None if all went as it should.
+        lost: whether nobody knows what has run.
     """
 
     begin: float
     end: float
     segments: list[list[Ran]]
     transfers: list[list[Ran]]
-    failed: tuple[int, int, str] | None
+    failed: tuple[int, int, BaseException] | None
     refused: BaseException | None
+    lost: bool
 
 
 class NativePlan:
-    """The lanes of an executor whose segments all have a native entry.
+    """The lanes of an executor, which run its plan without the interpreter, but for segments that need it.
 
     Args:
-        machine: the rules of the plan.
-        entries: C function and argument of each segment, for each slot; None for a segment that runs nothing.
+        plan: what runs.
+        scheduler: of the plan, whose rules the lanes follow.
+        entries: what runs each segment, for each slot; None for a segment that runs nothing.
         links: lane, and seconds, of each edge position whose transfer an emulated link makes.
         slowdown: of each lane, devices first; 0 for a link.
         device_lane: lane of each device that is used.
         workers: the thread of each lane.
-        explain: says what the device of a lane reports, after an entry has failed there, on its thread.
-        addresses: of the C library's functions (:func:`placeit.runtime.native.libc.addresses`).
+        explain: says what the device of a lane reports, after a C function has failed there, on its thread.
+
+    Attributes:
+        needs_python: whether some segment does.
     """
 
     def __init__(
         self,
-        machine: Machine,
-        entries: Sequence[Sequence[tuple[int, int] | None]],
+        plan: Plan,
+        scheduler: Scheduler,
+        entries: Sequence[Sequence[Entry | None]],
         links: dict[int, tuple[int, float]],
         slowdown: Sequence[float],
         device_lane: dict[int, int],
         workers: Sequence[Worker],
         explain: Sequence[Callable[[], str]],
-        addresses: NDArray[np.int64],
     ) -> None:
-        self.machine, self.workers = machine, tuple(workers)
+        self.workers = tuple(workers)
+        self.needs_python = any(callable(entry) for of_slot in entries for entry in of_slot)
         self._explain = tuple(explain)
-        ops, lanes = len(machine.place), len(slowdown)
-        self.nodes = ops + len(machine.edge)
-        entry = np.zeros(len(entries) * self.nodes, np.int64)
-        argument, lane = np.zeros_like(entry), np.full(len(entry), -1, np.int32)
-        seconds = np.zeros(self.nodes)
+        self.lanes = _core.Lanes(scheduler.machine, np.array(slowdown, np.float64))
+        self._requests, self._segments = len(entries), len(plan.segments)
+        self._nodes = self._segments + len(plan.problem.edges)
         for slot, of_slot in enumerate(entries):
-            base = slot * self.nodes
-            for s, native in enumerate(of_slot):
-                if native is not None:
-                    entry[base + s], argument[base + s] = native
-                    lane[base + s] = device_lane[int(machine.place[s])]
-            for p, (k, takes) in links.items():
-                entry[base + ops + p], lane[base + ops + p], seconds[ops + p] = 1, k, takes
-        self._memory, sync = libc.initialise(lanes)
-        self.lanes = loop.Lanes(
-            entry,
-            argument,
-            lane,
-            seconds,
-            np.array(slowdown, np.float64),
-            np.full(lanes, loop.NOTHING, np.int64),
-            np.zeros(lanes),
-            np.zeros(lanes),
-            np.zeros((lanes + 1, lanes + 1), np.bool_),
-            np.zeros(len(entries), np.bool_),
-            np.zeros(len(entries), np.bool_),
-            np.zeros(len(entry) + len(entries) + len(machine.state.out), np.int64),
-            np.zeros(loop.CONTROLS, np.int64),
-            np.zeros(2),
-            libc.timespecs(lanes + 1),
-            sync,
-            addresses,
-        )
+            base = slot * self._nodes
+            for s, (segment, entry) in enumerate(zip(plan.segments, of_slot, strict=True)):
+                if callable(entry):
+                    self.lanes.set_call(base + s, device_lane[segment.device], entry)
+                elif entry is not None:
+                    self.lanes.set_entry(base + s, device_lane[segment.device], *entry)
+            for p, (lane, seconds) in links.items():
+                self.lanes.set_transfer(base + self._segments + p, lane, seconds)
         self._lock = threading.Lock()
         self._inside = 0
-        self._failure = ""
+        self._ended: list[int] = []
+        self._failed: _core.Failed | None = None
+        self._failure: BaseException | None = None
         self._refused: BaseException | None = None
-        self.stop()
-        # compiles the loop, or loads it, before anything is timed
-        loop.run_lane(self.machine, self.lanes, 0)
-        loop.admit(self.machine, self.lanes, 0)
-        loop.admit_no_more(self.lanes)
+        self._lost = False
 
-    def prepare(self, slots: Sequence[int], waiting: int, bell: int | None = None) -> None:
+    def prepare(self, slots: Sequence[int], waiting: int, bell: Bell | None = None) -> None:
         """Make ready for a run; from here on it can be stopped.
 
         Args:
             slots: the requests that begin at once.
             waiting: how many follow them, each as soon as a slot is free.
-            bell: of a run that requests are added to, what to ring when one has ended: the number of an ``eventfd``.
+            bell: of a run that requests are added to: rung when one has ended, or the run has been stopped.
         """
-        control = self.lanes.control
-        control[:] = 0
-        control[loop.LEFT], control[loop.WAITING], control[loop.FAILED] = len(slots) + (bell is not None), waiting, -1
-        control[loop.BELL] = loop.NOTHING if bell is None else bell
-        self.lanes.first[:] = self.lanes.done[:] = False
-        self.lanes.first[list(slots)] = True
-        self.lanes.box[:], self.lanes.wake[:] = loop.NOTHING, False
+        self._ended, self._failed, self._failure, self._refused, self._lost = [], None, None, None, False
+        self.lanes.prepare(np.array(slots, np.int32), waiting, None if bell is None else bell.counter, math.inf)
 
     def start(self, ended: Callable[[NativeRan], object]) -> None:
         """Run what was prepared, on the thread of the first lane; return when that lane has nothing left to do.
 
         Args:
-            ended: told what was done, once every lane is out of the loop, on the thread of the last one.
+            ended: told what was done, once every lane is out of the loop, on the thread of the last one. It must not raise.
         """
-        self._inside, self._failure, self._refused = len(self.workers), "", None
+        self._inside = len(self.workers)
         for k, worker in enumerate(self.workers[1:], 1):
             try:
                 worker.submit(lambda k=k: self._work(k, ended))  # type: ignore[misc]
@@ -151,110 +131,142 @@ class NativePlan:
         self._work(0, ended)
 
     def admit(self, slot: int) -> None:
-        """Begin a request in a free slot of a run with a bell; it may not happen if the run has been stopped."""
-        loop.admit(self.machine, self.lanes, slot)
+        """Begin a request in a free slot of a run with a bell; it does not begin if the run has been stopped."""
+        self.lanes.admit(slot)
 
     def admit_no_more(self) -> None:
         """Have a run with a bell be over when nothing is in flight."""
-        loop.admit_no_more(self.lanes)
+        self.lanes.admit_no_more()
 
     def ended(self) -> list[int]:
         """Requests that have ended well since this was last asked."""
-        done: list[int] = np.flatnonzero(self.lanes.done).tolist()
-        self.lanes.done[done] = False
-        return done
+        with self._lock:
+            self._hear()
+            found, self._ended = self._ended, []
+        return found
 
     def wanted(self) -> bool:
         """Whether others wait for the threads, all of which have come."""
-        return bool(self.lanes.control[loop.BEGUN]) and any(worker.waiting for worker in self.workers)
+        return self.lanes.begun and any(worker.waiting for worker in self.workers)
 
     def stop(self) -> None:
         """Have nothing more started; what runs goes on to its end. From any thread, at any time."""
-        self.lanes.control[loop.STOPPED] = 1
+        self.lanes.stop()
 
     @property
     def stopped(self) -> bool:
         """Whether nothing more is started, as something has failed or :meth:`stop` was called."""
-        return bool(self.lanes.control[loop.STOPPED])
+        return self.lanes.stopped
 
     def running(self) -> list[tuple[int, int]]:
         """Slot and node of what is on a lane now; while a run is under way this is a snapshot."""
-        phase = self.machine.state.node["phase"]
-        return [divmod(n, self.nodes) for n in np.flatnonzero(phase == RUNNING).tolist()]
+        return [divmod(n, self._nodes) for n in self.lanes.running()]
+
+    def ran(self, slot: int) -> tuple[list[Ran], list[Ran]]:
+        """What computed and what was moved in a slot since the run, or the request there, began; see :class:`NativeRan`."""
+        found = [(n - slot * self._nodes, start, finish) for n, start, finish in self.lanes.ran(slot)]
+        moved = [(n - self._segments, start, finish) for n, start, finish in found if n >= self._segments]
+        return [what for what in found if what[0] < self._segments], moved
 
     def _work(self, k: int, ended: Callable[[NativeRan], object]) -> None:
-        wake_on_time()
-        loop.run_lane(self.machine, self.lanes, k)
-        if self.lanes.control[loop.FAILED_LANE] == k and self.lanes.control[loop.FAILED] >= 0:
-            self._failure = self._explain[k]()
+        try:
+            wake_on_time()
+            self.lanes.work(k)
+            self._look(k)
+        except BaseException as error:  # noqa: BLE001 (the other lanes have to leave, and somebody waits for the end)
+            self._refused = error.with_traceback(None)
+            self.stop()
         self._leave(ended)
+
+    def _look(self, k: int) -> None:
+        """Have the thread of a lane say what has failed there."""
+        with self._lock:
+            self._hear()
+            failed = self._failed
+        if failed is not None and failed.lane == k:
+            error = self.lanes.error(failed.node)
+            self._failure = ExecutionError(self._explain[k]()) if error is None else error.with_traceback(None)
+
+    def _hear(self) -> None:
+        """Take note of what has happened; with the lock."""
+        for event in self.lanes.events():
+            match event:
+                case _core.Ended():
+                    self._ended.append(event.slot)
+                case _core.Failed():
+                    self._failed = event
+                case _core.Broken():
+                    self._lost, self._refused = True, ExecutionError(event.why)
 
     def _leave(self, ended: Callable[[NativeRan], object]) -> None:
         with self._lock:
             self._inside -= 1
             last = self._inside == 0
         if last:
-            ended(self._ran())
+            try:
+                ran = self._ran()
+            except BaseException as error:  # noqa: BLE001 (no memory, say)
+                ran = NativeRan(math.nan, math.nan, [], [], None, error.with_traceback(None), lost=True)
+            ended(ran)
 
     def _ran(self) -> NativeRan:
-        lanes = self.lanes
-        found = [self.ran(slot) for slot in range(len(self.machine.state.request))]
-        failed = int(lanes.control[loop.FAILED])
-        what = None if failed < 0 else (*divmod(failed, self.nodes), self._failure)
+        found = [self.ran(slot) for slot in range(self._requests)]
+        what = None
+        if self._failed is not None:
+            slot, s = divmod(self._failed.node, self._nodes)
+            what = slot, s, self._failure or ExecutionError("its device does not say why")
         segments, transfers = [of_slot[0] for of_slot in found], [of_slot[1] for of_slot in found]
-        return NativeRan(float(lanes.time[0]), float(lanes.time[1]), segments, transfers, what, self._refused)
-
-    def ran(self, slot: int) -> tuple[list[Ran], list[Ran]]:
-        """What computed and what was moved in a slot since the run, or the request there, began; see :class:`NativeRan`."""
-        node, ops, lanes, base = self.machine.state.node, len(self.machine.place), self.lanes, slot * self.nodes
-        own = node[base : base + self.nodes]
-        ended = (lanes.entry[base : base + self.nodes] != 0) & (own["phase"] == DONE) & (own["start"] >= lanes.time[0])
-        done = np.flatnonzero(ended & (lanes.control[loop.BEGUN] > 0))
-        done = done[np.argsort(own["start"][done], kind="stable")]
-        found = list(zip(done.tolist(), own["start"][done].tolist(), own["finish"][done].tolist(), strict=True))
-        moved = [(n - ops, start, finish) for n, start, finish in found if n >= ops]
-        return [what for what in found if what[0] < ops], moved
+        return NativeRan(self.lanes.begin, self.lanes.end, segments, transfers, what, self._refused, self._lost)
 
 
-def native_plan(runtime: Runtime, plan: Plan, slots: Sequence[Slot], machine: Machine) -> NativePlan | None:
-    """Prepare the lanes of a plan; None if something in it has no native entry, or lanes have no thread."""
-    addresses = libc.addresses()
+def native_plan(runtime: Runtime, plan: Plan, slots: Sequence[Slot], scheduler: Scheduler) -> NativePlan | None:
+    """Prepare the lanes of a plan.
+
+    Returns:
+        None if lanes have no thread, a segment has neither a native entry nor a Python function, or none has a native entry.
+    """
     used = dict.fromkeys(s.device for s in plan.programs)
-    if addresses is None or runtime.wait is not None or not used:
+    if runtime.wait is not None or not used:
         return None
     drivers: list[Any] = [runtime.devices[d] for d in used]
-    entries = [[None if start is None else getattr(start[0], "native", None) for start in slot.starts] for slot in slots]
-    for of_slot, slot in zip(entries, slots, strict=True):
-        if any(native is None and start is not None for native, start in zip(of_slot, slot.starts, strict=True)):
-            return None
+    found = [_entries(runtime, plan, slot) for slot in slots]
+    entries = [of_slot for of_slot in found if of_slot is not None]
+    if len(entries) < len(found) or not any(isinstance(entry, tuple) for of_slot in entries for entry in of_slot):
+        return None
     device_lane = {d: k for k, d in enumerate(used)}
     slowdown, link_lane = [float(getattr(driver, "slowdown", 1.0)) for driver in drivers], dict[tuple[int, int], int]()
     links: dict[int, tuple[int, float]] = {}
-    edge, place = machine.edge, machine.place
-    for p in range(len(edge)):
-        src, dst = int(place[edge["tail"][p]]), int(place[edge["head"][p]])
-        copy = slots[0].copies.get((int(edge["tensor"][p]), dst))
-        if copy is None or src == dst:
+    for p in range(len(plan.problem.edges)):
+        step = cast("Transfer", scheduler.instruction(0, len(plan.segments) + p))
+        copy = slots[0].copies.get((step.tensor, step.dst))
+        if copy is None or step.src == step.dst:
             continue
-        transport: Any = runtime.transports[src, dst]
+        transport: Any = runtime.transports[step.src, step.dst]
         if not hasattr(transport, "seconds"):
             return None
-        if (src, dst) not in link_lane:
-            link_lane[src, dst] = len(drivers)
+        if (step.src, step.dst) not in link_lane:
+            link_lane[step.src, step.dst] = len(drivers)
             drivers.append(transport)
             slowdown.append(0.0)
-        links[p] = link_lane[src, dst], transport.seconds(copy[2])
+        links[p] = link_lane[step.src, step.dst], transport.seconds(copy[2])
     workers = [getattr(driver, "worker", None) for driver in drivers]
     if any(worker is None for worker in workers):
         return None
     explain = [getattr(driver, "explain", lambda: "") for driver in drivers]
     known = [worker for worker in workers if worker is not None]
-    return NativePlan(machine, entries, links, slowdown, device_lane, known, explain, addresses)
+    return NativePlan(plan, scheduler, entries, links, slowdown, device_lane, known, explain)
 
 
-def compile_loop() -> None:
-    """Compile the loop of lanes, or load it from where Numba keeps it, before a time that is limited begins."""
-    addresses = libc.addresses()
-    if addresses is not None:
-        problem = Problem.from_arrays([[1.0]], [], [], [[1.0]], [[0.0]])
-        NativePlan(Scheduler(problem, [0]).machine, [[None]], {}, [1.0], {0: 0}, [], [str], addresses)
+def _entries(runtime: Runtime, plan: Plan, slot: Slot) -> list[Entry | None] | None:
+    """What runs the segments of a slot; None if only its device knows how to run some segment."""
+    entries: list[Entry | None] = []
+    for segment, start in zip(plan.segments, slot.starts, strict=True):
+        if start is None:
+            entries.append(None)
+            continue
+        native: tuple[int, int] | None = getattr(start[0], "native", None)
+        call: Callable[[Instance], Entry] | None = getattr(runtime.devices[segment.device], "call", None)
+        if native is None and call is None:
+            return None
+        entries.append(call(start[0]) if native is None and call is not None else native)
+    return entries

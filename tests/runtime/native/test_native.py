@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise, permutations
 from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.errors import ExecutionError
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Segmenter
-from placeit.runtime.devices.base import RuntimeDevice
+from placeit.runtime.devices.base import Instance, Program, RuntimeDevice
 from placeit.runtime.devices.emulated import EmulatedLink, SlowedDevice
 from placeit.runtime.devices.timed import TimedDevice
 from placeit.runtime.executor import Executor
@@ -41,7 +42,12 @@ BANDWIDTH, LATENCY = 1e6, 2e-4
 
 
 class Bench:
-    """A random model on two devices of one thread each, its ops in random places; with ``wide``, on a third that is both."""
+    """A random model on two devices of one thread each, its ops in random places.
+
+    Args:
+        wide: whether there is a third device, which is both of them.
+        mixed: whether segments on the second device run in Python.
+    """
 
     def __init__(
         self,
@@ -53,6 +59,7 @@ class Bench:
         slowdown: float = 1.0,
         native: bool = True,
         wide: bool = False,
+        mixed: bool = False,
     ) -> None:
         model = random_model(seed, ops)
         self.grouping = Grouping.singletons(model.graph)
@@ -66,7 +73,7 @@ class Bench:
         )
         segmenter = Segmenter(self.grouping, Costs.zero(groups, cluster))
         self.plan = segmenter.plan(np.random.default_rng(seed).integers(0, len(names), groups), merge=False)
-        self.timed = [TimedDevice(name, lambda _: seconds, native=native) for name in names]
+        self.timed = [TimedDevice(name, lambda _: seconds, native=native and not (mixed and name == "b")) for name in names]
         devices: list[RuntimeDevice] = [*self.timed]
         if slowdown > 1:
             devices[1] = SlowedDevice(self.timed[1], slowdown)
@@ -136,7 +143,9 @@ def test_lanes_of_both_kinds_run_every_segment_once_and_in_order(
             check_spans(made, executor, requests)
 
 
-def test_executors_on_different_devices_run_natively_side_by_side(bench: Callable[..., Bench]) -> None:
+def test_executors_on_different_devices_run_natively_side_by_side(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each waits, in its first native entry, for the other one to be in its own."""
     made, meeting = bench(0, 6, seconds=1e-5), threading.Barrier(2)
 
@@ -152,10 +161,18 @@ def test_executors_on_different_devices_run_natively_side_by_side(bench: Callabl
         executors = []
         for device in (0, 1):
             plan = segmenter.plan(np.full(len(made.grouping.groups), device), merge=False)
-            executor = stack.enter_context(Executor(made.runtime, plan))
-            lanes = executor._native.lanes  # type: ignore[union-attr]
-            lanes.entry[np.flatnonzero(lanes.entry)[0]] = address
-            executors.append(executor)
+            instance_of = made.timed[device].instance
+
+            def first_meets(
+                program: Program, made: TimedDevice = made.timed[device], instance_of: Any = instance_of
+            ) -> Instance:
+                instance = instance_of(program)
+                if len(made.instances) == 1:
+                    instance.native = address, 0
+                return instance
+
+            monkeypatch.setattr(made.timed[device], "instance", first_meets)
+            executors.append(stack.enter_context(Executor(made.runtime, plan)))
         with beside(lambda: executors[0].times(3, timeout=60)) as seconds:
             executors[1].times(3, timeout=60)
         assert isinstance(seconds[0], float)
@@ -227,15 +244,56 @@ def test_an_entry_that_fails_is_an_execution_error_and_the_next_run_works(bench:
             check_spans(made, executor, 2)
 
 
+def test_lanes_run_segments_that_need_python_beside_others(bench: Callable[..., Bench]) -> None:
+    made = bench(8, 20, seconds=1e-5, links=True, mixed=True)
+    with made.executor(requests=2) as executor:
+        assert executor._native is not None
+        assert executor._native.needs_python
+        assert not executor.native
+        for turn in range(6):
+            executor.times(5, timeout=60)
+            check_spans(made, executor, 2)
+            failing = made.timed[1].instances[turn]
+            failing.work[-1] = 7
+            with pytest.raises(ExecutionError, match="failed on b: A timed segment failed on b: status 7") as caught:
+                executor.times(4, timeout=60)
+            assert isinstance(caught.value.__cause__, RuntimeError)
+            failing.work[-1] = 0
+
+
+def test_whatever_a_segment_raises_in_python_is_the_failure_of_that_segment(bench: Callable[..., Bench]) -> None:
+    made, raised = bench(8, 12, seconds=1e-5, mixed=True), list[BaseException]()
+    instance_of = made.timed[1].instance
+
+    def troubled(program: Program) -> Instance:
+        instance: Any = instance_of(program)
+
+        def run() -> None:
+            if raised:
+                raise raised.pop()
+
+        instance.run = run
+        return instance
+
+    made.timed[1].instance = troubled  # type: ignore[method-assign]
+    with made.executor(requests=2) as executor:
+        for error in (ValueError("no"), SystemExit("no"), KeyboardInterrupt("no"), MemoryError("no")):
+            raised.append(error)
+            with pytest.raises(ExecutionError, match=r"failed on b: .*no"):
+                executor.times(4, timeout=60)
+            executor.times(3, timeout=60)
+            check_spans(made, executor, 2)
+
+
 def test_a_run_that_takes_too_long_says_what_runs_and_the_next_one_waits_for_it(bench: Callable[..., Bench]) -> None:
     made = bench(2, 8)
     with made.executor() as executor:
         executor.time()
         slow = made.timed[1].instances[0]
-        slow.work[5] = 600_000_000
+        slow.work[0] = 600_000_000
         with pytest.raises(ExecutionError, match=r"time-out is over.*still running: the segment that starts with '.*' on b"):
             executor.time(timeout=0.1)
-        slow.work[5] = 1000
+        slow.work[0] = 1000
         executor.time(timeout=20)
         check_spans(made, executor)
 

@@ -20,10 +20,11 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from placeit import _core
 from placeit.core.errors import PlacementError
-from placeit.core.kernels import jit
 from placeit.core.problem import Problem
-from placeit.placers.list_scheduling import downward_ranks, last_arrival, mean_comm, mean_compute, upward_ranks
+from placeit.placers.list_scheduling import downward_ranks, mean_comm, mean_compute, upward_ranks
+from placeit.simulator.compiled import compiled
 
 __all__ = [
     "DEVICE_FEATURES",
@@ -43,8 +44,6 @@ DEVICE_FEATURES = ("load", "load of predecessors", "first start of inputs", "las
 """Columns of the dynamic features (D.2), seconds."""
 HOPS = 4
 """How far the affinity of ops reaches, in edges."""
-
-_LEAST = 1e-3  # affinity of ops below which they are left out
 
 
 class Paths(NamedTuple):
@@ -144,30 +143,15 @@ def device_sums(embeddings: Tensor, placement: NDArray[np.int32], devices: int) 
     return on.to(embeddings) @ embeddings
 
 
-class Affinity(NamedTuple):
-    """How much ops have to do with each other, by the traffic on walks between them, as rows of a sparse matrix.
-
-    Attributes:
-        ptr: ``int64[V + 1]``, where the row of each op begins.
-        op: ``int64[N]``, ops that have to do with the row's.
-        share: ``float32[N, HOPS]``, the shares of their walks that end at the row's op.
-    """
-
-    ptr: NDArray[np.int64]
-    op: NDArray[np.int64]
-    share: NDArray[np.float32]
-
-    @classmethod
-    def none(cls, ops: int) -> Affinity:
-        """Ops that have nothing to do with each other."""
-        return cls(np.zeros(ops + 1, np.int64), np.empty(0, np.int64), np.empty((0, HOPS), np.float32))
-
-
-def affinity(problem: Problem) -> Affinity:
+def affinity(problem: Problem) -> _core.Affinity:
     """Compute how likely walks of 1 to :data:`HOPS` edges, in either direction, lead from an op to another.
 
     A walk takes an edge with a chance in proportion to its mean communication; where nothing takes time to move, all alike.
     Shares below 0.001 are left out, and those of an op and itself.
+
+    Returns:
+        Rows of a sparse matrix: ``ptr``, ``int64[V + 1]``, where the row of each op begins; ``op``, ``int64[N]``, ops that have
+        to do with the row's; ``share``, ``float32[N, HOPS]``, the shares of their walks that end at the row's op.
     """
     count, comm = len(problem), mean_comm(problem)
     weights = comm if comm.any() else np.ones(len(comm))
@@ -178,74 +162,21 @@ def affinity(problem: Problem) -> Affinity:
     chance = np.concatenate([weights, weights])[order]
     total = np.bincount(of[order], chance, count)[of[order]]
     chance = np.divide(chance, total, out=np.zeros_like(chance), where=total > 0)
-    begins, ends, shares = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty((0, HOPS))]
-    for v in range(count):
-        walk = _walk(v, ptr, to[order], chance)
-        walk[v] = 0.0
-        walk[walk < _LEAST] = 0.0
-        met = np.flatnonzero(walk.any(axis=1))
-        begins.append(np.full(len(met), v))
-        ends.append(met)
-        shares.append(walk[met])
-    begin, end, share = np.concatenate(begins), np.concatenate(ends), np.concatenate(shares)
-    order = np.argsort(end, kind="stable")
-    return Affinity(np.searchsorted(end[order], np.arange(count + 1)), begin[order], share[order].astype(np.float32))
-
-
-@jit
-def _walk(v: int, ptr: NDArray[np.int64], to: NDArray[np.int64], chance: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Chances to be at each op after each number of steps from one on: ``float64[V, HOPS]``."""
-    count = len(ptr) - 1
-    found = np.zeros((count, HOPS))
-    for hop in range(HOPS):
-        for u in range(count):
-            here = found[u, hop - 1] if hop > 0 else np.float64(u == v)
-            if here > 0:
-                for k in range(ptr[u], ptr[u + 1]):
-                    found[to[k], hop] += here * chance[k]
-    return found
+    return _core.affinity(ptr, to[order], chance)
 
 
 class Tables(NamedTuple):
-    """A problem as compiled code reads it."""
+    """A problem as compiled code reads it, with the :func:`affinity` of its ops."""
 
-    compute: NDArray[np.float64]
-    feasible: NDArray[np.bool_]
-    conflicts: NDArray[np.bool_]
-    param_bytes: NDArray[np.float64]
-    memory: NDArray[np.float64]
-    edges: NDArray[np.int32]
-    in_ptr: NDArray[np.int32]
-    in_edge: NDArray[np.int32]
-    out_ptr: NDArray[np.int32]
-    out_edge: NDArray[np.int32]
-    edge_bytes: NDArray[np.float64]
-    bandwidth: NDArray[np.float64]
-    latency: NDArray[np.float64]
-    cut: NDArray[np.float64]
-    near: Affinity
+    problem: _core.Tables
+    affinity: _core.Affinity
 
     @classmethod
     def of(cls, problem: Problem, *, near: bool = True) -> Tables:
-        """Copy what is read: to Numba a read-only array is another type, to be compiled for again."""
-        into, out = problem.predecessors, problem.successors
-        return cls(
-            compute=problem.compute.copy(),
-            feasible=problem.feasible.copy(),
-            conflicts=problem.conflicts.copy(),
-            param_bytes=problem.param_bytes.copy(),
-            memory=problem.memory.copy(),
-            edges=problem.edges.copy(),
-            in_ptr=into.ptr.copy(),
-            in_edge=into.edge.copy(),
-            out_ptr=out.ptr.copy(),
-            out_edge=out.edge.copy(),
-            edge_bytes=problem.edge_bytes.copy(),
-            bandwidth=problem.bandwidth.copy(),
-            latency=problem.latency.copy(),
-            cut=problem.cut.copy(),
-            near=affinity(problem) if near else Affinity.none(len(problem)),
-        )
+        """Compute the affinity, or without ``near`` none: as if ops had nothing to do with each other."""
+        if near:
+            return cls(compiled(problem), affinity(problem))
+        return cls(compiled(problem), _core.affinity(np.zeros(len(problem) + 1, np.int64), np.empty(0, np.int64), np.empty(0)))
 
 
 class Arrays(NamedTuple):
@@ -328,7 +259,7 @@ class EpisodeState:
             PlacementError: an op is no candidate of its episode.
         """
         made = np.zeros((len(self), self.problem.devices, len(DEVICE_FEATURES)))
-        _features(made, self._checked(ops), self.arrays, self.tables)
+        _core.device_features(*self.tables, self.arrays, self._checked(ops), made)
         return made
 
     def able(self, ops: ArrayLike) -> NDArray[np.bool_]:
@@ -357,7 +288,7 @@ class EpisodeState:
         for b in self._bad(~self.problem.feasible[chosen, on]):
             names = (self.problem.op_names[chosen[b]], self.problem.device_names[on[b]])
             raise PlacementError(f"Op '{names[0]}' cannot run on {names[1]}.")
-        _place(chosen, on, self.arrays, self.tables)
+        _core.place_ops(*self.tables, self.arrays, chosen, on)
 
     def _checked(self, ops: ArrayLike) -> NDArray[np.int64]:
         chosen = np.asarray(ops).astype(np.int64)
@@ -371,70 +302,3 @@ class EpisodeState:
     @staticmethod
     def _bad(wrong: NDArray[np.bool_]) -> Iterator[int]:
         return iter(np.flatnonzero(wrong).tolist())
-
-
-@jit
-def device_features(made: NDArray[np.float64], b: int, v: int, arrays: Arrays, tables: Tables) -> None:
-    """Write the features of D.2 of all devices for op ``v`` of episode ``b``: ``float64[D, 5]``."""
-    compute, edges, ptr, in_edge, placement = tables.compute, tables.edges, tables.in_ptr, tables.in_edge, arrays.placement
-    made[:] = 0.0
-    made[:, 2] = np.inf
-    for k in range(ptr[v], ptr[v + 1]):
-        u = edges[in_edge[k], 0]
-        seen = False  # an op that gives several tensors counts once
-        for j in range(ptr[v], k):
-            seen = seen or edges[in_edge[j], 0] == u
-        if seen:
-            continue
-        d = placement[b, u]
-        made[d, 1] += compute[u, d]
-        made[d, 2] = min(made[d, 2], arrays.start[b, u])
-        made[d, 3] = max(made[d, 3], arrays.finish[b, u])
-    for d in range(len(made)):
-        made[d, 0] = arrays.load[b, d]
-        if made[d, 2] == np.inf:
-            made[d, 2] = 0.0
-        made[d, 4] = _arrival(b, v, d, arrays, tables)
-
-
-@jit
-def place_op(b: int, v: int, d: int, arrays: Arrays, tables: Tables) -> None:
-    """Place a candidate of episode ``b``."""
-    edges, free, near = tables.edges, arrays.free, tables.near
-    start = _arrival(b, v, d, arrays, tables)
-    finish = start + tables.compute[v, d]
-    arrays.start[b, v], arrays.finish[b, v] = start, finish
-    arrays.placement[b, v] = d
-    arrays.candidates[b, v] = False
-    free[b, d] = finish
-    for other in range(len(tables.conflicts)):
-        if tables.conflicts[d, other]:
-            free[b, other] = max(free[b, other], finish)
-    arrays.load[b, d] += tables.compute[v, d]
-    arrays.used[b, d] += tables.param_bytes[v]
-    for k in range(tables.out_ptr[v], tables.out_ptr[v + 1]):
-        w = edges[tables.out_edge[k], 1]
-        arrays.waiting[b, w] -= 1
-        arrays.candidates[b, w] = arrays.waiting[b, w] == 0
-    for k in range(near.ptr[v], near.ptr[v + 1]):
-        for hop in range(HOPS):
-            arrays.near[b, d, near.op[k], hop] += near.share[k, hop]
-
-
-@jit
-def _arrival(b: int, v: int, d: int, arrays: Arrays, tables: Tables) -> float:
-    ends = (tables.in_ptr, tables.in_edge, tables.edges)
-    moving = (tables.edge_bytes, tables.bandwidth, tables.latency, tables.cut)
-    return last_arrival(v, d, arrays.free[b, d], arrays.placement[b], arrays.finish[b], *ends, *moving)
-
-
-@jit
-def _features(made: NDArray[np.float64], ops: NDArray[np.int64], arrays: Arrays, tables: Tables) -> None:
-    for b in range(len(ops)):
-        device_features(made[b], b, ops[b], arrays, tables)
-
-
-@jit
-def _place(ops: NDArray[np.int64], devices: NDArray[np.int64], arrays: Arrays, tables: Tables) -> None:
-    for b in range(len(ops)):
-        place_op(b, ops[b], devices[b], arrays, tables)

@@ -64,7 +64,7 @@ class Graph:
             head,
             static.to_exit,
             static.to_entry,
-            static.nodes[:, _T_LEVEL],
+            static.nodes[:, _T_LEVEL].copy(),
             float(compute.sum()) / problem.devices or 1.0,
         )
 

@@ -13,11 +13,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit import _core
 from placeit.core.problem import Problem
-from placeit.placers.learned.agents.giph import gpnet_kernel as kernel
-from placeit.placers.learned.agents.giph.gpnet_kernel import GpNetRows
-from placeit.simulator.tables import tables
-from placeit.simulator.workspace import new_workspace
+from placeit.simulator.compiled import compiled
 
 __all__ = ["EDGE_FEATURES", "NODE_FEATURES", "PAPER_FEATURES", "GpNets"]
 
@@ -111,7 +109,7 @@ class GpNets:
         self.device = np.zeros(len(order), np.int64)
         self.placements = [np.empty(0, np.int32)] * len(statics)
         self.makespans = np.zeros(len(statics))
-        self._layouts: list[GpNetRows] = []
+        self._nets: list[_core.GpNet] = []
         starts = np.cumsum([0, *(len(p.edges) for p in problems)])
         for b, (problem, static) in enumerate(zip(problems, statics, strict=True)):
             rows = self.rows[b]
@@ -124,7 +122,10 @@ class GpNets:
                 node[ops, devices] = rows
                 self.device[rows] = devices
                 self.nodes[rows, :3] = static.features[ops, devices]
-            self._layouts.append(static.layout._replace(node=node, first=first[starts[b] : starts[b + 1]]))
+            begins = first[starts[b] : starts[b + 1]][
+                problem.successors.edge
+            ]  # of edges by producer, as compiled code has them
+            self._nets.append(_core.GpNet(compiled(problem), node, begins, static.bandwidth, static.unit, pivots))
         self._static = statics
 
     def __len__(self) -> int:
@@ -133,67 +134,38 @@ class GpNets:
     def set(self, number: int, placement: NDArray[np.int32]) -> None:
         """Make ``int32[V]`` the placement of a problem and build its edges. It must be feasible."""
         self.placements[number] = placement.copy()
-        self._connect(number, self._static[number].all_edges)
-        self._observe(number)
+        self._show_pivots(number)
+        self.makespans[number] = self._nets[number].set(self.placements[number], self)
 
     def move(self, number: int, op: int, device: int) -> None:
         """Move one op of a problem to a device that can run it; only edges next to the op are written again."""
         self.placements[number][op] = device
-        self._connect(number, self._static[number].edges_of(op))
-        self._observe(number)
+        self._show_pivots(number)
+        self.makespans[number] = self._nets[number].move(op, self.placements[number], self)
 
-    def _connect(self, number: int, changed: NDArray[np.int32]) -> None:
-        kernel.connect(self._layouts[number], self.placements[number], changed, self.pivots, self.src, self.dst, self.edges)
-
-    def _observe(self, number: int) -> None:
-        static, placement = self._static[number], self.placements[number]
+    def _show_pivots(self, number: int) -> None:
         if self.pivots:
-            rows, ops = self.rows[number], np.arange(len(placement))
+            rows, placement = self.rows[number], self.placements[number]
             self.device[rows] = placement
-            self.nodes[rows, :3] = static.features[ops, placement]
-        self.makespans[number] = kernel.observe(
-            static.tables, self._layouts[number], placement, self.pivots, static.workspace, self.nodes
-        )
+            self.nodes[rows, :3] = self._static[number].features[np.arange(len(placement)), placement]
 
 
 class _Static:
     """What does not depend on the placement, for one problem."""
 
     def __init__(self, problem: Problem) -> None:
-        self.tables = tables(problem)
-        self.workspace = new_workspace(self.tables)
         self.choices = problem.feasible.sum(axis=1).astype(np.int32)
         self.level = _levels(problem)
         requirement, speed = _requirement_and_speed(problem)
         unit = float(np.exp(requirement[np.isfinite(requirement)]).mean()) if np.isfinite(requirement).any() else 0.0
-        unit = unit if unit > 0 else 1.0
+        self.unit = unit if unit > 0 else 1.0  # seconds of an average op
         self.features = np.zeros((len(problem), problem.devices, 3), np.float32)
-        self.features[:, :, 0] = np.log1p(np.exp(requirement) / unit)[:, None]
+        self.features[:, :, 0] = np.log1p(np.exp(requirement) / self.unit)[:, None]
         self.features[:, :, 1] = speed[None, :]
-        self.features[:, :, 2] = np.log1p(np.where(problem.feasible, problem.compute, 0.0) / unit)
+        self.features[:, :, 2] = np.log1p(np.where(problem.feasible, problem.compute, 0.0) / self.unit)
         apart = ~np.eye(problem.devices, dtype=bool) & np.isfinite(problem.bandwidth)
-        mean = 1.0 / float((1.0 / problem.bandwidth[apart]).mean()) if apart.any() else 1.0
-        edges = len(problem.edges)
-        self.layout = GpNetRows(
-            options=np.argsort(~problem.feasible, axis=1, kind="stable").astype(np.int32),
-            choices=self.choices,
-            node=np.empty((0, 0), np.int64),
-            edges=problem.edges.copy(),
-            first=np.empty(0, np.int64),
-            size=problem.edge_bytes / mean,
-            bandwidth=problem.bandwidth / mean,
-            latency=problem.latency.copy(),
-            cut=problem.cut.copy() if problem.cut.any() else np.zeros((0, problem.devices)),
-            seconds=problem.compute.copy(),
-            unit=unit,
-        )
-        self.all_edges = np.arange(edges, dtype=np.int32)
-        self._into, self._out = problem.predecessors, problem.successors
-
-    def edges_of(self, op: int) -> NDArray[np.int32]:
-        into, out = self._into, self._out
-        near = (into.edge[into.ptr[op] : into.ptr[op + 1]], out.edge[out.ptr[op] : out.ptr[op + 1]])
-        return np.concatenate(near).astype(np.int32)
+        # bytes per second of the mean link
+        self.bandwidth = 1.0 / float((1.0 / problem.bandwidth[apart]).mean()) if apart.any() else 1.0
 
 
 _STATIC: WeakKeyDictionary[Problem, _Static] = WeakKeyDictionary()

@@ -8,8 +8,8 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit import _core
 from placeit.core.graph import csr, unique_rows
-from placeit.core.kernels import jit
 from placeit.core.problem import Problem
 
 __all__ = ["COLUMNS", "KINDS", "WIDTH", "degrees", "fractal_dimensions", "node_features", "pairs", "positions"]
@@ -107,7 +107,7 @@ def fractal_dimensions(problem: Problem) -> NDArray[np.float64]:
     ends = np.concatenate([edges, edges[:, ::-1]]).astype(np.int32)
     around = csr(np.ascontiguousarray(ends[:, 0]), len(problem))
     dimensions = np.zeros(len(problem))
-    _slopes(dimensions, around.ptr.copy(), ends[around.edge, 1].astype(np.int32))
+    _core.fractal_dimensions(around.ptr, ends[around.edge, 1], dimensions)
     return dimensions
 
 
@@ -121,42 +121,3 @@ def positions(problem: Problem, columns: int) -> NDArray[np.float64]:
     angle = place[:, None] / _BASE ** (np.arange(0, columns, 2) / columns)
     encoded: NDArray[np.float64] = np.stack([np.sin(angle), np.cos(angle)], axis=2).reshape(len(problem), columns)
     return encoded
-
-
-@jit
-def _slopes(dimensions: NDArray[np.float64], ptr: NDArray[np.int32], others: NDArray[np.int32]) -> None:
-    ops = len(dimensions)
-    queue = np.empty(ops, np.int64)
-    distance = np.empty(ops, np.int64)
-    for v in range(ops):
-        distance[:] = -1
-        distance[v] = 0
-        queue[0], size, at = v, 1, 0
-        while at < size:
-            u = queue[at]
-            at += 1
-            for k in range(ptr[u], ptr[u + 1]):
-                w = others[k]
-                if distance[w] < 0:
-                    distance[w] = distance[u] + 1
-                    queue[size] = w
-                    size += 1
-        farthest = distance[queue[size - 1]]
-        if farthest < 2:
-            continue
-        mean_r, mean_n = 0.0, 0.0
-        for turn in range(2):
-            above, below = 0.0, 0.0
-            for i in range(1, size):
-                r = distance[queue[i]]
-                if i + 1 < size and distance[queue[i + 1]] == r:
-                    continue
-                x, y = np.log(r), np.log(i)  # so many others are at most so far away
-                if turn == 0:
-                    mean_r += x / farthest
-                    mean_n += y / farthest
-                else:
-                    above += (x - mean_r) * (y - mean_n)
-                    below += (x - mean_r) ** 2
-            if turn == 1:
-                dimensions[v] = above / below

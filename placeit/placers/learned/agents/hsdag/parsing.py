@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from placeit import _core
 from placeit.core.errors import UsageError
-from placeit.core.kernels import jit
 
 __all__ = ["Parsing", "pair_up", "parse", "pool", "score_edges", "spread"]
 
@@ -81,9 +81,9 @@ def parse(
     of_some[kept[kept >= 0]] = True
     first = by_score[of_some[by_score]]
     order = np.concatenate([first, by_score[~of_some[by_score]]])
-    group = np.arange(ops)
-    count = _join(group, edges[order].astype(np.int64).reshape(-1, 2), len(first), least, most)
-    return Parsing(group, int(count), kept)
+    group = np.empty(ops, np.int64)
+    count = _core.join_groups(edges[order].astype(np.int64).reshape(-1, 2), len(first), least, most, group)
+    return Parsing(group, count, kept)
 
 
 def pair_up(edges: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -116,34 +116,6 @@ def score_edges(log_scores: Tensor, edges: NDArray[np.integer], kept: NDArray[np
     at = kept[has] + np.where(edges[kept[has], 0] == has, 0, len(edges))
     drawn = values.new_zeros(len(kept)).index_copy(0, torch.from_numpy(has), log[torch.from_numpy(at)])
     return drawn, entropy
-
-
-@jit
-def _join(group: NDArray[np.int64], edges: NDArray[np.int64], kept: int, least: int, most: int) -> int:
-    """Join the ends of edges, the first ``kept`` down to ``least`` groups, the others down to ``most``; number the groups."""
-    ops = len(group)
-    left = ops
-    for i in range(len(edges)):
-        if left <= (least if i < kept else most):
-            continue
-        u, v = edges[i]
-        while group[u] != u:
-            group[u] = group[group[u]]
-            u = group[u]
-        while group[v] != v:
-            group[v] = group[group[v]]
-            v = group[v]
-        if u != v:
-            group[max(u, v)] = min(u, v)
-            left -= 1
-    count = 0
-    for v in range(ops):  # the root of a group is its first op
-        if group[v] == v:
-            group[v] = count
-            count += 1
-        else:
-            group[v] = group[group[v]]
-    return count
 
 
 def pool(embeddings: Tensor, group: NDArray[np.int64], count: int) -> Tensor:

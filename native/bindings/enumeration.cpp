@@ -1,0 +1,68 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "bindings/arrays.hpp"
+#include "placers/enumerative.hpp"
+#include "placers/exact.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace placeit {
+
+namespace {
+
+void make_search(ExactSearch* self, const Tables& tables, const Array<const double>& tail,
+                 const Array<const std::int32_t>& alike, const Array<const Flag>& cliques, const Array<const double>& share,
+                 bool capacity) {
+    const std::size_t ops = tables.compute.rows(), devices = tables.memory.size();
+    Bounds bounds;
+    const auto tails = tail.vector("tail", ops), shares = share.vector("share", devices);
+    const auto firsts = alike.vector("alike", devices);
+    const auto sets = cliques.grid("cliques", {}, devices);
+    bounds.tail.assign(tails.begin(), tails.end());
+    bounds.alike.assign(firsts.begin(), firsts.end());
+    bounds.share.assign(shares.begin(), shares.end());
+    bounds.cliques = Matrix<Flag>(sets.rows(), devices);
+    std::copy_n(sets.data(), sets.rows() * devices, bounds.cliques.values().begin());
+    bounds.capacity = capacity;
+    new (self) ExactSearch(tables, std::move(bounds));
+}
+
+std::pair<std::size_t, std::int64_t> next(ExactSearch& search, const Array<std::int32_t>& placements, double bound,
+                                          std::int64_t nodes) {
+    const auto rows = placements.grid("placements", {}, search.ops());
+    const nb::gil_scoped_release released;
+    const auto [found, examined] = search.next(rows, bound, nodes);
+    return {found, examined};
+}
+
+}  // namespace
+
+void bind_enumeration(nb::module_& module) {
+    nb::class_<ExactSearch>(module, "ExactSearch",
+                            "The feasible placements of a problem, depth first, cut off by lower bounds.")
+        .def("__init__", &make_search, nb::keep_alive<1, 2>(), "tables"_a, "tail"_a, "alike"_a, "cliques"_a, "share"_a,
+             "capacity"_a)
+        .def("next", &next, "placements"_a, "bound"_a, "nodes"_a,
+             "Write the next placements whose lower bound is below a bound, int32[N, V]; return how many there are, and how "
+             "many "
+             "partial placements were examined to find them.")
+        .def_prop_ro("over", &ExactSearch::over);
+    module.def(
+        "spread",
+        [](const Array<const double>& seconds, std::int64_t limit, const Array<std::int32_t>& devices) {
+            const auto table = seconds.grid("seconds");
+            const auto written = devices.vector("devices", table.rows());
+            if (table.columns() == 0) throw nb::value_error("'seconds' has no devices.");
+            const nb::gil_scoped_release released;
+            spread(table, limit, written);
+        },
+        "seconds"_a, "limit"_a, "devices"_a,
+        "Write devices for ops, int32[n], evenly and with the least sum of seconds, float64[n, D], that some steps find.");
+}
+
+}  // namespace placeit

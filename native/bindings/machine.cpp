@@ -1,0 +1,110 @@
+#include "rules/machine.hpp"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bindings/arrays.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace placeit {
+
+namespace {
+
+/// What to start now; none if the machine was told what cannot have happened.
+using Told = std::optional<std::vector<Index>>;
+
+Told told(const Machine& machine, bool possible = true) {
+    if (!possible) return {};
+    return std::vector<Index>(machine.told().begin(), machine.told().end());
+}
+
+void check_index(const char* name, Index value, Index size) {
+    if (value < 0 || value >= size) {
+        throw nb::index_error(
+            ("'" + std::string(name) + "' is " + std::to_string(value) + ", of " + std::to_string(size) + ".").c_str());
+    }
+}
+
+}  // namespace
+
+void bind_machine(nb::module_& module) {
+    const auto of_slot = [](auto tell) {
+        return [tell](Machine& machine, Index slot) {
+            check_index("slot", slot, machine.slots());
+            return tell(machine, slot);
+        };
+    };
+    const auto of_node = [](auto tell, bool op) {
+        return [tell, op](Machine& machine, Index node) {
+            check_index("node", node, machine.slots() * machine.nodes());
+            const bool is_op = at(node % machine.nodes()) < machine.place().size();
+            if (is_op != op)
+                throw nb::index_error(op ? "'node' is a transfer, not an op." : "'node' is an op, not a transfer.");
+            return told(machine, (machine.*tell)(node));
+        };
+    };
+    nb::class_<Machine>(
+        module, "Machine",
+        "The rules of one placement, and where its requests stand. It is told what has happened, and answers what to\n"
+        "start now: nodes, and -1 - r for a slot whose request has ended; None to what cannot have happened.")
+        .def(
+            "__init__",
+            [](Machine* self, const Tables& tables, const Array<const Index>& place, LinkModel links, Discipline queue,
+               Index slots) {
+                const auto where = place.vector("place", at(tables.ops()));
+                check_range("place", where, 0, tables.devices() - 1);
+                if (slots < 1) throw nb::value_error("'slots' must be at least 1.");
+                new (self) Machine(tables, where, links, queue, slots);
+            },
+            "tables"_a, "place"_a, "links"_a, "queue"_a, "slots"_a, nb::keep_alive<1, 2>())
+        .def(
+            "rank",
+            [](Machine& machine, const Array<const double>& priority) {
+                machine.rank(priority.vector("priority", machine.place().size()));
+            },
+            "priority"_a, "Give every op its priority, float64[V], the higher goes first.")
+        .def(
+            "grow",
+            [](Machine& machine, Index slots) {
+                if (slots < machine.slots()) throw nb::value_error("'slots' must not be fewer than there are.");
+                machine.grow(slots);
+            },
+            "slots"_a, "Make room for so many requests in flight.")
+        .def("begin", of_slot([](Machine& machine, Index r) { return told(machine, machine.begin(r)); }), "slot"_a)
+        .def("op_finished", of_node(&Machine::op_finished, true), "node"_a)
+        .def("transfer_sent", of_node(&Machine::transfer_sent, false), "node"_a)
+        .def("transfer_finished", of_node(&Machine::transfer_finished, false), "node"_a)
+        .def("abort", of_slot([](Machine& machine, Index r) {
+                 machine.abort(r);
+                 return *told(machine);
+             }),
+             "slot"_a)
+        .def(
+            "device_lost",
+            [](Machine& machine, Index device) {
+                check_index("device", device, machine.tables().devices());
+                machine.device_lost(device);
+                return *told(machine);
+            },
+            "device"_a)
+        .def("aborted", of_slot([](Machine& machine, Index r) { return machine.request(r).aborted; }), "slot"_a,
+             "Whether the request of a slot is aborted.")
+        .def("running", of_slot([](Machine& machine, Index r) {
+                 std::vector<Index> found;
+                 for (Index n = r * machine.nodes(); n < (r + 1) * machine.nodes(); ++n) {
+                     const Phase phase = machine.node(n).phase;
+                     if (phase == Phase::running || phase == Phase::sent) found.push_back(n);
+                 }
+                 return found;
+             }),
+             "slot"_a, "The nodes of a slot that were started and have not finished.");
+}
+
+}  // namespace placeit

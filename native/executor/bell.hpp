@@ -1,0 +1,23 @@
+// What a thread polls while others work: a counter of the kernel (eventfd).
+#pragma once
+
+namespace placeit {
+
+/// A counter that is closed when its last owner lets go of it, so that nobody rings at a descriptor that is another file by
+/// then.
+class Bell {
+public:
+    Bell();  // throws std::system_error if the process may not have one more descriptor
+    ~Bell();
+    Bell(const Bell&) = delete;
+    Bell& operator=(const Bell&) = delete;
+
+    /// Readable once the bell has been rung.
+    int descriptor() const { return descriptor_; }
+    void ring() const noexcept;
+
+private:
+    int descriptor_;
+};
+
+}  // namespace placeit

@@ -1,0 +1,41 @@
+// Groups of ops, and what they cost alone and in segments.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "rules/span.hpp"
+#include "rules/tables.hpp"
+
+namespace placeit {
+
+/// A tensor on its way between two groups, or between two segments.
+struct Move {
+    std::int32_t producer, consumer, tensor;
+};
+
+/// G groups, E edges between them, T tensors, D devices, C sets of devices that run one at a time.
+struct Groups {
+    std::vector<Move> edge;            // [E] sorted by producer
+    std::vector<double> tensor_bytes;  // [T]
+    Matrix<double> core;               // [G, D] seconds; infinity where a group cannot run
+    Matrix<double> cut_per_byte;       // [G, D] seconds per byte that crosses the group's border
+    std::vector<double> dispatch;      // [D] seconds
+    Matrix<double> load;               // [G, D] seconds more while all other devices work that can
+    Matrix<double> beside;             // [D, D] which share of those that can work beside a device another one is
+    Matrix<Flag> conflict;             // [D, D] whether two devices never run at the same time; empty if all may
+    std::vector<double> read;          // [D] seconds per byte that another device wrote
+    Matrix<Link> link;                 // [D, D]
+    std::vector<Flag> passthrough;     // [G] whether a group runs nothing
+    Matrix<Flag> clique;               // [C, D] sets of several devices of which only one runs at a time
+    bool steady = false;               // whether the busiest device or link always has a request to work on
+    std::vector<double> outside;       // [D] share of the time for which something else keeps a device busy; if steady
+
+    std::size_t groups() const { return core.rows(); }
+    std::size_t devices() const { return core.columns(); }
+};
+
+/// Throws an error that names the argument if an edge has no such group or tensor, if edges are not sorted, or form a circle.
+void check(const Groups& groups);
+
+}  // namespace placeit

@@ -1,0 +1,267 @@
+// Runs random graphs on lanes without Python, for sanitizers to judge: entries fail, requests come one by one, and runs are
+// cancelled or late at random moments. Fails if a lane is left waiting, an order is violated, or events contradict what ran.
+//
+// Usage: stress [GRAPHS] [LANES] [SEED]
+#include <poll.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <random>
+#include <thread>
+#include <variant>
+#include <vector>
+
+#include "executor/clock.hpp"
+#include "executor/lanes.hpp"
+
+using namespace placeit;
+
+namespace {
+
+constexpr unsigned patience_s = 60;  // of a graph, before SIGALRM says that a lane is left waiting
+
+struct Random {
+    std::mt19937_64 engine;
+    int below(int limit) { return static_cast<int>(engine() % static_cast<std::uint64_t>(limit)); }
+    double below(double limit) { return std::uniform_real_distribution<>(0.0, limit)(engine); }
+    bool chance(double p) { return below(1.0) < p; }
+};
+
+/// What a segment runs: it checks that what it reads was written in the same request. Its members are no atomics on purpose:
+/// lanes have to order whatever reads and writes them.
+struct Segment {
+    std::vector<const Segment*> reads;
+    int* inside = nullptr;  // how many run on its device and on what shares cores with that; null: nothing is to run
+    int runs = 0, microseconds = 0;
+    bool fails = false, wrong = false;
+
+    static int run(void* argument) {
+        auto& segment = *static_cast<Segment*>(argument);
+        segment.wrong |= (*segment.inside)++ != 0;
+        for (const Segment* other : segment.reads) segment.wrong |= other->runs <= segment.runs;
+        const auto until = Clock::now() + std::chrono::microseconds(segment.microseconds);
+        while (Clock::now() < until) continue;
+        ++segment.runs;
+        --*segment.inside;
+        return segment.fails;
+    }
+};
+
+/// A random graph, placed at random, whose devices and emulated links take all lanes.
+class Graph {
+public:
+    Graph(Random& random, Index count)
+        : ops(1 + random.below(20)), slots(1 + random.below(3)), devices(1 + random.below(count)), inside(at(devices)) {
+        std::vector<Index> edges, tensors, order;
+        for (Index w = 0; w < ops; ++w) {
+            order.push_back(w);
+            for (Index v = 0; v < w; ++v) {
+                if (!random.chance(0.15)) continue;
+                edges.insert(edges.end(), {v, w});
+                // a tensor of its own, or the one of the op's other edges
+                tensors.push_back(random.chance(0.5) ? v : ops + static_cast<Index>(tensors.size()));
+            }
+            place.push_back(random.below(devices));
+        }
+        const std::size_t n = at(ops), d = at(devices), e = tensors.size();
+        std::vector<Index> numbers(n + e, -1);  // tensors are numbered from 0
+        Index next = 0;
+        for (Index& tensor : tensors) {
+            Index& number = numbers[at(tensor)];
+            if (number < 0) number = next++;
+            tensor = number;
+        }
+        const std::vector<double> ones(std::max(n, std::max(e, d)) * d, 1.0);
+        std::vector<Flag> conflicts(d * d, 0);
+        const bool paired = random.chance(0.3);  // whether every other device shares cores with the one before it
+        if (paired) {
+            for (std::size_t i = 1; i < d; i += 2) conflicts[i * d + i - 1] = conflicts[(i - 1) * d + i] = 1;
+        }
+        ProblemArrays problem;
+        problem.compute = {ones.data(), n, d};
+        problem.edges = {edges.data(), e, 2};
+        problem.edge_bytes = {ones.data(), e};
+        problem.edge_tensor = tensors;
+        problem.latency = problem.bandwidth = {ones.data(), d, d};
+        problem.cut = {ones.data(), e, d};
+        problem.param_bytes = {ones.data(), n};
+        problem.memory = {ones.data(), d};
+        problem.conflicts = {conflicts.data(), d, d};
+        problem.cliques = {conflicts.data(), 0, d};
+        problem.order = order;
+        tables = make_tables(problem);
+        const auto discipline = static_cast<Discipline>(random.below(2));
+        rules = std::make_shared<Machine>(tables, place, LinkModel::channel, discipline, slots);
+        if (discipline != Discipline::fifo) rules->rank(Span<const double>(ones.data(), n));
+        build_lanes(random, count, paired);
+    }
+
+    const Index ops, slots, devices;
+    int computing = 0;  // ops that run something
+    std::vector<Index> place;
+    std::vector<int> inside;
+    Tables tables;
+    std::shared_ptr<Machine> rules;
+    std::vector<Segment> segments;  // of all slots
+    std::unique_ptr<Lanes> lanes;
+
+private:
+    void build_lanes(Random& random, Index count, bool paired) {
+        std::vector<double> slowdown(at(count), 0.0);
+        for (Index d = 0; d < devices; ++d) slowdown[at(d)] = random.chance(0.2) ? 1.5 : 1.0;
+        lanes = std::make_unique<Lanes>(rules, slowdown);
+        segments = std::vector<Segment>(at(ops) * at(slots));
+        Matrix<Index> link(at(devices), at(devices), -1);  // the last lanes; other transfers end at once
+        Index free = devices;
+        std::vector<Flag> idle(at(ops), 0);
+        for (Flag& nothing : idle) computing += !(nothing = random.chance(0.1));
+        for (Index slot = 0; slot < slots; ++slot) {
+            const Index base = slot * rules->nodes();
+            for (Index v = 0; v < ops; ++v) {
+                Segment& segment = segments[at(slot * ops + v)];
+                if (idle[at(v)]) continue;
+                segment.inside = &inside[at(paired ? place[at(v)] / 2 : place[at(v)])];
+                segment.microseconds = random.below(40);
+                lanes->set(base + v, {place[at(v)], {&Segment::run, &segment}, 0.0});
+            }
+            for (Index p = 0; p < tables.edges(); ++p) {
+                const Edge& edge = tables.edge[at(p)];
+                const Segment& producer = segments[at(slot * ops) + edge.tail];
+                if (producer.inside) segments[at(slot * ops) + edge.head].reads.push_back(&producer);
+                const Index src = place[edge.tail], dst = place[edge.head];
+                if (src == dst) continue;
+                Index& lane = link(at(src), at(dst));
+                if (lane < 0 && free < count) lane = free++;
+                if (lane >= 0) lanes->set(base + ops + p, {lane, {}, random.below(5e-5)});
+            }
+        }
+    }
+};
+
+/// Add requests to a run, each in a slot that is free, until there are enough of them or the run is stopped; returns how many.
+int serve(Lanes& lanes, const Bell& bell, int wanted, bool goodbye, std::vector<Event>& events) {
+    std::vector<Index> free;
+    for (Index slot = 0; slot < lanes.slots(); ++slot) free.push_back(slot);
+    int admitted = 0;
+    std::size_t ended = 0, seen = 0;
+    while (!lanes.stopped() && (admitted < wanted || ended < static_cast<std::size_t>(admitted))) {
+        while (!free.empty() && admitted < wanted) {
+            lanes.admit(free.back());
+            free.pop_back();
+            ++admitted;
+        }
+        pollfd polled{bell.descriptor(), POLLIN, 0};
+        poll(&polled, 1, 1);
+        std::uint64_t rung;
+        if (polled.revents && read(bell.descriptor(), &rung, sizeof rung) < 0) std::perror("read");
+        for (Event& event : lanes.events()) events.push_back(event);
+        for (; seen < events.size(); ++seen) {
+            if (const auto* request = std::get_if<Ended>(&events[seen])) {
+                free.push_back(request->slot);
+                ++ended;
+            }
+        }
+    }
+    if (goodbye) {
+        lanes.admit_no_more();
+    } else {
+        lanes.stop();  // as whoever serves had an exception
+    }
+    return admitted;
+}
+
+struct Counts {
+    int ended = 0, failed = 0, cancelled = 0, late = 0;
+};
+
+/// One run; returns what is wrong with it, or null.
+const char* run(Random& random, Graph& graph, Counts& counts) {
+    Lanes& lanes = *graph.lanes;
+    const bool serves = random.chance(0.5), goodbye = random.chance(0.8);
+    const int waiting = serves ? 0 : random.below(5), wanted = random.below(6);
+    const double cancel_after = random.chance(0.3) ? random.below(1e-3) : -1.0;
+    const double deadline = random.chance(0.3) ? now() + random.below(1e-3) : Lanes::never;
+    for (Segment& segment : graph.segments) {
+        segment.runs = 0;
+        segment.fails = false;
+    }
+    if (random.chance(0.3)) graph.segments[at(random.below(static_cast<int>(graph.segments.size())))].fails = true;
+    std::vector<Index> first;
+    for (Index slot = 0; !serves && slot < graph.slots; ++slot) first.push_back(slot);
+    const auto bell = serves ? std::make_shared<Bell>() : nullptr;
+    lanes.prepare(first, waiting, bell, deadline);
+
+    std::vector<Event> events;
+    int requests = static_cast<int>(first.size()) + waiting;
+    std::atomic<bool> over{false};
+    std::thread client, other;
+    if (serves) client = std::thread([&] { requests = serve(lanes, *bell, wanted, goodbye, events); });
+    if (cancel_after >= 0) {
+        other = std::thread([&] {
+            std::this_thread::sleep_for(std::chrono::duration<double>(cancel_after));
+            lanes.stop();
+            while (!over) {  // whoever looks at a run does so at any time
+                lanes.running();
+                lanes.ran(0);
+                std::this_thread::yield();
+            }
+        });
+    }
+    std::vector<std::thread> threads;
+    for (Index k = 0; k < lanes.lanes(); ++k) threads.emplace_back([&lanes, k] { lanes.work(k); });
+    for (std::thread& thread : threads) thread.join();
+    over = true;
+    if (client.joinable()) client.join();
+    if (other.joinable()) other.join();
+
+    for (Event& event : lanes.events()) events.push_back(event);
+    int ended = 0, stops = 0;
+    for (const Event& event : events) {
+        if (std::holds_alternative<Broken>(event)) return "the rules broke down";
+        std::holds_alternative<Ended>(event) ? ++ended : ++stops;
+        counts.failed += std::holds_alternative<Failed>(event);
+        counts.cancelled += std::holds_alternative<Cancelled>(event);
+        counts.late += std::holds_alternative<Late>(event);
+    }
+    counts.ended += stops == 0;
+    int runs = 0;
+    for (const Segment& segment : graph.segments) {
+        if (segment.wrong) return "a segment ran before what it reads, or beside another one of its device";
+        runs += segment.runs;
+    }
+    for (Index slot = 0; slot < graph.slots; ++slot) {
+        if (graph.rules->request(slot).active) return "a request is in flight after the run";
+    }
+    if (!lanes.running().empty()) return "a node is on a lane after the run";
+    if (stops > 1) return "a run was stopped twice";
+    if (stops == 0 && runs != requests * graph.computing) return "not every segment of every request ran once";
+    if (stops > 0 && runs > requests * graph.computing) return "a segment ran too often";
+    if (stops == 0 && serves && ended != requests) return "not every request was reported as ended";
+    return nullptr;
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+    const auto argument = [&](int i, int otherwise) { return i < count ? std::atoi(arguments[i]) : otherwise; };
+    const int graphs = argument(1, 1000), lanes = argument(2, 8), seed = argument(3, 0);
+    Counts counts;
+    for (int i = 0; i < graphs; ++i) {
+        Random random{std::mt19937_64(static_cast<std::uint64_t>(seed) * 1'000'003 + static_cast<std::uint64_t>(i))};
+        Graph graph(random, lanes);
+        for (int turn = 0; turn < 3; ++turn) {
+            alarm(patience_s);
+            if (const char* wrong = run(random, graph, counts)) {
+                std::fprintf(stderr, "graph %d, run %d: %s\n", i, turn, wrong);
+                return 1;
+            }
+        }
+    }
+    std::printf("%d graphs on %d lanes, no lane left waiting: %d runs ended, %d failed, %d were cancelled, %d late\n", graphs,
+                lanes, counts.ended, counts.failed, counts.cancelled, counts.late);
+    return 0;
+}
