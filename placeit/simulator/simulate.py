@@ -195,12 +195,10 @@ class SimulatedCost:
         None if the cost of a placement depends on its number in the batch, with noise or with a priority for each, or if there
         are several requests.
         """
-        if not self._is_plain():
+        plain = self._options.noise == 0 and len(self._priority) <= 1 and len(self._arrivals) == 1 and self._arrivals[0] == 0
+        if not plain:
             return None
         return _core.CostModel(self._compiled, self._priority.reshape(-1), self._options)
-
-    def _is_plain(self) -> bool:
-        return self._options.noise == 0 and len(self._priority) <= 1 and len(self._arrivals) == 1 and self._arrivals[0] == 0
 
     def __call__(self, placements: ArrayLike) -> NDArray[np.float64]:
         """Return ``float64[B]`` makespans of ``int[B, V]`` placements; ``int[V]`` is a batch of one.
