@@ -243,7 +243,7 @@ class Lanes:
     def set_entry(self, node: int, lane: int, function: int, argument: int) -> None:
         """Run a segment by a C function, int (*)(void *), and its argument."""
 
-    def set_call(self, node: int, lane: int, run: Callable) -> None:
+    def set_call(self, node: int, lane: int, run: Callable[[], object]) -> None:
         """Run a segment by a Python function without arguments."""
 
     def set_transfer(self, node: int, lane: int, seconds: float) -> None:

@@ -118,7 +118,7 @@ void bind_executor(nb::module_& module) {
             "node"_a, "lane"_a, "function"_a, "argument"_a, "Run a segment by a C function, int (*)(void *), and its argument.")
         .def(
             "set_call",
-            [](PlanLanes& lanes, Index node, Index lane, nb::callable run) {
+            [](PlanLanes& lanes, Index node, Index lane, nb::typed<nb::callable, nb::object()> run) {
                 Call& call = lanes.calls.emplace_back(Call{std::move(run), nb::object()});
                 set(lanes, node, lane, {&Call::perform, &call}, 0.0);
             },

@@ -1,4 +1,4 @@
-// The heap of events that both simulators' loops take from.
+// Events in virtual time, and what finds the first of many.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +15,24 @@ struct Event {
     double time = 0.0;
 
     Event() = default;
-    Event(double at_time, std::uint64_t sequence, std::int32_t what)
-        : key(sequence << 32 | static_cast<std::uint32_t>(what)), time(at_time) {}
+    // word by word: what was written in two parts and is read as one soon after stalls
+    Event(const Event& other) : key(other.key), time(other.time) {}
+    Event& operator=(const Event& other) {
+        key = other.key;
+        time = other.time;
+        return *this;
+    }
+    Event(double seconds, std::uint64_t sequence, std::int32_t what)
+        : key(sequence << 32 | static_cast<std::uint32_t>(what)), time(seconds) {}
+
+    /// After all others.
+    static Event never() { return {std::numeric_limits<double>::infinity(), 0xFFFFFFFFu, -1}; }
+    bool is_never() const { return key == std::numeric_limits<std::uint64_t>::max(); }
 
     std::int32_t what() const { return static_cast<std::int32_t>(key & 0xFFFFFFFFu); }
     std::uint64_t sequence() const { return key >> 32; }
+    /// Whether they are parts of one event: they have a time and a sequence number in common.
+    bool is_part_of(const Event& other) const { return time == other.time && sequence() == other.sequence(); }
 
     friend bool operator<(const Event& a, const Event& b) { return a.order() < b.order(); }
 
@@ -34,73 +47,87 @@ private:
     }
 };
 
-/// A binary heap. The place of the first event, once taken, is left open for the next one that comes.
-class Events {
+/// A binary heap in memory that somebody else owns, which has room for one event more than there ever are.
+class Heap {
 public:
-    void reserve(std::size_t most) { heap_.resize(most + 2); }
-    void clear() {
-        count_ = 0;
-        open_ = false;
-    }
-    bool empty() {
-        settle();
-        return count_ == 0;
-    }
-    std::size_t size() {
-        settle();
-        return count_;
-    }
-    const Event& first() {
-        settle();
-        return heap_[0];
-    }
+    explicit Heap(Event* memory = nullptr) : event_(memory) {}
+
+    bool empty() const { return count_ == 0; }
+    const Event& first() const { return event_[0]; }
+    void clear() { count_ = 0; }
+    void push(const Event& event) { rise(count_++, event); }
     Event pop() {
-        settle();
-        open_ = true;
-        return heap_[0];
+        const Event first = event_[0], last = event_[--count_];
+        sink(last);
+        return first;
     }
-    void push(const Event& event) {
-        if (open_) {
-            open_ = false;
-            heap_[count_].time = std::numeric_limits<double>::infinity();
-            heap_[count_].key = std::numeric_limits<std::uint64_t>::max();
-            sink(event);
-        } else {
-            rise(count_++, event);
-        }
+    /// Takes the first event and adds another.
+    void replace_first(const Event& event) {
+        event_[count_] = Event::never();
+        sink(event);
     }
 
 private:
-    void settle() {
-        if (!open_) return;
-        open_ = false;
-        const Event last = heap_[--count_];
-        sink(last);
-    }
     void rise(std::size_t i, const Event& event) {
         while (i > 0) {
             const std::size_t parent = (i - 1) / 2;
-            if (!(event < heap_[parent])) break;
-            heap_[i] = heap_[parent];
+            if (!(event < event_[parent])) break;
+            event_[i] = event_[parent];
             i = parent;
         }
-        heap_[i] = event;
+        event_[i] = event;
     }
     /// Puts an event in place of the first one; the event behind the heap is the last of all, or this one.
     void sink(const Event& event) {
         // walk the hole down to a leaf without a branch that cannot be predicted, then let the event rise from there
         std::size_t i = 0, child = 1;
         while (child < count_) {
-            child += static_cast<std::size_t>(heap_[child + 1] < heap_[child]);
-            heap_[i] = heap_[child];
+            child += static_cast<std::size_t>(event_[child + 1] < event_[child]);
+            event_[i] = event_[child];
             i = child;
             child = 2 * child + 1;
         }
         rise(i, event);
     }
 
-    std::vector<Event> heap_;
+    Event* event_;
     std::size_t count_ = 0;
+};
+
+/// A heap where the place of the first event, once taken, is left open for the next one that comes.
+class Events {
+public:
+    explicit Events(Event* memory = nullptr) : heap_(memory) {}
+
+    bool empty() {
+        settle();
+        return heap_.empty();
+    }
+    const Event& first() {
+        settle();
+        return heap_.first();
+    }
+    Event pop() {
+        settle();
+        open_ = true;
+        return heap_.first();
+    }
+    void push(const Event& event) {
+        if (open_) {
+            open_ = false;
+            heap_.replace_first(event);
+        } else {
+            heap_.push(event);
+        }
+    }
+
+private:
+    void settle() {
+        if (open_) heap_.pop();
+        open_ = false;
+    }
+
+    Heap heap_;
     bool open_ = false;  // whether the first event has been taken
 };
 

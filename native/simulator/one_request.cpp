@@ -1,13 +1,25 @@
 #include "simulator/one_request.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "simulator/random.hpp"
 #include "simulator/simulation.hpp"
 
 namespace placeit {
+
+namespace {
+
+/// Writes what the transfer of each edge takes if its ends are apart, [E] seconds.
+void time_transfers(const Network& network, Span<const Index> place, Span<double> moving) {
+    for (std::size_t p = 0; p < moving.size(); ++p) {
+        const Edge& edge = network.edge[p];
+        moving[p] = network.link(at(place[edge.tail]), at(place[edge.head])).seconds(edge.size);
+    }
+}
+
+}  // namespace
 
 void b_level(const Network& network, Span<const Index> place, Span<const double> duration, Span<double> moving,
              Span<double> rank) {
@@ -29,25 +41,247 @@ void OneRequest::take(const Network& network) {
     ops_ = static_cast<Index>(network.op.size()) - 1;
     edges_ = static_cast<Index>(network.edge.size());
     devices_ = static_cast<Index>(network.link.rows());
-    const std::size_t channels = at(devices_) * at(devices_);
     entries_.clear();
     op_.resize(at(ops_));
     waiting_.resize(at(ops_ + edges_));
-    queue_.resize(at(devices_) + channels);
-    channel_.resize(channels);
+    device_.resize(at(devices_));
+    channel_.resize(at(devices_) * at(devices_));
     transfer_.resize(at(edges_));
     moving_.resize(at(edges_));
     rank_.resize(at(ops_));
-    opened_.resize(at(devices_) + 1);
+    opened_.resize(at(devices_));
+    Index shared = 0;
+    for (const Edge& edge : network.edge) shared = std::max(shared, edge.shared + 1);
+    sent_ = Matrix<Sent>(at(shared), at(devices_));
+    events_.resize(at(ops_) + channel_.size() + 2);
     for (Index i = 0; i < ops_; ++i) {
         if (network.op[at(i)].indegree == 0) entries_.push_back(i);
         waiting_[network.op[at(i)].order].tie = i;
     }
-    Index shared = 0;
-    for (const Edge& edge : network.edge) shared = std::max(shared, edge.shared + 1);
-    sent_ = Matrix<Sent>(at(shared), at(devices_));
-    events_.reserve(at(ops_ + 2 * edges_ + devices_) + 1);
 }
+
+template <bool fifo, bool contended, bool noisy>
+class OneRequest::Loop {
+public:
+    Loop(OneRequest& workspace, Span<const double> duration, double noise, std::uint64_t stream)
+        : ops_(workspace.ops_),
+          devices_(workspace.devices_),
+          noise_(noise),
+          stream_(stream),
+          duration_(duration.data()),
+          edge_(workspace.network_.edge.data()),
+          op_(workspace.op_.data()),
+          waiting_(workspace.waiting_.data()),
+          device_(workspace.device_.data()),
+          transfer_(workspace.transfer_.data()),
+          moving_(workspace.moving_.data()),
+          w_(workspace),
+          events_(workspace.events_.data()),
+          conflicts_(!workspace.network_.conflict.empty()) {}
+
+    __attribute__((flatten)) double run() {  // all in one function: the loop's state stays in registers
+        for (const Index v : w_.entries_) {  // all devices wake up at once
+            add(device_[op_[v].device].ready, v);
+        }
+        if (conflicts_) {
+            start_among(-1);
+        } else {
+            for (const Index v : w_.entries_) {
+                if (!device_[op_[v].device].busy) start_next(op_[v].device);
+            }
+        }
+        while (!events_.empty()) {
+            now_ = events_.pop();
+            const Index what = now_.what();
+            if (what < ops_) {
+                op_finishes(what);
+            } else if (what < ops_ + w_.edges_) {
+                const Index v = static_cast<Index>(edge_[what - ops_].head), d = op_[v].device;
+                add(device_[d].ready, v);
+                device_may_start(d);
+            } else {
+                const Index c = what - ops_ - w_.edges_;
+                w_.channel_[at(c)].expected = false;
+                move_next(c);
+                device_may_start(c % devices_);
+            }
+        }
+        return done_ == ops_ ? now_.time : std::numeric_limits<double>::quiet_NaN();
+    }
+
+private:
+    void op_finishes(Index v) {
+        const Index d = op_[v].device;
+        Device& device = device_[d];
+        ++done_;
+        // an op that was ready before goes, among simultaneous events, before the transfers that this one requests
+        const bool taken = fifo && !device.ready.empty();
+        if (taken) start(remove(device.ready), d);
+        const Op* const op = &w_.network_.op[at(v)];
+        std::size_t put = 0;  // how many channels may take their next transfer once all edges have fired
+        for (std::uint32_t p = op[0].first; p < op[1].first; ++p) {
+            const Edge& edge = edge_[p];
+            const Index dst = op_[edge.head].device;
+            const Index what = ops_ + static_cast<Index>(p);
+            if (dst == d) {
+                OpState& op_here = op_[edge.head];
+                if (--op_here.pending > 0) continue;
+                if (now_ < op_here.ready) {
+                    events_.push(op_here.ready);
+                } else {
+                    add(device.ready, static_cast<Index>(edge.head));
+                }
+                continue;
+            }
+            std::uint32_t first = p;  // position of the first edge of this tensor towards this device
+            if (edge.shared >= 0) {
+                Sent& sent = w_.sent_(at(edge.shared), at(dst));
+                if (sent.op == v) {
+                    first = static_cast<std::uint32_t>(sent.position);
+                } else {
+                    sent = {v, static_cast<Index>(p)};
+                }
+            }
+            if (!contended) {
+                if (first == p) {
+                    const Event arrival{now_.time + seconds(p, d, dst), sequence_++, what};
+                    if (edge.shared >= 0) transfer_[p] = arrival;
+                    arrive(edge.head, arrival);
+                } else {
+                    arrive(edge.head, {transfer_[first].time, transfer_[first].sequence(), what});
+                }
+            } else if (first == p) {
+                const Index c = d * devices_ + dst;
+                if (!fifo) rank_transfer(p, dst);
+                if (w_.channel_[at(c)].queue.empty()) w_.opened_[put++] = c;
+                add(w_.channel_[at(c)].queue, what);
+            }
+        }
+        for (std::size_t i = 0; contended && i < put; ++i) move_next(w_.opened_[i]);
+        if (taken) return;
+        device.busy = 0;
+        if (!conflicts_) {
+            start_next(d);
+            return;
+        }
+        for (Index c = 0; c < devices_; ++c) device_[c].busy -= conflict(d, c);
+        start_among(d);
+    }
+
+    /// An op is ready, or a transfer that makes some ready has ended, for a device that may be idle.
+    void device_may_start(Index d) {
+        if (device_[d].busy) return;
+        // the same transfer serves another op, or its channel takes its next first
+        if (!events_.empty() && events_.first().is_part_of(now_)) return;
+        if (conflicts_) {
+            start_among(d);
+        } else {
+            start_next(d);
+        }
+    }
+
+    /// Have a channel take the transfer that comes first, or say when it is idle.
+    void move_next(Index c) {
+        Channel& channel = w_.channel_[at(c)];
+        if (!(now_ < channel.idle)) {
+            const Index dst = c % devices_;
+            Index p = remove(channel.queue) - ops_;
+            const double arrival = now_.time + seconds(static_cast<std::uint32_t>(p), c / devices_, dst);
+            channel.idle = {arrival, sequence_, ops_ + w_.edges_ + c};
+            for (; p >= 0; p = edge_[p].following) {
+                const std::uint32_t head = edge_[p].head;
+                if (op_[head].device == dst) arrive(head, {arrival, sequence_, ops_ + p});
+            }
+            ++sequence_;
+            if (channel.queue.empty()) return;
+        }
+        if (!channel.expected) events_.push(channel.idle);
+        channel.expected = true;
+    }
+
+    /// Tell an op when, and as which event, one more of its inputs arrives.
+    void arrive(std::uint32_t v, const Event& arrival) {
+        OpState& op = op_[v];
+        if (op.ready < arrival) op.ready = arrival;
+        if (--op.pending == 0) events_.push(op.ready);
+    }
+
+    /// Have a device start the op that comes first, if one is ready.
+    void start_next(Index d) {
+        if (!device_[d].ready.empty()) start(remove(device_[d].ready), d);
+    }
+
+    /// Have a device and those that conflict with it (all, for -1) start what they may, the most urgent op first.
+    void start_among(Index d) {
+        while (true) {
+            Index first = -1;
+            for (Index c = 0; c < devices_; ++c) {
+                if (device_[c].busy || device_[c].ready.empty() || !(d < 0 || c == d || conflict(c, d))) continue;
+                if (first < 0 || precedes(device_[c].ready.root, device_[first].ready.root)) first = c;
+            }
+            if (first < 0) return;
+            start(remove(device_[first].ready), first);
+            for (Index c = 0; c < devices_; ++c) device_[c].busy += conflict(first, c);
+        }
+    }
+
+    void start(Index v, Index d) {
+        double taken = duration_[v];
+        if (noisy) taken *= factor(noise_, stream_, at(v));
+        OpState& op = op_[v];
+        device_[d].busy = 1;
+        op.start = now_.time;
+        op.finish = now_.time + taken;
+        events_.push({op.finish, sequence_++, v});
+    }
+
+    /// What the transfer of a position takes: known before where ops have b-levels.
+    double seconds(std::uint32_t p, Index src, Index dst) const {
+        const double taken = fifo ? w_.network_.link(at(src), at(dst)).seconds(edge_[p].size) : moving_[p];
+        if (!noisy) return taken;
+        return taken * factor(noise_, stream_, at(ops_) + std::uint64_t{edge_[p].tensor} * at(devices_) + at(dst));
+    }
+
+    /// A transfer is as urgent as the most urgent of the ops that it serves; of equals the first request goes first.
+    void rank_transfer(std::uint32_t p, Index dst) {
+        double highest = waiting_[edge_[p].head].rank;
+        for (Index q = edge_[p].following; q >= 0; q = edge_[q].following) {
+            if (op_[edge_[q].head].device == dst) highest = std::max(highest, waiting_[edge_[q].head].rank);
+        }
+        waiting_[static_cast<std::uint32_t>(ops_) + p].rank = highest;
+        waiting_[static_cast<std::uint32_t>(ops_) + p].tie = requests_++;
+    }
+
+    bool conflict(Index a, Index b) const { return w_.network_.conflict(at(a), at(b)) != 0; }
+    bool precedes(Index a, Index b) const {
+        const Waiting &x = waiting_[a], &y = waiting_[b];
+        return x.rank > y.rank || (x.rank == y.rank && x.tie < y.tie);
+    }
+    void add(Queue& queue, Index n) {
+        enqueue(fifo, waiting_, queue, n, [this](Index a, Index b) { return precedes(a, b); });
+    }
+    Index remove(Queue& queue) {
+        return dequeue(fifo, waiting_, queue, [this](Index a, Index b) { return precedes(a, b); });
+    }
+
+    const Index ops_, devices_;
+    const double noise_;
+    const std::uint64_t stream_;
+    const double* const duration_;
+    const Edge* const edge_;
+    OpState* const op_;
+    Waiting* const waiting_;
+    Device* const device_;
+    Event* const transfer_;
+    const double* const moving_;
+    OneRequest& w_;
+    Events events_;
+    const bool conflicts_;
+    Event now_;
+    std::uint64_t sequence_ = 1;
+    std::int32_t requests_ = 0;
+    Index done_ = 0;
+};
 
 double OneRequest::run(Span<const Index> place, Span<const double> duration, Span<const double> priority, LinkModel links,
                        Discipline discipline, double noise, std::uint64_t stream) {
@@ -59,202 +293,28 @@ double OneRequest::run(Span<const Index> place, Span<const double> duration, Spa
         op.device = place[at(v)];
     }
     if (!fifo) {
-        b_level(network_, place, duration, moving_, rank_);
+        if (priority.empty()) {
+            b_level(network_, place, duration, moving_, rank_);
+        } else {
+            time_transfers(network_, place, moving_);
+        }
         const Span<const double> rank = priority.empty() ? Span<const double>(rank_) : priority;
         for (Index v = 0; v < ops_; ++v) waiting_[at(v)].rank = rank[at(v)];
     }
-    std::fill_n(queue_.begin(), contended ? queue_.size() : at(devices_), Queue{});
-    if (contended) std::fill(channel_.begin(), channel_.end(), Event{});
+    for (Device& device : device_) {
+        device.ready = Queue{};
+        device.busy = 0;
+    }
+    if (contended) std::fill(channel_.begin(), channel_.end(), Channel{});
     std::fill(sent_.values().begin(), sent_.values().end(), Sent{-1, -1});
-    events_.clear();
-    if (fifo) return contended ? simulate<true, true>(duration, noise, stream) : simulate<true, false>(duration, noise, stream);
-    return contended ? simulate<false, true>(duration, noise, stream) : simulate<false, false>(duration, noise, stream);
-}
-
-template <bool fifo>
-inline void OneRequest::add(Queue& queue, Index n) {
-    enqueue(fifo, waiting_.data(), queue, n, [this](Index a, Index b) {
-        const Waiting &x = waiting_[at(a)], &y = waiting_[at(b)];
-        return x.rank > y.rank || (x.rank == y.rank && x.tie < y.tie);
-    });
-}
-
-template <bool fifo>
-inline Index OneRequest::remove(Queue& queue) {
-    return dequeue(fifo, waiting_.data(), queue, [this](Index a, Index b) {
-        const Waiting &x = waiting_[at(a)], &y = waiting_[at(b)];
-        return x.rank > y.rank || (x.rank == y.rank && x.tie < y.tie);
-    });
-}
-
-/// Tell an op when, and as which event, one more of its inputs arrives.
-inline void OneRequest::arrive(Index v, const Event& arrival) {
-    OpState& op = op_[at(v)];
-    if (op.ready < arrival) op.ready = arrival;
-    if (--op.pending == 0) events_.push(op.ready);
-}
-
-template <bool fifo, bool contended>
-double OneRequest::simulate(Span<const double> duration, double noise, std::uint64_t stream) {
-    const Index nodes = ops_ + edges_, channels = nodes + devices_;  // events: ops, transfers' ends, devices, channels
-    const bool conflicts = !network_.conflict.empty();
-    const auto precedes = [this](Index a, Index b) {
-        const Waiting &x = waiting_[at(a)], &y = waiting_[at(b)];
-        return x.rank > y.rank || (x.rank == y.rank && x.tie < y.tie);
+    const auto go = [&](auto is_fifo, auto is_contended, auto is_noisy) {
+        return Loop<is_fifo, is_contended, is_noisy>(*this, duration, noise, stream).run();
     };
-    const auto transfer_seconds = [&](const Edge& edge, Index src, Index dst) {
-        double seconds = network_.link(at(src), at(dst)).seconds(edge.size);
-        if (noise > 0) {
-            seconds *= factor(noise, stream, at(ops_) + std::uint64_t{edge.tensor} * at(devices_) + at(dst));
-        }
-        return seconds;
+    const auto choose = [&](auto is_fifo, auto is_contended) {
+        return noise > 0 ? go(is_fifo, is_contended, std::true_type()) : go(is_fifo, is_contended, std::false_type());
     };
-    std::uint64_t sequence = 0;
-    std::int32_t requests = 0;
-    Index done = 0;
-    for (const Index v : entries_) {
-        const Index d = op_[at(v)].device;
-        add<fifo>(queue_[at(d)], v);
-        if (queue_[at(d)].busy || (conflicts && sequence > 0)) continue;  // those that conflict wake up as one
-        queue_[at(d)].busy = true;
-        events_.push({0.0, sequence++, nodes + d});
-    }
-    if (conflicts) {
-        for (Index d = 0; d < devices_; ++d) queue_[at(d)].busy = false;
-    }
-    Event now;
-    while (!events_.empty()) {
-        now = events_.pop();
-        const Index n = now.what();
-        const double time = now.time;
-        std::size_t put = 0;     // how many channels may take their next transfer once all edges have fired
-        bool taken = false;      // whether the device's next op goes before what the edges bring:
-        std::uint64_t turn = 0;  // its place among simultaneous events
-        Index d;
-        if (n < ops_) {  // an op finishes
-            ++done;
-            d = op_[at(n)].device;
-            queue_[at(d)].busy = false;
-            if (fifo && !queue_[at(d)].empty()) {
-                taken = true;
-                turn = sequence++;
-            }
-            const std::size_t end = network_.op[at(n) + 1].first;
-            for (std::size_t p = network_.op[at(n)].first; p < end; ++p) {
-                const Edge& edge = network_.edge[p];
-                const auto w = static_cast<Index>(edge.head);
-                OpState& consumer = op_[at(w)];
-                const Index dst = consumer.device;
-                if (dst == d) {
-                    if (--consumer.pending > 0) continue;
-                    if (now < consumer.ready) {
-                        events_.push(consumer.ready);
-                    } else {
-                        add<fifo>(queue_[at(d)], w);
-                    }
-                    continue;
-                }
-                std::size_t first = p;  // position of the first edge of this tensor towards this device
-                if (edge.shared >= 0) {
-                    Sent& sent = sent_(at(edge.shared), at(dst));
-                    if (sent.op == n) {
-                        first = at(sent.position);
-                    } else {
-                        sent = {n, static_cast<Index>(p)};
-                    }
-                }
-                const Index t = ops_ + static_cast<Index>(p);
-                if constexpr (contended) {
-                    if (first < p) continue;
-                    if constexpr (!fifo) {
-                        double highest = waiting_[at(w)].rank;
-                        for (Index q = edge.following; q >= 0; q = network_.edge[at(q)].following) {
-                            const std::uint32_t other = network_.edge[at(q)].head;
-                            if (op_[other].device == dst) highest = std::max(highest, waiting_[other].rank);
-                        }
-                        waiting_[at(t)].rank = highest;
-                        waiting_[at(t)].tie = requests++;
-                    }
-                    const Index c = d * devices_ + dst;
-                    Queue& queue = queue_[at(devices_ + c)];
-                    if (queue.empty()) opened_[put++] = c;
-                    add<fifo>(queue, t);
-                } else {
-                    if (first == p) transfer_[p] = {time + transfer_seconds(edge, d, dst), sequence++, t};
-                    arrive(w, {transfer_[first].time, transfer_[first].sequence(), t});
-                }
-            }
-        } else if (n < nodes) {  // the last input of an op arrives
-            const auto w = static_cast<Index>(network_.edge[at(n - ops_)].head);
-            d = op_[at(w)].device;
-            add<fifo>(queue_[at(d)], w);
-            if (!events_.empty() && events_.first().time == time && events_.first().sequence() == now.sequence()) {
-                continue;  // the same transfer serves another op, or its channel takes its next first
-            }
-        } else if (n < channels) {  // a device wakes up
-            d = n - nodes;
-            queue_[at(d)].busy = false;
-            if (conflicts) d = -1;
-        } else {  // a channel that something waits for is idle
-            d = (n - channels) % devices_;
-            opened_[0] = n - channels;
-            queue_[at(devices_ + opened_[0])].busy = false;
-            put = 1;
-        }
-        for (std::size_t i = 0; contended && i < put; ++i) {
-            const Index c = opened_[i];
-            Queue& queue = queue_[at(devices_ + c)];
-            if (now < channel_[at(c)]) {  // busy
-                if (!queue.busy) events_.push(channel_[at(c)]);
-                queue.busy = true;
-                continue;
-            }
-            Index p = remove<fifo>(queue) - ops_;
-            const Index src = c / devices_, dst = c % devices_;
-            double seconds;
-            if (fifo || noise > 0) {
-                seconds = transfer_seconds(network_.edge[at(p)], src, dst);
-            } else {
-                seconds = moving_[at(p)];
-            }
-            channel_[at(c)] = {time + seconds, sequence, channels + c};
-            for (; p >= 0; p = network_.edge[at(p)].following) {
-                const auto w = static_cast<Index>(network_.edge[at(p)].head);
-                if (op_[at(w)].device == dst) arrive(w, {time + seconds, sequence, ops_ + p});
-            }
-            if (!queue.empty()) {
-                queue.busy = true;
-                events_.push(channel_[at(c)]);
-            }
-            ++sequence;
-        }
-        const auto start = [&](Index device) {
-            const Index v = remove<fifo>(queue_[at(device)]);
-            if (!taken) turn = sequence++;
-            taken = false;
-            queue_[at(device)].busy = true;
-            OpState& op = op_[at(v)];
-            double seconds = duration[at(v)];
-            if (noise > 0) seconds *= factor(noise, stream, at(v));
-            op.start = time;
-            op.finish = time + seconds;
-            events_.push({op.finish, turn, v});
-        };
-        if (!conflicts) {
-            if (!queue_[at(d)].busy && !queue_[at(d)].empty()) start(d);
-            continue;
-        }
-        if (n < ops_) {
-            for (Index c = 0; c < devices_; ++c) queue_[at(c)].busy -= network_.conflict(at(d), at(c));
-        }
-        while (true) {
-            const Index first = first_among(queue_, network_.conflict, devices_, d, precedes);
-            if (first < 0) break;
-            start(first);
-            for (Index c = 0; c < devices_; ++c) queue_[at(c)].busy += network_.conflict(at(first), at(c));
-        }
-    }
-    return done == ops_ ? now.time : std::numeric_limits<double>::quiet_NaN();
+    if (fifo) return contended ? choose(std::true_type(), std::true_type()) : choose(std::true_type(), std::false_type());
+    return contended ? choose(std::false_type(), std::true_type()) : choose(std::false_type(), std::false_type());
 }
 
 double makespan_of(Span<const Op> op, Span<const Edge> edge, Grid<const Link> link, Span<const Index> place,

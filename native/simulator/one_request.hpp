@@ -48,10 +48,19 @@ public:
 
 private:
     struct OpState {
-        Event ready;  // when and as which event the last input known so far arrives
-        double start, finish;
+        Event ready;           // when and as which event the last input known so far arrives
+        double start, finish;  // seconds
         std::int32_t pending;  // inputs that have not fired, nor are on their way
         Index device;
+    };
+    struct Device {
+        Queue ready;  // ops that have all their inputs
+        Index busy;   // how many run, of itself and those that conflict with it
+    };
+    struct Channel {
+        Queue queue;    // transfers that wait
+        Event idle;     // when, and as which event, it has sent what it is sending
+        bool expected;  // whether there is an event that says so
     };
     struct Waiting {  // an op, or at V + p a transfer
         double rank;
@@ -61,28 +70,22 @@ private:
     struct Sent {
         Index op, position;
     };
-
-    template <bool fifo, bool contended>
-    double simulate(Span<const double> duration, double noise, std::uint64_t stream);
-    template <bool fifo>
-    void add(Queue& queue, Index n);
-    template <bool fifo>
-    Index remove(Queue& queue);
-    void arrive(Index v, const Event& arrival);
+    template <bool fifo, bool contended, bool noisy>
+    class Loop;
 
     Network network_;
     Index ops_ = 0, edges_ = 0, devices_ = 0;
     std::vector<Index> entries_;    // ops without in-edges
     std::vector<OpState> op_;       // [V]
     std::vector<Waiting> waiting_;  // [V + E]
-    std::vector<Queue> queue_;      // [D + D * D] of devices and channels; busy, of a channel: an event says when it is idle
-    std::vector<Event> channel_;    // [D * D] when, and as which event, each channel is idle
+    std::vector<Device> device_;    // [D]
+    std::vector<Channel> channel_;  // [D * D]
     std::vector<Event> transfer_;   // [E] when, and as which event, the transfer of a first position arrives
     std::vector<double> moving_;    // [E] seconds of the transfer that each edge needs if its ends are apart
     std::vector<double> rank_;      // [V]
     std::vector<Index> opened_;     // [D] scratch: channels that may take their next transfer
     Matrix<Sent> sent_;             // [K, D] which op sent its k-th shared tensor last to a device, and from where
-    Events events_;
+    std::vector<Event> events_;     // memory of the heap of all events
 };
 
 /// The longest path from each op to an exit under a placement, transfers between devices included, [V] seconds (the upward rank

@@ -71,7 +71,7 @@ double Simulation::requests(Span<const Index> place, Span<const double> priority
     by_rules_ = true;
     if (!machine_ || machine_->links() != options.links || machine_->discipline() != options.discipline) {
         machine_.emplace(*tables_, place, options.links, options.discipline, slots_);
-        events_.reserve(at(slots_) * at(machine_->nodes()) + 1);
+        events_.resize(at(slots_) * at(machine_->nodes()) + 3);
         moving_.resize(at(tables_->edges()));
         rank_.resize(at(tables_->ops()));
     }
@@ -108,6 +108,7 @@ double Simulation::run(Span<const Index> place, const Options& options, Span<con
     std::size_t arrived = 0, begun = 0, done = 0;
     std::uint64_t sequence = total;  // arrivals have the first numbers: they are before anything else at their time
     double time = 0.0;
+    Events events(events_.data());
 
     // what a node that starts at this time takes
     const auto start = [&](Index n) {
@@ -129,7 +130,7 @@ double Simulation::run(Span<const Index> place, const Options& options, Span<con
         if (options.noise > 0) seconds *= factor(options.noise, options.stream, item + number_[at(node.slot)] * items);
         node.start = time;
         node.finish = time + seconds;
-        events_.push({node.finish, sequence++, n});
+        events.push({node.finish, sequence++, n});
     };
     const auto end = [&](Index slot) {
         ++done;
@@ -160,14 +161,13 @@ double Simulation::run(Span<const Index> place, const Options& options, Span<con
         }
     };
 
-    events_.clear();
-    if (total > 0) events_.push({arrivals[0], 0, arrival});
-    while (!events_.empty()) {
-        const Event now = events_.pop();
+    if (total > 0) events.push({arrivals[0], 0, arrival});
+    while (!events.empty()) {
+        const Event now = events.pop();
         const Index n = now.what();
         time = now.time;
         if (n == arrival) {
-            if (++arrived < total) events_.push({arrivals[arrived], arrived, arrival});
+            if (++arrived < total) events.push({arrivals[arrived], arrived, arrival});
             Index slot = 0;
             while (slot < slots_ && machine.request(slot).active) ++slot;
             machine.tell_nothing();

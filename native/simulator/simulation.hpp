@@ -67,7 +67,7 @@ private:
     OneRequest one_;
     std::optional<Machine> machine_;  // for what one_ does not do
     bool by_rules_ = false;           // whether it was used last
-    Events events_;
+    std::vector<Event> events_;
     std::vector<double> duration_;       // [V] seconds of each op where it is
     std::vector<double> moving_, rank_;  // [E], [V]
     std::vector<double> live_, peak_;    // [D] bytes

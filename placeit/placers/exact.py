@@ -58,7 +58,7 @@ class Exact:
         """
         found = Incumbent(cost, evaluations)  # only all of them are an answer, so it has no deadline of its own
         capacity = isinstance(cost, ThroughputCost)
-        bounded = capacity or (isinstance(cost, SimulatedCost) and cost.kernel_arguments is not None)
+        bounded = capacity or (isinstance(cost, SimulatedCost) and cost.model is not None)
         search = _Search(problem, bounded, capacity, self.nodes, deadline)
         if bounded:
             found.offer(starts(problem))

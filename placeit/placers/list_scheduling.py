@@ -16,12 +16,10 @@ from placeit import _core
 from placeit.core.problem import Problem
 from placeit.placers.feasibility import repair
 from placeit.simulator.compiled import compiled
-from placeit.simulator.queues import inline
 
 __all__ = [
     "ListSchedule",
     "downward_ranks",
-    "last_arrival",
     "list_schedule",
     "mean_comm",
     "mean_compute",
@@ -155,30 +153,3 @@ def _schedule(
     costs = np.ascontiguousarray(compute)
     fits = _core.insertion_schedule(compiled(problem), order, costs, memory, placement, start, finish)
     return placement, start, finish, fits
-
-
-@inline
-def last_arrival(
-    v: int,
-    d: int,
-    ready: float,
-    placement: NDArray[np.int32],
-    finish: NDArray[np.float64],
-    ptr: NDArray[np.int32],
-    in_edges: NDArray[np.int32],
-    edges: NDArray[np.int32],
-    edge_bytes: NDArray[np.float64],
-    bandwidth: NDArray[np.float64],
-    latency: NDArray[np.float64],
-    cut: NDArray[np.float64],
-) -> float:
-    """When all inputs of op ``v`` are on device ``d``, over links without contention; not before ``ready``."""
-    for k in range(ptr[v], ptr[v + 1]):
-        e = in_edges[k]
-        u = edges[e, 0]
-        s = placement[u]
-        arrival = finish[u]
-        if s != d:
-            arrival += latency[s, d] + edge_bytes[e] / bandwidth[s, d] + cut[e, s] + cut[e, d]
-        ready = max(ready, arrival)
-    return ready

@@ -43,7 +43,6 @@ from placeit.core.problem import Problem
 from placeit.core.units import about_bytes
 from placeit.simulator.compiled import compiled
 from placeit.simulator.scheduler import LinkModel, Queue, check_discipline, deadlock
-from placeit.simulator.tables import Tables, tables
 
 __all__ = ["Requests", "Schedule", "SimulatedCost", "Transfers", "schedule", "simulate", "simulator"]
 
@@ -196,26 +195,10 @@ class SimulatedCost:
         None if the cost of a placement depends on its number in the batch, with noise or with a priority for each, or if there
         are several requests.
         """
-        if not self._is_plain():
+        plain = self._options.noise == 0 and len(self._priority) <= 1 and len(self._arrivals) == 1 and self._arrivals[0] == 0
+        if not plain:
             return None
         return _core.CostModel(self._compiled, self._priority.reshape(-1), self._options)
-
-    @property
-    def kernel_arguments(self) -> tuple[Tables, NDArray[np.float64], int, int, int] | None:
-        """What :attr:`model` holds, as kernels take it."""
-        if not self._is_plain():
-            return None
-        options = self._options
-        return (
-            tables(self.problem),
-            self._priority.reshape(-1),
-            options.links.value,
-            options.queue.value,
-            options.memory.value,
-        )
-
-    def _is_plain(self) -> bool:
-        return self._options.noise == 0 and len(self._priority) <= 1 and len(self._arrivals) == 1 and self._arrivals[0] == 0
 
     def __call__(self, placements: ArrayLike) -> NDArray[np.float64]:
         """Return ``float64[B]`` makespans of ``int[B, V]`` placements; ``int[V]`` is a batch of one.

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from slow_simulator import holds_for
 
 from placeit.core.errors import PlacementError, ProblemError, UsageError
-from placeit.core.kernels import jit
 from placeit.core.problem import Problem
 from placeit.simulator.scheduler import b_level
 from placeit.simulator.simulate import SimulatedCost, schedule, simulate, simulator
@@ -369,29 +368,6 @@ def test_malformed_placements_are_refused(placements, message):
             simulate(chain(3), placements, threads=threads)
 
 
-def test_no_kernel_calls_python_for_what_it_returns():
-    """A signal handler may raise there (Ctrl-C), which numba does not expect: the process ends, or the interrupt is lost."""
-    called = set()
-    for _ in range(2):
-        sys.setprofile(lambda frame, event, argument: called.add(frame.f_code.co_name) if event == "call" else None)
-        try:
-            schedule(chain(3), [0, 1, 0], links="channel", queue="priority")
-            simulate(chain(3), [[0, 1, 0]] * 2)
-        finally:
-            sys.setprofile(None)
-    assert "schedule" in called
-    assert "_numba_unpickle" not in called
-
-
-def test_kernels_compile_where_no_cache_can_be_written(monkeypatch):
-    monkeypatch.setattr("numba.core.caching.CompileResultCacheImpl._locator_classes", [])
-
-    def double(x: int) -> int:
-        return 2 * x
-
-    assert jit(double)(21) == 42
-
-
-def test_numba_is_imported_with_the_simulator_only():
-    code = "import sys, placeit, placeit.cli.app, placeit.core.problem; assert 'numba' not in sys.modules"
+def test_the_simulator_imports_no_compiler():
+    code = "import sys, placeit.simulator.simulate, placeit.simulator.throughput; assert 'numba' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0

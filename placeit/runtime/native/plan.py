@@ -184,7 +184,7 @@ class NativePlan:
             self._hear()
             failed = self._failed
         if failed is not None and failed.lane == k:
-            error = self.lanes.error(failed.node)
+            error = cast("BaseException | None", self.lanes.error(failed.node))
             self._failure = ExecutionError(self._explain[k]()) if error is None else error.with_traceback(None)
 
     def _hear(self) -> None:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise, permutations
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -24,17 +25,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import random_model
 
+from placeit import _core
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.errors import ExecutionError
+from placeit.core.problem import Problem
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Segmenter
 from placeit.runtime.devices.base import Instance, Program, RuntimeDevice
 from placeit.runtime.devices.emulated import EmulatedLink, SlowedDevice
 from placeit.runtime.devices.timed import TimedDevice
 from placeit.runtime.executor import Executor
+from placeit.runtime.feed import Bell
+from placeit.runtime.native import plan as plan_module
 from placeit.runtime.native.plan import NativePlan, Ran
 from placeit.runtime.runtime import Runtime
+from placeit.simulator.scheduler import Scheduler
 
 pytestmark = pytest.mark.timeout(120, method="thread")
 
@@ -389,3 +395,145 @@ def test_closing_during_a_run_ends_it_or_fails_it_and_hangs_nobody() -> None:
         assert not runner.is_alive()
         assert len(seen) == 1
         made.runtime.close()
+
+
+class Troubled:
+    """A feed of so many requests, which raises when the first of them has ended."""
+
+    def __init__(self, made: Bench, count: int, trouble: BaseException) -> None:
+        self.bell, self._left, self._trouble = Bell(), count, trouble
+        self.inputs = made.runtime.model.random_inputs()
+
+    def take(self) -> Troubled | None:
+        self._left -= 1
+        return self if self._left >= 0 else None
+
+    def patience(self) -> float:
+        return 1.0
+
+    def ended(self, item: object, outputs: object, ran: object) -> None:
+        raise self._trouble
+
+    def failed(self, item: object, error: Exception) -> None:
+        raise error
+
+    def again(self, items: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    "trouble", [MemoryError("no memory"), SystemExit("a callback")], ids=lambda error: type(error).__name__
+)
+@pytest.mark.parametrize("native", [True, False])
+def test_lanes_are_free_after_serving_has_ended_by_an_exception(
+    bench: Callable[..., Bench], native: bool, trouble: BaseException
+) -> None:
+    made = bench(2, 12, seconds=1e-4, links=True, native=native)
+    with made.executor(requests=3) as executor, made.executor() as other:
+        for _ in range(3):
+            feed = Troubled(made, 5, trouble)
+            with pytest.raises(type(trouble)):
+                executor.serve(feed)
+            other.times(2, timeout=20)
+            check_spans(made, other)
+            executor.times(3, timeout=20)
+            check_spans(made, executor, 3)
+            feed.bell.close()
+
+
+def test_a_bell_that_is_closed_while_a_lane_runs_is_nobody_elses_file(bench: Callable[..., Bench], tmp_path: Path) -> None:
+    made = bench(0, 1, seconds=1e-4)
+    with made.executor(requests=2) as executor:
+        made.timed[0].instances[1].work[0] = 500_000_000
+        made.timed[1].instances[-1].work[0] = 500_000_000
+        feed = Troubled(made, 2, MemoryError())
+        with pytest.raises(MemoryError):
+            executor.serve(feed)
+        assert not executor._run.over.is_open  # type: ignore[union-attr]
+        feed.bell.close()
+        files = [(tmp_path / f"{i}").open("wb") for i in range(8)]
+        executor.time(timeout=20)
+        for file in files:
+            file.close()
+        assert not any((tmp_path / f"{i}").stat().st_size for i in range(8))
+
+
+@pytest.mark.parametrize("where", ["prepare", "_ran", "_look", "_work"])
+def test_a_lack_of_memory_between_segments_is_an_error_of_the_run_alone(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    made = bench(2, 12, seconds=1e-5, links=True)
+
+    def fail(*_: object) -> None:
+        raise MemoryError("none left")
+
+    with made.executor() as executor, made.executor() as other:
+        with monkeypatch.context() as patch:
+            patch.setattr(NativePlan, where, fail) if where != "_work" else patch.setattr(plan_module, "wake_on_time", fail)
+            with pytest.raises(ExecutionError, match="none left"):
+                executor.time(timeout=20)
+        other.times(2, timeout=20)
+        check_spans(made, other)
+
+
+def machine(requests: int = 2) -> _core.Machine:
+    problem = Problem.from_arrays(np.ones((3, 2)), [[0, 1], [1, 2]], [1, 1], np.ones((2, 2)), np.zeros((2, 2)))
+    return Scheduler(problem, [0, 1, 0], requests=requests).machine
+
+
+def lanes_of(requests: int = 2) -> _core.Lanes:
+    return _core.Lanes(machine(requests), np.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "name"),
+    [
+        (lambda lanes: lanes.set_entry(10, 0, 1, 0), IndexError, "node"),
+        (lambda lanes: lanes.set_entry(-1, 0, 1, 0), IndexError, "node"),
+        (lambda lanes: lanes.set_entry(0, 0, 0, 0), ValueError, "function"),
+        (lambda lanes: lanes.set_call(0, 2, int), IndexError, "lane"),
+        (lambda lanes: lanes.set_transfer(3, 0, -1.0), ValueError, "seconds"),
+        (lambda lanes: lanes.set_transfer(3, 0, float("nan")), ValueError, "seconds"),
+        (lambda lanes: lanes.prepare(np.array([2], np.int32), 0, None, np.inf), ValueError, "slots"),
+        (lambda lanes: lanes.prepare(np.array([0], np.int64), 0, None, np.inf), TypeError, "slots"),
+        (lambda lanes: lanes.prepare(np.array([0], np.int32), -1, None, np.inf), ValueError, "waiting"),
+        (lambda lanes: lanes.prepare(np.array([0], np.int32), 0, None, np.nan), ValueError, "deadline"),
+        (lambda lanes: lanes.work(2), IndexError, "lane"),
+        (lambda lanes: lanes.admit(-1), IndexError, "slot"),
+        (lambda lanes: lanes.ran(2), IndexError, "slot"),
+        (lambda lanes: lanes.error(10), IndexError, "node"),
+        (lambda _: _core.Lanes(machine(), np.ones(0)), ValueError, "slowdown"),
+        (lambda _: _core.Lanes(machine(), np.array([1.0, np.nan])), ValueError, "slowdown"),
+        (lambda _: _core.Lanes(machine(), np.ones(4)[::2]), ValueError, "slowdown"),
+    ],
+)
+def test_lanes_name_the_argument_that_they_cannot_take(
+    call: Callable[[_core.Lanes], object], error: type[Exception], name: str
+) -> None:
+    with pytest.raises(error, match=f"'{name}'"):
+        call(lanes_of())
+
+
+def test_a_deadline_ends_a_run_that_nobody_stops() -> None:
+    lanes = lanes_of(1)
+    lanes.set_call(0, 0, lambda: time.sleep(0.05))
+    lanes.set_call(1, 1, lambda: time.sleep(0.05))
+    lanes.prepare(np.array([0], np.int32), 1000, None, time.perf_counter() + 0.2)
+    threads = [threading.Thread(target=lanes.work, args=(k,)) for k in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert [type(event) for event in lanes.events()] == [_core.Late]
+
+
+def test_rules_that_contradict_what_happens_break_the_run_and_not_its_threads() -> None:
+    lanes = lanes_of(2)
+    lanes.set_call(0, 0, int)
+    lanes.prepare(np.array([0, 0], np.int32), 0, None, np.inf)  # a slot takes one request at a time
+    threads = [threading.Thread(target=lanes.work, args=(k,)) for k in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert [type(event) for event in lanes.events()] == [_core.Broken]
