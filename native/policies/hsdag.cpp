@@ -58,26 +58,22 @@ double slope(Span<const std::int64_t> distance) {
 
 void fractal_dimensions(Span<const std::int32_t> ptr, Span<const std::int32_t> others, Span<double> dimension) {
     const std::size_t ops = dimension.size();
-    std::vector<std::int32_t> queue;
-    std::vector<std::int64_t> distance, to;  // of the ops in the queue; to each op, -1 if it has not been met
-    queue.reserve(ops);
-    distance.reserve(ops);
+    std::vector<std::int32_t> queue(ops);
+    std::vector<std::int64_t> distance(ops), to(ops);  // of the ops in the queue; to each op, -1 if it has not been met
     for (std::size_t v = 0; v < ops; ++v) {
-        to.assign(ops, -1);
-        to[v] = 0;
-        queue.assign(1, static_cast<std::int32_t>(v));
-        distance.assign(1, 0);
-        for (std::size_t at = 0; at < queue.size(); ++at) {
-            const std::int32_t u = queue[at];
-            for (std::int32_t k = ptr[u]; k < ptr[u + 1]; ++k) {
+        std::fill(to.begin(), to.end(), -1);
+        queue[0] = static_cast<std::int32_t>(v);
+        to[v] = distance[0] = 0;
+        std::size_t met = 1;
+        for (std::size_t at = 0; at < met; ++at) {
+            for (std::int32_t k = ptr[queue[at]]; k < ptr[queue[at] + 1]; ++k) {
                 const std::int32_t w = others[k];
                 if (to[w] >= 0) continue;
-                to[w] = distance[at] + 1;
-                queue.push_back(w);
-                distance.push_back(to[w]);
+                queue[met] = w;
+                to[w] = distance[met++] = distance[at] + 1;
             }
         }
-        dimension[v] = slope(distance);
+        dimension[v] = slope(Span<const std::int64_t>(distance).first(met));
     }
 }
 

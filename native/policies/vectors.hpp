@@ -35,6 +35,7 @@ template <class T>
 PLACEIT_INLINE void add_product(Span<T> sum, Span<const T> factors, const T* rows) {
     const std::size_t columns = sum.size();
     std::size_t j = 0;
+    for (; j + 32 <= columns; j += 32) add_columns<32>(sum.data() + j, factors, rows + j, columns);
     for (; j + 16 <= columns; j += 16) add_columns<16>(sum.data() + j, factors, rows + j, columns);
     for (; j + 4 <= columns; j += 4) add_columns<4>(sum.data() + j, factors, rows + j, columns);
     for (; j < columns; ++j) add_columns<1>(sum.data() + j, factors, rows + j, columns);

@@ -1,10 +1,10 @@
-// Events in virtual time, and what finds the first of many.
+// Events in virtual time, and the heap that finds the first.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <vector>
 
 namespace placeit {
 
@@ -27,7 +27,6 @@ struct Event {
 
     /// After all others.
     static Event never() { return {std::numeric_limits<double>::infinity(), 0xFFFFFFFFu, -1}; }
-    bool is_never() const { return key == std::numeric_limits<std::uint64_t>::max(); }
 
     std::int32_t what() const { return static_cast<std::int32_t>(key & 0xFFFFFFFFu); }
     std::uint64_t sequence() const { return key >> 32; }
@@ -47,27 +46,42 @@ private:
     }
 };
 
-/// A binary heap in memory that somebody else owns, which has room for one event more than there ever are.
-class Heap {
+/// A binary heap in memory that somebody else owns, which has room for one event more than there ever are. The place of the
+/// first event, once taken, is left open for the next one that comes.
+class Events {
 public:
-    explicit Heap(Event* memory = nullptr) : event_(memory) {}
+    explicit Events(Event* memory) : event_(memory) {}
 
-    bool empty() const { return count_ == 0; }
-    const Event& first() const { return event_[0]; }
-    void clear() { count_ = 0; }
-    void push(const Event& event) { rise(count_++, event); }
-    Event pop() {
-        const Event first = event_[0], last = event_[--count_];
-        sink(last);
-        return first;
+    bool empty() {
+        settle();
+        return count_ == 0;
     }
-    /// Takes the first event and adds another.
-    void replace_first(const Event& event) {
-        event_[count_] = Event::never();
-        sink(event);
+    const Event& first() {
+        settle();
+        return event_[0];
+    }
+    Event pop() {
+        settle();
+        open_ = true;
+        return event_[0];
+    }
+    void push(const Event& event) {
+        if (open_) {
+            open_ = false;
+            event_[count_] = Event::never();
+            sink(event);
+        } else {
+            rise(count_++, event);
+        }
     }
 
 private:
+    void settle() {
+        if (!open_) return;
+        open_ = false;
+        const Event last = event_[--count_];
+        sink(last);
+    }
     void rise(std::size_t i, const Event& event) {
         while (i > 0) {
             const std::size_t parent = (i - 1) / 2;
@@ -92,42 +106,6 @@ private:
 
     Event* event_;
     std::size_t count_ = 0;
-};
-
-/// A heap where the place of the first event, once taken, is left open for the next one that comes.
-class Events {
-public:
-    explicit Events(Event* memory = nullptr) : heap_(memory) {}
-
-    bool empty() {
-        settle();
-        return heap_.empty();
-    }
-    const Event& first() {
-        settle();
-        return heap_.first();
-    }
-    Event pop() {
-        settle();
-        open_ = true;
-        return heap_.first();
-    }
-    void push(const Event& event) {
-        if (open_) {
-            open_ = false;
-            heap_.replace_first(event);
-        } else {
-            heap_.push(event);
-        }
-    }
-
-private:
-    void settle() {
-        if (open_) heap_.pop();
-        open_ = false;
-    }
-
-    Heap heap_;
     bool open_ = false;  // whether the first event has been taken
 };
 

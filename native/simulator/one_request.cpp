@@ -5,7 +5,6 @@
 #include <type_traits>
 
 #include "simulator/random.hpp"
-#include "simulator/simulation.hpp"
 
 namespace placeit {
 
@@ -315,15 +314,6 @@ double OneRequest::run(Span<const Index> place, Span<const double> duration, Spa
     };
     if (fifo) return contended ? choose(std::true_type(), std::true_type()) : choose(std::true_type(), std::false_type());
     return contended ? choose(std::false_type(), std::true_type()) : choose(std::false_type(), std::false_type());
-}
-
-double makespan_of(Span<const Op> op, Span<const Edge> edge, Grid<const Link> link, Span<const Index> place,
-                   Grid<const Flag> conflict, Span<const double> duration, Span<double> start) {
-    OneRequest request;
-    request.take({op, edge, link, conflict});
-    const double seconds = request.run(place, duration, {}, LinkModel::channel, Discipline::priority);
-    for (std::size_t v = 0; v < place.size(); ++v) start[v] = request.start(static_cast<Index>(v));
-    return seconds;
 }
 
 }  // namespace placeit

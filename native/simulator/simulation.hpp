@@ -92,9 +92,4 @@ double record_requests(const Tables& tables, Span<const Index> place, Span<const
 /// The b-level of each op, [V] seconds, with what tables say of ops.
 void b_level(const Tables& tables, Span<const Index> place, Span<double> rank);
 
-/// Simulate ops whose seconds are known over channels, the highest b-level first; no op needs Op::in_first, order must be set.
-/// Writes when each op starts, [V]; returns the makespan.
-double makespan_of(Span<const Op> op, Span<const Edge> edge, Grid<const Link> link, Span<const Index> place,
-                   Grid<const Flag> conflict, Span<const double> duration, Span<double> start);
-
 }  // namespace placeit

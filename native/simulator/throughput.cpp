@@ -27,6 +27,12 @@ double busy_seconds(const Tables& tables, Span<const Index> place, Span<double> 
         if (src < 0) continue;
         if (!tables.cut.empty() && edge.enters && target >= 0 && target != src) busy[at(target)] += tables.cut(p, at(target));
         if (!edge.opens) continue;
+        if (edge.following < 0) {  // as most tensors: they have one consumer
+            if (target < 0 || target == src) continue;
+            busy[links + at(src) * devices + at(target)] += tables.link(at(src), at(target)).seconds(edge.size);
+            if (!tables.cut.empty()) busy[at(src)] += tables.cut(p, at(src));
+            continue;
+        }
         const auto first = static_cast<Index>(p);
         bool leaves = false;
         for (Index q = first; q >= 0; q = tables.edge[at(q)].following) {
@@ -46,7 +52,9 @@ double busy_seconds(const Tables& tables, Span<const Index> place, Span<double> 
             if (tables.clique(k, d)) busy[devices + k] += busy[d];
         }
     }
-    return *std::max_element(busy.begin(), busy.end());
+    double most = 0.0;
+    for (const double seconds : busy) most = std::max(most, seconds);
+    return most;
 }
 
 Index busiest_ops(const Tables& tables, Span<const Index> place, Span<const double> busy, Span<Index> ops) {

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import math
+import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
     from placeit.runtime.runtime import Runtime
 
 __all__ = ["NativePlan", "NativeRan", "native_plan"]
+
+_EXIT_PATIENCE_S = 2.0  # for segments that run when the interpreter exits
 
 Entry: TypeAlias = tuple[int, int] | Callable[[], object]
 """What runs a segment: the addresses of a C function and its argument, or a Python function that raises what goes wrong."""
@@ -111,6 +116,7 @@ class NativePlan:
             waiting: how many follow them, each as soon as a slot is free.
             bell: of a run that requests are added to: rung when one has ended, or the run has been stopped.
         """
+        _RUNNING.check()
         self._ended, self._failed, self._failure, self._refused, self._lost = [], None, None, None, False
         self.lanes.prepare(np.array(slots, np.int32), waiting, None if bell is None else bell.counter, math.inf)
 
@@ -121,6 +127,7 @@ class NativePlan:
             ended: told what was done, once every lane is out of the loop, on the thread of the last one. It must not raise.
         """
         self._inside = len(self.workers)
+        _RUNNING.plans[self] = os.getpid()
         for k, worker in enumerate(self.workers[1:], 1):
             try:
                 worker.submit(lambda k=k: self._work(k, ended))  # type: ignore[misc]
@@ -203,6 +210,7 @@ class NativePlan:
             self._inside -= 1
             last = self._inside == 0
         if last:
+            _RUNNING.plans.pop(self, None)
             try:
                 ran = self._ran()
             except BaseException as error:  # noqa: BLE001 (no memory, say)
@@ -217,6 +225,35 @@ class NativePlan:
             what = slot, s, self._failure or ExecutionError("its device does not say why")
         segments, transfers = [of_slot[0] for of_slot in found], [of_slot[1] for of_slot in found]
         return NativeRan(self.lanes.begin, self.lanes.end, segments, transfers, what, self._refused, self._lost)
+
+
+class _Running:
+    """Plans whose lanes are at work, and what becomes of them when the interpreter exits.
+
+    A thread that wants the interpreter's lock after that is ended where it is, which C++ below it does not survive.
+    """
+
+    def __init__(self) -> None:
+        self.plans: dict[NativePlan, int] = {}  # with the process that they run in
+        self._exiting = False
+        atexit.register(self._end)
+
+    def check(self) -> None:
+        """Raise ExecutionError if the interpreter exits."""
+        if self._exiting:
+            raise ExecutionError("Python exits, and nothing more can run.")
+
+    def _end(self) -> None:
+        self._exiting = True
+        left = [plan for plan, process in [*self.plans.items()] if process == os.getpid()]
+        for plan in left:
+            plan.stop()
+        until = time.monotonic() + _EXIT_PATIENCE_S
+        while time.monotonic() < until and any(plan in self.plans for plan in left):
+            time.sleep(1e-3)
+
+
+_RUNNING = _Running()
 
 
 def native_plan(runtime: Runtime, plan: Plan, slots: Sequence[Slot], scheduler: Scheduler) -> NativePlan | None:

@@ -9,6 +9,8 @@ import contextlib
 import ctypes
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -537,3 +539,18 @@ def test_rules_that_contradict_what_happens_break_the_run_and_not_its_threads() 
     for thread in threads:
         thread.join(20)
     assert [type(event) for event in lanes.events()] == [_core.Broken]
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_python_exits_while_a_run_is_under_way(mixed: bool) -> None:
+    here = Path(__file__)
+    program = f"""
+import sys, threading, time
+sys.path[:0] = [{str(here.parent)!r}, {str(here.parents[2])!r}]
+from test_native import Bench
+executor = Bench(1, 20, seconds=1e-3, mixed={mixed}).executor()
+threading.Thread(target=lambda: executor.times(10**6), daemon=True).start()
+time.sleep(0.2)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 0, ended.stderr
