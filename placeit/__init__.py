@@ -117,6 +117,8 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "_core":
+        return import_module("placeit.core.extension").load_extension()
     if name not in _HOME:
         raise AttributeError(f"module 'placeit' has no attribute '{name}'")
     value = getattr(import_module(_HOME[name]), name)

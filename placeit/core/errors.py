@@ -21,6 +21,10 @@ class UsageError(PlaceitError):
     exit_code = 2
 
 
+class ExtensionError(PlaceitError):
+    """The compiled extension ``placeit._core`` is missing, or does not load."""
+
+
 class ModelError(PlaceitError):
     """A model file cannot be read, or contains something that cannot be placed."""
 
