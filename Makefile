@@ -3,8 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 GRAPHS ?= 1000
 CALLS ?= 10000
+NATIVE := $(wildcard native/*/*.?pp)
+PYTHONS ?= python3.11 python3.12
+ZIG = $(abspath $(BIN)/python);-m;ziglang;c++;-target;aarch64-linux-gnu
+CONFIGURE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPython_EXECUTABLE=$(abspath $(BIN)/python)
 
-.PHONY: help setup native stubs demo test lint types check slow intel-gpu format sanitize bench clean
+.PHONY: help setup native stubs wheel portable demo test lint types check slow intel-gpu format tidy sanitize bench clean
 
 help: ## what a developer does all day
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 11
@@ -17,22 +21,38 @@ setup: .venv/.installed native ## create .venv and install placeit with everythi
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-native: .venv/.installed ## build the C++ extension placeit/_core, what has changed of it
-	@test -f build/build.ninja || $(BIN)/cmake -S . -B build -G Ninja \
-	  -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPython_EXECUTABLE=$(abspath $(BIN)/python)
+native: build/build.ninja ## build the C++ extension placeit/_core, what has changed of it
 	@$(BIN)/cmake --build build
+
+build/build.ninja: .venv/.installed
+	@$(CONFIGURE) -B build --fresh
 
 stubs: native ## write placeit/_core.pyi anew, by what the extension holds
 	$(BIN)/python -m nanobind.stubgen --quiet --module placeit._core --output-file placeit/_core.pyi
+
+wheel: setup ## wheels for Linux in dist/: for Python 3.11, and for 3.12 and later; PYTHONS names what to build them with
+	rm -rf build/wheels
+	@for python in $(PYTHONS); do \
+	  if $$python -c '' 2>/dev/null; then \
+	    $(BIN)/pip --python "$$(command -v $$python)" wheel --quiet --no-deps --wheel-dir build/wheels . || exit 1; \
+	  else echo "$$python is not found: no wheel is built with it"; fi; \
+	done
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --strip --wheel-dir dist build/wheels/*.whl
+
+portable: setup ## compile the extension for aarch64: with AARCH64_CXX (aarch64-linux-gnu-g++), or else with zig from PyPI
+	@$(if $(AARCH64_CXX),,$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt ziglang)
+	@$(CONFIGURE) -B build/aarch64 -DCMAKE_CXX_COMPILER='$(or $(AARCH64_CXX),$(ZIG))' >/dev/null && \
+	  $(BIN)/cmake --build build/aarch64
 
 demo: setup ## export a model, then find, measure and run a placement for it
 	$(BIN)/python -m examples.demo
 
 test: lint types check ## everything that must pass before a commit
 
-lint: setup ## ruff: style and formatting; import-linter: no import from a layer above
+lint: setup ## ruff and clang-format: style and formatting; import-linter: no import from a layer above
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(NATIVE)
 	$(BIN)/lint-imports
 
 types: setup ## strict mypy on the package
@@ -47,14 +67,17 @@ slow: setup ## the slow tests: stress, whole models, training; in two processes
 intel-gpu: setup ## the tests that need Intel GPUs: on real ones, or else on emulated ones
 	$(BIN)/python -m tests.emulated_gpu --optional $(BIN)/pytest -m intel_gpu
 
-format: setup ## let ruff rewrite what it can
+format: setup ## let ruff and clang-format rewrite what they can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(NATIVE)
+
+tidy: setup ## clang-tidy on the extension
+	@printf '%s\n' $(filter %.cpp,$(NATIVE)) | xargs -P 2 -n 4 $(BIN)/clang-tidy -p build --quiet
 
 sanitize: setup ## the core's stress program and a fuzz of its bindings, under ThreadSanitizer, AddressSanitizer and UBSan
 	@for of in thread address,undefined; do \
-	  $(BIN)/cmake -S . -B build/$$of -G Ninja -DSANITIZE=$$of -DCMAKE_BUILD_TYPE=RelWithDebInfo \
-	    -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPython_EXECUTABLE=$(abspath $(BIN)/python) >/dev/null && \
+	  $(CONFIGURE) -B build/$$of -DSANITIZE=$$of -DCMAKE_BUILD_TYPE=RelWithDebInfo >/dev/null && \
 	  $(BIN)/cmake --build build/$$of --target stress && build/$$of/stress $(GRAPHS) || exit 1; \
 	done
 	@$(BIN)/cmake --build build/address,undefined --target _core
@@ -66,5 +89,5 @@ bench: setup ## the quick form of every benchmark
 	$(BIN)/python -m benchmarks --quick
 
 clean: ## remove the environment and every cache
-	rm -rf .venv build placeit/_core.*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist placeit/_core.*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,83 @@
+"""Source distributions and wheels: what they need where they are installed."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TOOLS = {"PATH": sysconfig.get_path("scripts")}
+"""An environment with CMake, Ninja and auditwheel, and without a compiler."""
+SIMULATE = """
+import placeit
+from placeit.testing.problems import random_problem
+problem = random_problem(20, 3)
+devices = placeit.place(problem, "heft").devices
+print(devices.tolist(), placeit.simulate(problem, devices[None]).tolist())
+"""
+
+
+def done(*command, **options):
+    """What a command prints; it must succeed."""
+    ran = subprocess.run(list(map(str, command)), stdout=-1, stderr=subprocess.STDOUT, encoding="utf-8", check=False, **options)
+    assert ran.returncode == 0, ran.stdout
+    return ran.stdout
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """A source distribution, unpacked."""
+    folder = tmp_path_factory.mktemp("sdist")
+    done(sys.executable, "-c", f"from scikit_build_core.build import build_sdist; build_sdist({str(folder)!r})", cwd=ROOT)
+    (archive,) = folder.iterdir()
+    with tarfile.open(archive) as file:
+        file.extractall(folder, filter="data")
+    return archive.with_name(archive.name.removesuffix(".tar.gz"))
+
+
+def build_wheel(source, folder, environment):
+    command = "-m", "pip", "wheel", "--no-index", "--no-build-isolation", "--no-deps", "--wheel-dir"
+    return subprocess.run(
+        [sys.executable, *command, folder, source], env=environment, capture_output=True, encoding="utf-8", check=False
+    )
+
+
+def test_a_source_distribution_has_all_that_is_compiled_and_nothing_else_of_the_checkout(source):
+    files = {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()}
+    listed = done("git", "ls-files", cwd=ROOT).split()
+    assert files >= {name for name in listed if name.startswith(("native/", "placeit/")) or name == "CMakeLists.txt"}
+    assert not [name for name in files if name.startswith(("build/", "dist/")) or name.endswith((".so", ".pyc"))]
+
+
+@pytest.mark.parametrize("compiler", [{}, {"CXX": "no-such-compiler"}], ids=["none", "a wrong CXX"])
+def test_without_a_compiler_the_error_says_what_to_install(source, tmp_path, compiler):
+    failed = build_wheel(source, tmp_path, TOOLS | compiler)
+    assert failed.returncode == 1
+    said = " ".join((failed.stdout + failed.stderr).split())
+    assert "there is no working C++ compiler here. Install g++ (9 or later) or clang (10 or later)" in said
+
+
+@pytest.mark.slow
+def test_a_wheel_runs_where_there_is_no_compiler(source, tmp_path):
+    built = build_wheel(source, tmp_path / "built", os.environ)
+    assert built.returncode == 0, built.stdout + built.stderr
+    (wheel,) = (tmp_path / "built").iterdir()
+    done("auditwheel", "repair", "--strip", "--wheel-dir", tmp_path / "dist", wheel, env=TOOLS)
+    (wheel,) = (tmp_path / "dist").iterdir()
+    assert "-manylinux_2_" in wheel.name
+
+    empty = tmp_path / "empty"
+    venv.create(empty, with_pip=False, symlinks=True)
+    python = empty / "bin" / "python"
+    done(sys.executable, "-m", "pip", "--python", python, "install", "--no-index", "--no-deps", wheel)
+    site = done(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
+    Path(site, "rest.pth").write_text(sysconfig.get_path("purelib"))  # what placeit needs, without the checkout
+    environment = {"PATH": str(python.parent), "HOME": str(tmp_path)}
+    where = done(python, "-c", "import placeit._core as core; print(core.__file__)", env=environment, cwd=tmp_path)
+    assert Path(where.strip()).parent == Path(site, "placeit")
+    assert done(python, "-c", SIMULATE, env=environment, cwd=tmp_path) == done(sys.executable, "-c", SIMULATE, cwd=ROOT)
