@@ -47,7 +47,7 @@ portable: setup ## compile the extension for aarch64: with AARCH64_CXX (aarch64-
 demo: setup ## export a model, then find, measure and run a placement for it
 	$(BIN)/python -m examples.demo
 
-test: lint types check ## everything that must pass before a commit
+test: lint tidy types check ## everything that must pass before a commit
 
 lint: setup ## ruff and clang-format: style and formatting; import-linter: no import from a layer above
 	$(BIN)/ruff check .

@@ -239,6 +239,7 @@ void makespans(const Tables& tables, Grid<const Index> placements, Grid<const do
     const std::size_t size = placements.rows(), workers = std::min(at(threads), size);
     if (workers <= 1) return work(0, size);
     std::vector<std::future<void>> parts;
+    parts.reserve(workers);
     for (std::size_t i = 0; i < workers; ++i) {
         parts.push_back(std::async(std::launch::async, work, size * i / workers, size * (i + 1) / workers));
     }

@@ -75,7 +75,7 @@ public:
             if (number < 0) number = next++;
             tensor = number;
         }
-        const std::vector<double> ones(std::max(n, std::max(e, d)) * d, 1.0);
+        const std::vector<double> ones(std::max({n, e, d}) * d, 1.0);
         std::vector<Flag> conflicts(d * d, 0);
         const bool paired = random.chance(0.3);  // whether every other device shares cores with the one before it
         if (paired) {
@@ -145,6 +145,7 @@ private:
 /// Add requests to a run, each in a slot that is free, until there are enough of them or the run is stopped; returns how many.
 int serve(Lanes& lanes, const Bell& bell, int wanted, bool goodbye, std::vector<Event>& events) {
     std::vector<Index> free;
+    free.reserve(static_cast<std::size_t>(lanes.slots()));
     for (Index slot = 0; slot < lanes.slots(); ++slot) free.push_back(slot);
     int admitted = 0;
     std::size_t ended = 0, seen = 0;
@@ -212,6 +213,7 @@ const char* run(Random& random, Graph& graph, Counts& counts) {
         });
     }
     std::vector<std::thread> threads;
+    threads.reserve(static_cast<std::size_t>(lanes.lanes()));
     for (Index k = 0; k < lanes.lanes(); ++k) threads.emplace_back([&lanes, k] { lanes.work(k); });
     for (std::thread& thread : threads) thread.join();
     over = true;
