@@ -87,7 +87,13 @@ def test_wheels_and_checkout_that_are_too_large_together_are_refused_and_the_lar
 def test_wheels_are_packed_into_an_empty_folder_only(tool, tmp_path):
     (tmp_path / "old.whl").touch()
     with pytest.raises(SystemExit, match="is not empty: name another folder"):
-        tool.pack(tmp_path)
+        tool.pack(tmp_path, "python3.12")
+
+
+@pytest.mark.parametrize("python", ["no-such-python", "false"])
+def test_without_the_python_that_builds_the_wheel_of_placeit_the_error_says_so(tool, tmp_path, python):
+    with pytest.raises(SystemExit, match=f"needs Python 3.12 or later, and {python} is none: name one with --python"):
+        tool.pack(tmp_path / "wheels", python)
 
 
 # -- running -----------------------------------------------------------------------------------------------------------
@@ -204,14 +210,19 @@ def test_wheels_in_a_folder_near_by_are_installed_where_they_are_missing(tool, t
         wheel.writestr(f"{info}/RECORD", "")
     (tmp_path / "numpy-0.1-py3-none-any.whl").write_bytes(b"no wheel at all, but NumPy is there")
 
+    paths = []
+
     def call_for(environment, command, seconds, log):
         log.touch()
+        assert environment["PYTHONSAFEPATH"]  # so that the current folder, a checkout, is not the first
+        paths.append(environment["PYTHONPATH"].split(os.pathsep)[:2])
         return install(environment, command, 300.0, log) if "pip" in command else 0
 
     install = tool.call_for
     monkeypatch.setattr(tool, "call_for", call_for)
     monkeypatch.chdir(tmp_path)
     tool.run(Path("out"), Path(), 9.0)
+    assert all(path[1] == str(ROOT) and Path(path[0]).name.startswith("gpu-report-") for path in paths)
     first = json.loads((tmp_path / "out" / "report.json").read_text())["steps"][0]
     assert (first["name"], first["outcome"]) == ("installation", "ok")
     assert first["tail"][-1].startswith("Successfully installed placeit")
