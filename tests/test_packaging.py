@@ -63,6 +63,7 @@ def test_without_a_compiler_the_error_says_what_to_install(source, tmp_path, com
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_wheel_runs_where_there_is_no_compiler(source, tmp_path):
     built = build_wheel(source, tmp_path / "built", os.environ)
     assert built.returncode == 0, built.stdout + built.stderr
