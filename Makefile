@@ -37,7 +37,7 @@ wheel: setup ## wheels for Linux in dist/: for Python 3.11, and for 3.12 and lat
 	    $(BIN)/pip --python "$$(command -v $$python)" wheel --quiet --no-deps --wheel-dir build/wheels . || exit 1; \
 	  else echo "$$python is not found: no wheel is built with it"; fi; \
 	done
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --strip --wheel-dir dist build/wheels/*.whl
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/wheels/*.whl
 
 portable: setup ## compile the extension for aarch64: with AARCH64_CXX (aarch64-linux-gnu-g++), or else with zig from PyPI
 	@$(if $(AARCH64_CXX),,$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt ziglang)

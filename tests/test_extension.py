@@ -1,8 +1,10 @@
 """What is said where ``placeit._core`` is missing, built for another Python, or damaged."""
 
+import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
@@ -23,8 +25,9 @@ def package(tmp_path_factory):
 
 def python(package, *arguments):
     """What a Python that finds this copy first answers: exit code, and what it says."""
-    command = [sys.executable, *arguments]
-    done = subprocess.run(command, cwd=package.parent, capture_output=True, encoding="utf-8", check=False)
+    command = [sys.executable, "-S", *arguments]  # without site, an editable installation is not found before the copy
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(package.parent), sysconfig.get_path("purelib")])}
+    done = subprocess.run(command, env=environment, cwd=package.parent, capture_output=True, encoding="utf-8", check=False)
     return done.returncode, done.stderr
 
 

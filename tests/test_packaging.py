@@ -63,11 +63,12 @@ def test_without_a_compiler_the_error_says_what_to_install(source, tmp_path, com
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_wheel_runs_where_there_is_no_compiler(source, tmp_path):
     built = build_wheel(source, tmp_path / "built", os.environ)
     assert built.returncode == 0, built.stdout + built.stderr
     (wheel,) = (tmp_path / "built").iterdir()
-    done("auditwheel", "repair", "--strip", "--wheel-dir", tmp_path / "dist", wheel, env=TOOLS)
+    done("auditwheel", "repair", "--wheel-dir", tmp_path / "dist", wheel, env=TOOLS)
     (wheel,) = (tmp_path / "dist").iterdir()
     assert "-manylinux_2_" in wheel.name
 
