@@ -20,6 +20,7 @@ import _core  # noqa: E402
 
 _SIZES = (0, 1, 2, 3, 4, 5)
 _UNSAFE = {"set_entry", "work"}  # called with the address of a function, and until a run is over: below, by themselves
+_ENDLESS = {"last", "steps", "evaluations"}  # of a search, which runs for as long as it is asked to
 _DTYPE = re.compile(r"numpy\.typing\.NDArray\[numpy\.(\w+)\]")
 
 
@@ -42,17 +43,15 @@ class Fuzz:
         if getattr(what.__init__, "__nb_signature__", None):
             self.calls.append((name, what, None))
         for member in vars(what):
-            if not member.startswith("_") and member not in _UNSAFE:
-                self.calls.append((f"{name}.{member}", getattr(what, member), name))
+            method = getattr(what, member)
+            if member.startswith("_") or member in _UNSAFE or isinstance(method, what):
+                continue
+            self.calls.append((f"{name}.{member}", method, name))
 
     def call(self) -> str:
         """Make one call and return the name of what came of it."""
-        _, what, of = self.calls[self.rng.integers(len(self.calls))]
-        owner = None
-        if of is not None:
-            if not self.made[of]:
-                return "nothing to call it on"
-            owner = self.pick(self.made[of])
+        _, what, of = self.pick([call for call in self.calls if call[2] is None or self.made[call[2]]])
+        owner = None if of is None else self.pick(self.made[of])
         try:
             if hasattr(what, "__get__") and not hasattr(what, "__nb_signature__") and owner is not None:
                 made = what.__get__(owner)  # an attribute
@@ -83,10 +82,10 @@ class Fuzz:
                 if character == ")":
                     break
             depth += (character in "([") - (character in ")]")
-        kinds = [part.partition(":")[2].partition("=")[0].strip() for part in parts]
-        return [self.value(kind) for kind in kinds if kind]
+        split = [part.partition("=")[0].partition(":") for part in parts]
+        return [self.value(kind.strip(), endless=name.strip() in _ENDLESS) for name, _, kind in split if kind]
 
-    def value(self, kind: str) -> Any:
+    def value(self, kind: str, endless: bool = False) -> Any:
         rng = self.rng
         if rng.random() < 0.04:
             return self.pick([None, "text", -1, math.nan, object(), [1, 2], {}, b"bytes", 2**63, np.zeros(3, "datetime64[s]")])
@@ -94,6 +93,8 @@ class Fuzz:
             return self.array(match[1])
         if kind in ("int", "float"):
             small = [int(rng.integers(-1, 6)), int(rng.integers(0, 3)), 1]
+            if endless:
+                return self.pick(small)
             return (
                 self.pick([*small, *small, 2**31 - 1, -(2**31)])
                 if kind == "int"
@@ -115,7 +116,7 @@ class Fuzz:
         values = rng.integers(-1, 5, shape) if rng.random() < 0.3 else rng.integers(0, 2, shape)
         made = np.asarray(values).astype(dtype)
         if dtype.startswith("float") and made.size and rng.random() < 0.2:
-            made.flat[0] = self.pick([math.nan, math.inf, -math.inf, 1e308, -1.0])
+            made.flat[0] = self.pick([math.nan, math.inf, -math.inf, 1e30, -1.0])
         elif dtype == "int32" and made.size and rng.random() < 0.1:
             made.flat[-1] = self.pick([2**31 - 1, -(2**31), -1])
         spoil = rng.random()
