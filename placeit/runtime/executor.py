@@ -116,6 +116,7 @@ class Executor(PlanExecutor):
 
     def _release(self) -> None:
         self._slots.clear()
+        self._native = None  # which runs segments that hold memory
         self.programs.clear()
 
     def _write(self, inputs: Mapping[str, NDArray[np.generic]], request: int) -> None:
