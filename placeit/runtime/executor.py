@@ -95,11 +95,12 @@ class Executor(PlanExecutor):
         self._first = of_devices[0] if of_devices else None  # where runs begin: segments are in topological order
         self._workers = [*of_devices, *(worker for worker in of_links if worker is not None)]
         self._native = native_plan(runtime, plan, self._slots, self._scheduler) if native else None
+        self._needs_python = self._native is None or self._native.needs_python
 
     @property
     def native(self) -> bool:
         """Whether runs need no Python from their begin to their end, unless another executor has the threads."""
-        return self._native is not None and not self._native.needs_python
+        return not self._needs_python
 
     @property
     def host_paced(self) -> tuple[str, ...]:
