@@ -156,7 +156,10 @@ def test_the_whole_cpu_is_what_a_split_has_to_beat_only_where_it_is_the_best_sin
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain_takes(monkeypatch, 0.05, split=0.01)
-    found = found_on_pair(cache, placers="random:samples=1", budget=30.0)
+    with Session(inception_like(), PAIR, cache=cache) as session:
+        session.profile()
+        split = session.placement(np.arange(len(session.grouping.groups)) % 2)
+    found = found_on_pair(cache, start=split, budget=300.0)  # given, so that it runs whatever is simulated
     assert found.best_single is not None
     assert found.best_single.name.startswith("CPU@")
     assert found.chosen.placer != "single"
