@@ -105,7 +105,8 @@ class ExactSearch:
 
     def next(self, placements: numpy.typing.NDArray[numpy.int32], bound: float, nodes: int) -> tuple[int, int]:
         """
-        Write the next placements whose lower bound is below a bound, int32[N, V]; return how many there are, and how many partial placements were examined to find them.
+        Write the next placements whose lower bound is below a bound, int32[N, V]; return how many there are, and how
+        many partial placements were examined to find them.
         """
 
     @property
@@ -164,8 +165,8 @@ def makespans(tables: Tables, placements: numpy.typing.NDArray[numpy.int32], pri
 
 def record_requests(tables: Tables, place: numpy.typing.NDArray[numpy.int32], priority: numpy.typing.NDArray[numpy.float64], options: Options, seed: int, arrivals: numpy.typing.NDArray[numpy.float64], slots: int, times: numpy.typing.NDArray[numpy.float64], log: numpy.typing.NDArray[numpy.float64], peak: numpy.typing.NDArray[numpy.float64]) -> float:
     """
-    Simulate requests and write when they began and ended, float64[2, R], the start and the finish of every node of each,
-    float64[2 * R, V + E], and the most bytes of each device, float64[D].
+    Simulate requests and write when they began and ended, float64[2, R], the start and the finish of every node of
+    each, float64[2 * R, V + E], and the most bytes of each device, float64[D].
     """
 
 def b_level(tables: Tables, place: numpy.typing.NDArray[numpy.int32], rank: numpy.typing.NDArray[numpy.float64]) -> None:

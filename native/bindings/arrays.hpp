@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "rules/span.hpp"
+#include "rules/tables.hpp"
 
 namespace placeit {
 
@@ -59,7 +60,7 @@ public:
     using Value = std::remove_const_t<T>;
 
     Array() = default;
-    explicit Array(nanobind::handle object) : type_(Py_TYPE(object.ptr())) {
+    explicit Array(nanobind::handle object) {
         held_ = PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_FORMAT | PyBUF_STRIDES) == 0;
         if (!held_) PyErr_Clear();
     }
@@ -67,7 +68,6 @@ public:
     Array& operator=(Array&& other) noexcept {
         std::swap(buffer_, other.buffer_);
         std::swap(held_, other.held_);
-        std::swap(type_, other.type_);
         return *this;
     }
     ~Array() {
@@ -135,8 +135,16 @@ private:
 
     Py_buffer buffer_{};
     bool held_ = false;
-    PyTypeObject* type_ = nullptr;
 };
+
+/// Checks that a number is from 0 to `size` - 1. Throws an IndexError that names the argument.
+inline void check_index(const char* name, std::int64_t index, std::int64_t size) {
+    if (index < 0 || index >= size) {
+        throw nanobind::index_error(("'" + std::string(name) + "' is " + std::to_string(index) + "; it must be from 0 to " +
+                                     std::to_string(size - 1) + ".")
+                                        .c_str());
+    }
+}
 
 /// Checks that all numbers are from `low` to `high`, both included. Throws a ValueError that names the argument.
 template <class T>
@@ -148,6 +156,14 @@ void check_range(const char* name, Span<T> values, std::int64_t low, std::int64_
                                             .c_str());
         }
     }
+}
+
+/// A placement of a problem: a device that exists for every op.
+inline Span<const std::int32_t> placement_of(const Tables& tables, const Array<const std::int32_t>& place,
+                                             const char* name = "place") {
+    const auto checked = place.vector(name, tables.compute.rows());
+    check_range(name, checked, 0, tables.devices() - 1);
+    return checked;
 }
 
 }  // namespace placeit

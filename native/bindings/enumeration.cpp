@@ -1,7 +1,6 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "bindings/arrays.hpp"
@@ -19,17 +18,9 @@ void make_search(ExactSearch* self, const Tables& tables, const Array<const doub
                  const Array<const std::int32_t>& alike, const Array<const Flag>& cliques, const Array<const double>& share,
                  bool capacity) {
     const std::size_t ops = tables.compute.rows(), devices = tables.memory.size();
-    Bounds bounds;
-    const auto tails = tail.vector("tail", ops), shares = share.vector("share", devices);
-    const auto firsts = alike.vector("alike", devices);
-    const auto sets = cliques.grid("cliques", {}, devices);
-    bounds.tail.assign(tails.begin(), tails.end());
-    bounds.alike.assign(firsts.begin(), firsts.end());
-    bounds.share.assign(shares.begin(), shares.end());
-    bounds.cliques = Matrix<Flag>(sets.rows(), devices);
-    std::copy_n(sets.data(), sets.rows() * devices, bounds.cliques.values().begin());
-    bounds.capacity = capacity;
-    new (self) ExactSearch(tables, std::move(bounds));
+    new (self)
+        ExactSearch(tables, {copy(tail.vector("tail", ops)), copy(alike.vector("alike", devices)),
+                             copy(cliques.grid("cliques", {}, devices)), copy(share.vector("share", devices)), capacity});
 }
 
 std::pair<std::size_t, std::int64_t> next(ExactSearch& search, const Array<std::int32_t>& placements, double bound,
@@ -48,9 +39,8 @@ void bind_enumeration(nb::module_& module) {
         .def("__init__", &make_search, nb::keep_alive<1, 2>(), "tables"_a, "tail"_a, "alike"_a, "cliques"_a, "share"_a,
              "capacity"_a)
         .def("next", &next, "placements"_a, "bound"_a, "nodes"_a,
-             "Write the next placements whose lower bound is below a bound, int32[N, V]; return how many there are, and how "
-             "many "
-             "partial placements were examined to find them.")
+             "Write the next placements whose lower bound is below a bound, int32[N, V]; return how many there are, and how\n"
+             "many partial placements were examined to find them.")
         .def_prop_ro("over", &ExactSearch::over);
     module.def(
         "spread",

@@ -52,15 +52,6 @@ struct PlanLanes : Lanes {
     std::deque<Call> calls;  // whose addresses are the arguments of entries
 };
 
-template <class T>
-void check_index(const char* name, T value, std::int64_t size) {
-    if (value < 0 || value >= size) {
-        throw nb::index_error(("'" + std::string(name) + "' is " + std::to_string(value) + "; it must be from 0 to " +
-                               std::to_string(size - 1) + ".")
-                                  .c_str());
-    }
-}
-
 void set(PlanLanes& lanes, Index node, Index lane, Entry entry, double seconds) {
     check_index("node", node, lanes.nodes());
     check_index("lane", lane, lanes.lanes());
@@ -122,9 +113,7 @@ void bind_executor(nb::module_& module) {
                 Call& call = lanes.calls.emplace_back(Call{std::move(run), nb::object()});
                 set(lanes, node, lane, {&Call::perform, &call}, 0.0);
             },
-            "node"_a, "lane"_a, "run"_a,
-            nb::sig("def set_call(self, node: int, lane: int, run: collections.abc.Callable[[], object]) -> None"),
-            "Run a segment by a Python function without arguments.")
+            "node"_a, "lane"_a, "run"_a, "Run a segment by a Python function without arguments.")
         .def(
             "set_transfer",
             [](PlanLanes& lanes, Index node, Index lane, double seconds) {

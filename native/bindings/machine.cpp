@@ -4,8 +4,8 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstdint>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "bindings/arrays.hpp"
@@ -25,13 +25,6 @@ Told told(const Machine& machine, bool possible = true) {
     return std::vector<Index>(machine.told().begin(), machine.told().end());
 }
 
-void check_index(const char* name, Index value, Index size) {
-    if (value < 0 || value >= size) {
-        throw nb::index_error(
-            ("'" + std::string(name) + "' is " + std::to_string(value) + ", of " + std::to_string(size) + ".").c_str());
-    }
-}
-
 }  // namespace
 
 void bind_machine(nb::module_& module) {
@@ -43,7 +36,7 @@ void bind_machine(nb::module_& module) {
     };
     const auto of_node = [](auto tell, bool op) {
         return [tell, op](Machine& machine, Index node) {
-            check_index("node", node, machine.slots() * machine.nodes());
+            check_index("node", node, std::int64_t{machine.slots()} * machine.nodes());
             const bool is_op = at(node % machine.nodes()) < machine.place().size();
             if (is_op != op)
                 throw nb::index_error(op ? "'node' is a transfer, not an op." : "'node' is an op, not a transfer.");
@@ -58,8 +51,7 @@ void bind_machine(nb::module_& module) {
             "__init__",
             [](Machine* self, const Tables& tables, const Array<const Index>& place, LinkModel links, Discipline queue,
                Index slots) {
-                const auto where = place.vector("place", at(tables.ops()));
-                check_range("place", where, 0, tables.devices() - 1);
+                const auto where = placement_of(tables, place);
                 if (slots < 1) throw nb::value_error("'slots' must be at least 1.");
                 new (self) Machine(tables, where, links, queue, slots);
             },
@@ -99,8 +91,7 @@ void bind_machine(nb::module_& module) {
         .def("running", of_slot([](Machine& machine, Index r) {
                  std::vector<Index> found;
                  for (Index n = r * machine.nodes(); n < (r + 1) * machine.nodes(); ++n) {
-                     const Phase phase = machine.node(n).phase;
-                     if (phase == Phase::running || phase == Phase::sent) found.push_back(n);
+                     if (machine.node(n).on_its_way()) found.push_back(n);
                  }
                  return found;
              }),

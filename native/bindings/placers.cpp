@@ -23,13 +23,6 @@ std::size_t devices_of(const Tables& tables) {
     return tables.compute.columns();
 }
 
-/// A placement as searches take it: device numbers within range.
-Span<const std::int32_t> placement(const Tables& tables, const Ints& place) {
-    const auto checked = place.vector("place", ops_of(tables));
-    check_range("place", checked, 0, tables.devices() - 1);
-    return checked;
-}
-
 void bind_list_scheduling(nb::module_& module) {
     const auto ranks = [](auto write) {
         return [write](const Tables& tables, const Doubles& compute, const Doubles& comm, const Array<double>& rank) {
@@ -79,7 +72,7 @@ void bind_searches(nb::module_& module) {
     module.def(
         "earliest_finish_devices",
         [](const Tables& tables, const Ints& place, const Array<const std::int64_t>& ops, const Array<std::int32_t>& devices) {
-            const auto on = placement(tables, place);
+            const auto on = placement_of(tables, place);
             const auto moved = ops.vector("ops");
             check_range("ops", moved, 0, tables.ops() - 1);
             const auto chosen = devices.vector("devices", moved.size());
@@ -93,7 +86,7 @@ void bind_searches(nb::module_& module) {
         .def(
             "__init__",
             [](Annealing* self, const CostModel& model, const Ints& place, double scale, std::uint64_t seed) {
-                new (self) Annealing(model, placement(*model.tables, place), scale, seed);
+                new (self) Annealing(model, placement_of(*model.tables, place), scale, seed);
             },
             "model"_a, "place"_a, "scale"_a, "seed"_a, nb::keep_alive<1, 2>())
         .def("run", &Annealing::run, "first"_a, "last"_a, "steps"_a, nb::call_guard<nb::gil_scoped_release>(),

@@ -18,18 +18,6 @@ using Doubles = Array<const double>;
 using Ints = Array<const std::int32_t>;
 using Flags = Array<const Flag>;
 
-template <class T>
-std::vector<std::remove_const_t<T>> copy(Span<T> values) {
-    return {values.begin(), values.end()};
-}
-
-template <class T>
-Matrix<std::remove_const_t<T>> copy(Grid<T> values) {
-    Matrix<std::remove_const_t<T>> copied(values.rows(), values.columns());
-    std::copy_n(values.data(), values.rows() * values.columns(), copied.values().begin());
-    return copied;
-}
-
 void make_groups(Groups* self, const Ints& edges, const Doubles& tensor_bytes, const Doubles& core, const Doubles& cut_per_byte,
                  const Doubles& dispatch, const Doubles& load, const Doubles& beside, const Flags& conflicts,
                  const Doubles& read, const Doubles& latency, const Doubles& bandwidth, const Flags& passthrough,
@@ -45,13 +33,9 @@ void make_groups(Groups* self, const Ints& edges, const Doubles& tensor_bytes, c
     groups.dispatch = copy(dispatch.vector("dispatch", devices));
     groups.load = copy(load.grid("load", count, devices));
     groups.beside = copy(beside.grid("beside", devices, devices));
-    groups.conflict = copy(conflicts.grid("conflicts", devices, devices));
-    const auto& flags = groups.conflict.values();
-    if (std::none_of(flags.begin(), flags.end(), [](Flag flag) { return flag; })) groups.conflict = {};
+    groups.conflict = conflict_table(conflicts.grid("conflicts", devices, devices));
     groups.read = copy(read.vector("read", devices));
-    const auto seconds = latency.grid("latency", devices, devices), rate = bandwidth.grid("bandwidth", devices, devices);
-    groups.link = Matrix<Link>(devices, devices);
-    for (std::size_t i = 0; i < devices * devices; ++i) groups.link.values()[i] = {seconds.data()[i], rate.data()[i]};
+    groups.link = link_table(latency.grid("latency", devices, devices), bandwidth.grid("bandwidth", devices, devices));
     groups.passthrough = copy(passthrough.vector("passthrough", count));
     groups.clique = copy(cliques.grid("cliques", {}, devices));
     groups.steady = steady;

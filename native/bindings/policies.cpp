@@ -222,8 +222,7 @@ GpNetBatch batch_of(Fields& batch, const GpNet& net) {
 
 /// A placement whose ops can run where they are.
 Span<const std::int32_t> feasible(const Ints& placement, const GpNet& net) {
-    const auto place = placement.vector("placement", net.tables().compute.rows());
-    check_range("placement", place, 0, net.tables().devices() - 1);
+    const auto place = placement_of(net.tables(), placement, "placement");
     if (!net.is_feasible(place)) throw nb::value_error("'placement' has an op on a device that cannot run it.");
     return place;
 }

@@ -12,13 +12,6 @@ namespace placeit {
 
 namespace {
 
-/// Placements as the simulator takes them: device numbers within range.
-Span<const Index> placement(const Tables& tables, const Array<const Index>& place) {
-    const Span<const Index> checked = place.vector("place", at(tables.ops()));
-    check_range("place", checked, 0, tables.devices() - 1);
-    return checked;
-}
-
 /// A priority of each op, or none.
 Span<const double> priorities(const Tables& tables, const Array<const double>& priority) {
     const Span<const double> checked = priority.vector("priority");
@@ -72,8 +65,7 @@ void bind_simulator(nb::module_& module) {
         .def(
             "__init__",
             [](CostModel* self, const Tables& tables, const Doubles& priority, const Options& options) {
-                const auto checked = priorities(tables, priority);
-                new (self) CostModel{&tables, false, {checked.begin(), checked.end()}, options};
+                new (self) CostModel{&tables, false, copy(priorities(tables, priority)), options};
             },
             "tables"_a, "priority"_a, "options"_a, nb::keep_alive<1, 2>(),
             "The makespan of one request; priority: [V], or empty for b-levels.")
@@ -104,7 +96,7 @@ void bind_simulator(nb::module_& module) {
         [](const Tables& tables, const Ints& place, const Doubles& priority, const Options& options, std::uint64_t seed,
            const Doubles& arrivals, Index slots, const Array<double>& times, const Array<double>& log,
            const Array<double>& peak) {
-            const auto where = placement(tables, place);
+            const auto where = placement_of(tables, place);
             const auto ranks = priorities(tables, priority);
             const auto arrived = arrival_times(arrivals);
             const Record record{times.grid("times", 2, arrived.size()),
@@ -115,14 +107,13 @@ void bind_simulator(nb::module_& module) {
             return record_requests(tables, where, ranks, options, seed, arrived, slots, record, bytes);
         },
         "tables"_a, "place"_a, "priority"_a, "options"_a, "seed"_a, "arrivals"_a, "slots"_a, "times"_a, "log"_a, "peak"_a,
-        "Simulate requests and write when they began and ended, float64[2, R], the start and the finish of every node of "
-        "each,\n"
-        "float64[2 * R, V + E], and the most bytes of each device, float64[D].");
+        "Simulate requests and write when they began and ended, float64[2, R], the start and the finish of every node of\n"
+        "each, float64[2 * R, V + E], and the most bytes of each device, float64[D].");
 
     module.def(
         "b_level",
         [](const Tables& tables, const Ints& place, const Array<double>& rank) {
-            const auto where = placement(tables, place);
+            const auto where = placement_of(tables, place);
             b_level(tables, where, rank.vector("rank", where.size()));
         },
         "tables"_a, "place"_a, "rank"_a, "Write the longest path from each op to an exit, seconds, float64[V].");
@@ -130,7 +121,7 @@ void bind_simulator(nb::module_& module) {
     module.def(
         "busy_seconds",
         [](const Tables& tables, const Ints& place, const Array<double>& busy) {
-            return busy_seconds(tables, placement(tables, place), busy.vector("busy", resources(tables)));
+            return busy_seconds(tables, placement_of(tables, place), busy.vector("busy", resources(tables)));
         },
         "tables"_a, "place"_a, "busy"_a,
         "Write the seconds for which a request keeps each device, set of devices and pair of devices busy; return the most.");
@@ -139,7 +130,7 @@ void bind_simulator(nb::module_& module) {
         "seconds_per_request",
         [](const Tables& tables, const Ints& placements, const Array<double>& seconds) {
             const auto batch = placements.grid("placements", {}, at(tables.ops()));
-            check_range("placements", Span<const Index>(batch.data(), batch.rows() * batch.columns()), 0, tables.devices() - 1);
+            check_range("placements", batch.all(), 0, tables.devices() - 1);
             const auto out = seconds.vector("seconds", batch.rows());
             const nb::gil_scoped_release release;
             seconds_per_request(tables, batch, out);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <stdexcept>
 #include <utility>
 
@@ -19,7 +18,6 @@ constexpr double kTogether = 0.5;  // share of moves that take along neighbours 
 constexpr double kSpread = 0.9;    // share of edges along which such a move spreads
 constexpr double kHot = 1.0;       // temperature at the start, as a share of an op's mean share of the cost
 constexpr double kCold = 0.0002;   // temperature at the end, as a share of the cost
-constexpr double kNever = std::numeric_limits<double>::infinity();
 
 double power(double base, std::int64_t exponent) {
     if (exponent > 0x10000) return std::pow(base, static_cast<double>(exponent));
@@ -37,8 +35,6 @@ Annealing::Annealing(const CostModel& model, Span<const std::int32_t> place, dou
       evaluate_(model),
       random_(seed),
       scale_(scale),
-      current_(kNever),
-      least_(kNever),
       place_(place.begin(), place.end()),
       best_(place_),
       able_(place.size()),
@@ -47,7 +43,7 @@ Annealing::Annealing(const CostModel& model, Span<const std::int32_t> place, dou
       finish_(place.size()) {
     for (std::size_t v = 0; v < place_.size(); ++v) {
         for (std::int32_t d = 0; d < tables_.devices(); ++d) {
-            if (tables_.compute(v, static_cast<std::size_t>(d)) < kNever) able_[v].push_back(d);
+            if (tables_.compute(v, static_cast<std::size_t>(d)) < infinity) able_[v].push_back(d);
         }
         if (able_[v].size() > 1) movable_.push_back(v);
     }
@@ -79,7 +75,7 @@ void Annealing::run(std::int64_t first, std::int64_t last, std::int64_t steps) {
         }
         const double seconds = evaluate_(place_);
         // infinite (no room for the weights) is never accepted; log(0) accepts anything finite
-        if (seconds < kNever && seconds <= current_ - temperature * std::log(random_.uniform())) {
+        if (seconds < infinity && seconds <= current_ - temperature * std::log(random_.uniform())) {
             current_ = seconds;
             if (evaluate_.model().capacity) {
                 links_ = static_cast<std::size_t>(busiest_ops(tables_, place_, evaluate_.busy(), chain_));
@@ -119,7 +115,7 @@ std::int32_t Annealing::target(std::size_t v) {
         const std::size_t neighbour =
             k < outputs ? tables_.edge[first + k].head : tables_.edge[tables_.edge[in_first + k - outputs].into].tail;
         const std::int32_t device = place_[neighbour];
-        if (device != place_[v] && tables_.compute(v, static_cast<std::size_t>(device)) < kNever) return device;
+        if (device != place_[v] && tables_.compute(v, static_cast<std::size_t>(device)) < infinity) return device;
     }
     const auto& able = able_[v];
     const std::int32_t device = able[draw(able.size() - 1)];
@@ -131,7 +127,7 @@ void Annealing::take_along(std::int32_t before) {
     const std::int32_t to = place_[moved_[0]];
     for (std::size_t at = 0; at < moved_.size(); ++at) {
         each_neighbour(moved_[at], [&](std::size_t w) {
-            if (place_[w] == before && tables_.compute(w, static_cast<std::size_t>(to)) < kNever &&
+            if (place_[w] == before && tables_.compute(w, static_cast<std::size_t>(to)) < infinity &&
                 random_.uniform() < kSpread) {
                 place_[w] = to;
                 moved_.push_back(w);

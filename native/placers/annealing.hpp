@@ -39,12 +39,12 @@ private:
     Evaluator evaluate_;
     SplitMix random_;
     double scale_;
-    double current_, least_;                       // seconds, of the current placement and of the best
-    std::vector<std::int32_t> place_, best_;       // [V]
-    std::vector<std::vector<std::int32_t>> able_;  // [V] devices that can run each op
-    std::vector<std::size_t> movable_;             // ops that several devices can run
-    std::vector<std::size_t> moved_;               // ops that the last move has moved
-    std::vector<std::int32_t> chain_;              // [V] ops that the cost is made of, the first `links_` of it
+    double current_ = infinity, least_ = infinity;  // seconds, of the current placement and of the best
+    std::vector<std::int32_t> place_, best_;        // [V]
+    std::vector<std::vector<std::int32_t>> able_;   // [V] devices that can run each op
+    std::vector<std::size_t> movable_;              // ops that several devices can run
+    std::vector<std::size_t> moved_;                // ops that the last move has moved
+    std::vector<std::int32_t> chain_;               // [V] ops that the cost is made of, the first `links_` of it
     std::size_t links_ = 0;
     std::vector<double> start_, finish_;  // [V] seconds
 };

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <limits>
 #include <numeric>
 #include <vector>
 
@@ -10,8 +9,6 @@
 
 namespace placeit {
 namespace {
-
-constexpr double kNever = std::numeric_limits<double>::infinity();
 
 /// The schedule of a placement, seconds, and the memory that it leaves, bytes.
 struct Schedule {
@@ -53,7 +50,7 @@ void earliest_finish_devices(const Tables& tables, Span<const std::int32_t> plac
         const auto v = static_cast<std::size_t>(ops[k]), here = static_cast<std::size_t>(place[v]);
         const auto has_room = [&](std::size_t d) { return d == here || tables.op[v].param_bytes <= schedule.free[d]; };
         for (std::size_t d = 0; d < count; ++d) {
-            settled[d] = tables.compute(v, d) == kNever || !has_room(d);
+            settled[d] = tables.compute(v, d) == infinity || !has_room(d);
             at[d] = 0.0;
         }
         for (std::size_t i = tables.op[v].in_first; i < tables.op[v + 1].in_first; ++i) {

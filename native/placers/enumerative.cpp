@@ -1,17 +1,15 @@
 #include "placers/enumerative.hpp"
 
 #include <algorithm>
-#include <limits>
 #include <stdexcept>
 #include <vector>
 
 #include "rules/argsort.hpp"
+#include "rules/tables.hpp"
 
 namespace placeit {
 
 namespace {
-
-constexpr double infinity = std::numeric_limits<double>::infinity();
 
 /// Write the best assignment with at most `room` ops for each device; returns whether there is one. `by_seconds`: [n, D] the
 /// devices of each op, fastest first.

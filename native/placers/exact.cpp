@@ -1,19 +1,12 @@
 #include "placers/exact.hpp"
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "placers/list_scheduling.hpp"
 #include "simulator/throughput.hpp"
 
 namespace placeit {
-
-namespace {
-
-constexpr double infinity = std::numeric_limits<double>::infinity();
-
-}  // namespace
 
 ExactSearch::ExactSearch(const Tables& tables, Bounds bounds)
     : tables_(tables),
@@ -24,7 +17,7 @@ ExactSearch::ExactSearch(const Tables& tables, Bounds bounds)
       load_(tables.memory.size()),
       used_(tables.memory.size()),
       members_(tables.memory.size()),
-      busy_(tables.memory.size() + tables.clique.rows() + tables.memory.size() * tables.memory.size()) {
+      busy_(resources(tables)) {
     for (std::size_t depth = place_.size(); depth-- > 0;) {
         double least = infinity;
         for (std::size_t d = 0; d < load_.size(); ++d) {

@@ -1,15 +1,12 @@
 #include "placers/list_scheduling.hpp"
 
 #include <functional>
-#include <limits>
 #include <queue>
 #include <stdexcept>
 #include <vector>
 
 namespace placeit {
 namespace {
-
-constexpr double kNever = std::numeric_limits<double>::infinity();
 
 struct Slot {
     double begin, end;  // seconds
@@ -142,9 +139,9 @@ bool insertion_schedule(const Tables& tables, Span<const std::int32_t> order, Gr
         last_arrivals(tables, v, plan.place, plan.finish, ready);
         std::size_t best = devices;
         Busy::Gap gap{};
-        double finish = kNever;
+        double finish = infinity;
         for (std::size_t d = 0; d < devices; ++d) {
-            if (compute(v, d) == kNever || used[d] + bytes > memory[d]) continue;
+            if (compute(v, d) == infinity || used[d] + bytes > memory[d]) continue;
             const Busy::Gap found = busy[d].earliest(ready[d], compute(v, d));
             if (found.at + compute(v, d) < finish) {
                 best = d;
@@ -176,7 +173,7 @@ void earliest_start_placement(const Tables& tables, Span<const std::int32_t> ord
         last_arrivals(tables, v, place, finish, start);
         std::size_t best = devices;
         for (std::size_t d = 0; d < devices; ++d) {
-            if (tables.compute(v, d) == kNever) continue;
+            if (tables.compute(v, d) == infinity) continue;
             if (best == devices || start[d] < start[best] || (start[d] == start[best] && lots(v, d) < lots(v, best))) best = d;
         }
         if (best == devices) throw std::invalid_argument("'tables' has an op that can run on no device.");

@@ -14,7 +14,6 @@ namespace placeit {
 namespace {
 
 constexpr double tolerance = 1e-9;  // share by which merging may make a plan longer: rounding
-constexpr double infinity = std::numeric_limits<double>::infinity();
 
 }  // namespace
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
 #include <stdexcept>
 #include <string>
 
@@ -68,11 +67,10 @@ double Episodes::arrival(std::size_t b, std::size_t v, std::size_t d) const {
 }
 
 void Episodes::features(std::size_t b, std::size_t v, Grid<double> made) const {
-    constexpr double never = std::numeric_limits<double>::infinity();
     for (std::size_t d = 0; d < made.rows(); ++d) {
         made(d, LOAD) = load(b, d);
         made(d, PRODUCERS) = made(d, LAST_END) = 0.0;
-        made(d, FIRST_START) = never;
+        made(d, FIRST_START) = infinity;
         made(d, EARLIEST_START) = arrival(b, v, d);
     }
     const auto producer = [&](std::size_t i) { return std::size_t{tables.edge[tables.edge[i].into].tail}; };
@@ -88,7 +86,7 @@ void Episodes::features(std::size_t b, std::size_t v, Grid<double> made) const {
         made(d, LAST_END) = std::max(made(d, LAST_END), finish(b, u));
     }
     for (std::size_t d = 0; d < made.rows(); ++d) {
-        if (made(d, FIRST_START) == never) made(d, FIRST_START) = 0.0;
+        if (made(d, FIRST_START) == infinity) made(d, FIRST_START) = 0.0;
     }
 }
 

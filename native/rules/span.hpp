@@ -1,6 +1,7 @@
 // Views of arrays that somebody else owns: what std::span and std::mdspan will be.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -80,6 +81,19 @@ private:
     std::size_t rows_ = 0, columns_ = 0;
     std::vector<T> values_;
 };
+
+/// Copies what a view shows.
+template <class T>
+std::vector<std::remove_const_t<T>> copy(Span<T> values) {
+    return {values.begin(), values.end()};
+}
+
+template <class T>
+Matrix<std::remove_const_t<T>> copy(Grid<T> values) {
+    Matrix<std::remove_const_t<T>> copied(values.rows(), values.columns());
+    std::copy_n(values.data(), values.rows() * values.columns(), copied.values().begin());
+    return copied;
+}
 
 using Flag = std::uint8_t;  // a truth value in an array: std::vector<bool> has no addresses
 

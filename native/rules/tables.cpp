@@ -10,6 +10,12 @@ namespace placeit {
 
 namespace {
 
+template <class T>
+bool any(Grid<const T> grid) {
+    const auto values = grid.all();
+    return std::any_of(values.begin(), values.end(), [](T value) { return value != 0; });
+}
+
 constexpr std::size_t largest = std::numeric_limits<std::int32_t>::max();
 
 /// Checks what would lead out of the arrays.
@@ -42,26 +48,25 @@ void check(const ProblemArrays& problem) {
 
 }  // namespace
 
+Matrix<Link> link_table(Grid<const double> latency, Grid<const double> bandwidth) {
+    Matrix<Link> link(latency.rows(), latency.columns());
+    for (std::size_t i = 0; i < link.values().size(); ++i) link.values()[i] = {latency.data()[i], bandwidth.data()[i]};
+    return link;
+}
+
+Matrix<Flag> conflict_table(Grid<const Flag> conflicts) {
+    return any(conflicts) ? copy(conflicts) : Matrix<Flag>();
+}
+
 Tables make_tables(const ProblemArrays& problem) {
     check(problem);
     const std::size_t ops = problem.compute.rows(), devices = problem.compute.columns(), edges = problem.edges.rows();
     Tables tables;
-    tables.compute = Matrix<double>(ops, devices);
-    std::copy_n(problem.compute.data(), ops * devices, tables.compute.values().begin());
-    tables.link = Matrix<Link>(devices, devices);
-    for (std::size_t i = 0; i < devices * devices; ++i) {
-        tables.link.values()[i] = {problem.latency.data()[i], problem.bandwidth.data()[i]};
-    }
-    tables.memory.assign(problem.memory.begin(), problem.memory.end());
-    const auto any = [](const auto& grid) {
-        return std::any_of(grid.data(), grid.data() + grid.rows() * grid.columns(), [](auto value) { return value != 0; });
-    };
-    if (any(problem.conflicts)) {
-        tables.conflict = Matrix<Flag>(devices, devices);
-        std::copy_n(problem.conflicts.data(), devices * devices, tables.conflict.values().begin());
-    }
-    tables.clique = Matrix<Flag>(problem.cliques.rows(), devices);
-    std::copy_n(problem.cliques.data(), problem.cliques.rows() * devices, tables.clique.values().begin());
+    tables.compute = copy(problem.compute);
+    tables.link = link_table(problem.latency, problem.bandwidth);
+    tables.memory = copy(problem.memory);
+    tables.conflict = conflict_table(problem.conflicts);
+    tables.clique = copy(problem.cliques);
 
     tables.op.resize(ops + 1);
     for (std::size_t v = 0; v < ops; ++v) {
@@ -103,8 +108,8 @@ Tables make_tables(const ProblemArrays& problem) {
         tables.edge[tables.op[head].in_first + filled[head]++].into = position[e];
     }
     // edges of one tensor form a chain, in edge order
-    std::vector<std::int32_t> last(edges, -1),
-        shared(ops, 0);  // last position of each tensor; numbers given to an op's tensors
+    std::vector<std::int32_t> last(edges, -1);  // position of each tensor
+    std::vector<std::int32_t> shared(ops);      // numbers given to an op's tensors
     for (std::size_t p = 0; p < edges; ++p) {
         Edge& edge = tables.edge[p];
         const std::int32_t before = std::exchange(last[edge.tensor], static_cast<std::int32_t>(p));

@@ -2,11 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "rules/span.hpp"
 
 namespace placeit {
+
+constexpr double infinity = std::numeric_limits<double>::infinity();  // seconds of what cannot run
 
 struct Op {
     std::uint32_t first;     // the out-edges of v are positions op[v].first to op[v + 1].first
@@ -72,6 +75,12 @@ struct ProblemArrays {
 /// Throws std::invalid_argument, with a sentence that names the array, if an edge has an end that does not exist or goes
 /// against `order`, if edges of different producers share a tensor, or if the problem is too large.
 Tables make_tables(const ProblemArrays& problem);
+
+/// Links by what they take, [D, D] seconds, and bytes per second.
+Matrix<Link> link_table(Grid<const double> latency, Grid<const double> bandwidth);
+
+/// Which devices never run at the same time, [D, D], as tables have it: empty if all may.
+Matrix<Flag> conflict_table(Grid<const Flag> conflicts);
 
 enum class LinkModel { contention_free, channel };
 enum class Discipline { fifo, priority, planned };

@@ -80,7 +80,7 @@ public:
 
     __attribute__((flatten)) double run() {  // all in one function: the loop's state stays in registers
         for (const Index v : w_.entries_) {  // all devices wake up at once
-            add(device_[op_[v].device].ready, v);
+            add(device_[op_[v].device], v);
         }
         if (conflicts_) {
             start_among(-1);
@@ -96,7 +96,7 @@ public:
                 op_finishes(what);
             } else if (what < ops_ + w_.edges_) {
                 const Index v = static_cast<Index>(edge_[what - ops_].head), d = op_[v].device;
-                add(device_[d].ready, v);
+                add(device_[d], v);
                 device_may_start(d);
             } else {
                 const Index c = what - ops_ - w_.edges_;
@@ -111,11 +111,11 @@ public:
 private:
     void op_finishes(Index v) {
         const Index d = op_[v].device;
-        Device& device = device_[d];
+        Queue& device = device_[d];
         ++done_;
         // an op that was ready before goes, among simultaneous events, before the transfers that this one requests
-        const bool taken = fifo && !device.ready.empty();
-        if (taken) start(remove(device.ready), d);
+        const bool taken = fifo && !device.empty();
+        if (taken) start(remove(device), d);
         const Op* const op = &w_.network_.op[at(v)];
         std::size_t put = 0;  // how many channels may take their next transfer once all edges have fired
         for (std::uint32_t p = op[0].first; p < op[1].first; ++p) {
@@ -128,7 +128,7 @@ private:
                 if (now_ < op_here.ready) {
                     events_.push(op_here.ready);
                 } else {
-                    add(device.ready, static_cast<Index>(edge.head));
+                    add(device, static_cast<Index>(edge.head));
                 }
                 continue;
             }
@@ -207,19 +207,16 @@ private:
 
     /// Have a device start the op that comes first, if one is ready.
     void start_next(Index d) {
-        if (!device_[d].ready.empty()) start(remove(device_[d].ready), d);
+        if (!device_[d].empty()) start(remove(device_[d]), d);
     }
 
     /// Have a device and those that conflict with it (all, for -1) start what they may, the most urgent op first.
     void start_among(Index d) {
+        const auto precedence = [this](Index a, Index b) { return precedes(a, b); };
         while (true) {
-            Index first = -1;
-            for (Index c = 0; c < devices_; ++c) {
-                if (device_[c].busy || device_[c].ready.empty() || !(d < 0 || c == d || conflict(c, d))) continue;
-                if (first < 0 || precedes(device_[c].ready.root, device_[first].ready.root)) first = c;
-            }
+            const Index first = first_among(device_, w_.network_.conflict, devices_, d, precedence);
             if (first < 0) return;
-            start(remove(device_[first].ready), first);
+            start(remove(device_[first]), first);
             for (Index c = 0; c < devices_; ++c) device_[c].busy += conflict(first, c);
         }
     }
@@ -270,7 +267,7 @@ private:
     const Edge* const edge_;
     OpState* const op_;
     Waiting* const waiting_;
-    Device* const device_;
+    Queue* const device_;
     Event* const transfer_;
     const double* const moving_;
     OneRequest& w_;
@@ -300,10 +297,7 @@ double OneRequest::run(Span<const Index> place, Span<const double> duration, Spa
         const Span<const double> rank = priority.empty() ? Span<const double>(rank_) : priority;
         for (Index v = 0; v < ops_; ++v) waiting_[at(v)].rank = rank[at(v)];
     }
-    for (Device& device : device_) {
-        device.ready = Queue{};
-        device.busy = 0;
-    }
+    std::fill(device_.begin(), device_.end(), Queue{});
     if (contended) std::fill(channel_.begin(), channel_.end(), Channel{});
     std::fill(sent_.values().begin(), sent_.values().end(), Sent{-1, -1});
     const auto go = [&](auto is_fifo, auto is_contended, auto is_noisy) {

@@ -53,10 +53,6 @@ private:
         std::int32_t pending;  // inputs that have not fired, nor are on their way
         Index device;
     };
-    struct Device {
-        Queue ready;  // ops that have all their inputs
-        Index busy;   // how many run, of itself and those that conflict with it
-    };
     struct Channel {
         Queue queue;    // transfers that wait
         Event idle;     // when, and as which event, it has sent what it is sending
@@ -78,7 +74,7 @@ private:
     std::vector<Index> entries_;    // ops without in-edges
     std::vector<OpState> op_;       // [V]
     std::vector<Waiting> waiting_;  // [V + E]
-    std::vector<Device> device_;    // [D]
+    std::vector<Queue> device_;     // [D] ops that have all their inputs
     std::vector<Channel> channel_;  // [D * D]
     std::vector<Event> transfer_;   // [E] when, and as which event, the transfer of a first position arrives
     std::vector<double> moving_;    // [E] seconds of the transfer that each edge needs if its ends are apart

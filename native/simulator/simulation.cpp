@@ -10,12 +10,6 @@
 
 namespace placeit {
 
-namespace {
-
-constexpr double infinity = std::numeric_limits<double>::infinity();
-
-}  // namespace
-
 void add_cuts(const Tables& tables, Span<const Index> place, Span<double> duration) {
     for (std::size_t p = 0; p < tables.edge.size(); ++p) {
         const Edge& edge = tables.edge[p];

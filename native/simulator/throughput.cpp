@@ -1,7 +1,6 @@
 #include "simulator/throughput.hpp"
 
 #include <algorithm>
-#include <limits>
 
 #include "rules/queues.hpp"
 
@@ -16,9 +15,7 @@ double busy_seconds(const Tables& tables, Span<const Index> place, Span<double> 
         busy[links + at(place[v])] += tables.op[v].param_bytes;
     }
     for (std::size_t d = 0; d < devices; ++d) {
-        if (busy[d] == std::numeric_limits<double>::infinity() || busy[links + d] > tables.memory[d]) {
-            return std::numeric_limits<double>::infinity();
-        }
+        if (busy[d] == infinity || busy[links + d] > tables.memory[d]) return infinity;
         busy[links + d] = 0.0;
     }
     for (std::size_t p = 0; p < tables.edge.size(); ++p) {
