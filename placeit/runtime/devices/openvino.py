@@ -24,9 +24,9 @@ from placeit.devices.openvino import (
 )
 from placeit.devices.openvino_c import NativeModel, NativeRequest, native_openvino
 from placeit.runtime.blank import blank_value
-from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, Program, SegmentSource
+from placeit.runtime.devices.base import Buffer, BufferSpec, Program, SegmentSource
 from placeit.runtime.devices.kinds import DeviceKind
-from placeit.runtime.devices.worker import Worker, attempt, perform
+from placeit.runtime.devices.worker import OnWorker, Worker
 
 if TYPE_CHECKING:
     from placeit.backends.base import Model
@@ -160,7 +160,7 @@ def _run_from_initial_state(request: Any) -> None:
     request.infer(share_outputs=True)
 
 
-class OpenVinoDevice:
+class OpenVinoDevice(OnWorker):
     """An OpenVINO device that runs one request at a time, on its own thread.
 
     A CPU core set of one core runs inference in its worker thread, which is bound to that core. A larger set gets as many
@@ -199,11 +199,6 @@ class OpenVinoDevice:
     def shares_memory(self) -> bool:
         """Whether it is a GPU, which uses the host memory of :meth:`allocate` directly."""
         return self._context is not None
-
-    @property
-    def worker(self) -> Worker:
-        """The thread that instances run on."""
-        return self._worker
 
     def compile(self, segment: SegmentSource) -> OpenVinoProgram:
         """Compile a segment. Raises DeviceError."""
@@ -245,22 +240,8 @@ class OpenVinoDevice:
             tensor.data[...] = 0
         return HostBuffer(spec, tensor)
 
-    def call(self, instance: Instance) -> Callable[[], None]:
-        """A function that runs an instance on the worker thread. It raises ExecutionError."""
-        return functools.partial(attempt, cast("OpenVinoInstance | NativeInstance", instance).run, self._explain)
-
-    def start(self, instance: Instance, done: DoneCallback) -> None:
-        """Queue an instance."""
-        self._worker.submit(
-            functools.partial(perform, cast("OpenVinoInstance | NativeInstance", instance).run, self._explain, done)
-        )
-
     def _explain(self, error: BaseException) -> str:
         return f"Inference failed on {self.name}: {what_openvino_says(error)}"
-
-    def close(self) -> None:
-        """Stop the worker thread."""
-        self._worker.close()
 
 
 def _read(model: Model, device: Device) -> OpenVinoModel:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -16,10 +16,10 @@ from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, first_line
 from placeit.devices.host import one_per_physical_core
 from placeit.devices.onnxruntime import onnxruntime
-from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, Program, RuntimeDevice, SegmentSource
+from placeit.runtime.devices.base import Buffer, BufferSpec, Program, RuntimeDevice, SegmentSource
 from placeit.runtime.devices.kinds import DeviceKind
 from placeit.runtime.devices.openvino import HostBuffer
-from placeit.runtime.devices.worker import Worker, attempt, perform
+from placeit.runtime.devices.worker import OnWorker, Worker
 
 if TYPE_CHECKING:
     from placeit.backends.base import Model
@@ -123,7 +123,7 @@ def _ort_value(array: NDArray[np.generic], spec: BufferSpec) -> Any:
     return onnxruntime().OrtValue.ortvalue_from_numpy(data)
 
 
-class OrtDevice:
+class OrtDevice(OnWorker):
     """A CPU core set that runs one ONNX Runtime session at a time, on its own thread.
 
     A core set of one core computes in the worker thread alone, which is bound to that core. A larger set gets as many threads
@@ -150,11 +150,6 @@ class OrtDevice:
         self.program_key = f"onnxruntime {address.hardware} {of}"
         self._worker = Worker(f"placeit {device.name}", device.cores)
 
-    @property
-    def worker(self) -> Worker:
-        """The thread that instances run on."""
-        return self._worker
-
     def compile(self, segment: SegmentSource) -> OrtProgram:
         """Make a session of a segment. Raises DeviceError."""
         return OrtProgram(segment, open_session(segment, self.name, provider(None), self._cores))
@@ -168,20 +163,8 @@ class OrtDevice:
         """Allocate host memory."""
         return HostBuffer(spec)
 
-    def call(self, instance: Instance) -> Callable[[], None]:
-        """A function that runs an instance on the worker thread. It raises ExecutionError."""
-        return functools.partial(attempt, cast("OrtInstance", instance).run, self._explain)
-
-    def start(self, instance: Instance, done: DoneCallback) -> None:
-        """Queue an instance."""
-        self._worker.submit(functools.partial(perform, cast("OrtInstance", instance).run, self._explain, done))
-
     def _explain(self, error: BaseException) -> str:
         return f"Inference failed on {self.name}: {_reason(error)}"
-
-    def close(self) -> None:
-        """Stop the worker thread."""
-        self._worker.close()
 
 
 def check_device(device: Device, precision: str) -> None:

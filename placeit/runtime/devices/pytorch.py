@@ -19,9 +19,9 @@ from placeit.backends.base import TorchKernels, numpy_can_hold
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, first_line
 from placeit.devices.host import one_per_physical_core
-from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, Program, RuntimeDevice, SegmentSource
+from placeit.runtime.devices.base import Buffer, BufferSpec, Program, RuntimeDevice, SegmentSource
 from placeit.runtime.devices.kinds import DeviceKind
-from placeit.runtime.devices.worker import Worker, attempt, perform
+from placeit.runtime.devices.worker import OnWorker, Worker
 
 if TYPE_CHECKING:
     from placeit.backends.base import Model
@@ -155,7 +155,7 @@ def check_precision(device: Device, precision: str) -> None:
         )
 
 
-class TorchDevice:
+class TorchDevice(OnWorker):
     """A CPU core set that runs one PyTorch segment at a time, on its own thread, bound to the cores.
 
     Larger sets get as many threads as they have cores; those are the worker's own and inherit its cores.
@@ -179,11 +179,6 @@ class TorchDevice:
         threads = len(one_per_physical_core(device.cores) if device.where.whole_cpu else device.cores)
         self._worker.submit(functools.partial(use_threads, max(1, threads)))
 
-    @property
-    def worker(self) -> Worker:
-        """The thread that instances run on."""
-        return self._worker
-
     def compile(self, segment: SegmentSource) -> TorchProgram:
         """Take a segment as a module. Raises DeviceError."""
         return TorchProgram(segment, module_of(segment, self.name))
@@ -197,21 +192,9 @@ class TorchDevice:
         """Allocate host memory."""
         return TorchBuffer(spec)
 
-    def call(self, instance: Instance) -> Callable[[], None]:
-        """A function that runs an instance on the worker thread. It raises ExecutionError."""
-        return functools.partial(attempt, cast("TorchInstance", instance).run, self._explain)
-
-    def start(self, instance: Instance, done: DoneCallback) -> None:
-        """Queue an instance."""
-        self._worker.submit(functools.partial(perform, cast("TorchInstance", instance).run, self._explain, done))
-
     def _explain(self, error: BaseException) -> str:
         op = failing_op(error)
         return f"Inference failed on {self.name}{f' in op {op!r}' if op else ''}: {first_line(error)}"
-
-    def close(self) -> None:
-        """Stop the worker thread."""
-        self._worker.close()
 
 
 def module_of(segment: SegmentSource, device: str) -> torch.nn.Module:

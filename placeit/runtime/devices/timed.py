@@ -6,17 +6,16 @@ Unlike those of :mod:`placeit.runtime.devices.null` they have real threads, and 
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Callable
 from typing import cast
 
 import numpy as np
 
 from placeit import _core
-from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, Program, SegmentSource
+from placeit.runtime.devices.base import Buffer, BufferSpec, Instance, Program, SegmentSource
 from placeit.runtime.devices.null import TimedProgram
 from placeit.runtime.devices.openvino import HostBuffer
-from placeit.runtime.devices.worker import Worker, attempt, perform
+from placeit.runtime.devices.worker import OnWorker, Worker
 
 __all__ = ["TimedDevice"]
 
@@ -50,7 +49,7 @@ class TimedInstance:
         return self._outputs[index]
 
 
-class TimedDevice:
+class TimedDevice(OnWorker):
     """A device that is busy for a given time and computes nothing.
 
     Args:
@@ -67,7 +66,7 @@ class TimedDevice:
     ) -> None:
         self.name = self.program_key = name
         self._seconds, self._native = seconds, native
-        self.worker = Worker(f"placeit {name}", cores)
+        self._worker = Worker(f"placeit {name}", cores)
         self.instances: list[TimedInstance] = []
 
     @property
@@ -89,21 +88,9 @@ class TimedDevice:
         """Allocate host memory."""
         return HostBuffer(spec)
 
-    def call(self, instance: Instance) -> Callable[[], None]:
-        """A function that runs an instance on the worker thread. It raises ExecutionError."""
-        return functools.partial(attempt, cast("TimedInstance", instance).run, self._explain)
-
-    def start(self, instance: Instance, done: DoneCallback) -> None:
-        """Queue an instance."""
-        self.worker.submit(functools.partial(perform, cast("TimedInstance", instance).run, self._explain, done))
-
     def _explain(self, error: BaseException) -> str:
         return f"A timed segment failed on {self.name}: {error}"
 
     def explain(self) -> str:
         """Say what went wrong in a native entry."""
         return f"A timed segment failed on {self.name}"
-
-    def close(self) -> None:
-        """Stop the worker thread."""
-        self.worker.close()

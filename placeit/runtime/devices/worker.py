@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import _thread
+import functools
 import os
 import threading
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from queue import SimpleQueue
 from time import perf_counter
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from placeit.core.errors import DeviceError, ExecutionError
-from placeit.runtime.devices.base import DoneCallback
+from placeit.runtime.devices.base import DoneCallback, Instance
 
-__all__ = ["Gate", "Worker", "apart", "attempt", "perform", "within"]
+__all__ = ["Gate", "OnWorker", "Worker", "apart", "perform", "within"]
 
 T = TypeVar("T")
 
@@ -85,7 +87,7 @@ def within(seconds: float, job: Callable[[], None]) -> bool:
     return ended.is_open
 
 
-def attempt(run: Callable[[], object], explain: Callable[[BaseException], str]) -> None:
+def _attempt(run: Callable[[], object], explain: Callable[[BaseException], str]) -> None:
     """Run a function.
 
     Args:
@@ -112,7 +114,7 @@ def perform(run: Callable[[], object], explain: Callable[[BaseException], str], 
     """
     begin, failure = perf_counter(), None
     try:
-        attempt(run, explain)
+        _attempt(run, explain)
     except ExecutionError as error:
         failure = error.with_traceback(None)
     done(begin, perf_counter(), failure)
@@ -235,3 +237,30 @@ def _work(
         fate.error = error
     finally:
         fate.ended = True
+
+
+class OnWorker(ABC):
+    """What devices have in common whose instances Python runs, by their method ``run``, on a thread of the device's own."""
+
+    _worker: Worker
+
+    @property
+    def worker(self) -> Worker:
+        """The thread that instances run on."""
+        return self._worker
+
+    def call(self, instance: Instance) -> Callable[[], None]:
+        """A function that runs an instance on the worker thread. It raises ExecutionError."""
+        return functools.partial(_attempt, cast("Any", instance).run, self._explain)
+
+    def start(self, instance: Instance, done: DoneCallback) -> None:
+        """Queue an instance."""
+        self._worker.submit(functools.partial(perform, cast("Any", instance).run, self._explain, done))
+
+    def close(self) -> None:
+        """Stop the worker thread."""
+        self._worker.close()
+
+    @abstractmethod
+    def _explain(self, error: BaseException) -> str:
+        """Give the message of an ExecutionError."""

@@ -303,7 +303,10 @@ def _entries(runtime: Runtime, plan: Plan, slot: Slot) -> list[Entry | None] | N
             continue
         native: tuple[int, int] | None = getattr(start[0], "native", None)
         call: Callable[[Instance], Entry] | None = getattr(runtime.devices[segment.device], "call", None)
-        if native is None and call is None:
+        if native is not None:
+            entries.append(native)
+        elif call is not None:
+            entries.append(call(start[0]))
+        else:
             return None
-        entries.append(call(start[0]) if native is None and call is not None else native)
     return entries
