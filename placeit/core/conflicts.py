@@ -58,6 +58,13 @@ def cliques(conflicts: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return _cliques(conflicts.tobytes(), len(conflicts)).copy()
 
 
+def exclusive(conflicts: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return those of the :func:`cliques` that are of several devices, ``bool[C, D]``: only one of these runs at a time."""
+    found = cliques(conflicts)
+    several: NDArray[np.bool_] = found[found.sum(axis=1) > 1]
+    return several
+
+
 @functools.lru_cache(maxsize=64)  # problems of the same devices ask for the same
 def _cliques(table: bytes, devices: int) -> NDArray[np.bool_]:
     conflicts = np.frombuffer(table, np.bool_).reshape(devices, devices)

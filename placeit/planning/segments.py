@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from placeit import _core
 from placeit.core.cluster import Cluster, Link
-from placeit.core.conflicts import cliques, shares_beside
+from placeit.core.conflicts import exclusive, shares_beside
 from placeit.core.errors import PlacementError
 from placeit.core.problem import Problem
 from placeit.planning.coarsen import Grouping
@@ -186,7 +186,6 @@ class Segmenter:
         border = np.bincount(graph.tensor_op, graph.tensor_bytes, len(graph))
         np.add.at(border, graph.edges[:, 1], graph.tensor_bytes[graph.edge_tensor])
         by_producer = np.argsort(graph.edges[:, 0], kind="stable")
-        shared = cliques(costs.conflicts)
         self._cut_per_byte = np.divide(costs.cut, border[:, None], out=np.zeros_like(costs.cut), where=border[:, None] > 0)
         self._passthrough = np.array([kind <= _FREE_KINDS for kind in kinds])
         self._groups = _core.Groups(
@@ -202,7 +201,7 @@ class Segmenter:
             latency=costs.latency,
             bandwidth=costs.bandwidth,
             passthrough=self._passthrough,
-            cliques=shared[shared.sum(axis=1) > 1],
+            cliques=exclusive(costs.conflicts),
             steady=steady,
             outside=np.zeros(len(costs.dispatch)) if outside is None else _doubles(outside),
         )

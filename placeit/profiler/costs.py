@@ -254,7 +254,7 @@ class _Profile:
         for timed in () if self.short else (*cut, *others):
             timed.run()
             timed.forget()
-        while done < most and not (done >= fewest and all(timed.settled for timed in (*cut, *others))):
+        while done < most and not all(timed.settled for timed in (*cut, *others)):
             begin = time.perf_counter()
             if begin + last >= deadline and (done >= fewest or (done > 0 and begin >= deadline)):
                 break

@@ -5,13 +5,12 @@ from __future__ import annotations
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from numpy.typing import NDArray
 
 from placeit import _core
-from placeit.core.conflicts import cliques
+from placeit.core.conflicts import exclusive
 from placeit.core.problem import Problem
 
-__all__ = ["compiled", "shared"]
+__all__ = ["compiled"]
 
 _TABLES: WeakKeyDictionary[Problem, _core.Tables] = WeakKeyDictionary()
 
@@ -22,12 +21,6 @@ def compiled(problem: Problem) -> _core.Tables:
     if known is None:
         known = _TABLES[problem] = _build(problem)
     return known
-
-
-def shared(problem: Problem) -> NDArray[np.bool_]:
-    """Return the sets of several devices of which only one runs at a time, ``bool[C, D]``."""
-    groups = cliques(problem.conflicts)
-    return np.ascontiguousarray(groups[groups.sum(axis=1) > 1])
 
 
 def _build(problem: Problem) -> _core.Tables:
@@ -42,6 +35,6 @@ def _build(problem: Problem) -> _core.Tables:
         param_bytes=np.ascontiguousarray(problem.param_bytes),
         memory=np.ascontiguousarray(problem.memory),
         conflicts=np.ascontiguousarray(problem.conflicts),
-        cliques=shared(problem),
+        cliques=exclusive(problem.conflicts),
         order=np.ascontiguousarray(problem.order),
     )

@@ -27,8 +27,8 @@ __all__ = [
     "Start",
     "Transfer",
     "b_level",
-    "check_discipline",
     "deadlock",
+    "disciplined",
 ]
 
 LinkModel: TypeAlias = Literal["contention-free", "channel"]
@@ -92,7 +92,7 @@ class Scheduler:
         priority: ArrayLike | None = None,
         requests: int = 1,
     ) -> None:
-        check_discipline(links, queue, priority)
+        model, discipline = disciplined(links, queue, priority)
         place = np.array(problem.check(placement), np.int32)
         ops = len(problem)
         self._names, self._place = problem.op_names, place.tolist()
@@ -100,8 +100,7 @@ class Scheduler:
         self._slot_of: dict[int, int] = {}
         self._number_of: dict[int, int] = {}
         self._free = list(range(requests))[::-1]
-        model, discipline = get_args(LinkModel).index(links), get_args(Queue).index(queue)
-        self._machine = _core.Machine(compiled(problem), place, _core.LinkModel(model), _core.Discipline(discipline), requests)
+        self._machine = _core.Machine(compiled(problem), place, model, discipline, requests)
         if queue != "fifo":
             high = b_level(problem, place) if priority is None else np.asarray(priority, np.float64)
             if high.shape != (ops,) or np.isnan(high).any():
@@ -224,13 +223,14 @@ class Scheduler:
         self._free = list(range(slots, 2 * slots))[::-1]
 
 
-def check_discipline(links: str, queue: str, priority: object) -> None:
-    """Check the options that simulator and scheduler share. Raises UsageError."""
+def disciplined(links: str, queue: str, priority: object) -> tuple[_core.LinkModel, _core.Discipline]:
+    """Check the options that simulator and scheduler share, and return them for compiled code. Raises UsageError."""
     for option, value, choices in (("links", links, get_args(LinkModel)), ("queue", queue, get_args(Queue))):
         if value not in choices:
             raise UsageError(f"'{option}' is '{value}'; it must be one of {', '.join(choices)}.")
     if priority is not None and queue == "fifo":
         raise UsageError("'priority' has no meaning with queue='fifo'; use queue='priority' or 'planned'.")
+    return _core.LinkModel(get_args(LinkModel).index(links)), _core.Discipline(get_args(Queue).index(queue))
 
 
 def b_level(problem: Problem, placement: ArrayLike) -> NDArray[np.float64]:

@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -42,7 +41,7 @@ from placeit.core.errors import PlacementError, ProblemError, UsageError
 from placeit.core.problem import Problem
 from placeit.core.units import about_bytes
 from placeit.simulator.compiled import compiled
-from placeit.simulator.scheduler import LinkModel, Queue, check_discipline, deadlock
+from placeit.simulator.scheduler import LinkModel, Queue, deadlock, disciplined
 
 __all__ = ["Requests", "Schedule", "SimulatedCost", "Transfers", "schedule", "simulate", "simulator"]
 
@@ -171,7 +170,7 @@ class SimulatedCost:
         in_flight: int | None = None,
         threads: int | None = 1,
     ) -> None:
-        check_discipline(links, queue, priority)
+        model, discipline = disciplined(links, queue, priority)
         self._arrivals = _arrivals(requests, arrivals)
         _check_in_flight(in_flight)
         if not 0 <= noise < 1:
@@ -180,8 +179,7 @@ class SimulatedCost:
             raise UsageError(f"'threads' is {threads}; it must be at least 1, or None for all cores.")
         self.problem = problem
         kept = _core.Memory.limit if memory else _core.Memory.weights_only
-        model, discipline = get_args(LinkModel).index(links), get_args(Queue).index(queue)
-        self._options = _core.Options(_core.LinkModel(model), _core.Discipline(discipline), kept, float(noise))
+        self._options = _core.Options(model, discipline, kept, float(noise))
         self._priority = _priority(priority, len(problem))
         self._seed = seed % 2**64
         self._slots = min(len(self._arrivals), in_flight or len(self._arrivals))

@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from placeit import _core
+from placeit.core.conflicts import exclusive
 from placeit.core.problem import Problem
-from placeit.simulator.compiled import compiled, shared
+from placeit.simulator.compiled import compiled
 from placeit.simulator.cost_functions import as_batch
 
 __all__ = [
@@ -81,7 +82,7 @@ def bottleneck(problem: Problem, placement: ArrayLike) -> Bottleneck:
         PlacementError: the placement is infeasible.
     """
     width, names = problem.devices, problem.device_names
-    groups = [", ".join(names[d] for d in np.flatnonzero(clique)) for clique in shared(problem)]
+    groups = [", ".join(names[d] for d in np.flatnonzero(clique)) for clique in exclusive(problem.conflicts)]
     seconds = np.empty(width + len(groups) + width * width)
     _core.busy_seconds(compiled(problem), np.array(problem.check(placement)), seconds)
     links = [f"{src} -> {dst}" for src in names for dst in names]

@@ -122,9 +122,7 @@ class GpNets:
                 node[ops, devices] = rows
                 self.device[rows] = devices
                 self.nodes[rows, :3] = static.features[ops, devices]
-            begins = first[starts[b] : starts[b + 1]][
-                problem.successors.edge
-            ]  # of edges by producer, as compiled code has them
+            begins = first[starts[b] : starts[b + 1]][problem.successors.edge]  # by producer, as compiled code has edges
             self._nets.append(_core.GpNet(compiled(problem), node, begins, static.bandwidth, static.unit, pivots))
         self._static = statics
 
