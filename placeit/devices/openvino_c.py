@@ -1,7 +1,8 @@
 """OpenVINO's C library, called by ctypes: infer requests that code without Python can run by function pointer.
 
 The ``openvino`` wheel brings the library. It computes what the Python binding computes, with the same properties; what it
-offers beside that is an address to call, :attr:`NativeOpenVino.infer_address`, and an argument, :attr:`NativeRequest.address`.
+offers beside that is a function and its argument, :attr:`NativeRequest.entry`. Its core is not the one of Python, but an
+integrated GPU reads in place what its plugin has allocated for either of the two (2026.4).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import functools
 import math
 import weakref
 from collections.abc import Mapping, Sequence
-from ctypes import byref, c_int, c_int64, c_size_t, c_void_p
+from ctypes import byref, c_char_p, c_int, c_int64, c_size_t, c_void_p
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,9 +24,19 @@ from placeit.core.telemetry import import_openvino
 from placeit.devices.compiled import compile_cached
 from placeit.devices.openvino import openvino_core
 from placeit.devices.openvino_errors import explaining, what_openvino_says
-from placeit.devices.openvino_library import OpenVinoLibrary, Property, Shape
+from placeit.devices.openvino_library import OpenVinoLibrary, Shape
 
-__all__ = ["NativeModel", "NativeOpenVino", "NativeRequest", "Spec", "library_folder", "native_openvino", "why_not"]
+__all__ = [
+    "NativeContext",
+    "NativeModel",
+    "NativeOpenVino",
+    "NativeRequest",
+    "NativeTensor",
+    "Spec",
+    "library_folder",
+    "native_openvino",
+    "why_not",
+]
 
 Spec = tuple[tuple[int, ...], np.dtype[Any]]
 """Shape and NumPy type of an input or output."""
@@ -94,9 +105,8 @@ class NativeOpenVino:
         self._library = OpenVinoLibrary(path)
         if (found := self._library.version()) != version:
             raise RuntimeError(f"it is of OpenVINO {found}, and Python's is {version}")
-        self.infer_address = self._library.address("ov_infer_request_infer")
-        """The function ``int infer(void *request)``, for any thread, with or without Python's lock; 0 is success."""
         self._core = self._library.make("ov_core_create")
+        self._contexts: dict[str, NativeContext] = {}
         self._check_handles()
 
     def compile(self, model: Any, target: str, properties: Mapping[str, Any], identity: str = "") -> NativeModel:
@@ -119,11 +129,20 @@ class NativeOpenVino:
 
     def compile_model(self, model: Any, target: str, properties: Mapping[str, Any]) -> NativeModel:
         """Compile as the Python binding's core does, with no cache. Raises RuntimeError or ValueError."""
-        spelled = [Property(name.encode(), _spelled(value)) for name, value in properties.items()]
-        array = (Property * len(spelled))(*spelled)
+        spelled = [c_char_p(_spelled(text)) for name_and_value in properties.items() for text in name_and_value]
         specs = [[_spec(port) for port in ports] for ports in (model.inputs, model.outputs)]
-        arguments = self._core, _handle_of(model), target.encode(), len(spelled), array
-        return NativeModel(self._library, self._library.make("ov_core_compile_model_props", *arguments), model, *specs)
+        compiled = c_void_p()
+        arguments = self._core, _handle_of(model), target.encode(), len(spelled), byref(compiled), *spelled
+        self._library.call("ov_core_compile_model", *arguments)
+        return NativeModel(self._library, compiled.value or 0, model, *specs)
+
+    def context(self, target: str) -> NativeContext:
+        """Return what allocates memory for a GPU. Raises DeviceError if OpenVINO has no such GPU, or cannot."""
+        with explaining(f"OpenVINO cannot allocate memory for {target}"):
+            if target not in self._contexts:
+                context = self._library.make("ov_core_get_default_context", self._core, target.encode())
+                self._contexts[target] = NativeContext(self._library, context)
+            return self._contexts[target]
 
     def explain(self, status: int = -1) -> str:
         """Say what a status of ``infer`` means that is not 0: what OpenVINO said last, in whatever thread."""
@@ -139,6 +158,47 @@ class NativeOpenVino:
                 raise RuntimeError("its models are not those of the Python binding")
         finally:
             self._library.free("ov_model_free", handle)
+
+
+class NativeContext:
+    """What allocates memory for a GPU, for models that were compiled for the same GPU through the C library."""
+
+    def __init__(self, library: OpenVinoLibrary, context: int) -> None:
+        self._library, self._context = library, context
+
+    def allocate(self, shape: Sequence[int], dtype: np.dtype[Any]) -> NativeTensor:
+        """Allocate host memory that the GPU uses in place, and zero it. Raises RuntimeError, TypeError or LookupError."""
+        arguments = self._context, _element_type(self._library, dtype), _shape(shape)
+        made = NativeTensor(
+            self._library, self._library.make("ov_remote_context_create_host_tensor", *arguments), (tuple(shape), dtype)
+        )
+        made.view()[...] = 0
+        return made
+
+
+class NativeTensor:
+    """A tensor of the C library: memory of an infer request, or memory that a GPU's plugin has allocated.
+
+    Attributes:
+        address: of the library's handle.
+    """
+
+    def __init__(self, library: OpenVinoLibrary, address: int, spec: Spec, owner: object = None) -> None:
+        weakref.finalize(self, library.free, "ov_tensor_free", address).atexit = False
+        self.address = address
+        self._library, self._spec, self._owner = library, spec, owner
+
+    def view(self) -> NDArray[Any]:
+        """View the memory, which the view keeps. Raises RuntimeError, or ValueError if it has another size than it should."""
+        (shape, dtype), size = self._spec, c_size_t()
+        self._library.call("ov_tensor_get_byte_size", self.address, byref(size))
+        if size.value != math.prod(shape) * dtype.itemsize:
+            raise ValueError(f"it takes {size.value} bytes where {dtype}{list(shape)} was expected")
+        if not size.value:
+            return np.empty(shape, dtype)
+        memory: Any = (ctypes.c_char * size.value).from_address(self._library.make("ov_tensor_data", self.address))
+        memory.tensor = self
+        return np.frombuffer(memory, dtype).reshape(shape)
 
 
 class NativeModel:
@@ -174,93 +234,102 @@ class NativeRequest:
     """An infer request: what a segment runs with. One run at a time.
 
     Attributes:
-        address: what :attr:`NativeOpenVino.infer_address` is called with, for as long as this object lives.
+        entry: addresses of a function ``int infer(void *request)``, for any thread, with or without Python's lock, and of its
+            argument, for as long as this object lives. The function returns when the run has ended; 0 is success.
     """
 
     def __init__(self, library: OpenVinoLibrary, model: NativeModel, address: int) -> None:
-        self.address = address
-        self._library, self._model = library, model
-        self._bound: dict[tuple[str, int], NDArray[Any]] = {}
+        self.entry = library.address("ov_infer_request_infer"), address
+        self._library, self._model, self._address = library, model, address
+        self._bound: dict[tuple[str, int], NDArray[Any] | NativeTensor] = {}
         weakref.finalize(self, _free_request, library, address, model, self._bound).atexit = False
 
-    def set_input(self, index: int, array: NDArray[Any]) -> None:
-        """Read input ``index`` from the memory of ``array`` from now on: what is there when a run starts.
+    def set_input(self, index: int, memory: NDArray[Any] | NativeTensor) -> None:
+        """Read input ``index`` from some memory from now on: what is there when a run starts.
 
         Args:
             index: of the input.
-            array: of the input's shape and type, C-contiguous. The request keeps it.
+            memory: an array of the input's shape and type, C-contiguous, or a tensor of the library's. The request keeps it.
 
         Raises:
             DeviceError: it does not fit, there is no such input, or the request is running.
         """
-        self._set("input", index, array)
+        self._set("input", index, memory)
 
-    def set_output(self, index: int, array: NDArray[Any]) -> None:
-        """Write output ``index`` to the memory of ``array`` from now on.
+    def set_output(self, index: int, memory: NDArray[Any] | NativeTensor) -> None:
+        """Write output ``index`` to some memory from now on.
 
         Args:
             index: of the output.
-            array: of the output's shape and type, C-contiguous and writable. The request keeps it.
+            memory: an array of the output's shape and type, C-contiguous and writable, or a tensor of the library's. The
+                request keeps it.
 
         Raises:
             DeviceError: it does not fit, there is no such output, or the request is running.
         """
-        self._set("output", index, array)
+        self._set("output", index, memory)
 
-    def _set(self, side: str, index: int, array: NDArray[Any]) -> None:
+    def _set(self, side: str, index: int, memory: NDArray[Any] | NativeTensor) -> None:
         with explaining(f"A buffer does not fit {side} {index} of a segment"):
             shape, dtype = _at(self._model.inputs if side == "input" else self._model.outputs, index)
+            array = memory.view() if isinstance(memory, NativeTensor) else memory
             if array.shape != shape or array.dtype != dtype:
                 raise ValueError(f"it is {array.dtype}{list(array.shape)} where {dtype}{list(shape)} is expected")
             if not (array.flags.c_contiguous and array.flags.aligned):
                 raise ValueError("it is not contiguous in memory")
             if side == "output" and not array.flags.writeable:
                 raise ValueError("it is read-only")
-            own = self._library.make(f"ov_infer_request_get_{side}_tensor_by_index", self.address, index)
-            try:
-                kind = c_int()
-                self._library.call("ov_tensor_get_element_type", own, byref(kind))
-            finally:
-                self._library.free("ov_tensor_free", own)
-            dims = Shape(len(shape), (c_int64 * len(shape))(*shape))
-            tensor = self._library.make("ov_tensor_create_from_host_ptr", kind, dims, array.ctypes.data)
-            try:
-                self._library.call(f"ov_infer_request_set_{side}_tensor_by_index", self.address, index, tensor)
-            finally:
-                self._library.free("ov_tensor_free", tensor)
-            self._bound[side, index] = array
+            tensor = memory if isinstance(memory, NativeTensor) else self._tensor_of(side, index, array)
+            self._library.call(f"ov_infer_request_set_{side}_tensor_by_index", self._address, index, tensor.address)
+            self._bound[side, index] = memory
 
-    def output(self, index: int) -> NDArray[Any]:
-        """View where output ``index`` is written: the same memory for the life of the request, which the view keeps alive.
+    def _tensor_of(self, side: str, index: int, array: NDArray[Any]) -> NativeTensor:
+        """Make a tensor in the memory of an array, of the type that the request has there."""
+        spec, kind = (array.shape, array.dtype), c_int()
+        own = NativeTensor(
+            self._library, self._library.make(f"ov_infer_request_get_{side}_tensor_by_index", self._address, index), spec
+        )
+        self._library.call("ov_tensor_get_element_type", own.address, byref(kind))
+        arguments = kind, _shape(array.shape), array.ctypes.data
+        return NativeTensor(self._library, self._library.make("ov_tensor_create_from_host_ptr", *arguments), spec, array)
+
+    def output(self, index: int) -> NativeTensor:
+        """Return the tensor that output ``index`` is written to, which keeps the request alive.
 
         Raises:
             DeviceError: there is no such output.
         """
         with explaining(f"Output {index} of a segment cannot be viewed"):
-            shape, dtype = _at(self._model.outputs, index)
-            tensor = self._library.make("ov_infer_request_get_output_tensor_by_index", self.address, index)
-            try:
-                size = c_size_t()
-                self._library.call("ov_tensor_get_byte_size", tensor, byref(size))
-                address = self._library.make("ov_tensor_data", tensor) if size.value else 0
-            finally:
-                self._library.free("ov_tensor_free", tensor)
-            if size.value != math.prod(shape) * dtype.itemsize:
-                raise ValueError(f"it takes {size.value} bytes where {dtype}{list(shape)} was expected")
-            if not size.value:
-                return np.empty(shape, dtype)
-            memory: Any = (ctypes.c_char * size.value).from_address(address)
-            memory.request = self
-            return np.frombuffer(memory, dtype).reshape(shape)
+            spec = _at(self._model.outputs, index)
+            address = self._library.make("ov_infer_request_get_output_tensor_by_index", self._address, index)
+            return NativeTensor(self._library, address, spec, self)
 
     def infer(self) -> None:
         """Run, in this thread as far as OpenVINO does, without Python's lock. Raises DeviceError."""
-        if status := self._library.infer(self.address):
+        if status := self._library.infer(self._address):
             raise DeviceError(f"Inference failed: {self._library.explain(status)}")
 
 
 def _free_request(library: OpenVinoLibrary, address: int, *_kept: object) -> None:
     library.free("ov_infer_request_free", address)
+
+
+def _shape(shape: Sequence[int]) -> Shape:
+    return Shape(len(shape), (c_int64 * len(shape))(*shape))
+
+
+@functools.cache
+def _element_type(library: OpenVinoLibrary, dtype: np.dtype[Any]) -> int:
+    """Return the C library's number of a type, which versions of it do not have in common. Raises TypeError, RuntimeError."""
+    openvino = import_openvino()
+    x = openvino.op.Parameter(openvino.Type(dtype), openvino.PartialShape([]))
+    model, kind = openvino.Model([openvino.op.Result(x.output(0))], [x], "type"), c_int()
+    port = library.make("ov_model_const_input_by_index", _handle_of(model), 0)
+    try:
+        library.call("ov_port_get_element_type", port, byref(kind))
+    finally:
+        library.free("ov_output_const_port_free", port)
+    return kind.value
 
 
 def _handle_of(model: Any) -> ctypes.Array[c_void_p]:

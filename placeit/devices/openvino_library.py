@@ -9,19 +9,13 @@ from typing import Any, cast
 
 from placeit.devices.openvino_errors import what_openvino_says
 
-__all__ = ["OpenVinoLibrary", "Property", "Shape"]
+__all__ = ["OpenVinoLibrary", "Shape"]
 
 
 class Shape(ctypes.Structure):
     """``ov_shape_t``."""
 
     _fields_ = (("rank", c_int64), ("dims", POINTER(c_int64)))
-
-
-class Property(ctypes.Structure):
-    """``ov_property_t``, with a string as its value."""
-
-    _fields_ = (("key", c_char_p), ("value", c_char_p))
 
 
 class _Version(ctypes.Structure):
@@ -33,7 +27,7 @@ _CALLS: dict[str, tuple[Any, ...]] = {
     "ov_get_openvino_version": (POINTER(_Version),),
     "ov_core_create": (_OUT,),
     "ov_core_read_model_from_memory_buffer": (c_void_p, c_char_p, c_size_t, c_void_p, _OUT),
-    "ov_core_compile_model_props": (c_void_p, c_void_p, c_char_p, c_size_t, POINTER(Property), _OUT),
+    "ov_core_compile_model": (c_void_p, c_void_p, c_char_p, c_size_t, _OUT),
     "ov_compiled_model_get_property": (c_void_p, c_char_p, _OUT),
     "ov_compiled_model_create_infer_request": (c_void_p, _OUT),
     "ov_infer_request_get_input_tensor_by_index": (c_void_p, c_size_t, _OUT),
@@ -41,15 +35,24 @@ _CALLS: dict[str, tuple[Any, ...]] = {
     "ov_infer_request_set_input_tensor_by_index": (c_void_p, c_size_t, c_void_p),
     "ov_infer_request_set_output_tensor_by_index": (c_void_p, c_size_t, c_void_p),
     "ov_infer_request_infer": (c_void_p,),
+    "ov_model_const_input_by_index": (c_void_p, c_size_t, _OUT),
+    "ov_port_get_element_type": (c_void_p, POINTER(c_int)),
     "ov_tensor_create_from_host_ptr": (c_int, Shape, c_void_p, _OUT),
     "ov_tensor_get_element_type": (c_void_p, POINTER(c_int)),
     "ov_tensor_get_byte_size": (c_void_p, POINTER(c_size_t)),
     "ov_tensor_data": (c_void_p, _OUT),
 }
-"""Functions that return a status. None has a variable number of arguments, which ctypes cannot call everywhere."""
+"""Functions that return a status, with their arguments. ``ov_core_compile_model`` takes more of them: strings, as many as its
+fourth argument says, names and values of properties in turn."""
+_OPTIONAL: dict[str, tuple[Any, ...]] = {
+    "ov_core_get_default_context": (c_void_p, c_char_p, _OUT),
+    "ov_remote_context_create_host_tensor": (c_void_p, c_int, Shape, _OUT),
+}
+"""Functions for devices that allocate memory. A library may lack them; calling one then raises KeyError."""
 _FREES = (
     "ov_version_free",
     "ov_model_free",
+    "ov_output_const_port_free",
     "ov_compiled_model_free",
     "ov_infer_request_free",
     "ov_tensor_free",
@@ -74,9 +77,11 @@ class OpenVinoLibrary:
 
     def __init__(self, path: Path) -> None:
         library, holding = ctypes.CDLL(str(path)), ctypes.PyDLL(str(path))
-        self._functions: dict[str, Any] = {name: getattr(library, name) for name in _CALLS}
-        for name, arguments in _CALLS.items():
-            self._functions[name].argtypes, self._functions[name].restype = arguments, c_int
+        offered = {name: arguments for name, arguments in _OPTIONAL.items() if hasattr(library, name)}
+        self._functions: dict[str, Any] = {}
+        for name, arguments in (_CALLS | offered).items():
+            self._functions[name] = function = getattr(library, name)
+            function.argtypes, function.restype = arguments, c_int
         self._frees: dict[str, Any] = {name: getattr(holding, name) for name in _FREES}
         for free in self._frees.values():
             free.argtypes, free.restype = (c_void_p,), None

@@ -61,6 +61,8 @@ def relu(size: int = 8) -> Any:
 
 def picking(kind: Any = ov.Type.f32) -> Any:
     """A model that fails when it runs, if an index is out of range."""
+    if ov.get_version().startswith("2025.0."):
+        pytest.skip("the CPU plugin of OpenVINO 2025.0 does not check indices of GatherElements")
     x, index = ops.parameter([4], kind), ops.parameter([4], ov.Type.i64)
     return model_of(x, index, outputs=[ops.gather_elements(x, index, 0)])
 
@@ -84,7 +86,7 @@ def by_c(model: Any, properties: dict[str, Any], inputs: list[NDArray[Any]]) -> 
     for i, value in enumerate(inputs):
         request.set_input(i, value)
     request.infer()
-    return [bits(request.output(i)) for i in range(len(program.outputs))]
+    return [bits(request.output(i).view()) for i in range(len(program.outputs))]
 
 
 def values(shape: tuple[int, ...], dtype: Any, rng: np.random.Generator) -> NDArray[Any]:
@@ -138,13 +140,13 @@ def test_inputs_are_read_and_outputs_written_where_they_are() -> None:
     request = compiled(relu()).request()
     x = np.full((1, 8), 3, np.float32)
     request.set_input(0, x)
-    y = request.output(0)
+    y = request.output(0).view()
     request.infer()
     assert (y == 3).all()
     x[...] = 5
     request.infer()
     assert (y == 5).all()
-    assert np.shares_memory(y, request.output(0))
+    assert np.shares_memory(y, request.output(0).view())
     other = np.full((1, 8), 7, np.float32)
     request.set_input(0, other)
     request.infer()
@@ -154,9 +156,9 @@ def test_inputs_are_read_and_outputs_written_where_they_are() -> None:
 def test_outputs_are_written_where_they_are_told_to() -> None:
     request = compiled(relu()).request()
     request.set_input(0, np.full((1, 8), 3, np.float32))
-    before, told = request.output(0), np.zeros((1, 8), np.float32)
+    before, told = request.output(0).view(), np.zeros((1, 8), np.float32)
     request.set_output(0, told)
-    assert np.shares_memory(told, request.output(0))
+    assert np.shares_memory(told, request.output(0).view())
     request.infer()
     assert (told == 3).all()
     assert not np.shares_memory(before, told)
@@ -165,7 +167,7 @@ def test_outputs_are_written_where_they_are_told_to() -> None:
     gc.collect()
     assert kept() is not None  # the request writes there
     request.infer()
-    assert (request.output(0) == 3).all()
+    assert (request.output(0).view() == 3).all()
 
 
 def test_a_request_keeps_its_inputs_and_a_view_its_request() -> None:
@@ -176,7 +178,7 @@ def test_a_request_keeps_its_inputs_and_a_view_its_request() -> None:
     del x
     gc.collect()
     assert kept() is not None
-    y = request.output(0)
+    y = request.output(0).view()
     request.infer()
     del request
     gc.collect()
@@ -188,19 +190,20 @@ def test_a_request_keeps_its_inputs_and_a_view_its_request() -> None:
     assert kept() is None
 
 
-def test_requests_read_what_others_wrote() -> None:
+@pytest.mark.parametrize("viewed", [False, True])
+def test_requests_read_what_others_wrote(viewed: bool) -> None:
     x = ops.parameter([1, 8], ov.Type.f32)
     double = compiled(model_of(x, outputs=[ops.add(x, x)]))
     requests = [double.request() for _ in range(3)]
     first = np.arange(8, dtype=np.float32).reshape(1, 8)
     requests[0].set_input(0, first)
     for a, b in itertools.pairwise(requests):
-        b.set_input(0, a.output(0))
+        b.set_input(0, a.output(0).view() if viewed else a.output(0))
     for scale in (1, 2):
         first[...] = scale * np.arange(8)
         for request in requests:
             request.infer()
-        np.testing.assert_array_equal(requests[-1].output(0), 8 * first)
+        np.testing.assert_array_equal(requests[-1].output(0).view(), 8 * first)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +226,7 @@ def test_a_buffer_that_does_not_fit_is_refused(array: NDArray[Any]) -> None:
     with pytest.raises(DeviceError, match="A buffer does not fit output 0 of a segment: it is "):
         request.set_output(0, array)
     request.infer()  # with the ones before
-    assert (request.output(0) == 1).all()
+    assert (request.output(0).view() == 1).all()
 
 
 def test_memory_that_is_read_only_is_refused_for_outputs() -> None:
@@ -264,25 +267,26 @@ def test_a_kernel_that_throws_is_an_error_and_the_next_run_is_none(properties: d
     x, index = np.arange(4, dtype=np.float32), np.full(4, 77)
     request.set_input(0, x)
     request.set_input(1, index)
-    infer = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(native().infer_address)
+    function, argument = request.entry
+    infer = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(function)
     for _ in range(3):
         index[...] = 77
         with pytest.raises(
             DeviceError, match=r"Inference failed: Node GatherElements.*indices values of GatherElements? exceed"
         ):
             request.infer()
-        status = infer(request.address)
+        status = infer(argument)
         assert status != 0
         assert "exceed" in native().explain(status)
         index[...] = 2
         request.infer()
-        assert (request.output(0) == 2).all()
-        assert infer(request.address) == 0
+        assert (request.output(0).view() == 2).all()
+        assert infer(argument) == 0
 
 
 def test_a_status_without_a_message_is_named() -> None:
     test_a_kernel_that_throws_is_an_error_and_the_next_run_is_none(ONE)  # leaves a message
-    infer = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(native().infer_address)
+    infer = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(compiled(relu()).request().entry[0])
     status = infer(None)
     assert status != 0
     assert "exceed" not in native().explain(status)
@@ -303,7 +307,7 @@ def test_threads_compile_and_run_at_once() -> None:
                 request.set_input(k, value)
             for _ in range(10):
                 request.infer()
-                if [bits(request.output(k)) for k in range(len(program.outputs))] != expected[i]:
+                if [bits(request.output(k).view()) for k in range(len(program.outputs))] != expected[i]:
                     wrong.append(i)
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
@@ -332,7 +336,7 @@ def test_memory_does_not_grow_with_what_is_compiled_and_freed() -> None:
             request = compiled(model).request()
             request.set_input(0, value)
             request.infer()
-            request.output(0)
+            request.output(0).view()
 
     cycles(30)
     before = resident_mb()
@@ -350,7 +354,7 @@ def test_constants_that_are_pythons_live_as_long_as_they_are_read() -> None:
     gc.collect()
     request.set_input(0, np.ones(64, np.float32))
     request.infer()
-    np.testing.assert_array_equal(request.output(0), expected)
+    np.testing.assert_array_equal(request.output(0).view(), expected)
     del request
     gc.collect()
     assert kept() is None
@@ -411,7 +415,7 @@ PROCESS = """
             request = native_openvino().compile(model, "CPU", properties).request()
             request.set_input(0, np.ones((1, 64), np.float32))
             request.infer()
-            kept.append((request, request.output(0)))
+            kept.append((request, request.output(0).view()))
 
     thread = threading.Thread(target=work)
     thread.start()

@@ -1,5 +1,6 @@
 """Fixtures of the tests that need an Intel GPU: a real one, or the emulated one of ``tests/emulated_gpu``."""
 
+import contextlib
 import json
 import math
 import os
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from emulated_gpu.build import MISSING
 from emulated_gpu.models import branches
+from gpu_plans import Devices, Opened
 from typer.testing import CliRunner
 
 from placeit.cli import app
@@ -61,6 +63,30 @@ def cost_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         folder = tmp_path_factory.mktemp("cache")
         patch.setenv("PLACEIT_CACHE", str(folder))
         yield folder
+
+
+@pytest.fixture(scope="session")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture
+def compiled_once(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have tests that compile the same model compile it once, as that takes seconds."""
+    monkeypatch.setenv("PLACEIT_MODEL_CACHE", str(kept))
+
+
+@pytest.fixture
+def opened(gpus: list[str], compiled_once: None) -> Iterator[Opened]:
+    """Open runtimes on a core and the first two GPUs, closed after the test; arguments are those of ``Devices``."""
+    with contextlib.ExitStack() as stack:
+
+        def make(*args: Any, **options: Any) -> Devices:
+            made = Devices(gpus[:2], *args, **options)
+            stack.callback(made.runtime.close)
+            return made
+
+        yield make
 
 
 @pytest.fixture(scope="session")

@@ -3,44 +3,21 @@
 from __future__ import annotations
 
 import functools
-import gc
 import itertools
 import operator
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import cast
 
 import numpy as np
-import openvino as ov
 import pytest
-from numpy.typing import NDArray
+from gpu_plans import BYTES, FIRST, SECOND, SHAPE, Opened, expected, inputs, needs_two
 
-from placeit.backends.openvino.model import OpenVinoModel, describe
 from placeit.core.address import Address
-from placeit.core.cluster import Cluster, Device
-from placeit.devices.host import allowed_cores
+from placeit.core.cluster import Device
 from placeit.devices.openvino import openvino_core
-from placeit.planning.coarsen import Grouping
-from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.runtime.devices.base import BufferSpec, Instance, Program, RuntimeDevice
 from placeit.runtime.devices.openvino import HostBuffer, NativeInstance, OpenVinoDevice, OpenVinoInstance
-from placeit.runtime.executor import Executor
-from placeit.runtime.runtime import Runtime
 from placeit.testing.devices import ComputingDeviceConformance
-
-ops = ov.opset13
-
-
-@pytest.fixture(scope="session")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("compiled")
-
-
-@pytest.fixture
-def compiled_once(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have tests that compile the same model compile it once, as that takes seconds."""
-    monkeypatch.setenv("PLACEIT_MODEL_CACHE", str(kept))
 
 
 class TestIntelGpu(ComputingDeviceConformance):
@@ -59,79 +36,14 @@ class TestIntelGpu(ComputingDeviceConformance):
     test_an_instance_that_has_failed_works_once_its_inputs_are_right = None  # type: ignore[assignment]  # no kernel fails
 
 
-CPU, FIRST, SECOND = range(3)
-SHAPE = (8, 32)
-BYTES = 4 * 8 * 32
-
-
-@pytest.fixture(scope="session")
-def model() -> OpenVinoModel:
-    """Two branches that read what comes before them; one reads an input of the model, too, and the other reads the first."""
-    x, z = (ops.parameter(SHAPE, ov.Type.f32, name=name) for name in ("x", "z"))
-    stem = ops.tanh(x, name="stem")
-    one = ops.add(stem, z, name="one")
-    two = ops.sigmoid(stem, name="two")
-    three = ops.multiply(one, two, name="three")
-    return describe(ov.Model([ops.result(ops.relu(three, name="head"), name="y")], [x, z], "branches"), Path("branches"))
-
-
-def inputs() -> dict[str, NDArray[np.float32]]:
-    rng = np.random.default_rng(0)
-    return {name: rng.standard_normal(SHAPE).astype(np.float32) for name in ("x", "z")}
-
-
-def expected(given: dict[str, NDArray[np.float32]]) -> NDArray[np.float32]:
-    stem = np.tanh(given["x"])
-    return np.maximum((stem + given["z"]) / (1 + np.exp(-stem)), 0)
-
-
-class Devices:
-    """A runtime on one core and on GPUs, and plans of one segment for each op."""
-
-    def __init__(
-        self, model: OpenVinoModel, gpus: list[str], open_gpu: Callable[[Device], OpenVinoDevice] = OpenVinoDevice
-    ) -> None:
-        self.model, self.gpus = model, gpus
-        core = Device("cpu", address=Address("CPU", allowed_cores()[:1]))
-        gpu = [Device(name, address=Address(name)) for name in gpus]
-        self.cluster, self.grouping = Cluster((core, *gpu)), Grouping.singletons(model.graph)
-        devices = [OpenVinoDevice(core), *map(open_gpu, gpu)]
-        self.runtime = Runtime(model, self.grouping, self.cluster, devices=devices)
-
-    def plan(self, **where: int) -> Plan:
-        """A plan with some ops on GPUs and the others on the core."""
-        names = self.model.graph.names
-        placement = [where.get(names[v], CPU) for v in np.argsort(self.grouping.group_of)]
-        return Segmenter(self.grouping, Costs.zero(len(placement), self.cluster)).plan(placement, merge=False)
-
-    def executor(self, *, requests: int = 1, **where: int) -> Executor:
-        return cast("Executor", self.runtime.executor(self.plan(**where), requests=requests))
-
-    def memory(self, gpu: int, kind: str) -> int:
-        """Bytes that a GPU's plugin has allocated, on the device (``usm_device``) or in the host's memory (``usm_host``)."""
-        gc.collect()
-        return int(openvino_core().get_property(self.gpus[gpu - 1], "GPU_MEMORY_STATISTICS").get(kind, 0))
-
-
-@pytest.fixture
-def devices(gpus: list[str], model: OpenVinoModel, compiled_once: None) -> Iterator[Devices]:
-    made = Devices(model, gpus)
-    yield made
-    made.runtime.close()
-
-
-def needs_two(gpus: list[str]) -> None:
-    if len(gpus) < 2:
-        pytest.skip("needs two Intel GPUs, real or emulated ones: make intel-gpu")
-
-
 def needs_integrated(gpu: str) -> None:
     if "INTEGRATED" not in str(openvino_core().get_property(gpu, "DEVICE_TYPE")):
         pytest.skip(f"{gpu} is a discrete GPU, and this needs one that shares the host's memory")
 
 
-def test_a_gpu_reads_and_writes_the_memory_of_the_host_in_place(devices: Devices) -> None:
+def test_a_gpu_reads_and_writes_the_memory_of_the_host_in_place(opened: Opened) -> None:
     """Where its plugin copies, it first allocates memory on the device for the copy."""
+    devices = opened()
     needs_integrated(devices.gpus[0])
     with devices.executor(one=FIRST) as executor:
         before = devices.memory(FIRST, "usm_device")
@@ -140,8 +52,9 @@ def test_a_gpu_reads_and_writes_the_memory_of_the_host_in_place(devices: Devices
         assert devices.memory(FIRST, "usm_device") == before
 
 
-def test_a_tensor_in_other_memory_is_copied_to_the_gpu_which_shows(devices: Devices) -> None:
+def test_a_tensor_in_other_memory_is_copied_to_the_gpu_which_shows(opened: Opened) -> None:
     """So that the test before this one proves something."""
+    devices = opened()
     needs_integrated(devices.gpus[0])
     device, spec = devices.runtime.devices[FIRST], BufferSpec(SHAPE, "float32")
     (segment,) = [segment for segment in devices.plan(two=FIRST).programs if segment.device == FIRST]
@@ -155,7 +68,8 @@ def test_a_tensor_in_other_memory_is_copied_to_the_gpu_which_shows(devices: Devi
         assert devices.memory(FIRST, "usm_device") == before + grows
 
 
-def test_a_tensor_crosses_once_to_a_gpu_that_cannot_use_the_memory_of_the_other(devices: Devices) -> None:
+def test_a_tensor_crosses_once_to_a_gpu_that_cannot_use_the_memory_of_the_other(opened: Opened) -> None:
+    devices = opened()
     needs_two(devices.gpus)
     needs_integrated(devices.gpus[0])
     needs_integrated(devices.gpus[1])
@@ -169,20 +83,23 @@ def test_a_tensor_crosses_once_to_a_gpu_that_cannot_use_the_memory_of_the_other(
 
 @pytest.mark.parametrize("library", ["C", "Python"])
 def test_results_are_right_and_checked_on_every_mix_of_devices(
-    devices: Devices, library: str, monkeypatch: pytest.MonkeyPatch
+    opened: Opened, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between segments and after the last one, buffers are blanked and written anew, in whatever memory they are."""
     if library == "Python":
         monkeypatch.setattr("placeit.runtime.devices.openvino.native_openvino", lambda: None)
+    devices = opened()
     every = range(1 + len(devices.gpus))
     for one, two, three in itertools.product(every, repeat=3):
         with devices.executor(one=one, two=two, three=three) as executor:
+            assert executor.native == (library == "C")
             for _ in range(2):
                 assert executor.blank(0) is None
                 np.testing.assert_allclose(executor.run(inputs())["y"], expected(inputs()), atol=1e-5)
 
 
-def test_memory_is_given_back_when_executors_are_closed(devices: Devices) -> None:
+def test_memory_is_given_back_when_executors_are_closed(opened: Opened) -> None:
+    devices = opened()
     where = {"one": FIRST, "three": len(devices.gpus)}
     with devices.executor(**where) as executor:
         executor.run(inputs())
@@ -211,15 +128,11 @@ class Meeting(OpenVinoDevice):
         return made
 
 
-def test_two_gpus_work_at_the_same_time(gpus: list[str], model: OpenVinoModel, compiled_once: None) -> None:
+def test_two_gpus_work_at_the_same_time(gpus: list[str], opened: Opened) -> None:
     """A segment of each begins when both are about to: if one waited for the other's end, neither would ever begin."""
     needs_two(gpus)
-    devices = Devices(model, gpus[:2], Meeting)
-    try:
-        with devices.executor(one=FIRST, two=SECOND) as executor:
-            np.testing.assert_allclose(executor.run(inputs())["y"], expected(inputs()), atol=1e-5)
-            spans = [span for span in executor.spans() if span.kind == "compute" and span.where[0] in gpus]
-            assert {span.where for span in spans} == {(name,) for name in gpus[:2]}
-            assert max(span.start for span in spans) < min(span.finish for span in spans)
-    finally:
-        devices.runtime.close()
+    with opened(Meeting).executor(one=FIRST, two=SECOND) as executor:
+        np.testing.assert_allclose(executor.run(inputs())["y"], expected(inputs()), atol=1e-5)
+        spans = [span for span in executor.spans() if span.kind == "compute" and span.where[0] in gpus]
+        assert {span.where for span in spans} == {(name,) for name in gpus[:2]}
+        assert max(span.start for span in spans) < min(span.finish for span in spans)

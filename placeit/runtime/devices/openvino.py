@@ -22,7 +22,7 @@ from placeit.devices.openvino import (
     target_name,
     what_openvino_says,
 )
-from placeit.devices.openvino_c import NativeModel, NativeRequest, native_openvino
+from placeit.devices.openvino_c import NativeContext, NativeModel, NativeOpenVino, NativeRequest, NativeTensor, native_openvino
 from placeit.runtime.blank import blank_value
 from placeit.runtime.devices.base import Buffer, BufferSpec, Program, SegmentSource
 from placeit.runtime.devices.kinds import DeviceKind
@@ -41,15 +41,21 @@ class HostBuffer:
 
     Args:
         spec: its shape and type.
-        tensor: the ``openvino.Tensor`` that holds it; None to allocate one.
+        tensor: the ``openvino.Tensor`` that holds it, or what the C library knows it as; None to allocate one.
+
+    Attributes:
+        tensor: the ``openvino.Tensor``.
+        native: what the C library knows it as; None if it does not.
     """
 
     space = "host"
 
     def __init__(self, spec: BufferSpec, tensor: Any = None) -> None:
-        openvino = import_openvino()
         self.spec = spec
-        self.tensor = openvino.Tensor(np.zeros(spec.memory_shape, spec.dtype), shared_memory=True) if tensor is None else tensor
+        self.native = tensor if isinstance(tensor, NativeTensor) else None
+        if self.native is not None:
+            tensor = _tensor(self.native.view())
+        self.tensor = _tensor(np.zeros(spec.memory_shape, spec.dtype)) if tensor is None else tensor
 
     @property
     def nbytes(self) -> int:
@@ -85,31 +91,32 @@ class OpenVinoProgram:
 
 
 class NativeInstance:
-    """An infer request of the C library, which a loop without Python can run.
+    """An infer request of the C library, which a loop without Python can run. Its tensors are set once.
+
+    A GPU's plugin knows the tensors that it has allocated itself, for the same GPU: those are not copied.
 
     Attributes:
         run: runs it from Python.
     """
 
-    def __init__(self, program: OpenVinoProgram, infer: int) -> None:
+    def __init__(self, program: OpenVinoProgram) -> None:
         self.request: NativeRequest = program.compiled.request()
         self.run = self._infer = self.request.infer
-        self._address = infer
-        self._outputs = [HostBuffer(spec, _tensor(self.request.output(i))) for i, spec in enumerate(program.outputs)]
+        self._outputs = [HostBuffer(spec, self.request.output(i)) for i, spec in enumerate(program.outputs)]
 
     @property
     def native(self) -> tuple[int, int] | None:
         """C function that runs it, and its argument; None if ``run`` has been replaced."""
-        return (self._address, self.request.address) if self.run is self._infer else None
+        return self.request.entry if self.run is self._infer else None
 
     def bind(self, index: int, buffer: Buffer) -> None:
         """Read input ``index`` from ``buffer`` from now on."""
-        self.request.set_input(index, cast("HostBuffer", buffer).tensor.data)
+        self.request.set_input(index, _memory(cast("HostBuffer", buffer)))
 
     def write_to(self, index: int, buffer: Buffer) -> None:
         """Write output ``index`` to ``buffer`` from now on."""
         made = cast("HostBuffer", buffer)
-        self.request.set_output(index, made.tensor.data)
+        self.request.set_output(index, _memory(made))
         self._outputs[index] = made
 
     def output(self, index: int) -> HostBuffer:
@@ -120,6 +127,11 @@ class NativeInstance:
 def _tensor(array: NDArray[np.generic]) -> Any:
     """Share an array with OpenVINO."""
     return import_openvino().Tensor(array, shared_memory=True)
+
+
+def _memory(buffer: HostBuffer) -> NDArray[Any] | NativeTensor:
+    """Return what the C library takes a buffer by: the tensor that it knows it as, or the address of the memory."""
+    return cast("NDArray[Any]", buffer.tensor.data) if buffer.native is None else buffer.native
 
 
 class OpenVinoInstance:
@@ -172,6 +184,9 @@ class OpenVinoDevice(OnWorker):
     kernels on the thread that calls it. To start it asynchronously would have another thread, of OpenVINO's, do that and block,
     and add the time until each of the two threads wakes.
 
+    All of this goes through OpenVINO's C library, so that segments have native entries. Where the C library cannot be used or
+    knows no such device, and for segments with state or counters, it goes through the Python binding.
+
     Args:
         device: the device; its address names the real one.
         precision: inference precision, ``f32`` unless asked otherwise: OpenVINO's default would be bf16 on some CPUs, and
@@ -189,10 +204,16 @@ class OpenVinoDevice(OnWorker):
         self._configuration = compile_properties(device, precision) | self._properties
         self._compiled_as = target_name(device), self._configuration
         self.program_key = f"openvino {target_name(device)} {sorted(self._configuration.items())}"
-        self._context: Any = None
+        # what a loop without Python runs has nobody to read counters
+        self._native: NativeOpenVino | None = None if self._properties else native_openvino()
+        self._context: Any = None  # of the same core as what is compiled
         if device.where.family == "GPU":
-            with explaining(f"OpenVINO cannot allocate memory for {device.name}"):
-                self._context = openvino_core().get_default_context(target_name(device))
+            with contextlib.suppress(DeviceError):
+                self._context = None if self._native is None else self._native.context(target_name(device))
+            if self._context is None:
+                self._native = None
+                with explaining(f"OpenVINO cannot allocate memory for {device.name}"):
+                    self._context = openvino_core().get_default_context(target_name(device))
         self._worker = Worker(f"placeit {device.name}", device.cores)
 
     @property
@@ -204,11 +225,9 @@ class OpenVinoDevice(OnWorker):
         """Compile a segment. Raises DeviceError."""
         with explaining(f"OpenVINO cannot compile a segment for {self.name}"):
             model = segment.in_format("openvino")
-            # what a loop without Python runs has nobody to read counters
-            native = native_openvino() if self._device.core_set and not self._properties else None
-            if native is not None:
+            if self._native is not None:
                 with contextlib.suppress(DeviceError):  # a model with state; or Python says what is wrong, too
-                    return OpenVinoProgram(segment, native.compile(model, *self._compiled_as, segment.identity))
+                    return OpenVinoProgram(segment, self._native.compile(model, *self._compiled_as, segment.identity))
             compiled = compile_model(model, self._device, self._precision, identity=segment.identity, **self._properties)
             return OpenVinoProgram(segment, compiled)
 
@@ -218,27 +237,25 @@ class OpenVinoDevice(OnWorker):
 
     def instance(self, program: Program) -> OpenVinoInstance | NativeInstance:
         """Make an infer request. Raises DeviceError."""
-        made, native = cast("OpenVinoProgram", program), native_openvino()
+        made = cast("OpenVinoProgram", program)
         with explaining(f"OpenVINO cannot make buffers for {self.name}"):
-            if native is not None and isinstance(made.compiled, NativeModel):
-                return NativeInstance(made, native.infer_address)
-            return OpenVinoInstance(made)
+            return NativeInstance(made) if isinstance(made.compiled, NativeModel) else OpenVinoInstance(made)
 
     def explain(self) -> str:
         """Say what went wrong in the C library last."""
-        native = native_openvino()
-        return f"Inference failed on {self.name}: {'' if native is None else native.explain()}"
+        return f"Inference failed on {self.name}: {'' if self._native is None else self._native.explain()}"
 
     def allocate(self, spec: BufferSpec) -> HostBuffer:
         """Allocate host memory: for a GPU, by its plugin, which has USM host memory unless the GPU lacks that."""
         if self._context is None or not spec.nbytes:
             return HostBuffer(spec)
-        openvino = import_openvino()
+        openvino, dtype = import_openvino(), np.dtype(spec.dtype)
         with explaining(f"OpenVINO cannot allocate {spec.nbytes} bytes of host memory for {self.name}"):
-            shape = openvino.Shape(spec.memory_shape)
-            tensor = self._context.create_host_tensor(openvino.Type(np.dtype(spec.dtype)), shape)
+            if isinstance(self._context, NativeContext):
+                return HostBuffer(spec, self._context.allocate(spec.memory_shape, dtype))
+            tensor = self._context.create_host_tensor(openvino.Type(dtype), openvino.Shape(spec.memory_shape))
             tensor.data[...] = 0
-        return HostBuffer(spec, tensor)
+            return HostBuffer(spec, tensor)
 
     def _explain(self, error: BaseException) -> str:
         return f"Inference failed on {self.name}: {what_openvino_says(error)}"
