@@ -228,6 +228,10 @@ class Late:
     @property
     def deadline(self) -> float: ...
 
+    @property
+    def running(self) -> list[int]:
+        """int64, nodes that were on lanes then, or queued there."""
+
 class Broken:
     """Nobody knows any more what is to run."""
 

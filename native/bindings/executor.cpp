@@ -84,7 +84,8 @@ void bind_executor(nb::module_& module) {
         .def_ro("at", &Failed::at);
     nb::class_<Cancelled>(module, "Cancelled", "Somebody has stopped the run.").def_ro("at", &Cancelled::at);
     nb::class_<Late>(module, "Late", "The deadline of the run was over before the run was.")
-        .def_ro("deadline", &Late::deadline);
+        .def_ro("deadline", &Late::deadline)
+        .def_ro("running", &Late::running, "int64, nodes that were on lanes then, or queued there.");
     nb::class_<Broken>(module, "Broken", "Nobody knows any more what is to run.").def_ro("why", &Broken::why);
 
     nb::class_<PlanLanes>(module, "Lanes", "The lanes of a plan, which run it without Python but for segments that need it.")

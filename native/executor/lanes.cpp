@@ -71,6 +71,7 @@ void Lanes::work(Index k) {
 }
 
 void Lanes::run_all(Lock& lock, Lane& lane) {
+    check_deadline();
     if (arrived_ == lanes_.size() && !stopped_ && !begun_) {
         begun_ = true;
         begin_ = now();
@@ -117,17 +118,17 @@ void Lanes::run_next(Lock& lock, Lane& lane) {
         lock.lock();
         wait(lock, lane, finish, is_stopped);
     }
-    lane.current = -1;
     if (over_) return;  // as the run has broken down meanwhile
+    check_deadline();
+    lane.current = -1;
     rules_->node(node).start = start;
     rules_->node(node).finish = finish;
     if (status != 0) end_with(Failed{node, static_cast<Index>(&lane - lanes_.data()), status, finish}, finish);
-    if (deadline_ < never && now() >= deadline_) end_with(Late{deadline_}, finish);
     finished(node);
     carry_out(finish);
 }
 
-/// Wait at the bell of a lane for a condition or a time; stop the run if its deadline is over before.
+/// Wait at the bell of a lane for a condition or a time; stop the run if its deadline is over before that.
 template <class Condition>
 void Lanes::wait(Lock& lock, Lane& lane, double until, Condition condition) {
     while (!condition()) {
@@ -136,7 +137,7 @@ void Lanes::wait(Lock& lock, Lane& lane, double until, Condition condition) {
             lane.bell.wait(lock);
         } else if (lane.bell.wait_until(lock, moment(time)) == std::cv_status::timeout) {
             if (time == until) return;
-            end_with(Late{deadline_}, now());
+            check_deadline();
             let_go(lock);
             lock.lock();
         }
@@ -218,14 +219,8 @@ std::vector<Event> Lanes::events() {
 }
 
 std::vector<Index> Lanes::running() const {
-    std::vector<Index> found;
     const Lock lock(mutex_);
-    for (const Lane& lane : lanes_) {
-        if (lane.current >= 0) found.push_back(lane.current);
-        for (Index n = lane.first; n >= 0; n = steps_[at(n)].next) found.push_back(n);
-    }
-    std::sort(found.begin(), found.end());
-    return found;
+    return on_lanes();
 }
 
 std::vector<Ran> Lanes::ran(Index slot) const {
@@ -248,6 +243,23 @@ std::vector<Ran> Lanes::ran(Index slot) const {
 
 void Lanes::check_idle() const {
     if (arrived_ != 0) throw std::logic_error("Lanes cannot be changed while they run.");
+}
+
+std::vector<Index> Lanes::on_lanes() const {
+    std::vector<Index> found;
+    for (const Lane& lane : lanes_) {
+        if (lane.current >= 0) found.push_back(lane.current);
+        for (Index n = lane.first; n >= 0; n = steps_[at(n)].next) found.push_back(n);
+    }
+    std::sort(found.begin(), found.end());
+    return found;
+}
+
+/// Stop the run if its deadline is over.
+void Lanes::check_deadline() {
+    if (stopped_ || deadline_ == never) return;
+    const double time = now();
+    if (time >= deadline_) end_with(Late{deadline_, on_lanes()}, time);
 }
 
 void Lanes::begin_request(Index slot) {

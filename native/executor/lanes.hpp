@@ -58,6 +58,7 @@ struct Cancelled {  // somebody has stopped the run
 };
 struct Late {  // the deadline of the run was over before the run was
     double deadline;
+    std::vector<Index> running;  // nodes that were on lanes then, or queued there
 };
 struct Broken {  // nobody knows any more what is to run
     std::string why;
@@ -136,6 +137,8 @@ private:
     void finished(Index node);
     void carry_out(double time);
     void enqueue(Index node, double time);
+    std::vector<Index> on_lanes() const;
+    void check_deadline();
     void end_with(Event why, double time);
     void break_down(const char* why) noexcept;
     void one_less(double time);

@@ -227,7 +227,12 @@ const char* run(Random& random, Graph& graph, Counts& counts) {
         std::holds_alternative<Ended>(event) ? ++ended : ++stops;
         counts.failed += std::holds_alternative<Failed>(event);
         counts.cancelled += std::holds_alternative<Cancelled>(event);
-        counts.late += std::holds_alternative<Late>(event);
+        if (const auto* late = std::get_if<Late>(&event)) {
+            ++counts.late;
+            for (const Index node : late->running) {
+                if (lanes.step(node).lane < 0) return "what ran when a run was late is on no lane";
+            }
+        }
     }
     counts.ended += stops == 0;
     int runs = 0;

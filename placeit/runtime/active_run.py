@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -25,6 +26,7 @@ class ActiveRun:
 
     Attributes:
         thread: which asked for it.
+        deadline: seconds, by ``time.perf_counter``, until which that thread waits; infinite if it waits as long as it takes.
         begun: whether lanes know of it.
         error: what failed first.
         failed: the request that it was of, by its number among those in flight, if that is known.
@@ -37,6 +39,7 @@ class ActiveRun:
     def __init__(self, bell: Bell | None = None) -> None:
         self.bell = bell
         self.thread = threading.get_ident()
+        self.deadline = math.inf
         self.begun = self._stopped = False
         self._tell: Callable[[], object] | None = None
         self.error: PlaceitError | None = None

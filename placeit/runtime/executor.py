@@ -54,7 +54,7 @@ class LaneRun(ActiveRun):
 
     def go_native(self, native: NativePlan) -> None:
         """Have a plan ready to run it without Python."""
-        native.prepare([slot.number for slot in self.slots], self.waiting, self.bell)
+        native.prepare([slot.number for slot in self.slots], self.waiting, self.bell, self.deadline)
         self.native = native
         self.go(native.stop)
 
@@ -203,7 +203,8 @@ class Executor(PlanExecutor):
         if self.runtime.wait is not None:
             self.runtime.wait(run.over)
             if not (run.quiet or run.ended):
-                raise ExecutionError(f"No events are left, and the run has not ended: {self._said(run)}.")
+                with self._lock:
+                    raise ExecutionError(f"No events are left, and the run has not ended: {self._said(run)}.")
 
     def _check_lanes(self) -> None:
         for worker in self._workers:
@@ -327,6 +328,8 @@ class Executor(PlanExecutor):
                 if ran.failed is not None:
                     run.failed, op, error = ran.failed
                     run.error = self._segment_failed("failed on", op, error)
+                elif ran.late:
+                    run.error = run.error or self._late(run)
                 elif ran.refused is not None:
                     run.error = run.error or failure_of("The run cannot go on", ran.refused)
             except BaseException as failure:  # noqa: BLE001 (somebody waits for the end, and the thread serves others)

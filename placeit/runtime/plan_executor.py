@@ -357,6 +357,7 @@ class PlanExecutor(ABC):
         if self._run is not None and not self._run.quiet:
             raise ExecutionError("A run was started inside another run of the same executor, perhaps by a signal handler.")
         run = self._prepare(count)
+        run.deadline = deadline
         try:
             self._run = run
             self._start(run)
@@ -423,16 +424,21 @@ class PlanExecutor(ABC):
             if run.over.wait(max(0.0, min(_LOOK_S, deadline - perf_counter()))):
                 return
             if perf_counter() >= deadline:
-                raise ExecutionError(
-                    f"The time-out is over, and the run is not: {self._said(run)}. The executor can be used again when "
-                    "that has ended; if a device hangs, open a new session."
-                )
+                with self._lock:
+                    raise self._late(run)
             if not run.quiet:
                 self._check_lanes()
 
+    def _late(self, run: ActiveRun) -> ExecutionError:
+        """The error of a run that has not ended in time; with the lock."""
+        return ExecutionError(
+            f"The time-out is over, and the run is not: {self._said(run)}. The executor can be used again when that has ended; "
+            "if a device hangs, open a new session."
+        )
+
     def _said(self, run: ActiveRun) -> str:
-        with self._lock:
-            what = self._running(run)
+        """Say what of a run is under way; with the lock."""
+        what = self._running(run)
         return f"still running: {', '.join(what)}" if what else "none of it has started, as its device is busy"
 
 

@@ -44,6 +44,7 @@ class NativeRan:
         segments: for each slot, (segment, start, finish) of all that computed something and ended, by start.
         transfers: for each slot, (edge position, start, finish) of all that took time and ended, by start.
         failed: the slot and the segment that failed first, and what its device says; None if none did.
+        late: whether its deadline was over before it was.
         refused: why a lane's thread did not come, or why nobody knows what has run; None if all went as it should.
         lost: whether nobody knows what has run.
     """
@@ -53,6 +54,7 @@ class NativeRan:
     segments: list[list[Ran]]
     transfers: list[list[Ran]]
     failed: tuple[int, int, BaseException] | None
+    late: bool
     refused: BaseException | None
     lost: bool
 
@@ -105,20 +107,22 @@ class NativePlan:
         self._ended: list[int] = []
         self._failed: _core.Failed | None = None
         self._failure: BaseException | None = None
+        self._late: list[tuple[int, int]] | None = None
         self._refused: BaseException | None = None
         self._lost = False
 
-    def prepare(self, slots: Sequence[int], waiting: int, bell: Bell | None = None) -> None:
+    def prepare(self, slots: Sequence[int], waiting: int, bell: Bell | None = None, deadline: float = math.inf) -> None:
         """Make ready for a run; from here on it can be stopped.
 
         Args:
             slots: the requests that begin at once.
             waiting: how many follow them, each as soon as a slot is free.
             bell: of a run that requests are added to: rung when one has ended, or the run has been stopped.
+            deadline: seconds, by ``time.perf_counter``, when lanes stop the run by themselves.
         """
         _RUNNING.check()
-        self._ended, self._failed, self._failure, self._refused, self._lost = [], None, None, None, False
-        self.lanes.prepare(np.array(slots, np.int32), waiting, None if bell is None else bell.counter, math.inf)
+        self._ended, self._failed, self._failure, self._late, self._refused, self._lost = [], None, None, None, None, False
+        self.lanes.prepare(np.array(slots, np.int32), waiting, None if bell is None else bell.counter, deadline)
 
     def start(self, ended: Callable[[NativeRan], object]) -> None:
         """Run what was prepared, on the thread of the first lane; return when that lane has nothing left to do.
@@ -166,8 +170,13 @@ class NativePlan:
         return self.lanes.stopped
 
     def running(self) -> list[tuple[int, int]]:
-        """Slot and node of what is on a lane now; while a run is under way this is a snapshot."""
-        return [divmod(n, self._nodes) for n in self.lanes.running()]
+        """Slot and node of what is on a lane, a snapshot; if nothing is any more, of what was when the deadline was over."""
+        with self._lock:
+            self._hear()
+        return self._where(self.lanes.running()) or self._late or []
+
+    def _where(self, nodes: Sequence[int]) -> list[tuple[int, int]]:
+        return [divmod(n, self._nodes) for n in nodes]
 
     def ran(self, slot: int) -> tuple[list[Ran], list[Ran]]:
         """What computed and what was moved in a slot since the run, or the request there, began; see :class:`NativeRan`."""
@@ -202,6 +211,8 @@ class NativePlan:
                     self._ended.append(event.slot)
                 case _core.Failed():
                     self._failed = event
+                case _core.Late():
+                    self._late = self._where(event.running)
                 case _core.Broken():
                     self._lost, self._refused = True, ExecutionError(event.why)
 
@@ -214,7 +225,7 @@ class NativePlan:
             try:
                 ran = self._ran()
             except BaseException as error:  # noqa: BLE001 (no memory, say)
-                ran = NativeRan(math.nan, math.nan, [], [], None, error.with_traceback(None), lost=True)
+                ran = NativeRan(math.nan, math.nan, [], [], None, False, error.with_traceback(None), lost=True)
             ended(ran)
 
     def _ran(self) -> NativeRan:
@@ -224,7 +235,8 @@ class NativePlan:
             slot, s = divmod(self._failed.node, self._nodes)
             what = slot, s, self._failure or ExecutionError("its device does not say why")
         segments, transfers = [of_slot[0] for of_slot in found], [of_slot[1] for of_slot in found]
-        return NativeRan(self.lanes.begin, self.lanes.end, segments, transfers, what, self._refused, self._lost)
+        late = self._late is not None
+        return NativeRan(self.lanes.begin, self.lanes.end, segments, transfers, what, late, self._refused, self._lost)
 
 
 class _Running:

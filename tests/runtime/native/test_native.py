@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -37,6 +38,7 @@ from placeit.planning.segments import Costs, Segmenter
 from placeit.runtime.devices.base import Instance, Program, RuntimeDevice
 from placeit.runtime.devices.emulated import EmulatedLink, SlowedDevice
 from placeit.runtime.devices.timed import TimedDevice
+from placeit.runtime.devices.worker import Gate
 from placeit.runtime.executor import Executor
 from placeit.runtime.feed import Bell
 from placeit.runtime.native import plan as plan_module
@@ -296,17 +298,59 @@ def test_whatever_a_segment_raises_in_python_is_the_failure_of_that_segment(benc
             check_spans(made, executor, 2)
 
 
-def test_a_run_that_takes_too_long_says_what_runs_and_the_next_one_waits_for_it(bench: Callable[..., Bench]) -> None:
-    made = bench(2, 8)
+@pytest.mark.parametrize("kind", ["native", "mixed", "Python"])
+def test_a_run_that_takes_too_long_says_what_runs_and_the_next_one_waits_for_it(bench: Callable[..., Bench], kind: str) -> None:
+    made = bench(2, 8, native=kind != "Python", mixed=kind == "mixed")
     with made.executor() as executor:
         executor.time()
-        slow = made.timed[1].instances[0]
-        slow.work[0] = 600_000_000
-        with pytest.raises(ExecutionError, match=r"time-out is over.*still running: the segment that starts with '.*' on b"):
-            executor.time(timeout=0.1)
-        slow.work[0] = 1000
-        executor.time(timeout=20)
+        for timeout in (0.1, 1.0, 10.0):  # until it has come so far, however busy the machine is
+            made.timed[1].instances[0].work[0] = round(6e9 * timeout)
+            with pytest.raises(ExecutionError, match="The time-out is over, and the run is not: ") as caught:
+                executor.time(timeout=timeout)
+            made.timed[1].instances[0].work[0] = 1000
+            if " on b" in str(caught.value):
+                break
+        assert re.search(r"is not: still running: the segment that starts with '\w+' on b\. The executor", str(caught.value))
+        executor.time(timeout=80)
         check_spans(made, executor)
+
+
+def test_lanes_stop_at_the_deadline_of_a_run_without_the_interpreter(bench: Callable[..., Bench]) -> None:
+    made = bench(2, 8, seconds=1e-3, links=True)
+    keep_gil, interval = ctypes.PyDLL(None).usleep, sys.getswitchinterval()
+    with made.executor(requests=2) as executor:
+        assert executor._native is not None
+        executor.time()
+        before = executor._run
+        with beside(lambda: executor.times(10**9, timeout=0.2)) as outcome:
+            while (run := executor._run) is before or run is None or not (run.begun and executor._native.lanes.begun):
+                time.sleep(0)
+            sys.setswitchinterval(1e3)  # no other thread gets the interpreter unless this one waits
+            try:
+                until = time.monotonic() + 60
+                while not executor._native.stopped and time.monotonic() < until:
+                    keep_gil(1000)
+                stopped = executor._native.stopped
+            finally:
+                sys.setswitchinterval(interval)
+        assert stopped
+        assert isinstance(outcome[0], ExecutionError)
+        assert "The time-out is over, and the run is not: still running: " in str(outcome[0])
+        executor.times(2, timeout=60)
+        check_spans(made, executor, 2)
+
+
+def test_a_run_is_late_though_its_lanes_have_left_before_anybody_looks(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, wait = bench(2, 8, seconds=1e-3), Gate.wait
+    with made.executor(requests=2) as executor:
+        with monkeypatch.context() as patch:
+            patch.setattr(Gate, "wait", lambda gate, _timeout=-1: wait(gate, 60))  # whoever waits sees the end alone
+            with pytest.raises(ExecutionError, match="The time-out is over, and the run is not: still running: the segment"):
+                executor.times(10**9, timeout=0.2)
+        executor.times(2, timeout=60)
+        check_spans(made, executor, 2)
 
 
 def test_threads_with_executors_of_their_own_all_finish(bench: Callable[..., Bench]) -> None:
@@ -523,13 +567,32 @@ def test_a_deadline_ends_a_run_that_nobody_stops() -> None:
     lanes = lanes_of(1)
     lanes.set_call(0, 0, lambda: time.sleep(0.05))
     lanes.set_call(1, 1, lambda: time.sleep(0.05))
-    lanes.prepare(np.array([0], np.int32), 1000, None, time.perf_counter() + 0.2)
+    deadline = time.perf_counter() + 0.2
+    lanes.prepare(np.array([0], np.int32), 10**9, None, deadline)
     threads = [threading.Thread(target=lanes.work, args=(k,)) for k in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(20)
-    assert [type(event) for event in lanes.events()] == [_core.Late]
+    (event,) = lanes.events()
+    assert isinstance(event, _core.Late)
+    assert event.deadline == deadline
+    assert event.running in ([0], [1])
+    assert lanes.running() == []
+
+
+def test_a_run_whose_deadline_is_over_does_not_begin() -> None:
+    lanes, calls = lanes_of(1), list[int]()
+    lanes.set_call(0, 0, lambda: calls.append(0))
+    lanes.prepare(np.array([0], np.int32), 0, None, time.perf_counter())
+    threads = [threading.Thread(target=lanes.work, args=(k,)) for k in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    (event,) = lanes.events()
+    assert isinstance(event, _core.Late)
+    assert (event.running, calls, lanes.begun) == ([], [], False)
 
 
 def test_rules_that_contradict_what_happens_break_the_run_and_not_its_threads() -> None:
