@@ -35,8 +35,6 @@ _CALLS: dict[str, tuple[Any, ...]] = {
     "ov_infer_request_set_input_tensor_by_index": (c_void_p, c_size_t, c_void_p),
     "ov_infer_request_set_output_tensor_by_index": (c_void_p, c_size_t, c_void_p),
     "ov_infer_request_infer": (c_void_p,),
-    "ov_model_const_input_by_index": (c_void_p, c_size_t, _OUT),
-    "ov_port_get_element_type": (c_void_p, POINTER(c_int)),
     "ov_tensor_create_from_host_ptr": (c_int, Shape, c_void_p, _OUT),
     "ov_tensor_get_element_type": (c_void_p, POINTER(c_int)),
     "ov_tensor_get_byte_size": (c_void_p, POINTER(c_size_t)),
@@ -47,6 +45,8 @@ fourth argument says, names and values of properties in turn."""
 _OPTIONAL: dict[str, tuple[Any, ...]] = {
     "ov_core_get_default_context": (c_void_p, c_char_p, _OUT),
     "ov_remote_context_create_host_tensor": (c_void_p, c_int, Shape, _OUT),
+    "ov_model_const_input_by_index": (c_void_p, c_size_t, _OUT),
+    "ov_port_get_element_type": (c_void_p, POINTER(c_int)),
 }
 """Functions for devices that allocate memory. A library may lack them; calling one then raises KeyError."""
 _FREES = (

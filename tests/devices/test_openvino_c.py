@@ -23,7 +23,7 @@ from small_models import inception_like
 from placeit.core.address import Address
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
-from placeit.devices import openvino_c
+from placeit.devices import openvino_c, openvino_library
 from placeit.devices.compiled import VARIABLE
 from placeit.devices.host import allowed_cores
 from placeit.devices.openvino import compile_properties, openvino_core
@@ -371,6 +371,23 @@ def test_compiled_models_come_from_the_cache_with_their_properties(tmp_path: Pat
     by_cache = by_c(model.ov_model, TWO, inputs)
     monkeypatch.delenv(VARIABLE)
     assert by_cache == by_python(model.ov_model, TWO, inputs)
+
+
+@pytest.mark.parametrize("target", ["GPU.99", "CPU"])
+def test_a_device_that_allocates_no_memory_is_an_error(target: str) -> None:
+    with pytest.raises(DeviceError, match=f"OpenVINO cannot allocate memory for {target}: .*[a-z]"):
+        native().context(target)
+
+
+def test_a_library_without_functions_for_gpus_runs_what_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openvino_library, "_OPTIONAL", {"ov_no_such_function": ()})
+    lacking = NativeOpenVino(next(library_folder().glob("*openvino_c.*")), ov.get_version())
+    with pytest.raises(DeviceError, match="cannot allocate memory for GPU"):
+        lacking.context("GPU")
+    request = lacking.compile(relu(), "CPU", ONE).request()
+    request.set_input(0, np.full((1, 8), 3, np.float32))
+    request.infer()
+    assert (request.output(0).view() == 3).all()
 
 
 def test_without_the_library_there_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
