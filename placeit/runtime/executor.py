@@ -17,7 +17,7 @@ from placeit.planning.segments import Plan
 from placeit.runtime.active_run import ActiveRun
 from placeit.runtime.devices.base import Program
 from placeit.runtime.devices.worker import Worker
-from placeit.runtime.feed import Bell, Ran, Served
+from placeit.runtime.feed import Bell, Ran
 from placeit.runtime.native.plan import NativePlan, NativeRan, native_plan
 from placeit.runtime.plan_executor import PlanExecutor, empty_samples, failure_of, seconds_of
 from placeit.runtime.reopening import lost_of
@@ -170,15 +170,18 @@ class Executor(PlanExecutor):
         if lanes.native is not None:
             lanes.native.admit_no_more()
 
-    def _served(self, run: ActiveRun) -> list[Served]:
+    def _ended(self, run: ActiveRun) -> list[int]:
         native = cast("LaneRun", run).native
         if native is not None:
             self._look(run, native)
-            for request in native.ended():
-                self._note(self._slots[request], *native.ran(request))
-                run.ended.append(request)
-        found = [run.ended.popleft() for _ in range(len(run.ended))]
-        return [(request, self._read(request), tuple(self._slots[request].ran)) for request in found]
+            run.ended += native.ended()
+        return [run.ended.popleft() for _ in range(len(run.ended))]
+
+    def _outcome(self, run: ActiveRun, request: int) -> tuple[dict[str, NDArray[np.generic]], Sequence[Ran]]:
+        slot, native = self._slots[request], cast("LaneRun", run).native
+        if native is not None:
+            self._note(slot, *native.ran(request))
+        return self._read(request), tuple(slot.ran)
 
     def _look(self, run: ActiveRun, native: NativePlan) -> None:
         """Look whether something has failed, which lanes that run without Python tell nobody until they are out of it."""

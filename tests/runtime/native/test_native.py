@@ -420,10 +420,7 @@ class Troubled:
         raise self._trouble
 
     def failed(self, item: object, error: Exception) -> None:
-        raise error
-
-    def again(self, items: object) -> None:
-        pass
+        raise error.__cause__ or error
 
 
 @pytest.mark.parametrize(
