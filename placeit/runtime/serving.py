@@ -267,8 +267,8 @@ class Server:
         with self._lock:
             self._waiting.expire(perf_counter())
             while taken is None and self._is_turn_of(replica) and (request := self._waiting.first) is not None:
-                self._waiting.remove(request)
                 try:
+                    self._waiting.remove(request)
                     if request.future.begin():
                         self._hand_over(request, replica)
                         taken = request

@@ -1,0 +1,89 @@
+"""A failure at any call of the loop that serves, one at a time: at most one request fails, and the server goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+
+import numpy as np
+import pytest
+from injected import Failures
+from test_faults import Bench, bench, expected, inputs_of, models  # noqa: F401 (fixtures)
+
+from placeit.core.errors import DeadlineError, ExecutionError
+from placeit.runtime import answers, executor, feed, history, plan_executor, replica, serving, waiting
+from placeit.runtime.accelerators import executor as stream_executor
+from placeit.runtime.native import plan as native_plan
+from placeit.runtime.serving import Answer, Server
+
+pytestmark = pytest.mark.timeout(280, method="thread")
+
+LOOP: tuple[ModuleType, ...] = (
+    serving, replica, waiting, answers, feed, history, plan_executor, executor, stream_executor, native_plan
+)  # fmt: skip
+BAD = 1000  # an index that kernels refuse
+PATIENCE_S = 5.0
+AFTER = 100  # requests that have to be right after each failure
+
+
+def is_right(answer: Answer, index: int) -> bool:
+    """Whether an answer is right; False if it is the failure that was put in. Anything else fails the test."""
+    try:
+        (output,) = answer.result(PATIENCE_S).values()
+    except ExecutionError as error:
+        assert "put in" in str(error), error
+        return False
+    np.testing.assert_allclose(output, expected(index), rtol=1e-5)
+    return True
+
+
+def watch(failures: Failures, server: Server, made: Bench) -> None:
+    """Have the thread that serves be watched again."""
+    watched: list[bool] = []
+    while not any(watched):
+        server.submit(inputs_of(made.model, 0)).add_done_callback(lambda _: watched.append(failures.watch()))
+        assert is_right(server.submit(inputs_of(made.model, 0)), 0)
+
+
+def trouble(server: Server, made: Bench) -> int:
+    """Have requests end in all ways at once, and return how many failed that should not have."""
+    good = [(server.submit(inputs_of(made.model, index % 4)), index % 4) for index in range(3)]
+    bad = server.submit(inputs_of(made.model, BAD))
+    late = server.submit(inputs_of(made.model, 1), deadline=1e-9)
+    cancelled = server.submit(inputs_of(made.model, 1))
+    told: list[object] = []
+    good[0][0].add_done_callback(told.append)
+    if not cancelled.cancel():
+        good.append((cancelled, 1))
+    good += [(server.submit(inputs_of(made.model, index % 4)), index % 4) for index in range(3)]
+    assert isinstance(bad.exception(PATIENCE_S), ExecutionError)
+    assert isinstance(late.exception(PATIENCE_S), DeadlineError | ExecutionError)
+    return sum(not is_right(answer, index) for answer, index in good)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of a generator that was hit
+@pytest.mark.parametrize("occurrence", [1, 3])
+@pytest.mark.parametrize("lanes", ["native", "openvino"])
+def test_a_failure_at_any_call_of_the_loop_fails_one_request_at_most_and_the_next_ones_are_right(
+    bench: Callable[..., Bench], lanes: str, occurrence: int  # noqa: F811
+) -> None:  # fmt: skip
+    made = bench(lanes)
+    failures = Failures(LOOP, "placeit serving", lambda where: MemoryError(f"put in: {where}"), occurrence)
+    with failures.watched():
+        server = Server([made.executor(requests=3)], queue=2 * AFTER)
+    with server:
+        before, spared = -1, 0
+        while spared < 3:
+            before = len(failures.hit)
+            with failures.armed():
+                failed = trouble(server, made)
+            answers = [server.submit(inputs_of(made.model, index % 4)) for index in range(AFTER)]
+            assert all(is_right(answer, index % 4) for index, answer in enumerate(answers))
+            assert failed <= len(failures.hit) - before
+            spared = 0 if len(failures.hit) > before else spared + 1
+            watch(failures, server, made)
+        assert server.repeated == 0
+        made.check(other := made.executor(), timeout=PATIENCE_S)  # lanes are free for others
+        other.close()
+    assert len(failures.hit) > 60
+    print(len(failures.hit), *failures.hit, sep="\n")
