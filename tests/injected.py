@@ -26,7 +26,7 @@ class Failures:
 
     Args:
         modules: whose calls fail.
-        threads: begin of the names of the threads that this is about.
+        threads: begins of the names of the threads that this is about.
         error: makes what is raised.
         occurrence: which call at a place fails.
 
@@ -35,10 +35,14 @@ class Failures:
     """
 
     def __init__(
-        self, modules: tuple[ModuleType, ...], threads: str, error: Callable[[str], BaseException], occurrence: int = 1
+        self,
+        modules: tuple[ModuleType, ...],
+        threads: tuple[str, ...],
+        error: Callable[[str], BaseException],
+        occurrence: int = 1,
     ) -> None:
         self._files = {module.__file__ for module in modules}
-        self._threads, self._error, self._occurrence = threads, error, occurrence
+        self.threads, self._error, self._occurrence = threads, error, occurrence
         self._seen: dict[Place, int] = {}
         self._armed = False
         self.hit: list[str] = []
@@ -54,7 +58,7 @@ class Failures:
 
     def watch(self) -> bool:
         """Watch the thread that calls, if it is one of those; return whether it is."""
-        mine = threading.current_thread().name.startswith(self._threads)
+        mine = threading.current_thread().name.startswith(self.threads)
         if mine:
             sys.setprofile(self._profile)
         return mine
@@ -75,7 +79,7 @@ class Failures:
         caller = frame.f_back if event == "call" else frame
         if not self._armed or event not in ("call", "c_call") or caller is None or caller.f_code.co_filename not in self._files:
             return
-        if not threading.current_thread().name.startswith(self._threads) or (event == "c_call" and what.__name__ in _SURE):
+        if not threading.current_thread().name.startswith(self.threads) or (event == "c_call" and what.__name__ in _SURE):
             return
         place = caller.f_code, caller.f_lasti
         self._seen[place] = count = self._seen.get(place, 0) + 1

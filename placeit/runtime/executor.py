@@ -313,26 +313,29 @@ class Executor(PlanExecutor):
         turns, held = self.runtime.native_turns, False
         try:
             held = turns.take(native.workers)
-            if held:
-                with self._lock:
-                    if not run.stopped:
-                        run.go_native(native)
+            if not held:
+                self._advance(self._begin, run)
+                return
+            with self._lock:
+                if not run.stopped:
+                    run.go_native(native)
+            if run.native is not None:
+                native.start(functools.partial(self._ended_natively, native, run))
+                return
         except BaseException as failure:  # noqa: BLE001 (of this run alone: its thread serves others)
             with self._lock:
                 run.error = failure_of("The run cannot begin", failure)
                 run.stop()
                 run.over.open()
                 self._let_go()
-        if not held:
-            self._advance(self._begin, run)
-        elif run.native is None:
+        if held:
             turns.give_back(native.workers)
-        else:
-            native.start(functools.partial(self._ended_natively, native, run))
 
     def _ended_natively(self, native: NativePlan, run: ActiveRun, ran: NativeRan) -> None:
-        """Take note of what lanes have done, when all of them have left."""
+        """Take note of what lanes have done, when all of them have left. A second call is ignored."""
         with self._lock:
+            if run.over.is_open:
+                return
             try:
                 run.begin, run.end = ran.begin, ran.end
                 self._lost |= ran.lost
@@ -379,15 +382,17 @@ class Executor(PlanExecutor):
             done: what has ended on a device or a link; None if nothing has.
         """
         with self._lock:
-            run, known = self._run, done is None or done in self._working
-            if not isinstance(run, LaneRun) or not known:
+            run: LaneRun | None = self._run  # type: ignore[assignment]
+            if run is None:
                 return
-            if done is not None:
-                self._working.remove(done)
             try:
-                if not run.broken:
-                    self._follow(run, event, args, None if failed is None else failed())
+                if done is None or done in self._working:
+                    if done is not None:
+                        self._working.remove(done)
+                    if not run.broken:
+                        self._follow(run, event, args, None if failed is None else failed())
             except BaseException as failure:
+                self._working.discard(done or ())
                 self._break(run, failure)
                 if run.caller == threading.get_ident():
                     raise
