@@ -46,7 +46,7 @@ class Waiting:
 
     @property
     def soonest(self) -> float:
-        """When :meth:`expire` has something to do next; no deadline of a request that waits is before."""
+        """When :meth:`expire` has to be called next; no deadline of a request that waits is before."""
         return self._deadlines[0][0] if self._deadlines else math.inf
 
     def add(self, request: Pending) -> None:
@@ -72,10 +72,9 @@ class Waiting:
         while self._ended:
             self._leave(self._ended[0])
             self._ended.popleft()
-        while self._deadlines and self._deadlines[0][0] <= now:
-            request = self._deadlines[0][2]
-            if request.deadline <= now:
-                self._leave(request)
+        while self._deadlines and (not self._waits(self._deadlines[0]) or self._deadlines[0][0] <= now):
+            if self._waits(self._deadlines[0]):
+                self._leave(self._deadlines[0][2])
             heappop(self._deadlines)
         self._tidy()
 
@@ -94,10 +93,12 @@ class Waiting:
     def _tidy(self) -> None:
         """Forget the deadlines of requests that have left, once those are most of them."""
         if len(self._deadlines) > 2 * len(self._requests) + _SPARE:
-            self._deadlines = [
-                entry for entry in self._deadlines if entry[2] in self._requests and entry[2].deadline == entry[0]
-            ]
+            self._deadlines = [entry for entry in self._deadlines if self._waits(entry)]
             heapify(self._deadlines)
+
+    def _waits(self, entry: tuple[float, int, Pending]) -> bool:
+        """Whether a request still waits for its deadline."""
+        return entry[2] in self._requests and entry[2].deadline < math.inf
 
     def _note(self, request: Pending) -> None:
         if request in self._requests:

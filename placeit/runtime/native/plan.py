@@ -222,7 +222,8 @@ class NativePlan:
             _RUNNING.plans.pop(self, None)
             ran = self._ran()
         except BaseException as error:  # noqa: BLE001 (no memory, say)
-            ran = NativeRan(math.nan, math.nan, [], [], None, error.with_traceback(None), self._lost)
+            nothing: list[list[Ran]] = [[] for _ in range(self._requests)]
+            ran = NativeRan(math.nan, math.nan, nothing, nothing, None, error.with_traceback(None), self._lost)
         ended(ran)
 
     def _ran(self) -> NativeRan:
