@@ -269,7 +269,7 @@ class Executor(PlanExecutor):
         return f"the segment that starts with '{runtime.op_names(segment)[0]}' on {runtime.cluster.names[segment.device]}"
 
     def op_done(self, request: int, op: int, start: float, finish: float, error: BaseException | None) -> None:
-        """Handle a device's report that a segment has ended. A second report of the same segment is ignored."""
+        """Handle a device's report that a segment has ended."""
         failed = None if error is None else functools.partial(self._segment_failed, "failed on", op, error)
         self._advance(self._op_ended, request, op, start, finish, failed=failed, done=(request, op))
 
@@ -282,7 +282,7 @@ class Executor(PlanExecutor):
     def transfer_done(
         self, request: int, tensor: int, src: int, dst: int, start: float, finish: float, error: BaseException | None
     ) -> None:
-        """Handle a link's report that a transfer has ended. A second report of the same transfer is ignored."""
+        """Handle a link's report that a transfer has ended."""
         failed = None if error is None else functools.partial(self._transfer_failed, tensor, src, dst, error)
         report = request, tensor, src, dst, start, finish
         self._advance(self._transfer_ended, *report, failed=failed, done=(request, tensor, dst))
@@ -386,11 +386,9 @@ class Executor(PlanExecutor):
             if run is None:
                 return
             try:
-                if done is None or done in self._working:
-                    if done is not None:
-                        self._working.remove(done)
-                    if not run.broken:
-                        self._follow(run, event, args, None if failed is None else failed())
+                self._working.discard(done or ())
+                if not run.broken and not run.over.is_open:
+                    self._follow(run, event, args, None if failed is None else failed())
             except BaseException as failure:
                 self._working.discard(done or ())
                 self._break(run, failure)
