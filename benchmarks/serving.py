@@ -20,7 +20,7 @@ import random
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, InvalidStateError
+from concurrent.futures import InvalidStateError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -104,14 +104,14 @@ def _set(load: _Load) -> None:
         answer.set_exception(TimeoutError(_SAID))
 
 
-def _called(error: BaseException) -> Callable[[_Load], None]:
+def _called(error: type[BaseException]) -> Callable[[_Load], None]:
     def callback(_: object) -> None:
-        raise error
+        raise error(_SAID)
 
     return lambda load: load.ask()[0].add_done_callback(callback)
 
 
-def _fails(owner: Callable[[_Load], Any], name: str, error: Exception, hit: int) -> Callable[[_Load], None]:
+def _fails(owner: Callable[[_Load], Any], name: str, error: type[Exception], hit: int) -> Callable[[_Load], None]:
     """Trouble that consists of one call that fails."""
 
     def trouble(load: _Load) -> None:
@@ -127,13 +127,13 @@ def _fails(owner: Callable[[_Load], Any], name: str, error: Exception, hit: int)
 
 
 @contextmanager
-def _failing_once(owner: Any, name: str, error: Exception) -> Iterator[list[bool]]:
+def _failing_once(owner: Any, name: str, error: type[Exception]) -> Iterator[list[bool]]:
     original, happened = getattr(owner, name), list[bool]()
 
     def call(*args: Any) -> Any:
         if not happened:
             happened.append(True)
-            raise error
+            raise error(_SAID)
         return original(*args)
 
     mine = name in vars(owner)
@@ -158,12 +158,12 @@ _TROUBLES: dict[str, Callable[[_Load], object]] = {
     "late": _late,
     "reshaped by its owner": _reshaped,
     "set by its owner": _set,
-    "an error of a callback": _called(ValueError(_SAID)),
-    "an exit in a callback": _called(SystemExit(_SAID)),
-    "no memory for inputs": _fails(lambda load: load.executor, "_write", MemoryError(_SAID), 1),
-    "no memory for outputs": _fails(lambda load: load.executor, "_read", MemoryError(_SAID), 1),
-    "a bell that fails": _fails(lambda _: Bell, "wait", OSError(_SAID), 0),
-    "a queue that fails": _fails(lambda load: load.server, "take", MemoryError(_SAID), 0),
+    "an error of a callback": _called(ValueError),
+    "an exit in a callback": _called(SystemExit),
+    "no memory for inputs": _fails(lambda load: load.executor, "_write", MemoryError, 1),
+    "no memory for outputs": _fails(lambda load: load.executor, "_read", MemoryError, 1),
+    "a bell that fails": _fails(lambda _: Bell, "wait", OSError, 0),
+    "a queue that fails": _fails(lambda load: load.server, "take", MemoryError, 0),
     "a run that is given up": lambda load: (load.ask(), load.executor.give_up(_SAID)),
     "somebody else who gives up": _somebody_else,
 }
@@ -223,18 +223,19 @@ def _row(report: Report, load: _Load, seconds: float, now: Use, first: Use) -> N
 
 
 def _outcome(answer: Answer, outputs: Values) -> str:
-    try:
-        found = answer.result(60)
-    except CancelledError:
+    if answer.cancelled():
         return "cancelled"
-    except DeadlineError:
+    error = answer.exception(60)  # not result(), whose error would hold this frame, and the answer with it
+    if error is None:
+        found = answer.result()
+        right = all(np.allclose(found[name], value, rtol=1e-4, atol=1e-6) for name, value in outputs.items())
+        return "done" if right else "wrong"
+    said = str(error)
+    if isinstance(error, DeadlineError):
         return "late"
-    except ExecutionError as error:
-        return "failed" if _SAID in str(error) or "This request could not be served" in str(error) else "lost"
-    except TimeoutError as error:
-        return "set" if str(error) == _SAID else "lost"
-    right = all(np.allclose(found[name], value, rtol=1e-4, atol=1e-6) for name, value in outputs.items())
-    return "done" if right else "wrong"
+    if isinstance(error, TimeoutError) and said == _SAID:
+        return "set"
+    return "failed" if _SAID in said or "This request could not be served" in said else "lost"
 
 
 if __name__ == "__main__":

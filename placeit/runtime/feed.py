@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit import _core
-from placeit.core.errors import ExecutionError, PlaceitError
+from placeit.core.errors import ExecutionError, PlaceitError, forget_frames
 from placeit.runtime.devices.worker import Gate
 
 __all__ = ["Bell", "Feed", "Outcome", "Ran"]
@@ -118,6 +118,7 @@ class Outcome(Future[T]):
 
     def _end_after(self, error: BaseException) -> None:
         """End, after an exception that has come while the future ended."""
+        forget_frames(error)  # which hold this future
         try:
             if self.done():
                 _LOG.error("A callback of a future has raised %s: %s", type(error).__name__, error)

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.backends.base import checked_inputs
-from placeit.core.errors import ExecutionError, NoRoomError, PlaceitError, UsageError
+from placeit.core.errors import ExecutionError, NoRoomError, PlaceitError, UsageError, forget_frames
 from placeit.planning.in_flight import in_service
 from placeit.planning.segments import Plan
 from placeit.runtime.active_run import ActiveRun
@@ -322,7 +322,8 @@ class PlanExecutor(ABC):
                 self._admit_no_more(run)
                 if serving.item is None or self.gone is not None or not isinstance(error, Exception):
                     raise
-                feed.failed(serving.item, failure_of("This request could not be served", error))
+                forget_frames(error)  # which hold the request that is to hold the error; and so does this one
+                feed.failed(serving.item, failure_of("This request could not be served", error.with_traceback(None)))
                 return
             if run.error is None:
                 if run.stopped:
@@ -417,6 +418,15 @@ class PlanExecutor(ABC):
         if run is not None and run.thread != threading.get_ident():
             self._wait(run, deadline)
         return deadline
+
+    def settle(self) -> None:
+        """Wait for what still runs of a run that has ended by an exception.
+
+        Raises:
+            ExecutionError: something has been closed, or a thread has died.
+        """
+        with self._turn:
+            self._settle()
 
     def check(self) -> None:
         """Raise the reason, an ExecutionError or a DeviceError, if nothing can run here any more."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.core.errors import ExecutionError, PlaceitError
+from placeit.core.errors import ExecutionError, PlaceitError, forget_frames
 from placeit.runtime.answers import Pending, fail
 from placeit.runtime.devices.worker import Gate, Worker
 from placeit.runtime.feed import Bell, Ran
@@ -144,6 +144,7 @@ class Replica:
     def _run_what_waits(self) -> bool:
         """Run requests until none waits; False if no more will come. What is in flight after an error begins again."""
         self._thread = threading.get_ident()
+        self.executor.settle()
         self._server.again(self)
         if not self._server.wait_for_work(self):
             return False
@@ -152,6 +153,7 @@ class Replica:
 
     def _end_of(self, error: BaseException) -> PlaceitError | None:
         """Why nothing can run here any more, as serving has ended by an error; None if it goes on."""
+        forget_frames(error)  # which hold requests
         why = error if isinstance(error, PlaceitError) else None
         try:
             self.executor.check()

@@ -219,12 +219,13 @@ class Server:
                 pass
         with self._lock:
             left, self._over = self._waiting.clear(), True
+            for replica in self._replicas:
+                left += replica.flying
         for replica in self._replicas:
             if not replica.gone.is_open:
                 replica.executor.give_up("The server was closed, and this had not ended in time.")
-                left += replica.flying
         self._end_late()
-        fail(left, ExecutionError("The server was closed, and this request had not ended in time."))
+        fail(left, _too_late())
         for replica in self._replicas:
             replica.close()
 
@@ -351,15 +352,18 @@ class Server:
         """Have the requests that a replica has taken, and that have not ended, begin again before all others."""
         with self._lock:
             left = [request for request in replica.flying if not request.future.done()]
+            again = [] if self._over else left
             try:
-                for request in reversed(left):
+                for request in reversed(again):
                     self._waiting.add_first(request)
                 replica.flying.clear()
             except BaseException:
-                for request in left:
+                for request in again:
                     self._waiting.remove(request)
                 raise
             self._call_somebody()
+        if not again:
+            fail(left, _too_late())
 
     def lose(self, replica: Replica, error: PlaceitError) -> None:
         """Nothing runs on a replica any more: have another one made. If there is none, nobody waits in vain."""
@@ -512,3 +516,7 @@ class Server:
         else:
             replica.discard()
         return wanted
+
+
+def _too_late() -> ExecutionError:
+    return ExecutionError("The server was closed, and this request had not ended in time.")

@@ -83,6 +83,7 @@ class Waiting:
         found = [*self._requests]
         self._requests.clear()
         self._deadlines.clear()
+        self._ended.clear()
         return found
 
     def _leave(self, request: Pending) -> None:
