@@ -20,7 +20,7 @@ from placeit import _core
 from placeit.core.errors import ExecutionError, PlaceitError, forget_frames
 from placeit.runtime.devices.worker import Gate
 
-__all__ = ["Bell", "Feed", "Outcome", "Ran"]
+__all__ = ["Bell", "Feed", "Outcome", "Ran", "report"]
 
 T = TypeVar("T")
 _LOG = logging.getLogger("placeit")
@@ -57,6 +57,12 @@ class Bell:
     def close(self) -> None:
         """Give the counter back; nobody may wait."""
         self.counter = None
+
+
+def report(what: str, error: BaseException) -> None:
+    """Log an exception that nobody waits for, and ignore whatever a handler of the log raises: the thread serves others."""
+    with contextlib.suppress(Exception):
+        _LOG.error("%s %s: %s", what, type(error).__name__, error, exc_info=error)
 
 
 class _Condition(threading.Condition):
@@ -121,7 +127,7 @@ class Outcome(Future[T]):
         forget_frames(error)  # which hold this future
         try:
             if self.done():
-                _LOG.error("A callback of a future has raised %s: %s", type(error).__name__, error)
+                report("A callback of a future has raised", error)
                 self._invoke_callbacks()
             else:
                 failure = ExecutionError(f"The outcome could not be handed over: {type(error).__name__}: {error}")
@@ -130,7 +136,7 @@ class Outcome(Future[T]):
         except InvalidStateError:
             pass
         except BaseException as another:  # noqa: BLE001
-            _LOG.error("A callback of a future has raised %s: %s", type(another).__name__, another)
+            report("A callback of a future has raised", another)
 
     def _invoke_callbacks(self) -> None:
         """Call each callback once; then raise the first ``SystemExit`` or the like that one of them has raised."""
@@ -140,8 +146,8 @@ class Outcome(Future[T]):
             callback = self._done_callbacks.pop(0)
             try:
                 callback(self)
-            except Exception:  # noqa: BLE001 (as of any future)
-                _LOG.exception("A callback of a future has failed.")
+            except Exception as error:  # noqa: BLE001 (as of any future)
+                report("A callback of a future has raised", error)
             except BaseException as error:  # noqa: BLE001
                 raised = raised or error
         if raised is not None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from placeit.core.errors import ExecutionError, PlaceitError, forget_frames
 from placeit.runtime.answers import Pending, fail
 from placeit.runtime.devices.worker import Gate, Worker
-from placeit.runtime.feed import Bell, Ran
+from placeit.runtime.feed import Bell, Ran, report
 from placeit.runtime.plan_executor import PlanExecutor, failure_of
 
 if TYPE_CHECKING:
@@ -153,7 +153,6 @@ class Replica:
 
     def _end_of(self, error: BaseException) -> PlaceitError | None:
         """Why nothing can run here any more, as serving has ended by an error; None if it goes on."""
-        forget_frames(error)  # which hold requests
         why = error if isinstance(error, PlaceitError) else None
         try:
             self.executor.check()
@@ -162,7 +161,8 @@ class Replica:
         self._failures += 1
         if self._failures > _FAILURES or self.exploring:
             return why or failure_of("Serving failed", error)
-        _LOG.warning("Serving goes on after %s: %s", type(error).__name__, error)
+        report("Serving goes on after", error)
+        forget_frames(error)  # which hold requests
         time.sleep(_PAUSE_S * 2**self._failures)
         return None
 
@@ -188,7 +188,7 @@ class Replica:
             self._first_answer(ended)
             self._server.tell(item, ran, self)
         except BaseException as error:  # noqa: BLE001 (the outputs are there)
-            _LOG.warning("A request has ended, and was not counted: %s: %s", type(error).__name__, error)
+            report("A request has ended and was not counted:", error)
         item.future.end(lambda future: future.set_result(dict(outputs)))
 
     def _first_answer(self, ended: float) -> None:

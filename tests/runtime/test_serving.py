@@ -8,6 +8,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
+import logging
 import random
 import threading
 import time
@@ -469,14 +470,22 @@ def test_who_misuses_a_request_harms_no_other_one(bench: Callable[..., Bench], l
 
 @pytest.mark.parametrize("kind", [ValueError, SystemExit, KeyboardInterrupt, concurrent.futures.CancelledError])
 def test_whatever_a_callback_raises_all_callbacks_are_called_and_the_server_goes_on(
-    bench: Callable[..., Bench], stuck: Callable[[Bench], threading.Event], kind: type[BaseException]  # noqa: F811
-) -> None:  # fmt: skip
+    bench: Callable[..., Bench],  # noqa: F811
+    stuck: Callable[[Bench], threading.Event],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[BaseException],
+) -> None:
     made, told = bench(), list[object]()
     go_on = stuck(made)
 
     def fail(_: object) -> None:
         raise kind("of a callback")
 
+    class Full(logging.Handler):
+        def handle(self, record: logging.LogRecord) -> bool:
+            raise OSError("no space left for a log")
+
+    monkeypatch.setattr(logging.getLogger("placeit"), "handlers", [Full()])
     with Server([made.executor()]) as server:
         answers = [in_flight(server, made), *(server.submit(inputs_of(made.model, 1)) for _ in range(3))]
         for callback in (fail, told.append, fail, told.append):
