@@ -17,7 +17,7 @@ from placeit.runtime.native import plan as native_plan
 from placeit.runtime.pipeline import Pipeline, Stage
 from placeit.runtime.serving import Answer, Server
 
-pytestmark = pytest.mark.timeout(280, method="thread")
+pytestmark = pytest.mark.timeout(900, method="thread")  # of work that takes seconds, on a busy machine
 
 LOOP: tuple[ModuleType, ...] = (
     serving, replica, waiting, answers, feed, history, plan_executor, executor, stream_executor, native_plan
