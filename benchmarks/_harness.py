@@ -53,6 +53,7 @@ class Args:
         cases: names of the cases to run; empty for those from number ``first`` to before ``last``.
         replay: files of cases that went wrong earlier, to run in place of others.
         keep: folder for such files.
+        seconds: how long to go on; None for as long as the benchmark does by itself.
     """
 
     quick: bool = False
@@ -64,6 +65,7 @@ class Args:
     last: int | None = None
     replay: tuple[str, ...] = ()
     keep: str = ""
+    seconds: float | None = None
 
 
 def _commit() -> str | None:
@@ -137,6 +139,7 @@ def main(
     judge: bool = False,
     cases: bool = False,
     replay: bool = False,
+    seconds: float | None = None,
 ) -> None:
     """Run a benchmark from the command line.
 
@@ -149,6 +152,7 @@ def main(
         judge: exit with 1 if a claim does not hold.
         cases: whether it has the options ``--cases``, ``--first`` and ``--last``.
         replay: whether it has the options ``--replay`` and ``--keep``.
+        seconds: how long it goes on in full, for its option ``--seconds``; without it, it has no such option.
     """
     known = parser(f"python -m benchmarks.{name}", sys.modules[run.__module__].__doc__)
     if models:
@@ -162,6 +166,8 @@ def main(
     if replay:
         known.add_argument("--replay", nargs="+", default=(), metavar="FILE", help="run cases that were kept, and no others")
         known.add_argument("--keep", default=f"{name}-failures", metavar="FOLDER", help="where to keep cases that went wrong")
+    if seconds is not None:
+        known.add_argument("--seconds", type=float, metavar="S", help=f"how long to go on (default {seconds:g})")
     add_options(known)
     options = known.parse_args(argv)
     given: dict[str, Any] = {what: tuple(value) if isinstance(value, list) else value for what, value in vars(options).items()}

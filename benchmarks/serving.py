@@ -1,92 +1,242 @@
-"""A server under load for 20 minutes: whether memory and threads stay what they are, and every request is accounted for.
+"""A server under load and in trouble for 20 minutes: is every request accounted for and right, and does nothing grow?
 
 Inception-V3 is served on two one-core devices, cut in the middle by work, with three requests in flight and a few waiting all
-the time. Some requests are cancelled, some come with a deadline that is soon over. What counts is what the process takes in the
-end over what it took after the first tenth of the time.
+the time. Every third request comes with trouble, of twelve kinds in turns: it is cancelled, its deadline is soon over, its
+owner reshapes its arrays or sets its future, a callback of its future raises an exception or SystemExit; or there is no memory
+for inputs or outputs, the bell or the queue of the server fails, the run in flight is given up, or somebody else runs on the
+same devices and gives up. A request may fail only if one of these was put into it, and every output is compared with that of
+the same inputs alone. What the process takes in the end counts over what it took after the first tenth of the time.
+
+Before that, up to 100,000 requests wait on a device that computes nothing, which must slow down neither the server nor those
+that submit.
 
 The exit code is 1 if a bound is exceeded.
 """
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections import Counter, deque
-from concurrent.futures import CancelledError
+from collections.abc import Callable, Iterator
+from concurrent.futures import InvalidStateError
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from benchmarks import _waiting
 from benchmarks._harness import Args, Report, main
 from benchmarks._models import MODELS, load_model, progress, two_cores
-from placeit.core.errors import DeadlineError
+from placeit.core.errors import DeadlineError, ExecutionError
 from placeit.core.memory import Use, own_use
 from placeit.devices import discover
-from placeit.runtime.serving import Answer
+from placeit.runtime.feed import Bell
+from placeit.runtime.plan_executor import PlanExecutor
+from placeit.runtime.serving import Answer, Server
 from placeit.session import Session
 
 _SECONDS, _QUICK, _ROWS = 1200.0, 5.0, 10
 _MOST = Use(50e6, 0)
+_WAITING = (100, 1000, 10_000, 100_000)
+_SAID = "said the benchmark"
+
+Values = dict[str, NDArray[np.generic]]
+
+
+@dataclass
+class _Load:
+    """A server, what it is asked, and what comes of that.
+
+    Attributes:
+        cases: inputs and the outputs that belong to them.
+        other: an executor on the same devices.
+        ended: how often requests have ended in which way.
+        troubles: how often there was which kind of trouble.
+        hit: requests that may fail.
+    """
+
+    server: Server
+    executor: PlanExecutor
+    other: PlanExecutor
+    cases: list[tuple[Values, Values]]
+    ended: Counter[str] = field(default_factory=Counter)
+    troubles: Counter[str] = field(default_factory=Counter)
+    hit: int = 0
+    asked: int = 0
+    waiting: deque[tuple[Answer, Values]] = field(default_factory=deque)
+
+    def ask(self, *, deadline: float | None = None) -> tuple[Answer, Values]:
+        """Submit a request."""
+        inputs, outputs = self.cases[self.asked % len(self.cases)]
+        self.asked += 1
+        mine = {name: value.copy() for name, value in inputs.items()}
+        answer = self.server.submit(mine, deadline=deadline)
+        self.waiting.append((answer, outputs))
+        return answer, mine
+
+    def look(self, most: int) -> None:
+        """Take up answers until so many are left."""
+        while len(self.waiting) > most:
+            self.ended[_outcome(*self.waiting.popleft())] += 1
+
+
+def _late(load: _Load) -> None:
+    with suppress(DeadlineError):
+        load.ask(deadline=1e-3)
+        return
+    load.ended["late"] += 1
+
+
+def _reshaped(load: _Load) -> None:
+    _, inputs = load.ask()
+    load.hit += 1
+    for value in inputs.values():
+        value.shape = (value.size,)
+
+
+def _set(load: _Load) -> None:
+    answer, _ = load.ask()
+    with suppress(InvalidStateError):
+        answer.set_exception(TimeoutError(_SAID))
+
+
+def _called(error: type[BaseException]) -> Callable[[_Load], None]:
+    def callback(_: object) -> None:
+        raise error(_SAID)
+
+    return lambda load: load.ask()[0].add_done_callback(callback)
+
+
+def _fails(owner: Callable[[_Load], Any], name: str, error: type[Exception], hit: int) -> Callable[[_Load], None]:
+    """Trouble that consists of one call that fails."""
+
+    def trouble(load: _Load) -> None:
+        with _failing_once(owner(load), name, error) as happened:
+            load.ask()
+            for _ in range(1000):
+                if happened:
+                    break
+                time.sleep(0.01)
+        load.hit += hit * len(happened)
+
+    return trouble
+
+
+@contextmanager
+def _failing_once(owner: Any, name: str, error: type[Exception]) -> Iterator[list[bool]]:
+    original, happened = getattr(owner, name), list[bool]()
+
+    def call(*args: Any) -> Any:
+        if not happened:
+            happened.append(True)
+            raise error(_SAID)
+        return original(*args)
+
+    mine = name in vars(owner)
+    setattr(owner, name, call)
+    try:
+        yield happened
+    finally:
+        if mine:
+            setattr(owner, name, original)
+        else:
+            delattr(owner, name)
+
+
+def _somebody_else(load: _Load) -> None:
+    load.ask()
+    with suppress(ExecutionError):
+        load.other.time(timeout=1e-3)
+
+
+_TROUBLES: dict[str, Callable[[_Load], object]] = {
+    "cancelled": lambda load: load.ask()[0].cancel(),
+    "late": _late,
+    "reshaped by its owner": _reshaped,
+    "set by its owner": _set,
+    "an error of a callback": _called(ValueError),
+    "an exit in a callback": _called(SystemExit),
+    "no memory for inputs": _fails(lambda load: load.executor, "_write", MemoryError, 1),
+    "no memory for outputs": _fails(lambda load: load.executor, "_read", MemoryError, 1),
+    "a bell that fails": _fails(lambda _: Bell, "wait", OSError, 0),
+    "a queue that fails": _fails(lambda load: load.server, "take", MemoryError, 0),
+    "a run that is given up": lambda load: (load.ask(), load.executor.give_up(_SAID)),
+    "somebody else who gives up": _somebody_else,
+}
 
 
 def run(args: Args, report: Report) -> None:
-    seconds = _QUICK if args.quick else _SECONDS
+    """Fill the report."""
+    seconds = args.seconds if args.seconds is not None else _QUICK if args.quick else _SECONDS
+    core, _ = two_cores()
+    _waiting.run(core, report, counts=_WAITING[: 2 if args.quick else None], seconds=0.2 if args.quick else 2.0)
     name = (args.models or ("inception_v3",))[0]
-    choose, ended = random.Random(args.seed), Counter[str]()
+    choose = random.Random(args.seed)
+    logging.getLogger("placeit").setLevel(logging.CRITICAL)  # which says of each trouble that there was some
     with Session(load_model(name), discover([f"CPU@{core}" for core in two_cores()]), cache=None) as session:
         session.profile(budget_s=2.0 if args.quick else 10.0)
-        core = session.costs.core[:, 0]
-        split = session.placement((np.cumsum(core) > core.sum() / 2).astype(np.int32))
-        inputs = session.model.sample_inputs()
-        with session.serve(split, requests=3, queue=8) as server:
-            begin, submitted, waiting = time.perf_counter(), 0, deque[Answer]()
-            first: Use | None = None
+        times = session.costs.core[:, 0]
+        plan = session.plan_of(session.placement((np.cumsum(times) > times.sum() / 2).astype(np.int32)))
+        other = session.executor(plan)
+        cases = [(inputs, other.run(inputs)) for inputs in (session.model.random_inputs(seed) for seed in range(3))]
+        executor = session.executor(plan, requests=3)
+        with Server([executor], queue=8) as server:
+            load = _Load(server, executor, other, cases)
+            begin, first = time.perf_counter(), own_use()
+            kinds: list[str] = []
             for row in range(1, _ROWS + 1):
                 while time.perf_counter() - begin < seconds * row / _ROWS:
-                    submitted += 1
-                    try:
-                        waiting.append(server.submit(inputs, deadline=choose.choice([None, None, 1e-3])))
-                    except DeadlineError:
-                        ended["late"] += 1
-                        continue
-                    if choose.random() < 0.1:
-                        waiting[-1].cancel()
-                    if len(waiting) > 16:
-                        ended[_outcome(waiting.popleft())] += 1
+                    load.ask()
+                    load.ask()
+                    kinds = kinds or choose.sample([*_TROUBLES], len(_TROUBLES))
+                    load.troubles[kind := kinds.pop()] += 1
+                    _TROUBLES[kind](load)
+                    load.look(16)
                 now = own_use()
-                first = first or now
-                report.row(
-                    seconds=time.perf_counter() - begin,
-                    requests=submitted,
-                    done=ended["done"],
-                    cancelled=ended["cancelled"],
-                    late=ended["late"],
-                    failed=ended["failed"],
-                    grown_mb=(now.bytes - first.bytes) / 1e6,
-                    threads=now.threads - first.threads,
-                )
-                progress(f"{submitted} requests: {(now.bytes - first.bytes) / 1e6:.0f} MB over the first tenth")
-            for answer in waiting:
-                ended[_outcome(answer)] += 1
+                first = now if row == 1 else first
+                _row(report, load, time.perf_counter() - begin, now, first)
+            load.look(0)
+            _row(report, load, time.perf_counter() - begin, now, first)
             busy = {device: taken / (time.perf_counter() - begin) for device, taken in server.busy.items()}
-    assert first is not None
     report.row(**{f"busy_{device}": share for device, share in busy.items()})
-    report.claim(f"{name}: requests that are not accounted for", submitted - ended.total(), "", at_most=0)
-    report.claim(f"{name}: requests that failed", ended["failed"], "", at_most=0)
+    report.row(**{kind: load.troubles[kind] for kind in _TROUBLES})
+    ended = load.ended
+    report.claim(f"{name}: kinds of trouble", len(load.troubles), "", at_least=None if args.quick else len(_TROUBLES))
+    report.claim(f"{name}: requests that are not accounted for", load.asked - ended.total(), "", at_most=0)
+    report.claim(f"{name}: requests that failed, beyond those that were hit", max(0, ended["failed"] - load.hit), "", at_most=0)
+    report.claim(f"{name}: requests that failed for another reason", ended["lost"], "", at_most=0)
+    report.claim(f"{name}: requests with wrong outputs", ended["wrong"], "", at_most=0)
+    report.claim(f"{name}: requests that ended twice", server.repeated, "", at_most=0)
     report.claim(f"{name}: memory over that after a tenth", (now.bytes - first.bytes) / 1e6, "MB", at_most=_MOST.bytes / 1e6)
     report.claim(f"{name}: threads over those after a tenth", now.threads - first.threads, "", at_most=_MOST.threads)
 
 
-def _outcome(answer: Answer) -> str:
-    try:
-        answer.result(60)
-    except CancelledError:
+def _row(report: Report, load: _Load, seconds: float, now: Use, first: Use) -> None:
+    grown, ended = (now.bytes - first.bytes) / 1e6, load.ended
+    kinds = {kind: ended[kind] for kind in ("done", "cancelled", "late", "set", "failed", "lost", "wrong")}
+    report.row(seconds=seconds, requests=load.asked, **kinds, hit=load.hit, grown_mb=grown, threads=now.threads - first.threads)
+    progress(f"{load.asked} requests, {load.troubles.total()} with trouble: {grown:.0f} MB over the first tenth")
+
+
+def _outcome(answer: Answer, outputs: Values) -> str:
+    if answer.cancelled():
         return "cancelled"
-    except DeadlineError:
+    error = answer.exception(60)  # not result(), whose error would hold this frame, and the answer with it
+    if error is None:
+        found = answer.result()
+        right = all(np.allclose(found[name], value, rtol=1e-4, atol=1e-6) for name, value in outputs.items())
+        return "done" if right else "wrong"
+    said = str(error)
+    if isinstance(error, DeadlineError):
         return "late"
-    except Exception:  # noqa: BLE001 (it is counted)
-        return "failed"
-    return "done"
+    if isinstance(error, TimeoutError) and said == _SAID:
+        return "set"
+    return "failed" if _SAID in said or "This request could not be served" in said else "lost"
 
 
 if __name__ == "__main__":
-    main("serving", run, models=MODELS, judge=True)
+    main("serving", run, models=MODELS, judge=True, seconds=_SECONDS)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Sequence
-from concurrent.futures import InvalidStateError
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TypeAlias
@@ -17,7 +15,7 @@ from placeit.backends.base import Arrays
 from placeit.core.errors import DeadlineError, PlaceitError
 from placeit.runtime.feed import Outcome
 
-__all__ = ["Answer", "Outputs", "Pending", "fail", "fail_late", "settle"]
+__all__ = ["Answer", "Outputs", "Pending", "fail", "late"]
 
 Outputs: TypeAlias = dict[str, NDArray[np.generic]]
 
@@ -43,34 +41,18 @@ class Pending:
     inputs: Arrays
     deadline: float
     future: Answer = field(default_factory=Answer)
-    begun: bool = False
     alone: bool = False  # when it began
     number: int = 0  # of those that began
     explored: bool = False  # whether a candidate has it
     over: bool = False  # whether it has ended, well or not
 
-    def begin(self) -> bool:
-        """Have it not be cancelled any more; False if it has been."""
-        if not self.begun:
-            self.begun = True
-            return self.future.set_running_or_notify_cancel()
-        return not self.future.cancelled()
+
+def late() -> DeadlineError:
+    """The error of a request whose deadline was over before it could begin."""
+    return DeadlineError("The deadline of this request was over before it could begin.")
 
 
-def fail_late(requests: Sequence[Pending]) -> None:
-    """Fail those whose deadline was over before they could begin."""
-    if requests:
-        fail(requests, DeadlineError("The deadline of this request was over before it could begin."))
-
-
-def fail(requests: Sequence[Pending], error: PlaceitError) -> None:
-    """Fail the futures of requests."""
+def fail(requests: Iterable[Pending], error: PlaceitError) -> None:
+    """Fail the futures of requests that have not ended."""
     for request in requests:
-        settle(request, lambda future: future.set_exception(error))
-
-
-def settle(request: Pending, tell: Callable[[Answer], None]) -> None:
-    """Tell a future what became of it, unless it was cancelled, or failed when the server was closed."""
-    if request.begin():
-        with contextlib.suppress(InvalidStateError):
-            tell(request.future)
+        request.future.end(lambda future: future.set_exception(error))

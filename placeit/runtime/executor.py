@@ -17,7 +17,7 @@ from placeit.planning.segments import Plan
 from placeit.runtime.active_run import ActiveRun
 from placeit.runtime.devices.base import Program
 from placeit.runtime.devices.worker import Worker
-from placeit.runtime.feed import Bell, Ran, Served
+from placeit.runtime.feed import Bell, Ran
 from placeit.runtime.native.plan import NativePlan, NativeRan, native_plan
 from placeit.runtime.plan_executor import PlanExecutor, empty_samples, failure_of, seconds_of
 from placeit.runtime.reopening import lost_of
@@ -37,10 +37,11 @@ class LaneRun(ActiveRun):
     Attributes:
         slots: of the requests to begin with.
         waiting: how many requests have not begun.
-        left: how many of them have not ended, and one more while others may be admitted.
+        left: how many of them have not ended.
         native: the plan that lanes run without Python; None while, or if, they do not.
         admitting: whether others may be admitted.
         dropped: whether the scheduler knows that nothing more may start, as something failed or nobody waits any more.
+        broken: whether the scheduler is asked no more, as an exception came in the middle of a decision.
         caller: the thread that waits, if runs begin there, as no device has a worker; None if no decision is made there.
     """
 
@@ -48,9 +49,15 @@ class LaneRun(ActiveRun):
         super().__init__(bell)
         self.slots, self.waiting, self.caller = slots, waiting, caller
         self.admitting = bell is not None
-        self.left = len(slots) + self.admitting
+        self.left = len(slots)
         self.native: NativePlan | None = None
-        self.dropped = False
+        self.dropped = self.broken = False
+
+    def end_if_over(self) -> None:
+        """Take note of the end, if no request is in flight and none will come."""
+        if self.left == 0 and not self.admitting and not self.over.is_open:
+            self.end = perf_counter()
+            self.over.open()
 
     def go_native(self, native: NativePlan) -> None:
         """Have a plan ready to run it without Python."""
@@ -89,6 +96,7 @@ class Executor(PlanExecutor):
             Slot(runtime, plan, self.programs, number, self.op_done, self.transfer_done) for number in range(requests)
         ]
         used = dict.fromkeys([s.device for s in plan.programs] or [s.device for s in plan.segments])
+        self._working: set[tuple[int, ...]] = set()  # (request, segment) on devices, (request, tensor, destination) on links
         self._uses = {runtime.cluster.names[segment.device] for segment in plan.segments}
         of_devices = [worker for d in used if (worker := _worker_of(self._devices[d])) is not None]
         of_links = [_worker_of(link) for pair, link in self._transports.items() if used.keys() >= set(pair)]
@@ -163,22 +171,25 @@ class Executor(PlanExecutor):
         with self._lock:
             if not run.begun:
                 run.stop()
-            elif lanes.native is None and lanes.admitting:
+            elif lanes.native is None and not lanes.broken:
                 lanes.admitting = False
-                _one_less(lanes)
+                lanes.end_if_over()
                 self._let_go()
         if lanes.native is not None:
             lanes.native.admit_no_more()
 
-    def _served(self, run: ActiveRun) -> list[Served]:
+    def _ended(self, run: ActiveRun) -> list[int]:
         native = cast("LaneRun", run).native
         if native is not None:
             self._look(run, native)
-            for request in native.ended():
-                self._note(self._slots[request], *native.ran(request))
-                run.ended.append(request)
-        found = [run.ended.popleft() for _ in range(len(run.ended))]
-        return [(request, self._read(request), tuple(self._slots[request].ran)) for request in found]
+            run.ended += native.ended()
+        return [run.ended.popleft() for _ in range(len(run.ended))]
+
+    def _outcome(self, run: ActiveRun, request: int) -> tuple[dict[str, NDArray[np.generic]], Sequence[Ran]]:
+        slot, native = self._slots[request], cast("LaneRun", run).native
+        if native is not None:
+            self._note(slot, *native.ran(request))
+        return self._read(request), tuple(slot.ran)
 
     def _look(self, run: ActiveRun, native: NativePlan) -> None:
         """Look whether something has failed, which lanes that run without Python tell nobody until they are out of it."""
@@ -260,8 +271,8 @@ class Executor(PlanExecutor):
 
     def op_done(self, request: int, op: int, start: float, finish: float, error: BaseException | None) -> None:
         """Handle a device's report that a segment has ended."""
-        failure = None if error is None else self._segment_failed("failed on", op, error)
-        self._advance(self._op_ended, request, op, start, finish, error=failure)
+        failed = None if error is None else functools.partial(self._segment_failed, "failed on", op, error)
+        self._advance(self._op_ended, request, op, start, finish, failed=failed, done=(request, op))
 
     def _op_ended(self, request: int, op: int, start: float, finish: float) -> list[Instruction]:
         self._slots[request].ran.append((op, start, finish))
@@ -273,8 +284,9 @@ class Executor(PlanExecutor):
         self, request: int, tensor: int, src: int, dst: int, start: float, finish: float, error: BaseException | None
     ) -> None:
         """Handle a link's report that a transfer has ended."""
-        failure = None if error is None else self._transfer_failed(tensor, src, dst, error)
-        self._advance(self._transfer_ended, request, tensor, src, dst, start, finish, error=failure)
+        failed = None if error is None else functools.partial(self._transfer_failed, tensor, src, dst, error)
+        report = request, tensor, src, dst, start, finish
+        self._advance(self._transfer_ended, *report, failed=failed, done=(request, tensor, dst))
 
     def _transfer_ended(self, request: int, tensor: int, src: int, dst: int, start: float, finish: float) -> list[Instruction]:
         self._slots[request].moved.append((tensor, src, dst, start, finish))
@@ -299,26 +311,32 @@ class Executor(PlanExecutor):
 
     def _begin_natively(self, native: NativePlan, run: LaneRun) -> None:
         """Have lanes run it without Python, unless those of another executor do so now. On the thread of the first lane."""
-        if not self.runtime.native_turns.take(native.workers):
-            self._advance(self._begin, run)
-            return
-        with self._lock:
-            try:
+        turns, held = self.runtime.native_turns, False
+        try:
+            held = turns.take(native.workers)
+            if not held:
+                self._advance(self._begin, run)
+                return
+            with self._lock:
                 if not run.stopped:
                     run.go_native(native)
-            except BaseException as failure:  # noqa: BLE001 (of this run alone: its thread serves others)
+            if run.native is not None:
+                native.start(functools.partial(self._ended_natively, native, run))
+                return
+        except BaseException as failure:  # noqa: BLE001 (of this run alone: its thread serves others)
+            with self._lock:
                 run.error = failure_of("The run cannot begin", failure)
                 run.stop()
                 run.over.open()
                 self._let_go()
-            if run.native is None:
-                self.runtime.native_turns.give_back(native.workers)
-                return
-        native.start(functools.partial(self._ended_natively, native, run))
+        if held:
+            turns.give_back(native.workers)
 
     def _ended_natively(self, native: NativePlan, run: ActiveRun, ran: NativeRan) -> None:
-        """Take note of what lanes have done, when all of them have left."""
+        """Take note of what lanes have done, when all of them have left. A second call is ignored."""
         with self._lock:
+            if run.over.is_open:
+                return
             try:
                 run.begin, run.end = ran.begin, ran.end
                 self._lost |= ran.lost
@@ -351,23 +369,65 @@ class Executor(PlanExecutor):
             slot.moved.append((step.tensor, step.src, step.dst, start, finish))
             slot.reported((step.tensor, step.dst))
 
-    def _advance(self, event: Callable[..., list[Instruction]], *args: Any, error: PlaceitError | None = None) -> None:
-        """Tell the scheduler of an event and start what it asks for."""
+    def _advance(
+        self,
+        event: Callable[..., list[Instruction]],
+        *args: Any,
+        failed: Callable[[], PlaceitError] | None = None,
+        done: tuple[int, ...] | None = None,
+    ) -> None:
+        """Tell the scheduler of an event and start what it asks for.
+
+        Args:
+            event: tells the scheduler.
+            args: of ``event``.
+            failed: says what has failed; None if nothing has.
+            done: what has ended on a device or a link; None if nothing has.
+        """
         with self._lock:
-            run = cast("LaneRun | None", self._run)
+            run: LaneRun | None = self._run  # type: ignore[assignment]
             if run is None:
                 return
             try:
-                self._follow(run, event, args, error)
+                self._working.discard(done or ())
+                if not run.broken and not run.over.is_open:
+                    self._follow(run, event, args, None if failed is None else failed())
             except BaseException as failure:
-                self._lost = True
-                run.stop()
-                run.error = run.error or failure_of("The run cannot go on", failure)
-                run.over.open()
+                self._working.discard(done or ())
+                self._break(run, failure)
                 if run.caller == threading.get_ident():
                     raise
+            if run.broken and not self._working and not run.over.is_open:
+                self._forget(run)
             if run.over.is_open:
                 self._let_go()
+
+    def _break(self, run: LaneRun, failure: BaseException) -> None:
+        """End a run in the middle of a decision: nothing more starts, and it is over when devices and links are at rest."""
+        run.broken = True
+        run.stop()
+        run.error = run.error or failure_of("The run cannot go on", failure)
+        if run.caller == threading.get_ident():  # nobody reports to it any more
+            self._lost = True
+            run.over.open()
+
+    def _forget(self, run: LaneRun) -> None:
+        """Have the scheduler forget a run that has ended in the middle of a decision; nothing of it is anywhere any more."""
+        scheduler = self._scheduler
+        try:
+            for slot in self._slots:
+                scheduler.abort(slot.number)
+            for step in scheduler.running():
+                if isinstance(step, Start):
+                    scheduler.op_finished(step.request, step.op)
+                else:
+                    scheduler.transfer_finished(step.request, step.tensor, step.dst)
+        except BaseException:  # noqa: BLE001 (somebody waits for the end)
+            self._lost = True
+        run.end = perf_counter()
+        run.over.open()
+        if run.bell is not None:
+            run.bell.ring()
 
     def _follow(
         self, run: LaneRun, event: Callable[..., list[Instruction]], args: tuple[Any, ...], error: PlaceitError | None
@@ -384,9 +444,11 @@ class Executor(PlanExecutor):
                 start = slot.starts[step.op]
                 try:
                     if start is not None:
+                        self._working.add((step.request, step.op))
                         self._devices[step.device].start(*start)
                         continue
                 except BaseException as refusal:  # noqa: BLE001
+                    self._working.discard((step.request, step.op))
                     failure = self._segment_failed("could not be started on", step.op, refusal)
                     todo.extend(self._stop(run, failure, step.request))
                 todo.extend(scheduler.op_finished(step.request, step.op))
@@ -395,9 +457,11 @@ class Executor(PlanExecutor):
                 try:
                     if copy is not None:
                         src, source, destination, done = copy
+                        self._working.add((step.request, step.tensor, step.dst))
                         self._transports[src, step.dst].start(source, destination, done)
                         continue
                 except BaseException as refusal:  # noqa: BLE001
+                    self._working.discard((step.request, step.tensor, step.dst))
                     failure = self._transfer_failed(step.tensor, step.src, step.dst, refusal)
                     todo.extend(self._stop(run, failure, step.request))
                 todo.extend(scheduler.transfer_finished(step.request, step.tensor, step.dst))
@@ -410,7 +474,8 @@ class Executor(PlanExecutor):
                     if not run.stopped:
                         run.ended.append(step.request)
                     run.bell.ring()
-                _one_less(run)
+                run.left -= 1
+                run.end_if_over()
 
     def _stop(self, run: LaneRun, error: PlaceitError | None, request: int | None) -> list[Instruction]:
         """Drop what has not started, as a request has failed or nobody waits any more."""
@@ -423,14 +488,6 @@ class Executor(PlanExecutor):
             return []
         run.dropped, run.waiting = True, 0
         return [step for slot in self._slots for step in self._scheduler.abort(slot.number)]
-
-
-def _one_less(run: LaneRun) -> None:
-    """Take note that a request has ended, or that no other will come."""
-    run.left -= 1
-    if run.left == 0:
-        run.end = perf_counter()
-        run.over.open()
 
 
 def _worker_of(driver: object) -> Worker | None:

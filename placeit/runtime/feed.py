@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
 import os
 import select
 import threading
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
 from time import perf_counter
-from typing import Any, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Protocol, Self, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placeit import _core
-from placeit.core.errors import PlaceitError
+from placeit.core.errors import ExecutionError, PlaceitError, forget_frames
 from placeit.runtime.devices.worker import Gate
 
-__all__ = ["Bell", "Feed", "Outcome", "Ran", "Served"]
+__all__ = ["Bell", "Feed", "Outcome", "Ran", "report"]
 
 T = TypeVar("T")
+_LOG = logging.getLogger("placeit")
 _LOOK_S = 0.5
 
 Ran: TypeAlias = tuple[int, float, float]
 """What ran, by its number in the plan (a segment), and when it began and ended."""
-Served: TypeAlias = tuple[int, dict[str, NDArray[np.generic]], Sequence[Ran]]
-"""A request that has ended, by its number among those in flight; copies of its outputs; and what segments ran when."""
 
 
 class Bell:
@@ -58,6 +59,12 @@ class Bell:
         self.counter = None
 
 
+def report(what: str, error: BaseException) -> None:
+    """Log an exception that nobody waits for, and ignore whatever a handler of the log raises: the thread serves others."""
+    with contextlib.suppress(Exception):
+        _LOG.error("%s %s: %s", what, type(error).__name__, error, exc_info=error)
+
+
 class _Condition(threading.Condition):
     """A condition whose ``with`` calls its lock's methods, in C: an exception at the start of its own leaves the lock taken."""
 
@@ -66,18 +73,22 @@ class _Condition(threading.Condition):
 
 
 class Outcome(Future[T]):
-    """A future that may be used in a thread where signal handlers raise, at any moment.
+    """A future that ends once, whatever its callbacks or its owner do, and that survives signal handlers that raise.
 
-    An exception inside a method of ``concurrent.futures.Future`` can leave the future's lock taken, and who sets its result
-    then hangs for ever (as with ``Event``, see :class:`placeit.runtime.devices.worker.Gate`). Here nobody waits with that lock,
-    and whoever holds it lets go of it.
+    An exception inside a method of ``concurrent.futures.Future`` can leave the future's lock taken, and a thread that sets its
+    result then hangs for ever (as with ``Event``, see :class:`placeit.runtime.devices.worker.Gate`). Here nobody waits with
+    that lock, and whoever holds it lets go of it.
+
+    All callbacks are called, each once, whatever those before them raise: also ``SystemExit`` and the like.
     """
+
+    _done_callbacks: list[Callable[[Future[T]], object]]
 
     def __init__(self) -> None:
         super().__init__()
         self._condition = _Condition()
         self._gate = Gate()
-        self.add_done_callback(_open)
+        self._begun = False
 
     def result(self, timeout: float | None = None) -> T:
         """See ``concurrent.futures.Future``."""
@@ -89,6 +100,59 @@ class Outcome(Future[T]):
         self._wait(timeout)
         return super().exception(0)
 
+    def begin(self) -> bool:
+        """Have the future not be cancelled any more; False if it has ended, as it was cancelled or its owner has set it."""
+        if not self._begun and not self.running() and (self.cancelled() or not self.done()):
+            with contextlib.suppress(RuntimeError):  # its owner has set it just now
+                self.set_running_or_notify_cancel()
+            self._begun = True
+        return not self.done()
+
+    def end(self, tell: Callable[[Self], object]) -> None:
+        """Give the future its result or its exception, unless it has ended; never raise what that or a callback raises.
+
+        Args:
+            tell: calls ``set_result`` or ``set_exception``. If it fails, the future has an ExecutionError that says so.
+        """
+        try:
+            if self.begin():
+                tell(self)
+        except InvalidStateError:  # its owner has set it just now
+            pass
+        except BaseException as error:  # noqa: BLE001 (it belongs to this future, and the thread serves others)
+            self._end_after(error)
+
+    def _end_after(self, error: BaseException) -> None:
+        """End, after an exception that has come while the future ended."""
+        forget_frames(error)  # which hold this future
+        try:
+            if self.done():
+                report("A callback of a future has raised", error)
+                self._invoke_callbacks()
+            else:
+                failure = ExecutionError(f"The outcome could not be handed over: {type(error).__name__}: {error}")
+                failure.__cause__ = error
+                self.set_exception(failure)
+        except InvalidStateError:
+            pass
+        except BaseException as another:  # noqa: BLE001
+            report("A callback of a future has raised", another)
+
+    def _invoke_callbacks(self) -> None:
+        """Call each callback once; then raise the first ``SystemExit`` or the like that one of them has raised."""
+        self._gate.open()
+        raised: BaseException | None = None
+        while self._done_callbacks:
+            callback = self._done_callbacks.pop(0)
+            try:
+                callback(self)
+            except Exception as error:  # noqa: BLE001 (as of any future)
+                report("A callback of a future has raised", error)
+            except BaseException as error:  # noqa: BLE001
+                raised = raised or error
+        if raised is not None:
+            raise raised
+
     def _wait(self, timeout: float | None) -> None:
         until = math.inf if timeout is None else perf_counter() + timeout
         while not self._gate.wait(max(0.0, min(_LOOK_S, until - perf_counter()))):
@@ -98,12 +162,10 @@ class Outcome(Future[T]):
                 raise TimeoutError
 
 
-def _open(outcome: Future[Any]) -> None:
-    cast("Outcome[Any]", outcome)._gate.open()
-
-
 class Feed(Protocol):
     """A source of requests, and where their outputs go. Called by the thread that serves; an item is whatever the feed gives.
+
+    Items that were taken, and have neither ended nor failed when ``PlanExecutor.serve`` returns or raises, have to begin again.
 
     Attributes:
         bell: rung by the feed when there may be something to take.
@@ -124,9 +186,5 @@ class Feed(Protocol):
         ...
 
     def failed(self, item: Any, error: PlaceitError) -> None:
-        """A request has failed."""
-        ...
-
-    def again(self, items: Sequence[Any]) -> None:
-        """These were in flight beside one that failed, and have to begin again: take them first."""
+        """A request has failed. Nothing happens if it has ended."""
         ...

@@ -8,7 +8,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -56,13 +56,14 @@ class _Tuple:
     error: BaseException | None = None
 
     def end(self) -> None:
-        """Tell the future, unless it was cancelled."""
-        if self.future.set_running_or_notify_cancel():
-            with suppress(InvalidStateError):
-                if self.error is None:
-                    self.future.set_result(self.item)
-                else:
-                    self.future.set_exception(self.error)
+        """Tell the future, unless it has ended."""
+        self.future.end(self._tell)
+
+    def _tell(self, future: Future[Any]) -> None:
+        if self.error is None:
+            future.set_result(self.item)
+        else:
+            future.set_exception(self.error)
 
 
 class Pipeline:
@@ -96,7 +97,7 @@ class Pipeline:
         self.requests = {stage.name: 0 for stage in stages}
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self._blocked: list[Gate] = []
+        self._room: Gate | None = None  # for threads that wait for room, if any does
         self._under_way: deque[_Tuple] = deque()
         self._closed = self._dropping = self._over = False
         self._first = stages[0].name
@@ -135,12 +136,11 @@ class Pipeline:
                 if self._closed:
                     raise ExecutionError("This pipeline is closed: make a new one.")
                 if len(self._under_way) < self.window:
-                    self.entered += 1
+                    self._queues[0].put(made)  # first: an interrupt here must not leave an item that no stage has
                     self._under_way.append(made)
-                    self._queues[0].put(made)
+                    self.entered += 1
                     return made.future
-                gate = Gate()
-                self._blocked.append(gate)
+                room = self._room = self._room or Gate()
             if threading.get_ident() in self._threads:
                 raise QueueFullError(
                     f"{self._held_up()}, and none can leave while a callback or a function of a stage waits: submit elsewhere."
@@ -148,7 +148,7 @@ class Pipeline:
             left = until - perf_counter()
             if left <= 0:
                 raise QueueFullError(f"No item has left the pipeline for {timeout:g} s: {self._held_up()}.")
-            gate.wait(min(left, _LOOK_S))
+            room.wait(min(left, _LOOK_S))
 
     def map(self, items: Iterable[Any], *, timeout: float | None = None) -> Iterator[Any]:
         """Take items through, and give the results in their order; no more items are taken than ``window`` beyond the results.
@@ -242,46 +242,67 @@ class Pipeline:
         self._workers[-1].submit(work)
 
     def _work(self, number: int, stage: Stage, before: Stage | None) -> None:
+        """Take items through a stage; one for which anything fails goes on with the error."""
         inbox, outbox = self._queues[number], self._queues[number + 1]
-        while (one := inbox.get()) is not None:
-            self._join(one, before)
-            if one.error is None:
-                one.stage = stage.name
-                try:
-                    if self._dropping:
-                        raise ExecutionError(f"The pipeline was closed before this item had come to the stage '{stage.name}'.")
-                    for inputs in stage.split(one.item):
-                        one.answers.append(stage.server.submit(inputs))
-                        self.requests[stage.name] += 1
-                except BaseException as error:  # noqa: BLE001 (whatever it is, it is this item's)
+        one: _Tuple | None = None
+        while True:
+            try:
+                if one is None and (one := inbox.get()) is None:
+                    break
+                self._join(one, before)
+                if one.error is None:
+                    self._ask(one, stage)
+                outbox.put(one)
+                one = None
+            except BaseException as error:  # noqa: BLE001 (whatever it is, it is this item's, and others follow)
+                if one is not None:
                     one.error = error
-            outbox.put(one)
         outbox.put(None)
+
+    def _ask(self, one: _Tuple, stage: Stage) -> None:
+        """Submit what an item leads to in a stage."""
+        one.stage = stage.name
+        if self._dropping:
+            raise ExecutionError(f"The pipeline was closed before this item had come to the stage '{stage.name}'.")
+        for inputs in stage.split(one.item):
+            one.answers.append(stage.server.submit(inputs))
+            self.requests[stage.name] += 1
 
     def _join(self, one: _Tuple, stage: Stage | None) -> None:
         """Wait for all that an item has asked for in a stage, and make of it the item for the next one."""
-        answers, one.answers = one.answers, []
         if one.error is None and stage is not None:
             try:
-                one.item = stage.join(one.item, [answer.result() for answer in answers])
+                one.item = stage.join(one.item, [answer.result() for answer in one.answers])
+                one.answers = []
             except BaseException as error:  # noqa: BLE001
                 one.error = error
         if one.error is not None:
-            for answer in answers:
-                if not answer.cancel():
-                    answer.exception()  # which waits
+            while one.answers:
+                if not one.answers[0].cancel():
+                    one.answers[0].exception()  # which waits
+                one.answers.pop(0)
 
     def _sink(self, last: Stage) -> None:
-        while (one := self._queues[-1].get()) is not None:
-            self._join(one, last)
-            with self._lock:
-                mine = not self._over
-                if mine:
-                    self._under_way.popleft()
-                    self.left += 1
-                for gate in self._blocked:
-                    gate.open()
-                self._blocked.clear()
-            if mine:
-                one.end()
+        """End items; one for which anything fails ends with the error."""
+        one: _Tuple | None = None
+        while True:
+            try:
+                if one is None and (one := self._queues[-1].get()) is None:
+                    break
+                self._join(one, last)
+                self._leave(one)
+                one = None
+            except BaseException as error:  # noqa: BLE001 (whatever it is, it is this item's, and others follow)
+                if one is not None:
+                    one.error = error
         self._ended.open()
+
+    def _leave(self, one: _Tuple) -> None:
+        with self._lock:
+            if self._under_way and self._under_way[0] is one:
+                self._under_way.popleft()
+                self.left += 1
+            if self._room is not None:
+                self._room.open()
+                self._room = None
+        one.end()

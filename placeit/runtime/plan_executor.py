@@ -10,6 +10,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from time import perf_counter
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -18,12 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.backends.base import checked_inputs
-from placeit.core.errors import ExecutionError, NoRoomError, PlaceitError, UsageError
+from placeit.core.errors import ExecutionError, NoRoomError, PlaceitError, UsageError, forget_frames
 from placeit.planning.in_flight import in_service
 from placeit.planning.segments import Plan
 from placeit.runtime.active_run import ActiveRun
 from placeit.runtime.devices.base import BufferSpec
-from placeit.runtime.feed import Bell, Feed, Served
+from placeit.runtime.feed import Bell, Feed, Ran
 from placeit.runtime.spans import Span
 
 __all__ = [
@@ -69,6 +70,21 @@ def check_process(process: int) -> None:
             "This process was forked from the one that opened the session, and the threads that run it stayed there: open a "
             "session in this process."
         )
+
+
+@dataclass
+class _Serving:
+    """A call of ``serve``.
+
+    Attributes:
+        run: of its requests.
+        item: the request that something is done for just now; None if that is for none or for several.
+        flying: the requests in flight, by their numbers.
+    """
+
+    run: ActiveRun
+    item: Any = None
+    flying: dict[int, Any] = field(default_factory=dict)
 
 
 class PlanExecutor(ABC):
@@ -143,8 +159,12 @@ class PlanExecutor(ABC):
         """Have a run with a bell be over when nothing of it is in flight."""
 
     @abstractmethod
-    def _served(self, run: ActiveRun) -> list[Served]:
-        """The requests of a run with a bell that have ended well since this was last asked."""
+    def _ended(self, run: ActiveRun) -> list[int]:
+        """The requests of a run with a bell that have ended well since this was last asked, by their numbers."""
+
+    @abstractmethod
+    def _outcome(self, run: ActiveRun, request: int) -> tuple[dict[str, NDArray[np.generic]], Sequence[Ran]]:
+        """Copies of the outputs of a request that has ended, and what segments ran when."""
 
     @property
     def gone(self) -> PlaceitError | None:
@@ -278,60 +298,76 @@ class PlanExecutor(ABC):
     def serve(self, feed: Feed) -> None:
         """Run the requests that a feed gives, each as soon as one of those in flight has ended, until it gives none.
 
-        What is raised says that nothing can run any more. A request that fails ends those in flight: the feed is told which it
-        was, and which others have to begin again.
+        A request that fails ends the run: the feed is told which it was. Those that were in flight beside it have to begin
+        again, and so have all if this raises. The executor can be used again, unless :meth:`check` says otherwise; the next
+        call waits for what still runs.
 
         Raises:
-            ExecutionError: something has been closed, a thread has died, or nobody can say whose failure it was. The requests
-                in flight then have to begin again, too, if anybody runs them.
-            DeviceError: a device is lost; likewise.
+            ExecutionError: something has been closed, a thread has died, or nobody can say which request has failed.
+            DeviceError: a device is lost.
+            Exception: whatever was raised while nothing was done for one request alone.
         """
         with self._turn:
             self._check_known()
             self._settle()
-            run, flying = self._prepare(0, feed.bell), dict[int, Any]()
-            free = list(range(self.requests))[::-1]
-            if (item := feed.take()) is None:
+            item = feed.take()
+            if item is None:
                 return
+            serving = _Serving(self._prepare(0, feed.bell))
+            run = serving.run
             try:
-                self._run = run
-                self._start(run)
-                while item is not None or flying:
-                    while item is not None and not run.stopped:
-                        request = free.pop()
-                        flying[request] = item
-                        self._admit(run, request, item.inputs)
-                        item = feed.take() if free and not self._wanted(run) else None
-                    self._pass_time(run)
-                    if not run.stopped:
-                        feed.bell.wait(min(_LOOK_S, feed.patience()))
-                    for request, outputs, ran in self._served(run):
-                        free.append(request)
-                        feed.ended(flying.pop(request), outputs, ran)
-                    if run.stopped:
-                        break
-                    self._check_lanes()
-                    if free and not self._wanted(run):
-                        item = feed.take()
-                self._admit_no_more(run)
-                self._wait(run, math.inf)
-            except BaseException:
+                self._serve(feed, serving, item)
+            except BaseException as error:
                 run.stop()
                 self._admit_no_more(run)
-                feed.again([*{id(what): what for what in (*flying.values(), item) if what is not None}.values()])
-                raise
-            for request, outputs, ran in self._served(run):
-                feed.ended(flying.pop(request), outputs, ran)
-            gone = None if run.error is None else self.gone
-            if run.error is not None and run.failed is not None and gone is None:
-                feed.failed(flying.pop(run.failed), run.error)
-            feed.again([*flying.values(), *([] if item is None else [item])])
-            if gone is not None:
+                if serving.item is None or self.gone is not None or not isinstance(error, Exception):
+                    raise
+                forget_frames(error)  # which hold the request that is to hold the error; and so does this one
+                feed.failed(serving.item, failure_of("This request could not be served", error.with_traceback(None)))
+                return
+            if run.error is None:
+                if run.stopped:
+                    raise ExecutionError("This executor was closed in the middle of a run: make a new one.")
+            elif (gone := self.gone) is not None:
                 raise gone
-            if run.error is not None and run.failed is None:
+            elif run.failed in serving.flying:
+                feed.failed(serving.flying[run.failed], run.error)
+            else:
                 raise run.error
-            if run.stopped and run.error is None:
-                raise ExecutionError("This executor was closed in the middle of a run: make a new one.")
+
+    def _serve(self, feed: Feed, serving: _Serving, item: Any) -> None:
+        """Run requests until none is left, or the run is stopped, and nothing of it runs any more."""
+        run, free = serving.run, list(range(self.requests))[::-1]
+        self._run = run
+        self._start(run)
+        while not run.stopped:
+            while item is not None and not run.stopped:
+                serving.item = serving.flying[request := free.pop()] = item
+                self._admit(run, request, checked_inputs(item.inputs, self.inputs))  # whose owner may have changed them
+                serving.item = None
+                item = feed.take() if free and not self._wanted(run) else None
+            if not serving.flying:
+                break
+            self._pass_time(run)
+            if not run.stopped:
+                feed.bell.wait(min(_LOOK_S, feed.patience()))
+            free += self._hand_over(feed, serving)
+            self._check_lanes()
+            if free and not run.stopped and not self._wanted(run):
+                item = feed.take()
+        self._admit_no_more(run)
+        self._wait(run, math.inf)
+        self._hand_over(feed, serving)
+
+    def _hand_over(self, feed: Feed, serving: _Serving) -> list[int]:
+        """Give the outputs of requests that have ended to the feed, and return the numbers of these requests."""
+        ended = self._ended(serving.run)
+        for request in ended:
+            serving.item = serving.flying[request]
+            feed.ended(serving.item, *self._outcome(serving.run, request))
+            del serving.flying[request]
+            serving.item = None
+        return ended
 
     def blank(self, sentinel: int) -> str | None:
         """Fill everything that a run writes (outputs, tensors between segments) with NaN, or a sentinel for other types.
@@ -383,6 +419,23 @@ class PlanExecutor(ABC):
         if run is not None and run.thread != threading.get_ident():
             self._wait(run, deadline)
         return deadline
+
+    def settle(self) -> None:
+        """Wait for what still runs of a run that has ended by an exception.
+
+        Raises:
+            ExecutionError: something has been closed, or a thread has died.
+        """
+        with self._turn:
+            self._settle()
+
+    def check(self) -> None:
+        """Raise the reason, an ExecutionError or a DeviceError, if nothing can run here any more."""
+        self._check_open()
+        self._check_known()
+        if (gone := self.gone) is not None:
+            raise gone
+        self._check_lanes()
 
     def _check_open(self) -> None:
         check_process(self._process)

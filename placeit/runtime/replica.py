@@ -6,6 +6,7 @@ import contextlib
 import logging
 import math
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -14,10 +15,10 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.core.errors import ExecutionError, PlaceitError
-from placeit.runtime.answers import Pending, fail, settle
+from placeit.core.errors import ExecutionError, PlaceitError, forget_frames
+from placeit.runtime.answers import Pending, fail
 from placeit.runtime.devices.worker import Gate, Worker
-from placeit.runtime.feed import Bell, Ran
+from placeit.runtime.feed import Bell, Ran, report
 from placeit.runtime.plan_executor import PlanExecutor, failure_of
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["Replace", "Replacement", "Replica"]
 
 _LOG = logging.getLogger("placeit")
+_FAILURES = 6  # in a row, which were no request's, after which nothing is expected to run any more
+_PAUSE_S = 5e-3  # after the first of them; after each other one, twice as long
 
 
 @dataclass
@@ -65,7 +68,7 @@ class Replica:
     Args:
         server: whose requests it takes.
         executor: closed with it.
-        replacement: what is said when it has its first answer; None of one that is in nobody's place.
+        replacement: logged with its first answer; None if this replica replaces none.
         exploring: whether it is a candidate, which gets a small share of the requests.
 
     Attributes:
@@ -92,6 +95,7 @@ class Replica:
         self.flying: list[Pending] = []
         self.lost = self.retired = False
         self._thread = 0
+        self._failures = 0  # in a row, that were no request's
         self._worker = Worker("placeit serving")
 
     def start(self) -> None:
@@ -125,15 +129,42 @@ class Replica:
         self.executor.close()
 
     def _work(self) -> None:
-        self._thread = threading.get_ident()
+        reason: PlaceitError | None = None
         try:
-            while self._server.wait_for_work(self):
-                self.executor.serve(self)
-        except PlaceitError as error:
-            self._server.lose(self, error)
-        except BaseException as error:  # noqa: BLE001 (whatever it is, futures have to fail with it)
-            self._server.lose(self, failure_of("Serving failed", error))
-        self.gone.open()
+            while reason is None:
+                try:
+                    if not self._run_what_waits():
+                        return
+                except BaseException as error:  # noqa: BLE001 (the thread serves others)
+                    reason = self._end_of(error)
+            self._server.lose(self, reason)
+        finally:
+            self.gone.open()
+
+    def _run_what_waits(self) -> bool:
+        """Run requests until none waits; False if no more will come. What is in flight after an error begins again."""
+        self._thread = threading.get_ident()
+        self.executor.settle()
+        self._server.again(self)
+        if not self._server.wait_for_work(self):
+            return False
+        self.executor.serve(self)
+        return True
+
+    def _end_of(self, error: BaseException) -> PlaceitError | None:
+        """Why nothing can run here any more, as serving has ended by an error; None if it goes on."""
+        why = error if isinstance(error, PlaceitError) else None
+        try:
+            self.executor.check()
+        except PlaceitError as reason:
+            return why or reason
+        self._failures += 1
+        if self._failures > _FAILURES or self.exploring:
+            return why or failure_of("Serving failed", error)
+        report("Serving goes on after", error)
+        forget_frames(error)  # which hold requests
+        time.sleep(_PAUSE_S * 2**self._failures)
+        return None
 
     def take(self) -> Pending | None:
         """See :class:`placeit.runtime.feed.Feed`."""
@@ -143,32 +174,37 @@ class Replica:
         return request
 
     def patience(self) -> float:
-        """See there."""
+        """See :class:`placeit.runtime.feed.Feed`."""
         return self._server.patience()
 
     def ended(self, item: Pending, outputs: Mapping[str, NDArray[np.generic]], ran: Sequence[Ran]) -> None:
-        """See there."""
+        """See :class:`placeit.runtime.feed.Feed`."""
         ended = perf_counter()
-        if not self._server.release(self, item, ran):
-            return
-        item.future.ended = ended
-        if self._replacement is not None:
-            self._replacement.answered_s = ended - self._ready
-            self._server.replacements.append(self._replacement)
-            self._server.history.happened("first answer", str(self._replacement), seconds=ended - self._ready, until=ended)
-            _LOG.warning("%s", self._replacement)
-            self._replacement = None
-        self._server.tell(item, ran, self)
-        settle(item, lambda future: future.set_result(dict(outputs)))
+        self._failures = 0
+        try:
+            if not self._server.release(self, item, ran):
+                return
+            item.future.ended = ended
+            self._first_answer(ended)
+            self._server.tell(item, ran, self)
+        except BaseException as error:  # noqa: BLE001 (the outputs are there)
+            report("A request has ended and was not counted:", error)
+        item.future.end(lambda future: future.set_result(dict(outputs)))
+
+    def _first_answer(self, ended: float) -> None:
+        """Say how long the first answer has taken, if this replica replaces another one."""
+        replacement, self._replacement = self._replacement, None
+        if replacement is not None:
+            replacement.answered_s = ended - self._ready
+            self._server.replacements.append(replacement)
+            self._server.history.happened("first answer", str(replacement), seconds=ended - self._ready, until=ended)
+            _LOG.warning("%s", replacement)
 
     def failed(self, item: Pending, error: PlaceitError) -> None:
-        """See there."""
-        if item.explored and self._server.without(self):  # others shall say whether it is the fault of the request
-            self._server.again(self, [item])
-            return
-        if self._server.release(self, item):
-            fail([item], error)
-
-    def again(self, items: Sequence[Pending]) -> None:
-        """See there."""
-        self._server.again(self, items)
+        """See :class:`placeit.runtime.feed.Feed`."""
+        if item.explored and self._server.without(self):
+            return  # it begins again elsewhere, and that says whether it is the fault of the request
+        self._failures = 0
+        fail([item], error)
+        if not item.over:
+            self._server.release(self, item)

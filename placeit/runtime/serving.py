@@ -7,7 +7,6 @@ import functools
 import math
 import os
 import threading
-from collections import deque
 from collections.abc import Sequence
 from time import perf_counter
 from types import TracebackType
@@ -17,13 +16,14 @@ from placeit.backends.base import Arrays, checked_inputs
 from placeit.core.errors import DeadlineError, ExecutionError, PlaceitError, QueueFullError, UsageError
 from placeit.planning.segments import Plan
 from placeit.runtime.adapting import Adapter
-from placeit.runtime.answers import Answer, Outputs, Pending, fail, fail_late
+from placeit.runtime.answers import Answer, Outputs, Pending, fail, late
 from placeit.runtime.devices.worker import Gate, apart
 from placeit.runtime.feed import Ran
 from placeit.runtime.history import History
 from placeit.runtime.plan_executor import PlanExecutor, check_process, failure_of
 from placeit.runtime.refining import Refinement, Refiner, Request
 from placeit.runtime.replica import Replace, Replacement, Replica
+from placeit.runtime.waiting import Waiting
 
 __all__ = ["QUEUE", "Answer", "Outputs", "Replace", "Replacement", "Server"]
 
@@ -71,9 +71,8 @@ class Server:
         self._inputs = executors[0].inputs
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self._waiting: deque[Pending] = deque()
-        self._soonest = math.inf  # no deadline in the queue is before it
-        self._blocked: list[Gate] = []  # of threads that wait for room
+        self._waiting = Waiting(self._notice)
+        self._room: Gate | None = None  # for threads that wait for room, if any does
         self._closed = self._over = False
         self._reason: PlaceitError | None = None  # why nothing can run
         self._begun = 0  # how often a request has
@@ -134,22 +133,36 @@ class Server:
         with self._lock:
             if self._closed or self._reason is not None:
                 raise self._why()
-            gate, now = None, perf_counter()
-            if len(self._waiting) >= self.queue:  # threads of the server take out what is over: nobody interrupts them
-                self._soonest = -math.inf
-                for replica in self._replicas:
-                    replica.bell.ring()
-            if sum(not (one.future.cancelled() or one.deadline <= now) for one in self._waiting) >= self.queue:
-                gate = Gate()
-                self._blocked.append(gate)
-            else:
-                self._waiting.append(request)
-                if request.deadline < self._soonest:
-                    self._soonest = request.deadline
-                    for replica in self._replicas:  # any of them may be the one that has the time to look
-                        replica.bell.ring()
+            self._waiting.expire(perf_counter())
+            if self._waiting.over:  # threads of the server end their futures: nobody interrupts them
+                self._ring()
+            if len(self._waiting) >= self.queue:
+                self._room = self._room or Gate()
+                return self._room
+            try:
+                self._waiting.add(request)
+                if request.deadline == self._waiting.soonest < math.inf:
+                    self._ring()  # any of the replicas may be the one that has the time to look
                 self._call_somebody()
-        return gate
+            except BaseException:
+                self._waiting.remove(request)
+                raise
+        return None
+
+    def _ring(self) -> None:
+        for replica in self._replicas:
+            replica.bell.ring()
+
+    def _notice(self) -> None:
+        """Have a request that was given up while it waited make room, if anybody waits for room; from any thread."""
+        if self._room is not None:
+            self._ring()
+
+    def _make_room(self) -> None:
+        """Have threads that wait for room look again; with the lock."""
+        if self._room is not None:
+            self._room.open()
+            self._room = None
 
     @property
     def waiting(self) -> int:
@@ -166,7 +179,7 @@ class Server:
         self._refiner = refiner
 
     def adapt(self, adapter: Adapter) -> None:
-        """Likewise an adapter."""
+        """Tell an adapter of requests that end, and close it with the server."""
         self._adapter = adapter
 
     def close(self, *, drain: bool = True, timeout: float | None = None) -> None:
@@ -192,13 +205,10 @@ class Server:
         """Do it, on a thread where no signal handler raises; also while another thread does."""
         with self._lock:
             self._closed = True
-            dropped = [] if drain else self._drop_all()
-            for gate in self._blocked:
-                gate.open()
-            self._blocked.clear()
+            dropped = [] if drain else self._waiting.clear()
+            self._make_room()
         fail(dropped, self._why())
-        for replica in self._replicas:
-            replica.bell.ring()
+        self._ring()
         limit = (math.inf if drain else PATIENCE_S) if timeout is None else timeout
         until = perf_counter() + limit
         for thinking in (self._refiner, self._adapter):
@@ -208,12 +218,14 @@ class Server:
             while not replica.gone.wait(max(0.0, min(_LOOK_S, until - perf_counter()))) and perf_counter() < until:
                 pass
         with self._lock:
-            left, self._over = self._drop_all(), True
+            left, self._over = self._waiting.clear(), True
+            for replica in self._replicas:
+                left += replica.flying
         for replica in self._replicas:
             if not replica.gone.is_open:
                 replica.executor.give_up("The server was closed, and this had not ended in time.")
-                left += replica.flying
-        fail(left, ExecutionError("The server was closed, and this request had not ended in time."))
+        self._end_late()
+        fail(left, _too_late())
         for replica in self._replicas:
             replica.close()
 
@@ -222,11 +234,6 @@ class Server:
         if reason is None:
             return ExecutionError("This server is closed: make a new one.")
         return failure_of("Nothing can run on this server any more", reason)
-
-    def _drop_all(self) -> list[Pending]:
-        dropped = [*self._waiting]
-        self._waiting.clear()
-        return dropped
 
     # -- for replicas ------------------------------------------------------------------------------------------------------
 
@@ -259,41 +266,51 @@ class Server:
         """The next request for a replica; None if there is none, or another replica has to take it."""
         taken = None
         with self._lock:
-            expired = self._expire()
-            while self._waiting and taken is None and self._is_turn_of(replica):
-                request = self._waiting.popleft()
-                if request.begin():
-                    taken = request
-                    self._begun += 1
-                    self._since = 0 if replica.exploring else self._since + 1
-                    request.explored = replica.exploring
-                    request.number, request.alone = self._begun, not any(other.flying for other in self._replicas)
-                    replica.flying.append(request)
-            for gate in self._blocked:
-                gate.open()
-            self._blocked.clear()
+            self._waiting.expire(perf_counter())
+            while taken is None and self._is_turn_of(replica) and (request := self._waiting.first) is not None:
+                try:
+                    self._waiting.remove(request)
+                    if request.future.begin():
+                        self._hand_over(request, replica)
+                        taken = request
+                except BaseException:
+                    self._waiting.add_first(request)
+                    raise
+            self._make_room()
             self._call_somebody()
-        fail_late(expired)
+        self._end_late()
         return taken
 
-    def patience(self) -> float:
-        """Fail what is too late; seconds until that has to be done again, or somebody should look whether all is well."""
-        with self._lock:
-            expired = self._expire()
-        fail_late(expired)
-        return max(0.0, min(_LOOK_S, self._soonest - perf_counter()))
+    def _hand_over(self, request: Pending, replica: Replica) -> None:
+        """Have a replica run a request; with the lock."""
+        request.number, request.alone = self._begun + 1, not any(other.flying for other in self._replicas)
+        request.explored = replica.exploring
+        replica.flying.append(request)
+        self._begun = request.number
+        self._since = 0 if replica.exploring else self._since + 1
 
-    def _expire(self) -> list[Pending]:
-        """Take those out of the queue that were cancelled, or whose deadline is over; with the lock."""
-        now = perf_counter()
-        if now < self._soonest:
-            return []
-        expired = [request for request in self._waiting if request.deadline <= now or request.future.cancelled()]
-        self._waiting = deque(request for request in self._waiting if request not in expired)
-        for gate in self._blocked if expired else ():
-            gate.open()
-        self._soonest = min((request.deadline for request in self._waiting), default=math.inf)
-        return expired
+    def patience(self) -> float:
+        """End what was given up or is too late, and return the seconds until that has to be done again.
+
+        Half a second at most: then somebody should look whether all is well.
+        """
+        with self._lock:
+            now = perf_counter()
+            self._waiting.expire(now)
+            if self._waiting.over:
+                self._make_room()
+            soonest = self._waiting.soonest
+        self._end_late()
+        return max(0.0, min(_LOOK_S, soonest - now))
+
+    def _end_late(self) -> None:
+        """End the futures of requests that have left the queue without having begun; without the lock."""
+        while self._waiting.over:
+            with self._lock:
+                request = next(iter(self._waiting.over), None)
+            if request is not None:
+                fail([request], late())
+                self._waiting.over.pop(request, None)
 
     def release(self, replica: Replica, request: Pending, ran: Sequence[Ran] = ()) -> bool:
         """A request of a replica is not in flight any more; its segments have run if it has ended well.
@@ -305,16 +322,16 @@ class Server:
             if request.over:
                 self.repeated += 1
                 return False
+            if request in replica.flying:
+                replica.flying.remove(request)
             request.over = True
-            replica.flying.remove(request)
             request.alone &= self._begun == request.number
+            if self._closed and not self._waiting:
+                self._ring()
             self.history.ended(request.number, replica.names, ran)
             for s, start, finish in ran:
                 name = replica.names[s]
                 self.busy[name] = self.busy.get(name, 0.0) + finish - start
-            if self._closed and not self._waiting:
-                for other in self._replicas:
-                    other.bell.ring()
         return True
 
     def without(self, replica: Replica) -> bool:
@@ -331,20 +348,28 @@ class Server:
             if thinking is not None:
                 thinking.ended(Request(replica.executor.plan, future.begun, future.ended, ran, request.alone, request.explored))
 
-    def again(self, replica: Replica, requests: Sequence[Pending]) -> None:
-        """Requests of a replica have to begin again."""
+    def again(self, replica: Replica) -> None:
+        """Have the requests that a replica has taken, and that have not ended, begin again before all others."""
         with self._lock:
-            for request in requests:
-                replica.flying.remove(request)
-            for request in reversed(requests):
-                request.deadline = math.inf  # it had begun in time
-                self._waiting.appendleft(request)
+            left = [request for request in replica.flying if not request.future.done()]
+            again = [] if self._over else left
+            try:
+                for request in reversed(again):
+                    self._waiting.add_first(request)
+                replica.flying.clear()
+            except BaseException:
+                for request in again:
+                    self._waiting.remove(request)
+                raise
             self._call_somebody()
+        if not again:
+            fail(left, _too_late())
 
     def lose(self, replica: Replica, error: PlaceitError) -> None:
         """Nothing runs on a replica any more: have another one made. If there is none, nobody waits in vain."""
         noticed, happened = perf_counter(), self.history.happened
         happened("lost", str(error), until=noticed)
+        self.again(replica)
         with self._lock:
             replica.lost = True
             self._replacing += 1
@@ -375,10 +400,8 @@ class Server:
             elif not any(other.able for other in self._replicas) and not self._replacing:
                 self._reason = error
                 happened("nothing is left", str(error))
-                dropped = self._drop_all()
-                for gate in self._blocked:
-                    gate.open()
-                self._blocked.clear()
+                dropped = self._waiting.clear()
+                self._make_room()
         fail(dropped, error)
         if made is not None and over:
             made.close()
@@ -388,14 +411,13 @@ class Server:
         while True:
             if (gone := replica.executor.gone) is not None:
                 raise gone
+            patience = self.patience()
             with self._lock:
-                expired = self._expire()
                 turn = bool(self._waiting) and self._next() is replica
                 over = self._closed and not self._waiting and not any(other.flying for other in self._replicas)
-            fail_late(expired)
             if turn or over or replica.retired:
                 return turn
-            replica.bell.wait(self.patience())
+            replica.bell.wait(patience)
 
     # -- for the refiner -----------------------------------------------------------------------------------------------------
 
@@ -494,3 +516,7 @@ class Server:
         else:
             replica.discard()
         return wanted
+
+
+def _too_late() -> ExecutionError:
+    return ExecutionError("The server was closed, and this request had not ended in time.")

@@ -226,3 +226,28 @@ def test_pipelines_that_make_no_sense_are_refused(made: Bench, server: Server) -
             Pipeline(wrong)
     with pytest.raises(UsageError):
         Pipeline([one], window=0)
+
+
+@pytest.mark.parametrize("kind", [ValueError, SystemExit, KeyboardInterrupt])
+def test_whatever_a_callback_raises_the_other_items_go_on(made: Bench, server: Server, kind: type[BaseException]) -> None:
+    def fail(_: object) -> None:
+        raise kind("of a callback")
+
+    with Pipeline(stages(made, server), window=2) as pipeline:
+        pipeline.submit(([1], [])).add_done_callback(fail)
+        assert all(pipeline.map([([1], [])] * 5, timeout=60))
+
+
+def test_an_item_whose_owner_sets_its_future_harms_no_other_one(made: Bench, server: Server) -> None:
+    with Pipeline(stages(made, server), window=2) as pipeline:
+        for set_it in (
+            lambda future: future.set_result(None),
+            lambda future: future.set_exception(TimeoutError("I gave up")),
+            lambda future: future.set_running_or_notify_cancel(),
+            lambda future: future.cancel() and future.set_running_or_notify_cancel(),
+        ):
+            future = pipeline.submit(([1, 2, 3], []))
+            with contextlib.suppress(InvalidStateError, RuntimeError):
+                set_it(future)
+            assert all(pipeline.map([([1], [])] * 3, timeout=60))
+    assert pipeline.entered == pipeline.left

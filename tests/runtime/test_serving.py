@@ -8,6 +8,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
+import logging
 import random
 import threading
 import time
@@ -431,3 +432,66 @@ def test_a_server_that_is_being_closed_ends_although_nobody_waits_for_it(
     for answer, index in zip(answers, (1, 2), strict=True):
         check(answer, index)
     server.close()
+
+
+def reshape(answer: Answer, inputs: dict[str, Any]) -> None:
+    for value in inputs.values():
+        value.shape = (2, 2)
+
+
+MISUSES: dict[str, Callable[[Answer, dict[str, Any]], object]] = {
+    "reshaping its arrays": reshape,
+    "giving its future a result": lambda answer, _: answer.set_result({}),
+    "giving its future an error": lambda answer, _: answer.set_exception(TimeoutError("I gave up")),
+    "marking its future as running": lambda answer, _: answer.set_running_or_notify_cancel(),
+    "cancelling its future and saying so": lambda answer, _: answer.cancel() and answer.set_running_or_notify_cancel(),
+}
+
+
+@pytest.mark.parametrize("misuse", MISUSES)
+@pytest.mark.parametrize("lanes", ["native", "openvino", "fake"])
+def test_who_misuses_a_request_harms_no_other_one(bench: Callable[..., Bench], lanes: str, misuse: str) -> None:  # noqa: F811
+    made = bench(lanes)
+    with Server([made.executor(requests=2)], queue=100) as server:
+        for _ in range(3):
+            before = [server.submit(inputs_of(made.model, 1)) for _ in range(5)]
+            mine = inputs_of(made.model, 3)
+            answer = server.submit(mine)
+            with contextlib.suppress(concurrent.futures.InvalidStateError, RuntimeError):  # it has ended, or runs already
+                MISUSES[misuse](answer, mine)
+            after = [server.submit(inputs_of(made.model, 2)) for _ in range(5)]
+            for index, answers in ((1, before), (2, after)):
+                for other in answers:
+                    check(other, index)
+            with contextlib.suppress(ExecutionError, TimeoutError, concurrent.futures.CancelledError):
+                answer.result(60)
+            assert answer.done()
+
+
+@pytest.mark.parametrize("kind", [ValueError, SystemExit, KeyboardInterrupt, concurrent.futures.CancelledError])
+def test_whatever_a_callback_raises_all_callbacks_are_called_and_the_server_goes_on(
+    bench: Callable[..., Bench],  # noqa: F811
+    stuck: Callable[[Bench], threading.Event],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[BaseException],
+) -> None:
+    made, told = bench(), list[object]()
+    go_on = stuck(made)
+
+    def fail(_: object) -> None:
+        raise kind("of a callback")
+
+    class Full(logging.Handler):
+        def handle(self, record: logging.LogRecord) -> bool:
+            raise OSError("no space left for a log")
+
+    monkeypatch.setattr(logging.getLogger("placeit"), "handlers", [Full()])
+    with Server([made.executor()]) as server:
+        answers = [in_flight(server, made), *(server.submit(inputs_of(made.model, 1)) for _ in range(3))]
+        for callback in (fail, told.append, fail, told.append):
+            answers[1].add_done_callback(callback)
+        go_on.set()
+        for answer in answers:
+            check(answer, 1)
+        check(server.submit(inputs_of(made.model, 2)), 2)
+    assert told == [answers[1]] * 2

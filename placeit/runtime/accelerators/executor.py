@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import cast
@@ -23,7 +22,7 @@ from placeit.runtime.accelerators.times import Times
 from placeit.runtime.accelerators.work import PlanTasks
 from placeit.runtime.active_run import ActiveRun
 from placeit.runtime.devices.worker import Worker
-from placeit.runtime.feed import Bell, Served
+from placeit.runtime.feed import Bell, Ran
 from placeit.runtime.plan_executor import PlanExecutor, failure_of
 from placeit.runtime.spans import Span
 
@@ -101,9 +100,11 @@ class StreamExecutor(PlanExecutor):
     def _admit_no_more(self, run: ActiveRun) -> None:
         cast("_Requests", run).admitted.put(None)
 
-    def _served(self, run: ActiveRun) -> list[Served]:
-        done = cast("_Requests", run).done
-        return [done.popleft() for _ in range(len(done))]
+    def _ended(self, run: ActiveRun) -> list[int]:
+        return [run.ended.popleft() for _ in range(len(run.ended))]
+
+    def _outcome(self, run: ActiveRun, request: int) -> tuple[dict[str, NDArray[np.generic]], Sequence[Ran]]:
+        return cast("_Requests", run).outcomes.pop(request)
 
     def _start(self, run: ActiveRun) -> None:
         self._worker.submit(functools.partial(self._launch, run))
@@ -124,7 +125,8 @@ class StreamExecutor(PlanExecutor):
                     self._settle_streams(error)
                     raise
         except BaseException as error:  # noqa: BLE001 (whatever it is, it belongs to the thread that waits)
-            run.failed = self._launcher.at_fault
+            at_fault = self._launcher.at_fault
+            run.failed = at_fault if at_fault is not None else cast("_Requests", run).at_hand
             if run.error is None and not isinstance(error, _StoppedError):
                 if isinstance(error, DeviceError):  # which names the segment or the device
                     failure = ExecutionError(str(error))
@@ -176,7 +178,10 @@ class StreamExecutor(PlanExecutor):
             self._times_of.ended(request, slots[request], only=run.bell is not None)
             self._check_accelerator()
             if run.bell is not None:
-                run.done.append((request, self._read(request), self._times_of.ran()))
+                run.at_hand = request
+                run.outcomes[request] = self._read(request), self._times_of.ran()
+                run.at_hand = None
+                run.ended.append(request)
                 run.bell.ring()
         return ended
 
@@ -194,7 +199,9 @@ class StreamExecutor(PlanExecutor):
             if what is None:
                 run.admitting = False
             else:
+                run.at_hand = what[0]
                 self._write(what[1], what[0])
+                run.at_hand = None
                 run.in_flight.append(what[0])
                 dispatcher.begin(what[0])
                 self._take_ended(run)  # if it launches nothing
@@ -302,7 +309,8 @@ class _Requests(ActiveRun):
         self.waiting, self.admitting = count, bell is not None
         self.in_flight: list[int] = []
         self.admitted: SimpleQueue[tuple[int, Mapping[str, NDArray[np.generic]]] | None] = SimpleQueue()
-        self.done: deque[Served] = deque()
+        self.outcomes: dict[int, tuple[dict[str, NDArray[np.generic]], Sequence[Ran]]] = {}  # of requests that have ended
+        self.at_hand: int | None = None  # the request whose inputs or outputs are copied just now
 
 
 class _StoppedError(Exception):

@@ -110,14 +110,17 @@ def perform(run: Callable[[], object], explain: Callable[[BaseException], str], 
     Args:
         run: what to run. Whatever it raises is reported as an ExecutionError.
         explain: gives the message of that error.
-        done: told of the end.
+        done: told of the end; once more if that fails.
     """
     begin, failure = perf_counter(), None
     try:
         _attempt(run, explain)
     except ExecutionError as error:
         failure = error.with_traceback(None)
-    done(begin, perf_counter(), failure)
+    try:
+        done(begin, perf_counter(), failure)
+    except BaseException:  # noqa: BLE001 (no memory, say; nothing else can tell of the end, and the thread serves others)
+        done(begin, perf_counter(), failure)
 
 
 class Worker:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import math
 import os
 import threading
@@ -103,7 +104,7 @@ class NativePlan:
             for p, (lane, seconds) in links.items():
                 self.lanes.set_transfer(base + self._segments + p, lane, seconds)
         self._lock = threading.Lock()
-        self._inside = 0
+        self._inside: set[int] = set()  # lanes that have not left
         self._ended: list[int] = []
         self._failed: _core.Failed | None = None
         self._failure: BaseException | None = None
@@ -130,16 +131,19 @@ class NativePlan:
         Args:
             ended: told what was done, once every lane is out of the loop, on the thread of the last one. It must not raise.
         """
-        self._inside = len(self.workers)
+        lanes = range(len(self.workers))
+        self._inside = {*lanes}
         _RUNNING.plans[self] = os.getpid()
-        for k, worker in enumerate(self.workers[1:], 1):
+        for k in (*lanes[1:], 0):
             try:
-                worker.submit(lambda k=k: self._work(k, ended))  # type: ignore[misc]
+                if k > 0:
+                    self.workers[k].submit(functools.partial(self._work, k, ended))
+                else:
+                    self._work(k, ended)
             except BaseException as refusal:  # noqa: BLE001 (the other lanes leave when they see that)
                 self._refused = refusal.with_traceback(None)  # which refers to this plan
                 self.stop()
-                self._leave(ended)
-        self._work(0, ended)
+                self._leave(k, ended)
 
     def admit(self, slot: int) -> None:
         """Begin a request in a free slot of a run with a bell; it does not begin if the run has been stopped."""
@@ -192,7 +196,10 @@ class NativePlan:
         except BaseException as error:  # noqa: BLE001 (the other lanes have to leave, and somebody waits for the end)
             self._refused = error.with_traceback(None)
             self.stop()
-        self._leave(ended)
+        try:
+            self._leave(k, ended)
+        except BaseException:  # noqa: BLE001 (no memory, say; nothing else can tell of the end)
+            self._leave(k, ended)
 
     def _look(self, k: int) -> None:
         """Have the thread of a lane say what has failed there."""
@@ -216,17 +223,19 @@ class NativePlan:
                 case _core.Broken():
                     self._lost, self._refused = True, ExecutionError(event.why)
 
-    def _leave(self, ended: Callable[[NativeRan], object]) -> None:
+    def _leave(self, k: int, ended: Callable[[NativeRan], object]) -> None:
+        """Take note that a lane has left, or will not come; tell of the end if it was the last one."""
         with self._lock:
-            self._inside -= 1
-            last = self._inside == 0
-        if last:
+            self._inside.discard(k)
+            if self._inside:
+                return
+        try:
             _RUNNING.plans.pop(self, None)
-            try:
-                ran = self._ran()
-            except BaseException as error:  # noqa: BLE001 (no memory, say)
-                ran = NativeRan(math.nan, math.nan, [], [], None, False, error.with_traceback(None), lost=True)
-            ended(ran)
+            ran = self._ran()
+        except BaseException as error:  # noqa: BLE001 (no memory, say)
+            nothing: list[list[Ran]] = [[] for _ in range(self._requests)]
+            ran = NativeRan(math.nan, math.nan, nothing, nothing, None, False, error.with_traceback(None), self._lost)
+        ended(ran)
 
     def _ran(self) -> NativeRan:
         found = [self.ran(slot) for slot in range(self._requests)]

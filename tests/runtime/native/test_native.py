@@ -44,6 +44,7 @@ from placeit.runtime.feed import Bell
 from placeit.runtime.native import plan as plan_module
 from placeit.runtime.native.plan import NativePlan, Ran
 from placeit.runtime.runtime import Runtime
+from placeit.runtime.serving import Server
 from placeit.simulator.scheduler import Scheduler
 
 pytestmark = pytest.mark.timeout(120, method="thread")
@@ -464,10 +465,7 @@ class Troubled:
         raise self._trouble
 
     def failed(self, item: object, error: Exception) -> None:
-        raise error
-
-    def again(self, items: object) -> None:
-        pass
+        raise error.__cause__ or error
 
 
 @pytest.mark.parametrize(
@@ -505,6 +503,27 @@ def test_a_bell_that_is_closed_while_a_lane_runs_is_nobody_elses_file(bench: Cal
         for file in files:
             file.close()
         assert not any((tmp_path / f"{i}").stat().st_size for i in range(8))
+
+
+def test_a_server_that_is_closed_while_a_lane_runs_writes_into_nobody_elses_file(
+    bench: Callable[..., Bench], tmp_path: Path
+) -> None:
+    made = bench(0, 1, seconds=1e-4)
+    server = Server([made.executor(requests=1)])
+    for device in made.timed:
+        for instance in device.instances:
+            instance.work[0] = 500_000_000
+    answer = server.submit(made.runtime.model.random_inputs())
+    while not answer.running():
+        time.sleep(0.001)
+    server.close(drain=False, timeout=0.01)
+    with pytest.raises(ExecutionError, match="had not ended in time"):
+        answer.result(0)
+    files = [(tmp_path / f"{i}").open("wb") for i in range(8)]
+    made.runtime.close()  # which waits for the lanes
+    for file in files:
+        file.close()
+    assert not any((tmp_path / f"{i}").stat().st_size for i in range(8))
 
 
 @pytest.mark.parametrize("where", ["prepare", "_ran", "_look", "_work"])
