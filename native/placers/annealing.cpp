@@ -103,7 +103,7 @@ template <class Visit>
 void Annealing::each_neighbour(std::size_t v, Visit visit) const {
     for (std::size_t p = tables_.op[v].first; p < tables_.op[v + 1].first; ++p) visit(tables_.edge[p].head);
     for (std::size_t i = tables_.op[v].in_first; i < tables_.op[v + 1].in_first; ++i)
-        visit(tables_.edge[tables_.edge[i].into].tail);
+        visit(tables_.edge[tables_.in_edge[i]].tail);
 }
 
 /// Draws another device for an op that has a choice: that of a neighbour, or any.
@@ -113,7 +113,7 @@ std::int32_t Annealing::target(std::size_t v) {
     if (outputs + inputs > 0 && random_.uniform() < kFollow) {
         const std::size_t k = draw(outputs + inputs);
         const std::size_t neighbour =
-            k < outputs ? tables_.edge[first + k].head : tables_.edge[tables_.edge[in_first + k - outputs].into].tail;
+            k < outputs ? tables_.edge[first + k].head : tables_.edge[tables_.in_edge[in_first + k - outputs]].tail;
         const std::int32_t device = place_[neighbour];
         if (device != place_[v] && tables_.compute(v, static_cast<std::size_t>(device)) < infinity) return device;
     }
@@ -159,7 +159,7 @@ void Annealing::find_critical_chain() {
         const bool waits_for_inputs = before == none && start_[v] > 0;
         double latest = -1.0;
         for (std::size_t i = tables_.op[v].in_first; waits_for_inputs && i < tables_.op[v + 1].in_first; ++i) {
-            const Edge& edge = tables_.edge[tables_.edge[i].into];
+            const Edge& edge = tables_.edge[tables_.in_edge[i]];
             const auto from = static_cast<std::size_t>(place_[edge.tail]), to = static_cast<std::size_t>(place_[v]);
             const double arrival = finish_[edge.tail] + (from == to ? 0.0 : tables_.link(from, to).seconds(edge.size));
             if (arrival > latest) {

@@ -54,7 +54,7 @@ void earliest_finish_devices(const Tables& tables, Span<const std::int32_t> plac
             at[d] = 0.0;
         }
         for (std::size_t i = tables.op[v].in_first; i < tables.op[v + 1].in_first; ++i) {
-            const std::size_t p = tables.edge[i].into, u = tables.edge[p].tail, from = static_cast<std::size_t>(place[u]);
+            const std::size_t p = tables.in_edge[i], u = tables.edge[p].tail, from = static_cast<std::size_t>(place[u]);
             for (std::size_t d = 0; d < count; ++d) at[d] = std::max(at[d], arrival(tables, p, from, d, schedule.finish[u]));
         }
         for (const std::size_t u : schedule.by_start) {

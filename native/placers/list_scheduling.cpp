@@ -60,7 +60,7 @@ private:
 void last_arrivals(const Tables& tables, std::size_t v, Span<const std::int32_t> place, Span<const double> finish,
                    Span<double> ready) {
     for (std::size_t i = tables.op[v].in_first; i < tables.op[v + 1].in_first; ++i) {
-        const std::size_t p = tables.edge[i].into, u = tables.edge[p].tail, from = static_cast<std::size_t>(place[u]);
+        const std::size_t p = tables.in_edge[i], u = tables.edge[p].tail, from = static_cast<std::size_t>(place[u]);
         for (std::size_t to = 0; to < ready.size(); ++to) {
             ready[to] = std::max(ready[to], arrival(tables, p, from, to, finish[u]));
         }

@@ -26,7 +26,7 @@ inline double last_arrival(const Tables& tables, std::int32_t v, std::int32_t d,
                            Span<const double> finish) {
     const auto op = static_cast<std::size_t>(v), to = static_cast<std::size_t>(d);
     for (std::size_t i = tables.op[op].in_first; i < tables.op[op + 1].in_first; ++i) {
-        const std::size_t p = tables.edge[i].into, u = tables.edge[p].tail;
+        const std::size_t p = tables.in_edge[i], u = tables.edge[p].tail;
         ready = std::max(ready, arrival(tables, p, static_cast<std::size_t>(place[u]), to, finish[u]));
     }
     return ready;

@@ -56,7 +56,7 @@ Affinity affinity(Span<const std::int64_t> ptr, Span<const std::int64_t> to, Spa
 
 bool Episodes::is_ready(std::size_t b, std::size_t v) const {
     for (std::size_t i = tables.op[v].in_first; i < tables.op[v + 1].in_first; ++i) {
-        if (placement(b, tables.edge[tables.edge[i].into].tail) < 0) return false;
+        if (placement(b, tables.edge[tables.in_edge[i]].tail) < 0) return false;
     }
     return true;
 }
@@ -73,7 +73,7 @@ void Episodes::features(std::size_t b, std::size_t v, Grid<double> made) const {
         made(d, FIRST_START) = infinity;
         made(d, EARLIEST_START) = arrival(b, v, d);
     }
-    const auto producer = [&](std::size_t i) { return std::size_t{tables.edge[tables.edge[i].into].tail}; };
+    const auto producer = [&](std::size_t i) { return std::size_t{tables.edge[tables.in_edge[i]].tail}; };
     const std::size_t begin = tables.op[v].in_first, end = tables.op[v + 1].in_first;
     for (std::size_t i = begin; i < end; ++i) {
         const std::size_t u = producer(i);

@@ -67,7 +67,7 @@ double GpNet::set(Span<const std::int32_t> place, const GpNetBatch& batch) {
 
 double GpNet::move(std::size_t op, Span<const std::int32_t> place, const GpNetBatch& batch) {
     const Op &at = tables_.op[op], &next = tables_.op[op + 1];
-    for (std::size_t i = at.in_first; i < next.in_first; ++i) connect(place, tables_.edge[i].into, batch);
+    for (std::size_t i = at.in_first; i < next.in_first; ++i) connect(place, tables_.in_edge[i], batch);
     for (std::size_t p = at.first; p < next.first; ++p) connect(place, p, batch);
     return observe(place, batch.nodes);
 }
@@ -148,7 +148,7 @@ double GpNet::observe(Span<const std::int32_t> place, Grid<float> nodes) {
         const double start = simulation_.start(static_cast<std::int32_t>(v));
         for (const std::int32_t d : on) arrival[d] = leaving[d] = 0.0;
         for (std::size_t i = tables_.op[v].in_first; i < tables_.op[v + 1].in_first; ++i) {
-            const std::size_t p = tables_.edge[i].into, u = tables_.edge[p].tail;
+            const std::size_t p = tables_.in_edge[i], u = tables_.edge[p].tail;
             const double done = simulation_.finish(static_cast<std::int32_t>(u));
             for (const std::int32_t d : on) arrival[d] = std::max(arrival[d], done + transfer(p, place[u], d));
         }

@@ -266,7 +266,9 @@ void Machine::start_next(Index device) {
 /// Have a device and those that conflict with it (all, for -1) start what they may: the most urgent op first, which may keep
 /// other devices from theirs.
 void Machine::start_among(Index device) {
-    const auto precedes = [this](Index a, Index b) { return fifo() ? node_[at(a)].rank > node_[at(b)].rank : before(a, b); };
+    const auto precedes = [this](const Queue& a, const Queue& b) {
+        return fifo() ? node_[at(a.root)].rank > node_[at(b.root)].rank : before(a.root, b.root);
+    };
     while (true) {
         const Index first = first_among(queue_, tables_->conflict, devices_, device, precedes);
         if (first < 0) return;

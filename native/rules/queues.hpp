@@ -75,13 +75,13 @@ Index dequeue(bool fifo, Node* node, Queue& queue, const Before& before) {
 }
 
 /// Of the devices that have a ready op and are not busy, returns the one whose first op precedes the others'; -1 if there is
-/// none. `d`: only this device and those that conflict with it are asked; -1 for all. `precedes(a, b)`: of two nodes.
+/// none. `d`: only this device and those that conflict with it are asked; -1 for all. `precedes(a, b)`: of two queues.
 template <class Queues, class Conflict, class Precedes>
 Index first_among(const Queues& queue, const Conflict& conflict, Index devices, Index d, const Precedes& precedes) {
     Index first = -1;
     for (Index c = 0; c < devices; ++c) {
         if (queue[at(c)].busy || queue[at(c)].empty() || !(d < 0 || c == d || conflict(at(c), at(d)))) continue;
-        if (first < 0 || precedes(queue[at(c)].root, queue[at(first)].root)) first = c;
+        if (first < 0 || precedes(queue[at(c)], queue[at(first)])) first = c;
     }
     return first;
 }

@@ -102,10 +102,11 @@ Tables make_tables(const ProblemArrays& problem) {
         tables.tensors = std::max(tables.tensors, problem.edge_tensor[e] + 1);
         if (!tables.cut.empty()) std::copy_n(problem.cut.row(e).begin(), devices, tables.cut.row(p).begin());
     }
+    tables.in_edge.resize(edges);
     std::vector<std::uint32_t> filled(ops);
     for (std::size_t e = 0; e < edges; ++e) {
         const auto head = static_cast<std::size_t>(problem.edges(e, 1));
-        tables.edge[tables.op[head].in_first + filled[head]++].into = position[e];
+        tables.in_edge[tables.op[head].in_first + filled[head]++] = position[e];
     }
     // edges of one tensor form a chain, in edge order
     std::vector<std::int32_t> last(edges, -1);  // position of each tensor

@@ -13,7 +13,7 @@ constexpr double infinity = std::numeric_limits<double>::infinity();  // seconds
 
 struct Op {
     std::uint32_t first;     // the out-edges of v are positions op[v].first to op[v + 1].first
-    std::uint32_t in_first;  // the in-edges of v are positions edge[i].into, i from op[v].in_first to op[v + 1].in_first
+    std::uint32_t in_first;  // the in-edges of v are positions in_edge[i], i from op[v].in_first to op[v + 1].in_first
     std::int32_t indegree;
     std::uint32_t order;  // the v-th op of a topological order
     double param_bytes;
@@ -26,7 +26,6 @@ struct Edge {
     std::uint32_t tensor;
     std::int32_t following;  // next position of the same tensor, or -1
     std::int32_t shared;     // number, among its op's, of a tensor with several edges; -1 with one edge
-    std::uint32_t into;      // see Op::in_first
     bool opens;              // whether it is the first position of its tensor
     bool enters;             // whether it is the first position of its tensor towards its consumer
     double size;             // bytes
@@ -41,17 +40,18 @@ struct Link {
 
 /// A problem, in the layout of the kernels; V ops, E edges, D devices, C sets of devices that run one at a time.
 struct Tables {
-    Matrix<double> compute;             // [V, D] seconds
-    std::vector<Op> op;                 // [V + 1]
-    std::vector<Edge> edge;             // [E]
-    Matrix<Link> link;                  // [D, D]
-    std::vector<std::int32_t> entries;  // ops without in-edges, ascending
-    Matrix<double> cut;                 // [E, D] by position, or empty if it is zero everywhere
-    std::vector<double> memory;         // [D] bytes
-    Matrix<Flag> conflict;              // [D, D] whether two devices never run at the same time; empty if all may
-    Matrix<Flag> clique;                // [C, D] sets of several devices of which only one runs at a time
-    std::int32_t tensors = 0;           // one more than the highest number of a tensor
-    std::int32_t shared = 0;            // the largest number of tensors of an op that have several edges
+    Matrix<double> compute;              // [V, D] seconds
+    std::vector<Op> op;                  // [V + 1]
+    std::vector<Edge> edge;              // [E]
+    std::vector<std::uint32_t> in_edge;  // [E] positions, those into an op adjacent
+    Matrix<Link> link;                   // [D, D]
+    std::vector<std::int32_t> entries;   // ops without in-edges, ascending
+    Matrix<double> cut;                  // [E, D] by position, or empty if it is zero everywhere
+    std::vector<double> memory;          // [D] bytes
+    Matrix<Flag> conflict;               // [D, D] whether two devices never run at the same time; empty if all may
+    Matrix<Flag> clique;                 // [C, D] sets of several devices of which only one runs at a time
+    std::int32_t tensors = 0;            // one more than the highest number of a tensor
+    std::int32_t shared = 0;             // the largest number of tensors of an op that have several edges
 
     std::int32_t ops() const { return static_cast<std::int32_t>(compute.rows()); }
     std::int32_t devices() const { return static_cast<std::int32_t>(memory.size()); }

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <limits>
 
+#include "simulator/heap.hpp"
+
 namespace placeit {
 
 /// Something that happens at a time, in seconds from 0. Simultaneous events happen in the order of their keys: a sequence
@@ -36,8 +38,6 @@ struct Event {
     friend bool operator<(const Event& a, const Event& b) { return a.order() < b.order(); }
 
 private:
-    __extension__ using Wide = unsigned __int128;
-
     /// One number to compare without a branch: the bits of a double that is not negative are in the order of its value.
     Wide order() const {
         std::uint64_t bits;
@@ -46,8 +46,8 @@ private:
     }
 };
 
-/// A binary heap in memory that somebody else owns, which has room for one event more than there ever are. The place of the
-/// first event, once taken, is left open for the next one that comes.
+/// A binary heap in memory that somebody else owns. The place of the first event, once taken, is left open for the next one
+/// that comes.
 class Events {
 public:
     explicit Events(Event* memory) : event_(memory) {}
@@ -68,10 +68,9 @@ public:
     void push(const Event& event) {
         if (open_) {
             open_ = false;
-            event_[count_] = Event::never();
-            sink(event);
+            replace_first(event_, count_, event);
         } else {
-            rise(count_++, event);
+            rise(event_, count_++, event);
         }
     }
 
@@ -79,29 +78,8 @@ private:
     void settle() {
         if (!open_) return;
         open_ = false;
-        const Event last = event_[--count_];
-        sink(last);
-    }
-    void rise(std::size_t i, const Event& event) {
-        while (i > 0) {
-            const std::size_t parent = (i - 1) / 2;
-            if (!(event < event_[parent])) break;
-            event_[i] = event_[parent];
-            i = parent;
-        }
-        event_[i] = event;
-    }
-    /// Puts an event in place of the first one; the event behind the heap is the last of all, or this one.
-    void sink(const Event& event) {
-        // walk the hole down to a leaf without a branch that cannot be predicted, then let the event rise from there
-        std::size_t i = 0, child = 1;
-        while (child < count_) {
-            child += static_cast<std::size_t>(event_[child + 1] < event_[child]);
-            event_[i] = event_[child];
-            i = child;
-            child = 2 * child + 1;
-        }
-        rise(i, event);
+        --count_;
+        replace_first(event_, count_, Event(event_[count_]));
     }
 
     Event* event_;

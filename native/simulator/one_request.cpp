@@ -42,7 +42,7 @@ void OneRequest::take(const Network& network) {
     devices_ = static_cast<Index>(network.link.rows());
     entries_.clear();
     op_.resize(at(ops_));
-    waiting_.resize(at(ops_ + edges_));
+    waiting_.resize(at(ops_));
     device_.resize(at(devices_));
     channel_.resize(at(devices_) * at(devices_));
     transfer_.resize(at(edges_));
@@ -55,7 +55,8 @@ void OneRequest::take(const Network& network) {
     events_.resize(at(ops_) + channel_.size() + 2);
     for (Index i = 0; i < ops_; ++i) {
         if (network.op[at(i)].indegree == 0) entries_.push_back(i);
-        waiting_[network.op[at(i)].order].tie = i;
+        const std::uint32_t v = network.op[at(i)].order;
+        waiting_[v] = {0, i, static_cast<Index>(v)};
     }
 }
 
@@ -80,7 +81,7 @@ public:
 
     __attribute__((flatten)) double run() {  // all in one function: the loop's state stays in registers
         for (const Index v : w_.entries_) {  // all devices wake up at once
-            add(device_[op_[v].device], v);
+            device_[op_[v].device].add(fifo, entry(v));
         }
         if (conflicts_) {
             start_among(-1);
@@ -96,7 +97,7 @@ public:
                 op_finishes(what);
             } else if (what < ops_ + w_.edges_) {
                 const Index v = static_cast<Index>(edge_[what - ops_].head), d = op_[v].device;
-                add(device_[d], v);
+                device_[d].add(fifo, entry(v));
                 device_may_start(d);
             } else {
                 const Index c = what - ops_ - w_.edges_;
@@ -111,11 +112,11 @@ public:
 private:
     void op_finishes(Index v) {
         const Index d = op_[v].device;
-        Queue& device = device_[d];
+        Line& device = device_[d];
         ++done_;
         // an op that was ready before goes, among simultaneous events, before the transfers that this one requests
         const bool taken = fifo && !device.empty();
-        if (taken) start(remove(device), d);
+        if (taken) start(device.take(fifo), d);
         const Op* const op = &w_.network_.op[at(v)];
         std::size_t put = 0;  // how many channels may take their next transfer once all edges have fired
         for (std::uint32_t p = op[0].first; p < op[1].first; ++p) {
@@ -128,7 +129,7 @@ private:
                 if (now_ < op_here.ready) {
                     events_.push(op_here.ready);
                 } else {
-                    add(device, static_cast<Index>(edge.head));
+                    device.add(fifo, entry(static_cast<Index>(edge.head)));
                 }
                 continue;
             }
@@ -151,9 +152,9 @@ private:
                 }
             } else if (first == p) {
                 const Index c = d * devices_ + dst;
-                if (!fifo) rank_transfer(p, dst);
-                if (w_.channel_[at(c)].queue.empty()) w_.opened_[put++] = c;
-                add(w_.channel_[at(c)].queue, what);
+                Line& line = w_.channel_[at(c)].line;
+                if (line.empty()) w_.opened_[put++] = c;
+                line.add(fifo, {fifo ? 0 : urgency_of_transfer(p, dst), requests_++, what});
             }
         }
         for (std::size_t i = 0; contended && i < put; ++i) move_next(w_.opened_[i]);
@@ -184,7 +185,7 @@ private:
         Channel& channel = w_.channel_[at(c)];
         if (!(now_ < channel.idle)) {
             const Index dst = c % devices_;
-            Index p = remove(channel.queue) - ops_;
+            Index p = channel.line.take(fifo) - ops_;
             const double arrival = now_.time + seconds(static_cast<std::uint32_t>(p), c / devices_, dst);
             channel.idle = {arrival, sequence_, ops_ + w_.edges_ + c};
             for (; p >= 0; p = edge_[p].following) {
@@ -192,7 +193,7 @@ private:
                 if (op_[head].device == dst) arrive(head, {arrival, sequence_, ops_ + p});
             }
             ++sequence_;
-            if (channel.queue.empty()) return;
+            if (channel.line.empty()) return;
         }
         if (!channel.expected) events_.push(channel.idle);
         channel.expected = true;
@@ -207,16 +208,16 @@ private:
 
     /// Have a device start the op that comes first, if one is ready.
     void start_next(Index d) {
-        if (!device_[d].empty()) start(remove(device_[d]), d);
+        if (!device_[d].empty()) start(device_[d].take(fifo), d);
     }
 
     /// Have a device and those that conflict with it (all, for -1) start what they may, the most urgent op first.
     void start_among(Index d) {
-        const auto precedence = [this](Index a, Index b) { return precedes(a, b); };
+        const auto precedes = [](const Line& a, const Line& b) { return a.first() < b.first(); };
         while (true) {
-            const Index first = first_among(device_, w_.network_.conflict, devices_, d, precedence);
+            const Index first = first_among(device_, w_.network_.conflict, devices_, d, precedes);
             if (first < 0) return;
-            start(remove(device_[first]), first);
+            start(device_[first].take(fifo), first);
             for (Index c = 0; c < devices_; ++c) device_[c].busy += conflict(first, c);
         }
     }
@@ -239,26 +240,16 @@ private:
     }
 
     /// A transfer is as urgent as the most urgent of the ops that it serves; of equals the first request goes first.
-    void rank_transfer(std::uint32_t p, Index dst) {
-        double highest = waiting_[edge_[p].head].rank;
+    std::uint64_t urgency_of_transfer(std::uint32_t p, Index dst) const {
+        std::uint64_t highest = waiting_[edge_[p].head].urgency;
         for (Index q = edge_[p].following; q >= 0; q = edge_[q].following) {
-            if (op_[edge_[q].head].device == dst) highest = std::max(highest, waiting_[edge_[q].head].rank);
+            if (op_[edge_[q].head].device == dst) highest = std::min(highest, waiting_[edge_[q].head].urgency);
         }
-        waiting_[static_cast<std::uint32_t>(ops_) + p].rank = highest;
-        waiting_[static_cast<std::uint32_t>(ops_) + p].tie = requests_++;
+        return highest;
     }
 
+    Waiting entry(Index v) const { return fifo ? Waiting{0, 0, v} : waiting_[v]; }
     bool conflict(Index a, Index b) const { return w_.network_.conflict(at(a), at(b)) != 0; }
-    bool precedes(Index a, Index b) const {
-        const Waiting &x = waiting_[a], &y = waiting_[b];
-        return x.rank > y.rank || (x.rank == y.rank && x.tie < y.tie);
-    }
-    void add(Queue& queue, Index n) {
-        enqueue(fifo, waiting_, queue, n, [this](Index a, Index b) { return precedes(a, b); });
-    }
-    Index remove(Queue& queue) {
-        return dequeue(fifo, waiting_, queue, [this](Index a, Index b) { return precedes(a, b); });
-    }
 
     const Index ops_, devices_;
     const double noise_;
@@ -266,8 +257,8 @@ private:
     const double* const duration_;
     const Edge* const edge_;
     OpState* const op_;
-    Waiting* const waiting_;
-    Queue* const device_;
+    const Waiting* const waiting_;
+    Line* const device_;
     Event* const transfer_;
     const double* const moving_;
     OneRequest& w_;
@@ -295,10 +286,12 @@ double OneRequest::run(Span<const Index> place, Span<const double> duration, Spa
             time_transfers(network_, place, moving_);
         }
         const Span<const double> rank = priority.empty() ? Span<const double>(rank_) : priority;
-        for (Index v = 0; v < ops_; ++v) waiting_[at(v)].rank = rank[at(v)];
+        for (Index v = 0; v < ops_; ++v) waiting_[at(v)].urgency = Waiting::urgency_of(rank[at(v)]);
     }
-    std::fill(device_.begin(), device_.end(), Queue{});
-    if (contended) std::fill(channel_.begin(), channel_.end(), Channel{});
+    for (Line& line : device_) line.clear();
+    for (Channel& channel : channel_) {
+        if (contended) channel.reset();
+    }
     std::fill(sent_.values().begin(), sent_.values().end(), Sent{-1, -1});
     const auto go = [&](auto is_fifo, auto is_contended, auto is_noisy) {
         return Loop<is_fifo, is_contended, is_noisy>(*this, duration, noise, stream).run();

@@ -13,6 +13,7 @@
 #include "rules/span.hpp"
 #include "rules/tables.hpp"
 #include "simulator/events.hpp"
+#include "simulator/line.hpp"
 
 namespace placeit {
 
@@ -54,14 +55,15 @@ private:
         Index device;
     };
     struct Channel {
-        Queue queue;    // transfers that wait
+        Line line;      // transfers that wait
         Event idle;     // when, and as which event, it has sent what it is sending
         bool expected;  // whether there is an event that says so
-    };
-    struct Waiting {  // an op, or at V + p a transfer
-        double rank;
-        std::int32_t tie;
-        Index left, right;
+
+        void reset() {
+            line.clear();
+            idle = {};
+            expected = false;
+        }
     };
     struct Sent {
         Index op, position;
@@ -73,8 +75,8 @@ private:
     Index ops_ = 0, edges_ = 0, devices_ = 0;
     std::vector<Index> entries_;    // ops without in-edges
     std::vector<OpState> op_;       // [V]
-    std::vector<Waiting> waiting_;  // [V + E]
-    std::vector<Queue> device_;     // [D] ops that have all their inputs
+    std::vector<Waiting> waiting_;  // [V]
+    std::vector<Line> device_;      // [D] ops that have all their inputs
     std::vector<Channel> channel_;  // [D * D]
     std::vector<Event> transfer_;   // [E] when, and as which event, the transfer of a first position arrives
     std::vector<double> moving_;    // [E] seconds of the transfer that each edge needs if its ends are apart

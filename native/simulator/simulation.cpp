@@ -171,7 +171,7 @@ double Simulation::run(Span<const Index> place, const Options& options, Span<con
         const Index slot = machine.node(n).slot, v = n - slot * nodes;
         if (v < ops) {
             for (std::size_t i = tables_->op[at(v)].in_first; tracked && i < tables_->op[at(v) + 1].in_first; ++i) {
-                release(slot, tables_->edge[i].into, place[at(v)]);
+                release(slot, tables_->in_edge[i], place[at(v)]);
             }
             machine.op_finished(n);
         } else {
