@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -82,7 +83,7 @@ def _run(argv: Sequence[str] | None) -> None:
             app(argv)
         finally:
             sys.stdout.flush()  # or the interpreter would complain, when it ends, of what is not taken
-            messages_only()
+            atexit.register(messages_only)  # before what libraries do at the end
     except OSError as error:  # of help, or of what else is printed outside a command
         drop_stdout()
         typer.echo(f"error: Cannot write to standard output: {error.strerror or error}.", err=True)

@@ -57,5 +57,7 @@ def drop_stdout() -> None:
 
 
 def messages_only() -> None:
-    """Send to standard error what libraries still write to standard output when the result is there."""
+    """Send to standard error what libraries still write to standard output when the process ends."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
     os.dup2(2, 1)

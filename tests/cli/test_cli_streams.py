@@ -88,6 +88,13 @@ def test_a_file_that_is_opened_gets_the_number_of_no_stream(tiny: Path, tmp_path
     assert int((tmp_path / "said").read_text()) > 2
 
 
+def test_what_libraries_say_when_the_process_ends_is_no_result() -> None:
+    code = "import atexit, os; atexit.register(os.write, 1, b'late'); from placeit.cli import main; main(['--version'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True)
+    assert done.stdout.startswith("placeit ")
+    assert (done.stdout.endswith("late"), done.stderr) == (False, "late")
+
+
 @pytest.fixture(scope="module")
 def nobody() -> list[str]:
     """What makes a command run as a user that the system does not know, without a home folder, as in many containers."""
