@@ -3,12 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 GRAPHS ?= 1000
 CALLS ?= 10000
+INTERRUPTS ?= 1000
 NATIVE := $(wildcard native/*/*.?pp)
 PYTHONS ?= python3.11 python3.12
 ZIG = $(abspath $(BIN)/python);-m;ziglang;c++;-target;aarch64-linux-gnu
 CONFIGURE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPython_EXECUTABLE=$(abspath $(BIN)/python)
 
-.PHONY: help setup native stubs wheel portable demo test lint types check slow intel-gpu format tidy sanitize bench clean
+.PHONY: help setup native stubs wheel portable demo test lint types check slow intel-gpu nightly format tidy sanitize bench clean
 
 help: ## what a developer does all day
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 11
@@ -66,6 +67,11 @@ slow: setup ## the slow tests: stress, whole models, training; in two processes
 
 intel-gpu: setup ## the tests that need Intel GPUs: on real ones, or else on emulated ones
 	$(BIN)/python -m tests.emulated_gpu --optional $(BIN)/pytest -m intel_gpu
+
+nightly: setup ## what takes hours: Ctrl-C at random moments of all commands, damaged files, thousands of placements
+	$(BIN)/python tests/interrupt_commands.py $(INTERRUPTS)
+	$(BIN)/python -m benchmarks.fuzz
+	$(BIN)/python -m benchmarks.soak
 
 format: setup ## let ruff and clang-format rewrite what they can
 	$(BIN)/ruff check --fix .

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import sys
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -10,6 +12,8 @@ import typer
 from placeit.cli import cluster, compare, devices, export, generate, inspect, optimize, profile, run, train
 from placeit.cli.command import command
 from placeit.cli.placers import ListsPlacers
+from placeit.cli.streams import drop_stdout, mend_streams, messages_only
+from placeit.core.errors import FileError
 from placeit.core.interrupts import guarded
 from placeit.core.version import __version__
 
@@ -69,4 +73,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     Args:
         argv: arguments; the process's own if None.
     """
-    guarded(lambda: app(argv))
+    mend_streams()
+    guarded(lambda: _run(argv))
+
+
+def _run(argv: Sequence[str] | None) -> None:
+    try:
+        try:
+            app(argv)
+        finally:
+            sys.stdout.flush()  # or the interpreter would complain, when it ends, of what is not taken
+            atexit.register(messages_only)  # before what libraries do at the end
+    except OSError as error:  # of help, or of what else is printed outside a command
+        drop_stdout()
+        typer.echo(f"error: Cannot write to standard output: {error.strerror or error}.", err=True)
+        sys.exit(FileError.exit_code)

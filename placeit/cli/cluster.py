@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,6 +10,7 @@ import typer
 from placeit.cli.command import command
 from placeit.cli.nodes import left_behind
 from placeit.cli.terminal import Output, Terminal
+from placeit.core.interrupts import at_end
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,6 +48,7 @@ def up(
         if progress is not None:
             progress(f"starting {nodes} nodes", 0.0)
         cluster = local.start(local.names(nodes))
+    at_end(functools.partial(cluster.stop, local.state_file(), at_once=True))  # interrupted, it is not up
 
     def show(console: Console) -> None:
         console.print(f"The cluster is up at {cluster.address}. Nodes: {', '.join(cluster.nodes)}.")

@@ -18,6 +18,7 @@ from typing import Any
 
 import typer
 
+from placeit.cli.streams import drop_stdout
 from placeit.cli.terminal import Output, Terminal
 from placeit.core.errors import FileError, PlaceitError
 from placeit.core.files import own_descriptor
@@ -67,10 +68,7 @@ def command(function: Callable[..., Output]) -> Callable[..., None]:
             with _stdout_for_the_result(), _library_messages(terminal):
                 output = function(**arguments, **values)
             come_through()
-            try:
-                _print(terminal, output)
-            finally:
-                _write(output)
+            _deliver(terminal, output)
         raise typer.Exit(output.exit_code)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -81,6 +79,10 @@ def command(function: Callable[..., Output]) -> Callable[..., None]:
 
 def _parameter(name: str, default: Any, annotation: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+class _ReaderGoneError(Exception):
+    """The reader of standard output has gone away."""
 
 
 class _Reporting:
@@ -95,7 +97,7 @@ class _Reporting:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
         if error is None:
             return
-        if self._debug and not isinstance(error, BrokenPipeError):
+        if self._debug and not isinstance(error, _ReaderGoneError):
             typer.echo("".join(traceback.format_exception(error)), err=True)
         come_through()
         message, code = _explain(error)
@@ -111,14 +113,14 @@ def _shortened(message: str) -> str:
 
 def _explain(error: BaseException) -> tuple[str, int]:
     """Return what to say about an error, and the exit code."""
-    if happened() and not isinstance(error, FileError | BrokenPipeError):
+    if happened() and not isinstance(error, FileError | _ReaderGoneError):
         return "interrupted", INTERRUPTED  # whatever a library has made of it
     match error:
         case PlaceitError():
             return f"error: {error}", error.exit_code
         case KeyboardInterrupt():
             return "interrupted", INTERRUPTED
-        case BrokenPipeError():
+        case _ReaderGoneError():
             return "", BROKEN_PIPE
         case MemoryError():
             return "error: There is not enough memory for this model here: try a smaller --batch.", PlaceitError.exit_code
@@ -135,11 +137,12 @@ def _stdout_for_the_result() -> Iterator[None]:
     """Send what is written to standard output to standard error instead, by Python and by native libraries."""
     with contextlib.redirect_stdout(sys.stderr):
         try:
-            sys.__stdout__.flush()  # type: ignore[union-attr]
             kept = os.dup(1)
-        except (AttributeError, OSError):  # closed by whoever started the process
+        except OSError:  # closed by the program that this is a part of
             yield
             return
+        with contextlib.suppress(AttributeError, OSError):
+            sys.__stdout__.flush()  # type: ignore[union-attr]
         os.dup2(2, 1)
         try:
             yield
@@ -174,35 +177,28 @@ class _Handler(logging.Handler):
         typer.echo(printable(f"{record.levelname.lower()}: {record.getMessage()}"), err=True)
 
 
-def _write(output: Output) -> None:
-    """Write the files of a result, all that can be written. Raises FileError that says what is lost."""
-    errors = []
+def _deliver(terminal: Terminal, output: Output) -> None:
+    """Write the files of a result, then print it: all that can be. Raises FileError that says what is lost."""
+    lost, gone = [], False
     for file in output.files:
         try:
             file.write()
         except FileError as error:
             if isinstance(error.__cause__, BrokenPipeError) and own_descriptor(file.path) == 1:
-                raise error.__cause__ from None
-            errors.append(f"{error} Lost: {file.what}.")
-    if errors:
-        raise FileError(" ".join(errors))
-
-
-def _print(terminal: Terminal, output: Output) -> None:
-    """Print the result; raises FileError if standard output does not take it."""
+                gone = True
+            else:
+                lost.append(f"{error} Lost: {file.what}.")
     try:
         terminal.print(output, err=any(own_descriptor(file.path) == 1 for file in output.files))
         sys.stdout.flush()
     except BrokenPipeError:
-        _drop_stdout()
-        raise
+        gone = True
     except OSError as error:
-        _drop_stdout()
-        raise FileError(f"Cannot write the result to standard output: {error.strerror or error}.") from error
-
-
-def _drop_stdout() -> None:
-    """Let what is still buffered go nowhere, or Python would complain about it when it exits."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.close(nowhere)
+        drop_stdout()
+        lost.append(f"Cannot write the result to standard output: {error.strerror or error}.")
+    if gone:
+        drop_stdout()
+    if lost:
+        raise FileError(" ".join(lost))
+    if gone:
+        raise _ReaderGoneError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 from collections.abc import Sequence
 from enum import StrEnum
@@ -11,12 +12,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from placeit.core.errors import UsageError
+from placeit.core.errors import FileError, UsageError
+from placeit.core.interrupts import at_end
 
 if TYPE_CHECKING:
     from placeit.devices.nodes.local import LocalCluster
 
-__all__ = ["PATIENCE_S", "Compress", "CompressOption", "PatienceOption", "RayOption", "left_behind", "reach_nodes"]
+__all__ = [
+    "PATIENCE_S",
+    "Compress",
+    "CompressOption",
+    "PatienceOption",
+    "RayOption",
+    "end_at_once",
+    "left_behind",
+    "reach_nodes",
+]
 
 
 class Compress(StrEnum):
@@ -78,11 +89,18 @@ def reach_nodes(
         return devices
     from placeit.devices.nodes import connection, local
 
-    here = local.running()
+    try:
+        here = local.running()
+    except FileError:  # there is no home folder, and so no cluster that is remembered there
+        if address is None:
+            raise
+        here = None
     if address is None:
-        if here is None or not here.pids():
+        if here is None or not (here.starting or here.pids()):
             here = _start(["head", *(name for name in nodes if name != "head")])
         address = here.address
+    if here is not None and here.address == address:
+        here.check()
     token = here.token if here is not None and here.address == address else None
     reached = connection.connect(address, token=token, compress=compress.value, patience=patience)
     atexit.register(connection.disconnect)
@@ -96,9 +114,19 @@ def _start(nodes: Sequence[str]) -> LocalCluster:
     file = _file_of(os.getpid())
     if (left := local.running(file)) is not None:  # by a process that was killed and had the same number
         left.stop(file)
+    at_end(functools.partial(end_at_once, file))
     started = local.start(nodes, file)
     atexit.register(started.stop, file)
     return started
+
+
+def end_at_once(file: Path) -> None:
+    """End the cluster that a file remembers, if there is one."""
+    from placeit.devices.nodes import local
+
+    cluster = local.running(file)
+    if cluster is not None:
+        cluster.stop(file, at_once=True)
 
 
 def _file_of(pid: int | str) -> Path:

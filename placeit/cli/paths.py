@@ -37,7 +37,7 @@ _DAMAGED = (
 
 @dataclass(frozen=True)
 class OutputFile:
-    """A file that a command writes when its result has been printed, so that a disk that is full costs no result.
+    """A file that a command writes before it prints its result; a file that cannot be written costs no other and no result.
 
     Attributes:
         path: where.

@@ -37,7 +37,7 @@ class Output:
         data: the result for machines: what ``--json`` prints.
         show: prints the result for people.
         exit_code: 0 unless the command was cut short, or something that it was asked about failed.
-        files: what is written when the result has been printed.
+        files: what is written before the result is printed.
     """
 
     data: Mapping[str, Any]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import os
+import secrets
 import shutil
 import stat
 import tempfile
@@ -14,15 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from placeit.core.errors import FileError
+from placeit.core.interrupts import at_end
 
 __all__ = [
     "check_regular",
     "check_writable",
     "own_descriptor",
+    "own_folder",
     "read_json",
     "read_text",
     "replacing",
     "replacing_both",
+    "temporary_folder",
+    "user_folder",
     "write_text",
 ]
 
@@ -64,7 +70,9 @@ def _in_place_of(paths: list[Path], sync: bool) -> Iterator[list[Path]]:
     drafts: list[_Draft] = []
     touched = False
     try:
-        drafts += map(_Draft, paths)
+        for path in paths:
+            drafts.append(_Draft(path))
+            drafts[-1].make()
         yield [draft.temporary for draft in drafts]
         for draft in drafts:
             draft.finish(sync)
@@ -76,7 +84,7 @@ def _in_place_of(paths: list[Path], sync: bool) -> Iterator[list[Path]]:
         raise FileError(f"Cannot write {paths[0]}: {error.strerror or error}. {left}") from error
     finally:
         for draft in drafts:
-            draft.temporary.unlink(missing_ok=True)
+            draft.discard()
 
 
 class _Draft:
@@ -96,11 +104,23 @@ class _Draft:
         self.in_place = self._descriptor is not None
         if self._found is not None and self._descriptor is None:
             self._check(self._found)
-        folder = None if self.in_place else self._target.parent
+        folder = Path(tempfile.gettempdir()) if self.in_place else self._target.parent
         suffix = path.suffix if len(path.suffix) <= _LONGEST_SUFFIX else ""
-        handle, name = tempfile.mkstemp(prefix=".placeit-", suffix=suffix, dir=folder)
-        os.close(handle)
-        self.temporary = Path(name)
+        self.temporary = folder / f".placeit-{secrets.token_hex(8)}{suffix}"
+        self._kept = at_end(self._unlink)
+
+    def make(self) -> None:
+        """Make the temporary file, with the mode that the system gives to new ones if the path is new; else for its owner."""
+        new = self._found is None and not self.in_place
+        os.close(os.open(self.temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if new else 0o600))
+
+    def discard(self) -> None:
+        """Delete the temporary file, if it is still there."""
+        self._unlink()
+        self._kept()
+
+    def _unlink(self) -> None:
+        self.temporary.unlink(missing_ok=True)
 
     def _check(self, found: os.stat_result) -> None:
         kind = stat.S_IFMT(found.st_mode)
@@ -117,13 +137,12 @@ class _Draft:
         """Give the temporary file the mode and the owner of the one that it replaces, and have the disk take it."""
         if self.in_place:
             return
-        umask = os.umask(0)
-        os.umask(umask)
         with self.temporary.open("rb") as file:
-            if self._found is not None and (self._found.st_uid, self._found.st_gid) != _owner(file.fileno()):
-                with contextlib.suppress(PermissionError):
-                    os.fchown(file.fileno(), self._found.st_uid, self._found.st_gid)
-            os.fchmod(file.fileno(), 0o666 & ~umask if self._found is None else stat.S_IMODE(self._found.st_mode))
+            if self._found is not None:
+                if (self._found.st_uid, self._found.st_gid) != _owner(file.fileno()):
+                    with contextlib.suppress(PermissionError):
+                        os.fchown(file.fileno(), self._found.st_uid, self._found.st_gid)
+                os.fchmod(file.fileno(), stat.S_IMODE(self._found.st_mode))
             if sync:
                 os.fsync(file.fileno())
 
@@ -187,7 +206,8 @@ def check_writable(path: Path) -> None:
     with contextlib.ExitStack() as stack:
         try:
             draft = _Draft(path)
-            stack.callback(draft.temporary.unlink, missing_ok=True)
+            stack.callback(draft.discard)
+            draft.make()
             draft.temporary.write_bytes(bytes(_PROBE))  # an empty file fits on a full disk
         except OSError as error:
             raise FileError(f"Cannot write {path}: {error.strerror or error}. Choose another path.") from error
@@ -268,10 +288,73 @@ def read_json(path: Path, format_name: str, versions: Sequence[int] = (1,)) -> d
     return data
 
 
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """Make a folder for temporary files, and delete it with all that is in it. Raises FileError if it cannot be made."""
+    folder = Path(tempfile.gettempdir(), f"placeit-{secrets.token_hex(8)}")
+    delete = functools.partial(shutil.rmtree, folder, ignore_errors=True)
+    kept = at_end(delete)
+    try:
+        try:
+            folder.mkdir(mode=0o700)
+        except OSError as error:
+            raise FileError(
+                f"Cannot make the folder {folder}: {error.strerror or error}. Set TMPDIR to another one."
+            ) from error
+        yield folder
+    finally:
+        delete()
+        kept()
+
+
+def own_folder(folder: Path, *, group: bool = False) -> int:
+    """Open a folder that nobody else can write to, making it if it is missing; return its descriptor.
+
+    What is done by the descriptor happens in that folder, whatever its name leads to by then.
+
+    Args:
+        folder: where.
+        group: whether its group may write there all the same.
+
+    Raises:
+        FileError: it is a link, or no folder, or another user's, or others may write there, or it cannot be made or opened.
+    """
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError as error:
+        found = "it is a link, or no folder" if error.errno in (errno.ENOTDIR, errno.ELOOP) else error.strerror or str(error)
+        raise FileError(f"The folder {folder} cannot be used: {found}. Remove it, or choose another place.") from error
+    try:
+        facts = os.fstat(handle)
+        if facts.st_uid != os.geteuid() or facts.st_mode & (0o002 if group else 0o022):
+            raise FileError(
+                f"The folder {folder} cannot be used: it belongs to somebody else, or others may write there. Remove it, or "
+                "choose another place."
+            )
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def user_folder(path: str) -> Path:
+    """Replace the ``~`` that a path begins with by the home folder. Raises FileError if the user has none."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise FileError(f"{path} is in a home folder, and this user has none: set HOME.") from error
+
+
 def cache_folder() -> Path:
-    """Folder of the cost cache: ``$PLACEIT_CACHE``, else ``$XDG_CACHE_HOME/placeit``, else ``~/.cache/placeit``."""
+    """Folder of the cost cache: ``$PLACEIT_CACHE``, else ``$XDG_CACHE_HOME/placeit``, else ``~/.cache/placeit``.
+
+    Raises FileError if it is in a home folder, and the user has none.
+    """
     if own := os.environ.get("PLACEIT_CACHE"):
-        return Path(own).expanduser()
+        return user_folder(own)
     shared = os.environ.get("XDG_CACHE_HOME", "")
     # the XDG specification has relative paths ignored
-    return (Path(shared) if Path(shared).is_absolute() else Path("~/.cache").expanduser()) / "placeit"
+    return (Path(shared) if Path(shared).is_absolute() else user_folder("~/.cache")) / "placeit"

@@ -3,12 +3,14 @@
 A KeyboardInterrupt reaches a program only between two instructions of the main thread: not while that waits for a library, nor
 where a finalizer or an import takes the exception. So a thread watches: it sends again what was swallowed, and ends the process
 if the command is not over in time. While an extension module is being loaded the exception waits: some crash if it comes then.
-Programs that use placeit as a library keep their own signal handlers.
+What a command must not leave behind (processes, temporary files) is undone before its process ends, however it ends: Ctrl-C,
+SIGTERM, or SIGHUP when the terminal is closed. Programs that use placeit as a library keep their own signal handlers.
 """
 
 from __future__ import annotations
 
 import _thread
+import atexit
 import contextlib
 import functools
 import os
@@ -21,7 +23,7 @@ from importlib.machinery import ExtensionFileLoader
 from types import FrameType
 from typing import Any
 
-__all__ = ["INTERRUPTED", "come_through", "guarded", "happened"]
+__all__ = ["INTERRUPTED", "at_end", "come_through", "guarded", "happened"]
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT, as shells have it."""
@@ -30,6 +32,8 @@ _LIMIT_S = 0.8  # until a command has to be over that has nothing to keep
 _LOOK_S = 0.02
 _AGAIN_S = 1.0  # after which another Ctrl-C is no repetition of the first
 _SHOW_CURSOR = b"\x1b[?25h"
+_ENDS = (signal.SIGTERM, signal.SIGHUP)
+_undo: dict[object, Callable[[], object]] = {}
 
 
 class _Guard:
@@ -41,17 +45,23 @@ class _Guard:
         swallowed: whether the exception came where it was lost.
         loading: extension modules that are being loaded by the main thread, one in another.
         safe: whether the command needs no watching any more: it has come to its results, or to its message.
+        over: whether the command has ended, and only the interpreter's own end is left.
     """
 
     def __init__(self) -> None:
-        self.raises = self.swallowed = self.safe = False
+        self.raises = self.swallowed = self.safe = self.over = False
         self.at: float | None = None
         self.loading, self._waits = 0, False
         self._ending = threading.Lock()
         self._reading, writing = os.pipe()
         os.set_blocking(writing, False)
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-        signal.signal(signal.SIGINT, self._heard)
+        if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+            signal.signal(signal.SIGINT, self._heard)
+            atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)  # the last: no handler runs once Python is finalized
+        for number in _ENDS:
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, lambda number, _: self.end(128 + number))
         self._hooks = sys.unraisablehook, threading.excepthook
         sys.unraisablehook, threading.excepthook = self._unraisable, self._in_thread
         for name in ("create_module", "exec_module"):
@@ -88,15 +98,16 @@ class _Guard:
         return loads
 
     def _watch(self) -> None:
-        while os.read(self._reading, 1)[0] != signal.SIGINT:
-            pass
+        while (number := os.read(self._reading, 1)[0]) != signal.SIGINT:
+            if number in _ENDS:
+                self.end(128 + number)
         begin = time.monotonic()
         while True:
             time.sleep(_LOOK_S)
             if self.swallowed and not self.safe:
                 self.swallowed, self.at = False, None
                 _thread.interrupt_main()
-            if not self.safe and time.monotonic() - begin > _LIMIT_S:
+            if (self.over or not self.safe) and time.monotonic() - begin > _LIMIT_S:
                 self.end()
 
     def _unraisable(self, what: Any) -> None:
@@ -109,15 +120,24 @@ class _Guard:
         if self.at is None:
             self._hooks[1](what)
 
-    def end(self) -> None:
-        """Say that the process was interrupted, unless that was said, and end it."""
+    def end(self, code: int = INTERRUPTED) -> None:
+        """Say that the process was interrupted, unless that was said, undo what must not stay, and end the process."""
         if self._ending.acquire(blocking=False):
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGINT, signal.SIG_IGN)  # a handler would wait for the end, which would wait for it
             with contextlib.suppress(OSError):
                 if os.isatty(2):
                     os.write(2, _SHOW_CURSOR)
                 if not self.safe:
-                    os.write(2, b"interrupted\n")
-            os._exit(INTERRUPTED)
+                    os.write(2, b"interrupted\n" if code == INTERRUPTED else b"terminated\n")
+            with contextlib.suppress(OSError):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                for stream in (1, 2):  # libraries complain of what is taken from them
+                    os.dup2(nowhere, stream)
+            for undo in reversed([*_undo.values()]):
+                with contextlib.suppress(Exception):
+                    undo()
+            os._exit(code)
         while True:  # the other thread is about to
             time.sleep(_LOOK_S)
 
@@ -128,10 +148,10 @@ _guard: _Guard | None = None
 def guarded(run: Callable[[], object]) -> None:
     """Run a command that ends with SystemExit, then end the process, immediately after Ctrl-C.
 
-    A process that was started to ignore Ctrl-C goes on to do so.
+    A process that was started to ignore Ctrl-C goes on to do so. One with a handler of its own for it is left alone.
     """
     global _guard
-    if signal.getsignal(signal.SIGINT) not in (signal.SIG_DFL, signal.default_int_handler):
+    if signal.getsignal(signal.SIGINT) not in (signal.SIG_DFL, signal.SIG_IGN, signal.default_int_handler):
         run()
         return
     guard = _guard = _Guard()
@@ -151,7 +171,7 @@ def guarded(run: Callable[[], object]) -> None:
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
         guard.end()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    guard.safe = guard.over = True
     sys.exit(code)  # type: ignore[arg-type]
 
 
@@ -164,3 +184,17 @@ def come_through() -> None:
     """Declare that an interrupt, if any, has been handled, and that only keeping and printing results remains."""
     if _guard is not None:
         _guard.safe = True
+
+
+def at_end(undo: Callable[[], object]) -> Callable[[], object]:
+    """Have something undone if the process of a command is ended by Ctrl-C or a signal, by whatever way it ends then.
+
+    Args:
+        undo: must be quick, and do no harm where there is nothing to undo; it may be called on any thread.
+
+    Returns:
+        What cancels it.
+    """
+    key = object()
+    _undo[key] = undo
+    return functools.partial(_undo.pop, key, None)

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from placeit.core.errors import PlaceitError
-from placeit.core.files import cache_folder
+from placeit.core.errors import FileError, PlaceitError
+from placeit.core.files import cache_folder, own_folder, user_folder
 from placeit.core.telemetry import import_openvino
 from placeit.core.version import __version__
 from placeit.devices.openvino_errors import what_openvino_says
@@ -29,6 +29,7 @@ devices that compile slowly have one."""
 
 _MOST_BYTES = 2e9
 _FAILURES = (RuntimeError, OSError)
+_NAMES = "[0-9a-f]" * 16
 _DRIVERS = re.compile(r"/lib(OpenCL|igdrcl|intelocl|ze_\w+)\.")
 _log = logging.getLogger("placeit")
 
@@ -111,7 +112,7 @@ class CompiledModels:
     OpenVINO. In it, OpenVINO finds entries by what the model computes, its weights included. A file whose digest is not beside
     it, as it was when it was written, is deleted before a model is looked up there: OpenVINO would compute with damaged weights
     without a word. The least recently used files beyond a bound are deleted whenever one is written. A folder that cannot be
-    used costs one warning, and models are compiled without it.
+    used costs one warning, and models are compiled without it: one of another user, too, as what is in it is run.
 
     Args:
         folder: where.
@@ -119,22 +120,22 @@ class CompiledModels:
     """
 
     def __init__(self, folder: Path, *, most_bytes: float = _MOST_BYTES) -> None:
-        self.folder = folder
+        self.folder = folder = Path(os.path.realpath(folder))  # so that no link to it can be exchanged later
         self._most_bytes = most_bytes
         self._locks: dict[Path, threading.Lock] = {}
         self._trimming = threading.Lock()
         self._works = True
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            os.close(own_folder(folder, group=True))
             self._trim()
-        except OSError as error:
+        except (FileError, OSError) as error:
             self._give_up(error)
 
     def compile(self, core: Any, model: Any, target: str, config: Mapping[str, Any], identity: str = "") -> Any:
         """Compile a model or load it from the folder. Raises what OpenVINO raises without a cache."""
-        if not self._works or _weights(model) > self._most_bytes:
-            return core.compile_model(model, target, dict(config))
         folder = self.folder / _name(target, config, identity)
+        if not self._works or folder.is_symlink() or _weights(model) > self._most_bytes:
+            return core.compile_model(model, target, dict(config))
         with self._locks.setdefault(folder, threading.Lock()):  # for one of two equal devices the other's result is there
             try:
                 _delete_damaged(folder)
@@ -172,7 +173,9 @@ class CompiledModels:
         """Delete the least recently used files beyond the bound."""
         with self._trimming:
             found: list[tuple[float, int, Path]] = []
-            for blob in self.folder.glob("*/*.blob"):
+            for blob in (
+                blob for folder in self.folder.glob(_NAMES) if not folder.is_symlink() for blob in folder.glob("*.blob")
+            ):
                 with contextlib.suppress(FileNotFoundError):  # another process has deleted it
                     about = blob.lstat()
                     found.append((about.st_mtime, about.st_size, blob))
@@ -195,7 +198,16 @@ def _folder(target: str) -> Path | None:
     asked = os.environ.get(VARIABLE, "").strip()
     if asked == "0" or (not asked and not compiles_slowly(target)):
         return None
-    return (cache_folder() / "compiled" if asked in ("", "1") else Path(asked).expanduser()).absolute()
+    try:
+        return (cache_folder() / "compiled" if asked in ("", "1") else user_folder(asked)).absolute()
+    except FileError as error:
+        _no_folder(str(error))
+        return None
+
+
+@functools.cache
+def _no_folder(why: str) -> None:
+    _log.warning("Compiled models are not kept: %s Or set %s to a folder.", why, VARIABLE)
 
 
 @functools.cache

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import json
 import logging
 import os
+import re
+import secrets
 import stat
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from typing import Any
 
 from placeit.core.errors import FileError
 from placeit.core.files import cache_folder
+from placeit.core.interrupts import at_end
 from placeit.core.version import __version__
 
 __all__ = ["Cache", "Kept", "are_numbers", "are_times"]
@@ -28,6 +31,7 @@ _DAYS = 30.0
 _MOST_BYTES = 1 << 28  # of an entry
 _LONGEST = 1e6  # seconds that anything can have been measured to take
 _LARGEST = 1e18
+_ENTRY = re.compile(r"[0-9a-f]{64}\.json|\.[0-9a-f]{64}\.json\.\w+\.json")  # or a draft of one
 
 
 @dataclass(frozen=True)
@@ -61,9 +65,14 @@ class Cache:
     """
 
     def __init__(self, folder: Path | None = None, *, days: float = _DAYS) -> None:
-        self.folder = cache_folder() if folder is None else folder
         self._seconds = days * 86400
         self._works, self._swept = True, False
+        try:
+            self.folder = cache_folder() if folder is None else folder
+        except FileError as error:
+            self.folder = Path(os.devnull)  # in which nothing is found
+            self._works = False
+            _log.warning("There is no cost cache: %s Or set PLACEIT_CACHE to a folder.", error)
 
     def get(self, key: Mapping[str, Any], valid: Callable[[Any], bool] = lambda _: True) -> Any | None:
         """Return the value stored under a key, or None; see :meth:`find`."""
@@ -128,7 +137,7 @@ class Cache:
         if self._works:
             path = self._path(key)
             try:
-                self.folder.mkdir(parents=True, exist_ok=True)
+                self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._sweep()
                 _replace(path, text + "\n")
             except IsADirectoryError:
@@ -140,7 +149,7 @@ class Cache:
     def clear(self) -> int:
         """Delete every entry and return how many there were. Raises FileError if one cannot be deleted."""
         count = 0
-        for path in self.folder.glob("*.json"):
+        for path in self._entries():
             try:
                 path.unlink()
                 count += not path.name.startswith(".")  # a hidden one is a leftover of a process that was killed
@@ -156,10 +165,14 @@ class Cache:
         """Delete what is too old, once; whatever cannot be deleted stays."""
         if not self._swept:
             self._swept, last = True, time.time() - self._seconds
-            for path in self.folder.glob("*.json"):
+            for path in self._entries():
                 with contextlib.suppress(OSError):
                     if path.stat().st_mtime < last:
                         path.unlink()
+
+    def _entries(self) -> list[Path]:
+        """The files that a cache has written here; nobody knows what else is in the folder."""
+        return [path for path in self.folder.glob("*.json") if _ENTRY.fullmatch(path.name)]
 
     def _path(self, key: Mapping[str, Any]) -> Path:
         return self.folder / f"{hashlib.sha256(_canonical(key).encode()).hexdigest()}.json"
@@ -206,13 +219,16 @@ def _content(path: Path) -> bytes | None:
 
 def _replace(path: Path, text: str) -> None:
     """Put a file in the place of whatever is there, in one step. Raises OSError."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=path.suffix, dir=path.parent)
-    os.close(handle)
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}{path.suffix}")
+    delete = functools.partial(draft.unlink, missing_ok=True)
+    kept = at_end(delete)
     try:
-        Path(name).write_text(text, encoding="utf-8")
-        Path(name).replace(path)
+        os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
     finally:
-        Path(name).unlink(missing_ok=True)
+        delete()
+        kept()
 
 
 def _refuse(constant: str) -> None:

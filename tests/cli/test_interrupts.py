@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import interrupt_commands
 import pytest
 
 from placeit.core.interrupts import INTERRUPTED
@@ -71,38 +71,72 @@ def check(code: int, out: str, error: str) -> None:
     assert code in (INTERRUPTED, -signal.SIGINT, 0), error
 
 
-def commands(tiny: Path, placement: Path, clusters: Path) -> list[list[object]]:
-    on = ["--devices", clusters]
-    return [
-        ["optimize", tiny, *on, "--no-cache", "--budget", 5, "--placer", "annealing:evaluations=100000000"],
-        ["run", tiny, "-p", placement, *on, "--runs", 1_000_000],
-        ["compare", tiny, "-p", placement, *on, "--runs", 1_000_000],
-        ["profile", tiny, *on, "--no-cache"],
-        ["inspect", tiny],
-        ["devices"],
-        ["generate", "random", "--count", 100000, "-o", "problems"],
-    ]
-
-
-def at_random(count: int, seed: int, folder: Path, cache: Path, todo: Sequence[list[object]]) -> None:
-    rng = random.Random(seed)
-    for turn in range(count):
-        command = todo[turn % len(todo)]
-        place = folder / f"turn{turn}"
-        place.mkdir()
-        after = rng.uniform(0.25, 6.0)
-        code, out, error = interrupted(start(place, cache, *command), after)
-        try:
-            check(code, out, error)
-        except AssertionError as failure:
-            raise AssertionError(f"{command} after {after} s: {code}\n{out}\n{error}") from failure
+@pytest.mark.parametrize(
+    ("first", "last", "count"),
+    [(0, 3, 6), pytest.param(3, 9, 12, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])],
+)
+def test_ctrl_c_at_random_moments(
+    first: int, last: int, count: int, tiny: Path, tmp_path: Path, cost_cache: Path, place_on: Any
+) -> None:
+    devices = [f"CPU@{CORES[0]}", f"CPU@{CORES[-1]}"]
+    todo = interrupt_commands.commands(tiny, place_on(devices), devices, nodes=False)[first:last]
+    trials = [*interrupt_commands.interrupt_all(todo, count, 1, tmp_path, cost_cache)]
+    assert [trial for trial in trials if trial.faults] == []
+    assert not all(trial.late for trial in trials)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-def test_ctrl_c_at_random_moments(tiny: Path, tmp_path: Path, cost_cache: Path, place_on: Any) -> None:
-    todo = commands(tiny, place_on(("a", "b")), cluster(tmp_path))
-    at_random(100, 1, tmp_path, cost_cache, todo)
+def test_ctrl_c_ends_the_cluster_of_a_command(tmp_path: Path, cost_cache: Path, tiny: Path, place_on: Any) -> None:
+    pytest.importorskip("ray")
+    devices = [f"CPU@{CORES[0]}", f"CPU@{CORES[-1]}"]
+    todo = [one for one in interrupt_commands.commands(tiny, place_on(devices), devices, nodes=True) if one.nodes]
+    trials = [*interrupt_commands.interrupt_all(todo, 6, 1, tmp_path, cost_cache)]
+    assert [trial for trial in trials if trial.faults] == []
+    assert not all(trial.late for trial in trials)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_other_signals_undo_what_must_not_stay_too(number: signal.Signals, tmp_path: Path, cost_cache: Path) -> None:
+    code = """
+import time
+from placeit.core.files import temporary_folder
+from placeit.core.interrupts import guarded
+def run():
+    with temporary_folder() as folder:
+        print(folder, flush=True)
+        time.sleep(1000)
+guarded(run)
+"""
+    process = start(tmp_path, cost_cache, code=code)
+    assert process.stdout is not None
+    folder = Path(process.stdout.readline().strip())
+    assert folder.is_dir()
+    process.send_signal(number)
+    try:
+        assert process.wait(PATIENCE_S) == 128 + number
+    finally:
+        process.kill()
+        process.communicate()
+    assert not folder.exists()
+
+
+def test_ctrl_c_undoes_what_a_hung_command_has_made(tmp_path: Path, cost_cache: Path) -> None:
+    code = """
+import ctypes
+from placeit.core.files import temporary_folder
+from placeit.core.interrupts import guarded
+def run():
+    with temporary_folder() as folder:
+        print(folder, flush=True)
+        ctypes.CDLL(None).sleep(1000)
+guarded(run)
+"""
+    process = start(tmp_path, cost_cache, code=code)
+    assert process.stdout is not None
+    folder = Path(process.stdout.readline().strip())
+    assert interrupted(process, 0.0)[0] == INTERRUPTED
+    assert not folder.exists()
 
 
 RACING = """

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from placeit.core.errors import FileError
-from placeit.core.files import check_writable, read_text, replacing, replacing_both, write_text
+from placeit.core.files import check_writable, read_text, replacing, replacing_both, temporary_folder, write_text
 
 
 @pytest.fixture
@@ -29,6 +29,26 @@ def test_a_new_file_has_the_mode_that_others_have(tmp_path: Path) -> None:
     (tmp_path / "other").write_text("text")
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == stat.S_IMODE((tmp_path / "other").stat().st_mode)
     assert (tmp_path / "new").read_text() == "text"
+
+
+def test_the_mask_of_the_process_for_new_files_is_never_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds for all threads: others would make files meanwhile that anybody can read and write."""
+    before = os.umask(0o077)
+    try:
+        monkeypatch.setattr(os, "umask", lambda _: pytest.fail("the mask was changed"))
+        write_text(tmp_path / "new", "text")
+        write_text(tmp_path / "new", "text again")
+        check_writable(tmp_path / "new")
+        assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o600
+    finally:
+        monkeypatch.undo()
+        os.umask(before)
+
+
+def test_a_draft_of_a_private_file_is_private_too(tmp_path: Path) -> None:
+    (tmp_path / "file").touch(0o600)
+    with replacing(tmp_path / "file") as draft:
+        assert stat.S_IMODE(draft.stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o755])
@@ -186,3 +206,10 @@ def test_a_name_as_long_as_names_may_be(tmp_path: Path) -> None:
 def test_a_device_without_an_end_is_no_text() -> None:
     with pytest.raises(FileError, match="it is larger than"):
         read_text(Path("/dev/zero"))
+
+
+def test_a_temporary_folder_is_for_its_owner_and_deleted_at_the_end() -> None:
+    with temporary_folder() as folder:
+        (folder / "file").touch()
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert not folder.exists()

@@ -200,3 +200,36 @@ def test_two_threads_that_want_one_model_compile_it_once(tmp_path: Path) -> None
             lambda _: models.compile(openvino_core(), inception_like().ov_model, "CPU", CONFIG, "a segment"), range(2)
         )
         assert sorted(map(from_cache, made)) == [False, True]
+
+
+def test_a_folder_that_others_can_write_to_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What is in it is run."""
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o777)
+    (tmp_path / "link").symlink_to("shared")
+    for name in ("shared", "link"):
+        caplog.clear()
+        assert not from_cache(compiled_in(tmp_path / name))
+        assert not from_cache(compiled_in(tmp_path / name))
+        assert f"Cannot keep compiled models in {tmp_path / 'shared'}" in caplog.text
+    assert list((tmp_path / "shared").iterdir()) == []
+
+
+def test_only_compiled_models_are_deleted(tmp_path: Path) -> None:
+    for folder in ("mine", "0" * 16):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "large.blob").write_bytes(bytes(1000))
+    (tmp_path / ("1" * 16)).symlink_to("mine")
+    CompiledModels(tmp_path, most_bytes=10)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1" * 16, "mine"]
+    assert (tmp_path / "mine" / "large.blob").exists()
+
+
+def test_a_home_folder_that_there_is_not_costs_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(VARIABLE, "~nobody-has-this-name/models")
+    for _ in range(2):
+        assert not is_kept("CPU", {}, lambda: "")
+    assert len(caplog.records) == 1
+    assert "set HOME" in caplog.text

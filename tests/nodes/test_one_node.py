@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,7 +14,7 @@ from small_models import inception_like
 
 from placeit.backends.base import Arrays
 from placeit.core.cluster import Cluster
-from placeit.core.errors import ExecutionError, PlaceitError, UsageError
+from placeit.core.errors import DeviceError, ExecutionError, PlaceitError, UsageError
 from placeit.devices import discover
 from placeit.devices.host import allowed_cores
 from placeit.planning.coarsen import coarsen
@@ -131,6 +133,30 @@ def test_devices_of_several_nodes_that_share_cores_of_one_machine_are_warned_of_
     if len(allowed_cores()) > 1:
         discover([THERE, HERE])
     assert caplog.records == []
+
+
+def test_errors_of_the_cluster_are_not_printed_where_results_go(
+    nodes: connection.Nodes, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from ray._private import utils, worker
+
+    published, logged = "a worker died", threading.Event()
+    caplog.set_level(logging.DEBUG, "placeit")
+    monitor = logging.Handler()
+    monitor.emit = lambda record: logged.set() if published in record.getMessage() else None  # type: ignore[method-assign]
+    logging.getLogger("placeit").addHandler(monitor)
+    try:
+        core = worker.global_worker
+        utils.publish_error_to_driver("test", published, gcs_client=core.gcs_client, job_id=core.current_job_id)
+        assert logged.wait(60)
+    finally:
+        logging.getLogger("placeit").removeHandler(monitor)
+    assert capfd.readouterr().out == ""
+
+
+def test_a_node_that_was_there_is_said_to_be_lost_and_another_name_to_be_unknown(nodes: connection.Nodes) -> None:
+    with pytest.raises(DeviceError, match="has no node 'edge7'; its nodes are head"):
+        nodes.node("edge7")
 
 
 def _use_up(server: Server, inputs: Arrays) -> None:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -85,3 +90,129 @@ def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
     folder.chmod(0o777)
     with pytest.raises(DeviceError, match="others may write"):
         WeightStore(folder)
+
+
+def pieces(*datas: bytes) -> dict[str, bytes]:
+    return {hashlib.sha256(data).hexdigest(): data for data in datas}
+
+
+@pytest.fixture
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Have a folder for temporary files that other users write to as well."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def test_the_store_of_a_user_is_for_nobody_else(shared: Path) -> None:
+    WeightStore.of_user().put(pieces(b"data"))
+    (folder,) = shared.iterdir()
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.iterdir())] == [0o700, 0o600]
+
+
+@pytest.mark.parametrize("kind", ["link", "link to nothing", "file", "pipe", "open to all"])
+def test_a_store_that_somebody_else_has_prepared_is_refused_and_nothing_is_touched(
+    kind: str, shared: Path, tmp_path: Path
+) -> None:
+    home, squatted = tmp_path / "home", shared / f"placeit-weights-{os.geteuid()}"
+    home.mkdir()
+    (home / "thesis").write_text("of years")
+    match kind:
+        case "link":
+            squatted.symlink_to(home)
+        case "link to nothing":
+            squatted.symlink_to(home / "new")
+        case "file":
+            squatted.write_text("")
+        case "pipe":
+            os.mkfifo(squatted)
+        case _:
+            squatted.mkdir()
+            squatted.chmod(0o777)
+    with pytest.raises(DeviceError, match=r"Weights cannot be kept.*placeit-weights-.*Remove it"):
+        WeightStore.of_user()
+    assert [path.name for path in home.iterdir()] == ["thesis"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_store_of_another_user_is_refused(shared: Path) -> None:
+    folder = shared / f"placeit-weights-{os.geteuid()}"
+    folder.mkdir(mode=0o700)
+    os.chown(folder, 12345, 12345)
+    with pytest.raises(DeviceError, match="belongs to somebody else"):
+        WeightStore.of_user()
+
+
+def test_only_weights_are_ever_deleted_and_links_are_not_followed(tmp_path: Path) -> None:
+    folder, mine = tmp_path / "weights", tmp_path / "mine"
+    mine.write_text("mine")
+    store = WeightStore(folder, most=10)
+    for name in ("notes.txt", "f" * 63):
+        (folder / name).write_text("kept")
+    (new,), old = pieces(b"x" * 10), "0" * 64
+    for name in (old, new):
+        (folder / name).symlink_to(mine)
+    store.put(pieces(b"x" * 10))
+    assert store.join((new,)) == b"x" * 10
+    assert sorted(path.name for path in folder.iterdir()) == sorted(["notes.txt", "f" * 63, new])
+    (folder / old).symlink_to(mine)
+    assert store.join((old,)) is None
+    assert mine.read_text() == "mine"
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """Mount a disk of 64 KiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", disk], check=False, capture_output=True)
+    if done.returncode:
+        pytest.skip("mounting a small disk takes root's rights")
+    yield disk
+    subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+def test_a_full_disk_costs_the_least_recently_used_weights_only(full_disk: Path) -> None:
+    store = WeightStore(full_disk / "weights")
+    small, large = pieces(*(bytes([i]) * 10_000 for i in range(5))), pieces(b"l" * 30_000)
+    for number, (name, data) in enumerate(small.items()):
+        store.put({name: data})
+        os.utime(full_disk / "weights" / name, (number, number))
+    store.put(large)
+    (name,) = large
+    assert store.join((name,)) == large[name]
+    assert store.missing(tuple(small)) == list(small)[: len(store.missing(tuple(small)))]
+    too_large = pieces(b"t" * 100_000)
+    for _ in range(2):
+        with pytest.raises(DeviceError, match="No space left"):
+            store.put(too_large)
+        assert all(len(path.name) == 64 for path in (full_disk / "weights").iterdir())
+        store.put(large)
+
+
+def test_what_a_killed_process_was_writing_is_deleted(tmp_path: Path) -> None:
+    store = WeightStore(tmp_path / "weights")
+    (tmp_path / "weights" / f".{'0' * 64}.01234567").write_bytes(b"half")
+    store.put(pieces(b"whole"))
+    assert [path.name for path in (tmp_path / "weights").iterdir()] == list(pieces(b"whole"))
+
+
+def test_any_number_of_damaged_weights_is_sent_again_at_once(store: WeightStore, tmp_path: Path) -> None:
+    parts = pieces(*(bytes([i]) * 100 for i in range(12)))
+    names = tuple(parts)
+    store.put(parts)
+    for name in names[:10]:
+        (tmp_path / "weights" / name).write_bytes(b"")
+    assert store.join(names) is None
+    assert store.missing(names) == list(names[:10])
+    store.put({name: parts[name] for name in names[:10]})
+    assert store.join(names) == b"".join(parts.values())
+
+
+def test_a_store_that_was_deleted_is_made_anew(store: WeightStore, tmp_path: Path) -> None:
+    (tmp_path / "weights").rmdir()
+    (name,) = part = pieces(b"data")
+    store.put(part)
+    assert store.join((name,)) == b"data"

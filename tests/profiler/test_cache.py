@@ -249,31 +249,35 @@ def test_what_is_not_a_regular_file_is_not_read_and_replaced_unless_it_is_a_fold
 def test_writing_deletes_what_is_too_old_and_nothing_else(cache: Cache) -> None:
     for number in range(4):
         cache.put(KEY | {"threads": number}, 1)
-    (cache.folder / "notes.txt").write_text("mine")
-    files = entries(cache)
-    for path in (*files[:2], cache.folder / "notes.txt"):
+    files, mine = entries(cache), [cache.folder / name for name in (".mine.json", "mine.json", "notes.txt")]
+    for path in mine:
+        path.write_text("mine")
+    for path in (*files[:2], *mine):
         os.utime(path, (0, time.time() - 31 * 86400))
     Cache(cache.folder).put(KEY | {"threads": 9}, 1)
     left = [path.name for path in entries(cache)]
-    assert "notes.txt" in left
-    assert len(left) == 4
+    assert {path.name for path in mine} <= set(left)
+    assert len(left) == 6
     assert not {path.name for path in files[:2]} & set(left)
 
 
 def test_clearing_deletes_entries_and_only_those(cache: Cache) -> None:
     cache.put(KEY, 1)
     cache.put({}, 1)
-    (cache.folder / ".leftover.json").write_text("{")
-    (cache.folder / "notes.txt").write_text("mine")
+    (cache.folder / f".{'0' * 64}.json.leftover.json").write_text("{")
+    mine = [".mine.json", "mine.json", "notes.txt"]
+    for name in mine:
+        (cache.folder / name).write_text("mine")
     assert cache.clear() == 2
-    assert [path.name for path in entries(cache)] == ["notes.txt"]
+    assert [path.name for path in entries(cache)] == mine
     assert cache.clear() == 0
     assert Cache(cache.folder / "never").clear() == 0
 
 
 def test_an_entry_that_cannot_be_deleted_is_an_error(cache: Cache) -> None:
-    (cache.folder / "folder.json").mkdir(parents=True)
-    with pytest.raises(FileError, match=r"folder\.json"):
+    name = f"{'0' * 64}.json"
+    (cache.folder / name).mkdir(parents=True)
+    with pytest.raises(FileError, match=name):
         cache.clear()
 
 
@@ -289,3 +293,15 @@ def test_the_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("PLACEIT_CACHE", "~/own")
     assert cache_folder() == Path("/home/me/own")
     assert Cache().folder == Path("/home/me/own")
+
+
+def test_without_a_home_folder_there_is_no_cache_and_one_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PLACEIT_CACHE", "~nobody-has-this-name/cache")
+    cache = Cache()
+    cache.put(KEY, 1)
+    assert cache.get(KEY) is None
+    assert cache.clear() == 0
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert "this user has none: set HOME" in caplog.text

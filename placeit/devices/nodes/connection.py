@@ -7,17 +7,19 @@ import itertools
 import logging
 import math
 import pickle
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
+from queue import Empty, SimpleQueue
+from typing import Any, Literal, NoReturn, TypeAlias, TypeVar, cast, get_args
 
 from placeit.core.address import Address
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, PlaceitError, UsageError, first_line
 from placeit.core.version import __version__
-from placeit.devices.nodes.joining import Attempt, check_guarded
+from placeit.devices.nodes.joining import Attempt, check_guarded, divert_errors
 from placeit.devices.nodes.tokens import knock
 
 __all__ = [
@@ -41,7 +43,7 @@ LABEL = "placeit-node"
 """The Ray label that names a node."""
 Compression: TypeAlias = Literal["none", "fp16", "int8"]
 """What float32 tensors are sent as, numbered as in :class:`placeit.runtime.nodes.coding.Coding`."""
-_CONNECTS_S, _STARTS_S = 30.0, 60.0
+_CONNECTS_S, _STARTS_S, _ANSWERS_S = 30.0, 60.0, 10.0
 _LOOK_S = 0.5
 _LEAST_PATIENCE_S = 1.0
 _VERSION = (2, 59)
@@ -83,29 +85,53 @@ class Nodes:
     _warned: set[frozenset[str]] = field(default_factory=set)
 
     def nodes(self) -> Mapping[str, Node]:
-        """The nodes that are alive, by name, the head first. Raises DeviceError if two have one name."""
-        from ray.exceptions import RayError
+        """The nodes that are alive, by name, the head first.
 
+        Raises:
+            DeviceError: two have one name, or the head of the cluster does not answer within 10 s.
+        """
         found: dict[str, Node] = {}
-        try:
-            listed = [entry for entry in ray_module().nodes() if entry["Alive"]]
-        except (RayError, RuntimeError) as error:
-            raise DeviceError(f"The Ray cluster at {self.address} says nothing of its nodes ({first_line(error)}).") from error
-        listed.sort(key=lambda entry: ("node:__internal_head__" not in entry["Resources"], entry["NodeID"]))
-        for entry in listed:
-            head = "node:__internal_head__" in entry["Resources"]
-            name = entry["Labels"].get(LABEL) or ("head" if head else entry["NodeManagerHostname"])
-            if name in found:
-                raise DeviceError(f"Two nodes of the Ray cluster are called '{name}': start them with --labels {LABEL}=NAME.")
-            found[name] = Node(name, entry["NodeID"], entry["NodeManagerAddress"])
+        for node, alive in self._listed():
+            if alive and node.name in found:
+                raise DeviceError(
+                    f"Two nodes of the Ray cluster are called '{node.name}': start them with --labels {LABEL}=NAME."
+                )
+            if alive:
+                found[node.name] = node
         return found
 
     def node(self, name: str) -> Node:
-        """A node by its name. Raises DeviceError if there is none."""
+        """A node by its name. Raises DeviceError if there is none, or it was lost."""
         nodes = self.nodes()
-        if name not in nodes:
-            raise DeviceError(f"The Ray cluster at {self.address} has no node '{name}'; its nodes are {', '.join(nodes)}.")
-        return nodes[name]
+        if name in nodes:
+            return nodes[name]
+        if any(node.name == name for node, _ in self._listed()):
+            raise DeviceError(
+                f"The node '{name}' of the Ray cluster at {self.address} has ended, or was silent for so long that Ray "
+                "dropped it for good: start it again."
+            )
+        raise DeviceError(f"The Ray cluster at {self.address} has no node '{name}'; its nodes are {', '.join(nodes)}.")
+
+    def _listed(self) -> list[tuple[Node, bool]]:
+        """All nodes that were ever there, the head first, and whether each is alive."""
+        from ray.exceptions import RayError
+
+        knock(self.address).close()
+        try:
+            entries = _in_time(ray_module().nodes, _ANSWERS_S)
+        except TimeoutError as error:
+            raise DeviceError(
+                f"The head of the Ray cluster at {self.address} has not answered for {_ANSWERS_S:g} s: it hangs, or has ended."
+            ) from error
+        except (RayError, RuntimeError) as error:
+            raise DeviceError(f"The Ray cluster at {self.address} says nothing of its nodes ({first_line(error)}).") from error
+        entries.sort(key=lambda entry: ("node:__internal_head__" not in entry["Resources"], entry["NodeID"]))
+        listed = []
+        for entry in entries:
+            head = "node:__internal_head__" in entry["Resources"]
+            name = entry["Labels"].get(LABEL) or ("head" if head else entry["NodeManagerHostname"])
+            listed.append((Node(name, entry["NodeID"], entry["NodeManagerAddress"]), bool(entry["Alive"])))
+        return listed
 
     def device(self, address: Address, given_up: Callable[[], bool] = lambda: False) -> Device:
         """Find a device of a node, unless that is given up meanwhile.
@@ -246,6 +272,30 @@ def answer_of(reference: Any, what: str, timeout: float, given_up: Callable[[], 
         raise DeviceError(f"{what}: {first_line(error)}.") from error
 
 
+def _in_time(job: Callable[[], T], seconds: float) -> T:
+    """Do a job on a thread of its own, as Ray may wait for ever. Raises TimeoutError, or what the job raises."""
+    ended: SimpleQueue[Callable[[], T]] = SimpleQueue()
+
+    def run() -> None:
+        try:
+            value = job()
+        except BaseException as error:  # noqa: BLE001 (raised where it is waited for)
+            ended.put(functools.partial(_raise, error))
+        else:
+            ended.put(lambda: value)
+
+    threading.Thread(target=run, name="placeit ray", daemon=True).start()
+    try:
+        outcome = ended.get(timeout=seconds)
+    except Empty:
+        raise TimeoutError from None
+    return outcome()
+
+
+def _raise(error: BaseException) -> NoReturn:
+    raise error
+
+
 _current: Nodes | None = None
 _attempt: Attempt | None = None  # that has not been seen to end
 
@@ -329,6 +379,7 @@ def disconnect() -> None:
     if _current is not None:
         _current = None
         ray_module().shutdown()
+        divert_errors(False)
 
 
 def ray_module() -> Any:

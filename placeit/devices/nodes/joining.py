@@ -13,7 +13,9 @@ from typing import Any
 from placeit.core.errors import DeviceError, first_line
 from placeit.devices.nodes.tokens import wants_token
 
-__all__ = ["Attempt", "check_guarded", "loopback_only"]
+__all__ = ["Attempt", "check_guarded", "divert_errors", "loopback_only"]
+
+_LOG = logging.getLogger("placeit")
 
 _MODE, _PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"
 _GUARDED, _OPEN = "token", "disabled"
@@ -80,12 +82,14 @@ class Attempt:
             self._ended, undo = True, self._failure is not None or self._given_up
         if undo:
             self._ray.shutdown()
+            divert_errors(False)
 
     def _init(self, local: bool) -> None:
         raylet: Any = self._ray._raylet
         raylet.Config.initialize("")  # reads the environment once more: Ray may have been imported before
         if os.environ[_MODE] == _GUARDED:
             self._check_token(raylet.AuthenticationTokenLoader.instance())
+        divert_errors(True)
         raylet.GcsClient(address=self.address)  # says at once that a token is wrong; the other tries for 20 s
         self._ray.init(
             self.address,
@@ -109,6 +113,28 @@ class Attempt:
             raise DeviceError(
                 f"The Ray cluster at {self.address} wants a token, and there is none{why} Set {_PATH} to a file with it."
             )
+
+
+def divert_errors(wanted: bool) -> None:
+    """Have Ray log the errors of a cluster, instead of printing them to the standard output of the user's process."""
+    from ray._private import worker
+
+    printing = worker.print_to_stdstream
+    if wanted and not isinstance(printing, _Diverted):
+        worker.print_to_stdstream = _Diverted(printing)
+    elif not wanted and isinstance(printing, _Diverted):
+        worker.print_to_stdstream = printing.found
+
+
+class _Diverted:
+    """In the place of Ray's function that prints lines from other processes of a cluster."""
+
+    def __init__(self, found: Any) -> None:
+        self.found = found
+
+    def __call__(self, data: Mapping[str, Any], ignore_prefix: bool = False) -> None:  # noqa: ARG002
+        for line in data["lines"]:
+            _LOG.debug("Ray: %s", line)
 
 
 def _is_loopback(host: str) -> bool:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import functools
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from placeit.core.errors import DeviceError, UsageError
-from placeit.core.files import write_text
+from placeit.core.errors import DeviceError, FileError, UsageError
+from placeit.core.files import user_folder, write_text
+from placeit.core.interrupts import at_end
 from placeit.devices.nodes.connection import LABEL, ray_module
 
 __all__ = ["LocalCluster", "Place", "names", "running", "start", "start_node", "state_file"]
@@ -26,8 +31,11 @@ __all__ = ["LocalCluster", "Place", "names", "running", "start", "start_node", "
 _LOOPBACK = "127.0.0.1"
 _MARK = "PLACEIT_CLUSTER"
 _STARTS_S = 90.0
-_ASKED_S, _ENDS_S = 2.0, 10.0
+_ASKED_S, _ENDS_S, _LOOK_S = 2.0, 10.0, 0.05
 _STORE_BYTES = 100_000_000
+_SOCKET = "ray/session_2026-11-25_21-47-40_692289_4194304/sockets/plasma_store.63"  # the longest name of a socket of Ray's
+_LONGEST_SOCKET = 107  # bytes that Linux allows
+_WRITTEN = re.compile(r"token|ray|[\w-]+\.log")  # in the folder of a cluster
 _HEALTH = {  # of a node whose link is cut: noticed after about 4 s, not 64
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_timeout_ms": "1000",
@@ -59,6 +67,7 @@ class LocalCluster:
         folder: with its token and what Ray writes.
         nodes: names of its nodes.
         processes: process and the moment of its start, in clock ticks since the machine's.
+        starter: the process that is starting it, and its start; None when all nodes are up.
     """
 
     mark: str
@@ -66,11 +75,17 @@ class LocalCluster:
     folder: str
     nodes: tuple[str, ...]
     processes: tuple[tuple[int, int], ...] = ()
+    starter: tuple[int, int] | None = None
 
     @property
     def token(self) -> Path:
         """The file with the token that every connection needs."""
         return Path(self.folder, "token")
+
+    @property
+    def starting(self) -> bool:
+        """Whether the process that starts it is still about it."""
+        return self.starter is not None and _processes().get(self.starter[0], (0, -1))[1] == self.starter[1]
 
     def pids(self) -> list[int]:
         """Its processes that run now: those that were written down, those that they started, and those with its mark."""
@@ -83,47 +98,80 @@ class LocalCluster:
             ours, grown = ours | children, bool(children)
         return sorted(ours - {os.getpid()})
 
-    def stop(self, file: Path | None = None) -> int:
+    def lost(self) -> list[str]:
+        """Names of its nodes that have ended, or that are stopped, which Ray takes for their end after about 4 s."""
+        alive = set()
+        for pid in self.pids():
+            with contextlib.suppress(OSError, ValueError):
+                words = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
+                state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+                labels = [json.loads(word.partition("=")[2]) for word in words if word.startswith("--labels=")]
+                if words[0].endswith("/raylet") and state != "T":
+                    alive |= {found.get(LABEL) for found in labels}
+        return [name for name in self.nodes if name not in alive]
+
+    def check(self) -> None:
+        """Raise DeviceError if nodes are missing: what needs them would wait for them until it gives up."""
+        if self.starting and self.starter is not None:
+            raise DeviceError(f"Process {self.starter[0]} is starting the local cluster: wait until it is up.")
+        if lost := self.lost():
+            raise DeviceError(
+                f"The local cluster at {self.address} has lost {_listed(lost)}: Ray drops a node that was silent for 4 s, as "
+                "when the machine was suspended, and never takes it back. End the cluster with `placeit cluster down`, then "
+                "start it again with `placeit cluster up`."
+            )
+
+    def stop(self, file: Path | None = None, *, at_once: bool = False) -> int:
         """End its processes and delete its folder; return how many there were. Raises DeviceError if one does not end.
 
         Args:
             file: that remembers it, deleted when nothing is left.
+            at_once: kill them, instead of letting them end by themselves first.
         """
         count = 0
-        for how, patience in ((signal.SIGTERM, _ASKED_S), (signal.SIGKILL, _ENDS_S)):
+        for how, patience in ((signal.SIGTERM, 0.0 if at_once else _ASKED_S), (signal.SIGKILL, _ENDS_S)):
             deadline = time.monotonic() + patience
-            while pids := self.pids():
+            while patience and (pids := self.pids()):
                 count = max(count, len(pids))
                 for pid in pids:
                     _kill(pid, how)
                 if time.monotonic() > deadline:
                     break
-                time.sleep(0.1)
+                time.sleep(_LOOK_S)
         if pids := self.pids():
             raise DeviceError(f"Processes {', '.join(map(str, pids))} of the cluster do not end, even when killed.")
-        shutil.rmtree(self.folder, ignore_errors=True)
-        if file is not None:
+        _delete(Path(self.folder))
+        if file is not None and (kept := running(file)) is not None and kept.mark == self.mark:
             file.unlink(missing_ok=True)
         return count
 
 
 def state_file() -> Path:
-    """The file that remembers the cluster of this user."""
-    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return Path(base, "placeit", "cluster.json")
+    """The file that remembers the cluster of this user. Raises FileError if it is in a home folder, and there is none."""
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else user_folder("~/.local/state")) / "placeit" / "cluster.json"
 
 
 def running(file: Path | None = None) -> LocalCluster | None:
-    """The cluster that a file remembers; None if there is none. Raises DeviceError if the file cannot be read."""
+    """The cluster that a file of this user remembers; None if there is none. Raises DeviceError if it cannot be read."""
     file = state_file() if file is None else file
     try:
-        kept = json.loads(file.read_text())
+        handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(handle) as source:
+            facts = os.fstat(handle)
+            if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid():
+                raise ValueError("it is no file of this user")
+            kept = json.load(source)
         processes = tuple((int(pid), int(begun)) for pid, begun in kept["processes"])
-        return LocalCluster(str(kept["mark"]), str(kept["address"]), str(kept["folder"]), tuple(kept["nodes"]), processes)
-    except FileNotFoundError:
+        starter = None if kept.get("starter") is None else (int(kept["starter"][0]), int(kept["starter"][1]))
+        known = str(kept["mark"]), str(kept["address"]), str(kept["folder"]), tuple(kept["nodes"])
+        return LocalCluster(*known, processes, starter)
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        raise DeviceError(f"{file}, which remembers the cluster that was started, cannot be read ({error}).") from error
+    except (ValueError, LookupError, TypeError, AttributeError, OSError, RecursionError) as error:
+        raise DeviceError(
+            f"{file}, which remembers the cluster that was started, cannot be read ({error}). Delete it."
+        ) from error
 
 
 def names(count: int) -> tuple[str, ...]:
@@ -145,38 +193,107 @@ def start(nodes: Sequence[str], file: Path | None = None, *, places: Mapping[str
         places: of nodes, by name; None for the loopback address.
 
     Raises:
-        DeviceError: Ray is not installed, one runs already, or a node does not start within 90 s. Nothing is left then.
+        DeviceError: Ray is not installed, one runs already or is being started, or a node does not start within 90 s.
+        FileError: there is no place to remember it in, or for its files.
+
+        Nothing is left then.
     """
     ray_module()
     file = state_file() if file is None else file
-    before = running(file)
-    if before is not None:
-        if before.pids():
-            raise DeviceError(f"A local cluster is up at {before.address} already: end it with `placeit cluster down`.")
-        before.stop(file)
-    folder = Path(tempfile.mkdtemp(prefix="placeit-"))
-    (folder / "token").touch(0o600)
-    (folder / "token").write_text(secrets.token_hex(32))
     at = {name: Place() for name in nodes} | dict(places or {})
-    cluster = LocalCluster(secrets.token_hex(16), f"{at[nodes[0]].host}:{_free_port()}", str(folder), tuple(nodes))
-    file.parent.mkdir(parents=True, exist_ok=True)
+    address, folder = f"{at[nodes[0]].host}:{_free_port()}", _short_folder()
+    pid = os.getpid()
+    cluster = LocalCluster(secrets.token_hex(16), address, str(folder), tuple(nodes), starter=(pid, _processes()[pid][1]))
+    kept = at_end(functools.partial(cluster.stop, file, at_once=True))
     try:
-        _remember(cluster, file)
+        _claim(cluster, file)
+        _make(cluster)
         for name in nodes:  # in turn: several at once run into Ray's time-outs where cores are few
             start_node(cluster, name, at[name])
         table = _processes()
-        cluster = LocalCluster(
-            **{**asdict(cluster), "processes": tuple((pid, table[pid][1]) for pid in cluster.pids() if pid in table)}
+        cluster = replace(
+            cluster, processes=tuple((pid, table[pid][1]) for pid in cluster.pids() if pid in table), starter=None
         )
-        _remember(cluster, file)
+        with _alone(file):
+            if (found := running(file)) is None or found.mark != cluster.mark:
+                raise DeviceError("The cluster was ended by another command while it was being started.")
+            _remember(cluster, file)
     except BaseException:
-        cluster.stop(file)
+        cluster.stop(file, at_once=True)
         raise
+    finally:
+        kept()
     return cluster
+
+
+def _short_folder() -> Path:
+    """A name for the folder of a cluster, in which the names of Ray's sockets are not too long. Raises FileError."""
+    bases = dict.fromkeys((tempfile.gettempdir(), "/tmp", os.environ.get("XDG_RUNTIME_DIR", ""), "/dev/shm"))  # noqa: S108
+    for base in filter(os.path.isabs, bases):
+        folder = Path(base, f"placeit-{secrets.token_hex(4)}")
+        if len(os.fsencode(folder / _SOCKET)) <= _LONGEST_SOCKET and os.access(base, os.W_OK | os.X_OK):
+            return folder
+    raise FileError(
+        f"A local cluster needs a folder for temporary files whose path has at most {_LONGEST_SOCKET - len(_SOCKET) - 18} "
+        "bytes, for the names of Ray's sockets: set TMPDIR to one."
+    )
+
+
+def _make(cluster: LocalCluster) -> None:
+    """Make the folder of a cluster, with its token. Raises FileError."""
+    try:
+        Path(cluster.folder).mkdir(mode=0o700)
+        cluster.token.touch(0o600, exist_ok=False)
+        cluster.token.write_text(secrets.token_hex(32))
+    except OSError as error:
+        raise FileError(f"Cannot make the folder {cluster.folder} of a cluster: {error.strerror or error}.") from error
+
+
+def _delete(folder: Path) -> None:
+    """Delete the folder of a cluster, but none that holds what no cluster has put there, whatever a file says of it."""
+    with contextlib.suppress(OSError):
+        facts = folder.lstat()
+        ours = stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid()
+        if ours and all(_WRITTEN.fullmatch(path.name) for path in folder.iterdir()):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _alone(file: Path) -> Iterator[None]:
+    """Let no other process change what remembers clusters meanwhile. Raises FileError if they cannot be remembered there."""
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise FileError(
+            f"The cluster cannot be remembered in {file.parent}: {error.strerror or error}. Set XDG_STATE_HOME to another "
+            "folder."
+        ) from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)  # closing it ends that
+        yield
+    finally:
+        os.close(handle)
+
+
+def _claim(cluster: LocalCluster, file: Path) -> None:
+    """Remember a cluster that is about to be started. Raises DeviceError if there is one already."""
+    with _alone(file):
+        before = running(file)
+        if before is not None:
+            if before.starting or before.pids():
+                before.check()
+                raise DeviceError(f"A local cluster is up at {before.address} already: end it with `placeit cluster down`.")
+            before.stop(file)
+        _remember(cluster, file)
 
 
 def _remember(cluster: LocalCluster, file: Path) -> None:
     write_text(file, json.dumps(asdict(cluster), indent=1) + "\n")
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"its node {names[0]}" if len(names) == 1 else f"its nodes {', '.join(names)}"
 
 
 def start_node(cluster: LocalCluster, name: str, place: Place) -> None:

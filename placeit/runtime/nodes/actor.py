@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import threading
@@ -64,11 +65,14 @@ class DeviceActor:
         self._programs: dict[int, Program] = {}
         self._numbers = itertools.count()
         self._lock = threading.Lock()
-        self._store = WeightStore.of_user()
         self._listener = Listener(setting.host, setting.secret, self._meet)
 
     def _meet(self, sock: Any, name: str) -> None:
         self._lane.meet(Connection(sock, name, self._lane, self._setting.patience))
+
+    @functools.cached_property
+    def _store(self) -> WeightStore:
+        return WeightStore.of_user()
 
     def where(self) -> tuple[tuple[str, int], int]:
         """Address that it listens on, and its process."""

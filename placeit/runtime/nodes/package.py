@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import hashlib
 import itertools
 import os
 import re
+import secrets
+import stat
 import tempfile
-from collections.abc import Mapping
+import threading
+import weakref
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from placeit.backends.base import Format
-from placeit.core.errors import DeviceError
+from placeit.core.errors import DeviceError, FileError
+from placeit.core.files import own_folder, temporary_folder
 from placeit.core.telemetry import import_openvino
 from placeit.devices.openvino import openvino_core
 from placeit.runtime.devices.base import BufferSpec, SegmentSource
@@ -24,6 +31,8 @@ __all__ = ["Package", "WeightStore", "pack"]
 _PIECE = 1 << 12
 """Constants of fewer bytes are not worth a piece of their own."""
 _DATA = re.compile(r'<data\b[^>]*\boffset="(\d+)"[^>]*\bsize="(\d+)"')
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_DRAFT = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{8}")
 _STORE_BYTES = 8 << 30
 
 
@@ -45,9 +54,14 @@ class Package:
 
 
 def pack(segment: SegmentSource) -> tuple[Package, dict[str, bytes]]:
-    """Pack a segment; return it and its pieces by their digests. Raises DeviceError if it is not OpenVINO's."""
-    with tempfile.TemporaryDirectory(prefix="placeit-") as folder:
-        xml, weights = Path(folder, "segment.xml"), Path(folder, "segment.bin")
+    """Pack a segment; return it and its pieces by their digests.
+
+    Raises:
+        DeviceError: it is not OpenVINO's.
+        FileError: there is no room for temporary files.
+    """
+    with temporary_folder() as folder:
+        xml, weights = folder / "segment.xml", folder / "segment.bin"
         import_openvino().serialize(segment.in_format("openvino"), str(xml), str(weights))
         text, data = xml.read_bytes(), weights.read_bytes()
     cuts = {0, len(data)}
@@ -84,71 +98,144 @@ class Unpacked:
 class WeightStore:
     """Weights that a machine has been sent, in files named by their digests, so that they are sent once.
 
-    The least recently used ones are deleted when they take too much. What does not have the digest that its name says is not
-    used.
+    The least recently used ones are deleted when they take too much, or when the disk is full. What does not have the digest
+    that its name says is not used. Whatever else is in the folder is left alone.
 
     Args:
         folder: only its owner may write there; it is made if it is missing.
         most: bytes to keep.
+
+    Raises:
+        DeviceError: the folder is a link or no folder, others may write there, or it cannot be made.
     """
 
     def __init__(self, folder: Path, most: int = _STORE_BYTES) -> None:
         self._folder, self._most = folder, most
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.stat()
-        if found.st_uid != os.getuid() or found.st_mode & 0o022:
-            raise DeviceError(f"{folder} belongs to somebody else, or others may write there; weights are not kept in it.")
+        self._handle = self._opened()
+        weakref.finalize(self, os.close, self._handle)
+        self._writing = threading.Lock()
 
     @classmethod
     def of_user(cls) -> WeightStore:
-        """The store of this user on this machine."""
-        return cls(Path(tempfile.gettempdir(), f"placeit-weights-{os.getuid()}"))
+        """The store of this user on this machine. Raises DeviceError."""
+        return cls(Path(tempfile.gettempdir(), f"placeit-weights-{os.geteuid()}"))
 
     def missing(self, pieces: tuple[str, ...]) -> list[str]:
         """Those that are not here."""
-        return [name for name in dict.fromkeys(pieces) if not self._path(name).exists()]
+        with self._errors():
+            here = set(self._names())
+        return [name for name in dict.fromkeys(pieces) if _checked(name) not in here]
 
     def put(self, pieces: Mapping[str, bytes]) -> None:
         """Keep pieces. Raises DeviceError if there is no room."""
-        try:
+        with self._alone():
+            for name in self._names():
+                if _DRAFT.fullmatch(name):  # of a process that was killed, since nobody else writes now
+                    self._delete(name)
+            new = sum(map(len, pieces.values()))
+            self._free(new + sum(size for _, size, _ in self._others(pieces)) - self._most, pieces)
             for name, data in pieces.items():
-                with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:
-                    file.write(data)
-                Path(file.name).replace(self._path(name))
-            self._make_room(set(pieces))
+                self._write(_checked(name), data, pieces)
+
+    def join(self, pieces: tuple[str, ...]) -> bytes | None:
+        """Put weights together; None if pieces are not here any more, or were damaged. Raises DeviceError."""
+        names = dict.fromkeys(pieces)
+        with self._errors():
+            parts = {name: self._read(_checked(name)) for name in names}
+            for name in [name for name, data in parts.items() if data is None or hashlib.sha256(data).hexdigest() != name]:
+                del parts[name]
+                self._delete(name)
+        return b"".join(cast("bytes", parts[name]) for name in pieces) if len(parts) == len(names) else None
+
+    def _opened(self) -> int:
+        try:
+            return own_folder(self._folder)
+        except FileError as error:
+            raise DeviceError(f"Weights cannot be kept. {error}") from error
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise DeviceError(f"Weights cannot be kept in {self._folder}: {error.strerror or error}.") from error
 
-    def join(self, pieces: tuple[str, ...]) -> bytes | None:
-        """Put weights together; None if some piece is not here any more."""
-        parts: dict[str, bytes] = {}
-        for name in dict.fromkeys(pieces):
-            path = self._path(name)
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Let no other thread or process of this user write meanwhile."""
+        with self._writing, self._errors():
+            if os.fstat(self._handle).st_nlink == 0:  # deleted, as old folders for temporary files are
+                made = self._opened()
+                os.dup2(made, self._handle, inheritable=False)
+                os.close(made)
+            fcntl.flock(self._handle, fcntl.LOCK_EX)
             try:
-                parts[name] = path.read_bytes()
-                os.utime(path)
-            except FileNotFoundError:
-                return None
-            if hashlib.sha256(parts[name]).hexdigest() != name:
-                path.unlink(missing_ok=True)
-                return None
-        return b"".join(parts[name] for name in pieces)
+                yield
+            finally:
+                fcntl.flock(self._handle, fcntl.LOCK_UN)
 
-    def _path(self, name: str) -> Path:
-        if not re.fullmatch(r"[0-9a-f]{64}", name):
-            raise DeviceError(f"'{name}' is not a digest.")
-        return self._folder / name
+    def _read(self, name: str) -> bytes | None:
+        """Read a file and note that it was used; None if it is missing, or no regular file."""
+        try:
+            handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=self._handle)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENXIO):
+                return None
+            raise
+        with os.fdopen(handle, "rb") as file:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                return None
+            os.utime(handle)
+            return file.read()
 
-    def _make_room(self, needed: set[str]) -> None:
-        files: list[tuple[float, int, Path]] = []
-        for path in self._folder.iterdir():
-            with contextlib.suppress(FileNotFoundError):  # another process of this user has just deleted it
-                found = path.stat()
-                files.append((found.st_mtime, found.st_size, path))
-        total = sum(size for _, size, _ in files)
-        for _, size, path in sorted(files):
-            if total <= self._most:
+    def _write(self, name: str, data: bytes, needed: Mapping[str, bytes]) -> None:
+        """Write a file in one step, and delete others while there is no room for it."""
+        draft = f".{name}.{secrets.token_hex(4)}"
+        while True:
+            try:
+                with open(draft, "xb", opener=self._opener) as file:
+                    file.write(data)
+                os.replace(draft, name, src_dir_fd=self._handle, dst_dir_fd=self._handle)
+            except BaseException as error:
+                self._delete(draft)
+                full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+                if not (full and self._free(len(data), needed)):
+                    raise
+            else:
                 return
-            if path.name not in needed:
-                path.unlink(missing_ok=True)
-                total -= size
+
+    def _names(self) -> list[str]:
+        return os.listdir(self._handle)  # noqa: PTH208 (of a descriptor)
+
+    def _opener(self, name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NOFOLLOW, 0o600, dir_fd=self._handle)
+
+    def _delete(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self._handle)
+
+    def _others(self, needed: Mapping[str, bytes]) -> list[tuple[float, int, str]]:
+        """Time of the last use, bytes and name of each piece that is not needed."""
+        found = []
+        for name in self._names():
+            if _DIGEST.fullmatch(name) and name not in needed:
+                with contextlib.suppress(FileNotFoundError):  # another process has just deleted it
+                    facts = os.stat(name, dir_fd=self._handle, follow_symlinks=False)
+                    found.append((facts.st_mtime, facts.st_size, name))
+        return found
+
+    def _free(self, size: int, needed: Mapping[str, bytes]) -> bool:
+        """Delete the least recently used pieces, but none that is needed, until so many bytes are free; whether any was."""
+        freed = 0
+        for _, bytes_, name in sorted(self._others(needed)):
+            if freed >= size:
+                break
+            self._delete(name)
+            freed += bytes_
+        return freed > 0
+
+
+def _checked(name: str) -> str:
+    if not _DIGEST.fullmatch(name):
+        raise DeviceError(f"'{name}' is not a digest.")
+    return name
