@@ -20,6 +20,9 @@ def plain_devices(cluster: Cluster) -> list[Device]:
     where the cluster has that device itself, or fewer than two core sets; nor where a device is on another node, or a device or
     a link is emulated or described: that stands for hardware that is not here.
 
+    It holds no more than the core set that may hold least: all its cores read all the weights, and a limit on a core set is one
+    on what those cores hold.
+
     Args:
         cluster: as a model's runtimes drive it (:mod:`placeit.runtime.drivers`).
     """
@@ -40,7 +43,7 @@ def plain_devices(cluster: Cluster) -> list[Device]:
             name=str(address),
             address=address,
             all_cores=allowed if everything else (),
-            memory_bytes=min(memory_bytes(), sum(device.memory_bytes for device in sets)),
+            memory_bytes=min(memory_bytes(), *(device.memory_bytes for device in sets)),
             power=None,
         )
     return list(found.values())

@@ -180,7 +180,10 @@ class Races:
         return Known.of_candidate(one, one.measured, one.value, one.output_error)
 
     def recall(self, name: str, known: Known, plan: Plan, *replicas: Plan) -> None:
-        """Learn of a candidate what an earlier search has measured of the same placement, in segments of its own."""
+        """Learn of a candidate what an earlier search has measured of the same placement, in segments of its own.
+
+        One whose outputs are wrong by the tolerance of this search has failed.
+        """
         rounds = range(len(known.samples))
         self.learn_of(
             name,
@@ -193,6 +196,8 @@ class Races:
             cost=known.cost,
             segment_s=known.segment_s,
         )
+        if (why := known.output_error.wrong(self.home(name).tolerance)) is not None:
+            self.fail(name, f"Measured by an earlier search: {why}")
 
     def calibrated(self) -> Costs:
         """The session's costs, corrected by what segments really took beside each other."""
