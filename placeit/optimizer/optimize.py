@@ -30,7 +30,8 @@ from placeit.optimizer.result import Optimized, OtherPrecision, Unplanned
 from placeit.optimizer.search import Search
 from placeit.optimizer.service import service_of
 from placeit.optimizer.spending import spending
-from placeit.optimizer.starts import Start, divide_for, fitted, read_starts, without_plain
+from placeit.optimizer.starts import Start, begin_with, divide_for, elsewhere, fitted, read_starts
+from placeit.placers.asking import check_able
 from placeit.placers.bound import lower_bound
 from placeit.placers.feasibility import check_room
 from placeit.placers.registry import parse_placer
@@ -141,14 +142,20 @@ def optimize(
         raise UsageError(f"The seed is {seed}; it must not be negative.")
     check_tolerance(tolerance)
     begin = time.perf_counter()
+    named = placers is not None
     placers = DEFAULT_PLACERS if placers is None else [placers] if isinstance(placers, str) else placers
     others = [name for name in placers if name != LEARNING]
-    for name in others:
-        parse_placer(name)  # a typing error should not cost a profile first
+    # a typing error should not cost a profile first
+    asked_for = {name: parse_placer("doppler" if name == LEARNING else name) for name in placers}
     importing = time.perf_counter() - begin  # PyTorch takes seconds
     starts = read_starts(start)
     cluster = find_cluster(devices, precision=precision)
     wanted = get_objective(objective, cluster)
+    if named:  # those that are asked by default need nothing that may be missing
+        begin = time.perf_counter()
+        for name, placer in asked_for.items():
+            check_able(name, placer, len(cluster))
+        importing += time.perf_counter() - begin
     ledger, begin = Ledger(), time.perf_counter() - importing
     ledger.seconds[LOADING] = importing
 
@@ -185,16 +192,17 @@ def optimize(
         )
     with session:
         check_room(Segmenter(session.grouping, Costs.zero(len(session.grouping.groups), session.cluster)).problem())
-        starts = without_plain(session, starts)
+        on_cores = elsewhere(session, starts)
+        starts = {name: one for name, one in starts.items() if name not in on_cores}
         divide_for(session, starts)
         with ledger.on(PROFILING):
             session.profile(budget_s=budget * _PROFILE_SHARE, check=True, worth=worth, progress=progress)
-        given = fitted(session, starts)
+        given = fitted(session, starts, wanted)
         search = Search(session, wanted, begin + budget, seed, progress, ledger)
         if resume is not None:
             search.resume(open_journal(Path(resume), session, wanted))
         search.singles(plain=plain)
-        search.begin_with(given)
+        begin_with(search, given, on_cores)
         without = search.compare_precisions() if compare_precisions else []
         if session.executable and not asked:  # the costs were kept
             worth(np.array(_single_seconds(search)))
@@ -205,6 +213,8 @@ def optimize(
                 search.once = {one.name: one.simulated_s for one in singles if one.simulated_s is not None}
             else:
                 search.propose(others)
+                if named:
+                    search.check_asked(others)
             if wanted.steady:
                 enter_replicas(search)
             search.improve()

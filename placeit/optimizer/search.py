@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.core.errors import FileError, UsageError
 from placeit.core.problem import CostFunction, Problem
 from placeit.optimizer.candidates import (
     Candidate,
@@ -89,6 +90,7 @@ class Search(Races):
         self.segmenter = self.segmenter_of(session.costs) if objective.steady else session.segmenter
         self.problem = self.segmenter.problem()
         self.unplanned: dict[str, tuple[str, str]] = {}  # candidate -> who was to propose it, and why it came to nothing
+        self.unable: set[str] = set()  # those of them whose placer cannot place this model as it was asked to
         self.once: dict[str, float] = {}  # seconds of one run of single devices, as far as they are known
         self.placers: list[str] = []  # those that gave a placement
         self.proposals: list[Proposal] = []
@@ -113,6 +115,8 @@ class Search(Races):
             self.proposals.append(Proposal(placer, candidate.name, known is None, candidate.name == start))
         except FAILURES as error:
             self.unplanned[name] = (placer, reason_of(error))
+            if isinstance(error, UsageError | FileError):
+                self.unable.add(name)
 
     def enter_plan(self, name: str, placer: str, plan: Plan, start: str | None = None) -> Candidate:
         """Enter a plan, under another name if there is one of that name: an earlier search may have used it."""
@@ -188,6 +192,13 @@ class Search(Races):
         self.ask_all(placers)
         self.placers = [name for name in placers if name not in self.unplanned]
         self.refine("segment-search")
+
+    def check_asked(self, placers: Sequence[str]) -> None:
+        """Raise UsageError if placers were asked and none of them can place this model, so that no others answer for them."""
+        unable = [name for name in placers if name in self.unable]
+        if unable and not self.placers:
+            why = " ".join(f"{name}: {self.unplanned[name][1]}" for name in unable)
+            raise UsageError(f"None of the placers that were asked for gave a placement. {why}")
 
     def ask_all(self, placers: Sequence[str], share: float = _ASKED_SHARE, *, turn: int = 1) -> None:
         """Ask placers for a placement by the costs as they are known now, in a share of what is left of the budget.

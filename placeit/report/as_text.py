@@ -385,8 +385,11 @@ def _devices(candidate: Candidate) -> str:
 
 
 def _name(candidate: Candidate | Unplanned) -> str:
-    """Name of a candidate, and of the placer that proposed it unless that is the name or a part of it."""
-    return candidate.name if candidate.placer in candidate.name else f"{candidate.name} ({candidate.placer})"
+    """Name of a candidate, of the placer that proposed it unless that is a part of the name, and whether it was a start."""
+    given = getattr(candidate, "given", False)
+    what = [candidate.placer, *(["start"] if given and candidate.placer != "start" else [])]
+    said = ", ".join(one for one in what if one not in candidate.name)
+    return f"{candidate.name} ({said})" if said else candidate.name
 
 
 def _values(candidate: Candidate, unit: str) -> tuple[str, str]:
