@@ -359,6 +359,7 @@ def _optimized(
         cluster=session.cluster,
         pins=session.pins,
         memory=session.memory,
+        profiled=session.costs.profiled,
         _open=functools.partial(Runtime, session.model, home.grouping, home.cluster, precision=session.precision),
     )
 

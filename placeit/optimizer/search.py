@@ -39,9 +39,12 @@ from placeit.session import Session
 from placeit.simulator.objectives import Objective
 from placeit.simulator.simulate import SimulatedCost
 
-__all__ = ["WORTH_MEASURING", "Proposal", "Search"]
+__all__ = ["SEARCH", "WORTH_MEASURING", "Proposal", "Search"]
 
 _LOG = logging.getLogger(__name__)
+
+SEARCH = "search"
+"""Who proposes what a search among plans finds."""
 
 _FINALISTS = 5  # most new placements that are measured in one turn
 _TURNS = 3  # most turns of measuring and searching again
@@ -92,6 +95,7 @@ class Search(Races):
         self.unplanned: dict[str, tuple[str, str]] = {}  # candidate -> who was to propose it, and why it came to nothing
         self.unable: set[str] = set()  # those of them whose placer cannot place this model as it was asked to
         self.once: dict[str, float] = {}  # seconds of one run of single devices, as far as they are known
+        self.searches = 0  # among plans, so far
         self.placers: list[str] = []  # those that gave a placement
         self.proposals: list[Proposal] = []
         self.notes: dict[str, str] = {}  # by placer
@@ -191,7 +195,7 @@ class Search(Races):
             return
         self.ask_all(placers)
         self.placers = [name for name in placers if name not in self.unplanned]
-        self.refine("segment-search")
+        self.refine()
 
     def check_asked(self, placers: Sequence[str]) -> None:
         """Raise UsageError if placers were asked and none of them can place this model, so that no others answer for them."""
@@ -233,16 +237,17 @@ class Search(Races):
         """Whether each placement is that of the whole model on one device."""
         return 1 in self.problem.compute.shape
 
-    def refine(self, name: str) -> None:
-        """Search among plans from the best candidates."""
+    def refine(self) -> None:
+        """Search among plans from the best candidates, by the costs as they are known now; searches are numbered."""
         self.say("searching among plans", 0.0)
         placed = [one for one in self.standing if self.is_placed(one)]
         ranked = sorted(placed, key=lambda one: float(self.expected(one.groups[None])[0]))
         given = [one for one in placed if one.given and one.measured is None]
         for i, one in enumerate(dict.fromkeys([*ranked[:_STARTS], *given])):
             improve = functools.partial(self.improved, one.groups, self.seed + i)
-            with self.ledger.on(Item("segment-search", placer=True)):
-                self.add(name if i == 0 else f"{name}, start {i + 1}", "segment-search", improve, start=one.name)
+            self.searches += 1
+            with self.ledger.on(Item(SEARCH, placer=True)):
+                self.add(f"{SEARCH} {self.searches}", SEARCH, improve, start=one.name)
 
     def improved(self, groups: NDArray[np.int32], seed: int) -> NDArray[np.int32]:
         """Search among plans from a placement on."""
@@ -278,7 +283,7 @@ class Search(Races):
             self.learn()
             known = len(self.known)
             self.ask_all(self.placers, _AGAIN_SHARE, turn=turn + 2)
-            self.refine(f"calibrated-search {turn + 1}")
+            self.refine()
             if len(self.known) == known or not self.worth_another_turn():
                 return
 

@@ -56,7 +56,7 @@ def test_a_start_is_a_candidate_though_groups_are_split_for_it(cache: Cache, tmp
     assert mine.name == f"start {tmp_path / 'mine.json'}"
     assert mine.placement.as_dict() == alternating().as_dict()
     assert found.groups == found.ops
-    assert any(candidate.placer == "segment-search" for candidate in found.candidates)
+    assert any(candidate.placer == "search" for candidate in found.candidates)
 
 
 @pytest.mark.slow
