@@ -18,6 +18,7 @@ from placeit.core.cluster import Cluster
 from placeit.core.errors import UsageError
 from placeit.devices.clusterfile import find_cluster
 from placeit.optimizer.candidates import Candidate, known_value
+from placeit.optimizer.certainty import Excluded, excluded
 from placeit.optimizer.decision import Decision
 from placeit.optimizer.journal import open_journal
 from placeit.optimizer.ledger import LOADING, MEASURING, PROFILING, Ledger
@@ -195,10 +196,27 @@ def optimize(
         on_cores = elsewhere(session, starts)
         starts = {name: one for name, one in starts.items() if name not in on_cores}
         divide_for(session, starts)
+        stopped: list[Excluded] = []
+
+        def certain(core: NDArray[np.float64]) -> bool:
+            known = excluded(session, core)
+            stopped.extend([] if known is None else [known])
+            return known is not None
+
+        may_stop = wanted.is_makespan and plain and session.executable
         with ledger.on(PROFILING):
-            session.profile(budget_s=budget * _PROFILE_SHARE, check=True, worth=worth, progress=progress)
+            session.profile(
+                budget_s=budget * _PROFILE_SHARE,
+                check=True,
+                worth=worth,
+                certain=certain if may_stop else None,
+                progress=progress,
+            )
+            if may_stop and not stopped and session.costs.profiled is not None:  # and calibrated by the whole model then
+                certain(session.costs.core)
         given = fitted(session, starts, wanted)
         search = Search(session, wanted, begin + budget, seed, progress, ledger)
+        search.excluded = stopped[0] if stopped else None
         if resume is not None:
             search.resume(open_journal(Path(resume), session, wanted))
         search.singles(plain=plain)
@@ -209,7 +227,9 @@ def optimize(
         decision, interrupted = Decision(), False
         try:
             singles = [candidate for candidate in search.candidates if candidate.placer == "single"]
-            if session.costs.shared and singles:
+            if search.excluded is not None:
+                search.notes |= {name.partition(":")[0]: "not asked: no split can be faster" for name in placers}
+            elif session.costs.shared and singles:
                 search.once = {one.name: one.simulated_s for one in singles if one.simulated_s is not None}
             else:
                 search.propose(others)
@@ -219,7 +239,7 @@ def optimize(
                 enter_replicas(search)
             search.improve()
             decision = search.confirm()
-            if LEARNING in placers:
+            if LEARNING in placers and search.excluded is None:
                 from placeit.optimizer.learned_part import learn  # with PyTorch
 
                 decision = learn(search, decision)

@@ -22,6 +22,7 @@ from placeit.optimizer.candidates import (
     plain_candidates,
     value_of,
 )
+from placeit.optimizer.certainty import Excluded
 from placeit.optimizer.decision import DECISION_ROUNDS, Decision, decision_rounds
 from placeit.optimizer.journal import Journal, Known
 from placeit.optimizer.ledger import COMPILING, DECIDING, MEASURING, Item, Ledger
@@ -50,6 +51,7 @@ _FINALISTS = 5  # most new placements that are measured in one turn
 _TURNS = 3  # most turns of measuring and searching again
 _ROUNDS, _SELECTION_ROUNDS = 6, 8  # of a race in a turn, and of the one that selects who is decided about
 _FINAL_SINGLES, _FINAL_SPLITS = 2, 3  # single devices, and placements over several, that take part in the selection
+_APART = 1.2  # times the best single device, from which on another one is not raced again where there is nothing else
 WORTH_MEASURING, _FAR_BEHIND = 0.99, 1.05  # of the best measured, and of the best single device
 _TURN_SHARE, _SELECTION_SHARE = 0.35, 0.5  # of what is left of the budget
 _MUCH_SHARE = 0.1  # of it, from which on compiling a candidate has to be worth it
@@ -94,6 +96,7 @@ class Search(Races):
         self.problem = self.segmenter.problem()
         self.unplanned: dict[str, tuple[str, str]] = {}  # candidate -> who was to propose it, and why it came to nothing
         self.unable: set[str] = set()  # those of them whose placer cannot place this model as it was asked to
+        self.excluded: Excluded | None = None  # why no split can be the answer, if that is known
         self.once: dict[str, float] = {}  # seconds of one run of single devices, as far as they are known
         self.searches = 0  # among plans, so far
         self.placers: list[str] = []  # those that gave a placement
@@ -278,7 +281,7 @@ class Search(Races):
             with self.ledger.on(MEASURING):
                 self.measure()
             one_more = self.left() - (time.perf_counter() - begin) > self.final_s()
-            if not one_more or turn == _TURNS - 1 or self.indivisible:
+            if self.excluded is not None or not one_more or turn == _TURNS - 1 or self.indivisible:
                 return
             self.learn()
             known = len(self.known)
@@ -313,6 +316,8 @@ class Search(Races):
         if singles:  # of several that are far behind, one is enough to say so
             near = [candidate for candidate in splits if value_of(candidate) < _FAR_BEHIND * value_of(singles[0])]
             splits = near or splits[:1]
+            if not splits:
+                singles = [candidate for candidate in singles if value_of(candidate) < _APART * value_of(singles[0])]
         return singles, splits
 
     def promising(self) -> list[Candidate]:

@@ -57,8 +57,9 @@ class Metis:
 def partition(problem: Problem, parts: int, *, seed: int = 0) -> NDArray[np.int32]:
     """Divide the ops into so many parts of equal work with few bytes between them, by METIS' multilevel k-way scheme.
 
-    Where there are few ops for each part, it is recursive bisection. An op weighs its mean compute, an edge its bytes. On equal devices the parts are a placement, for any number of parts up to
-    that of devices; which part goes where does not matter there. For other devices see :class:`Metis`.
+    Where there are few ops for each part, it is recursive bisection. An op weighs its mean compute, an edge its bytes. On equal
+    devices the parts are a placement, for any number of parts up to that of devices, wherever they go. For other devices see
+    :class:`Metis`.
 
     Args:
         problem: what to divide; feasibility and memory do not count.

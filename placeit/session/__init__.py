@@ -31,7 +31,7 @@ from placeit.planning.coarsen import Grouping
 from placeit.planning.placing import Placing
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.cache import Cache
-from placeit.profiler.costs import Progress, Worth, kept_costs, profile
+from placeit.profiler.costs import Certain, Progress, Worth, kept_costs, profile
 from placeit.profiler.estimates import estimated
 from placeit.profiler.expected import as_expected
 from placeit.profiler.op_times import OpTime, op_times
@@ -250,6 +250,7 @@ class Session:
         budget_s: float = 30.0,
         check: bool = False,
         worth: Worth | None = None,
+        certain: Certain | None = None,
         progress: Progress | None = None,
     ) -> Costs:
         """Measure what groups cost on the devices, or take it from the cache; estimate it for described devices.
@@ -262,6 +263,7 @@ class Session:
                 measured again if they do not hold any more.
             worth: whether to go on, once it is known what a run takes; see :func:`placeit.profiler.costs.profile`. Not asked if
                 some device is described.
+            certain: whether to stop, once the least is known that groups take; see there.
             progress: told what is being done and how far it is.
 
         Ops that a device turns out not to compile are placed elsewhere from here on, with a warning.
@@ -284,7 +286,7 @@ class Session:
                         estimated(self.model, self.grouping, self.cluster, measured, precision=precision, compiling=compiling)
                     )
                 with self._there() as runtime:
-                    costs = measured(runtime.cluster, runtime, worth=worth)
+                    costs = measured(runtime.cluster, runtime, worth=worth, certain=certain)
                     return self._take(as_expected(costs, self.cluster, self._expected))
             except DeviceError as error:
                 self._refuse(error)
