@@ -17,6 +17,7 @@ from placeit.backends.base import Arrays, Model
 from placeit.core.cluster import Cluster
 from placeit.core.errors import UsageError
 from placeit.devices.clusterfile import find_cluster
+from placeit.devices.plain import plain_devices
 from placeit.optimizer.candidates import Candidate, known_value
 from placeit.optimizer.certainty import Excluded, excluded
 from placeit.optimizer.decision import Decision
@@ -32,6 +33,7 @@ from placeit.optimizer.search import Search
 from placeit.optimizer.service import service_of
 from placeit.optimizer.spending import spending
 from placeit.optimizer.starts import Start, begin_with, divide_for, elsewhere, fitted, read_starts
+from placeit.optimizer.throughput_mode import throughput_mode
 from placeit.placers.asking import check_able
 from placeit.placers.bound import lower_bound
 from placeit.placers.feasibility import check_room
@@ -93,9 +95,9 @@ def optimize(
             answer. The search ends earlier when it finds nothing new.
         seed: of everything random.
         objective: what to minimise: ``latency``; ``throughput``, seconds per request with many in flight, for which replicas
-            are candidates, too (:mod:`placeit.optimizer.replicas`); ``total-cost``, seconds that devices and links are busy, in
-            sum; or ``energy``, joules of a power model (:mod:`placeit.simulator.objectives`). What is measured are times in any
-            case.
+            and OpenVINO's throughput mode are candidates, too (:mod:`placeit.optimizer.replicas`); ``total-cost``, seconds
+            that devices and links are busy, in sum; or ``energy``, joules of a power model
+            (:mod:`placeit.simulator.objectives`). What is measured are times in any case.
         input_shapes: sizes by input name, where the model leaves them open.
         batch: first size of every input that leaves it open.
         max_groups: most groups that placers decide about.
@@ -203,7 +205,7 @@ def optimize(
             stopped.extend([] if known is None else [known])
             return known is not None
 
-        may_stop = wanted.is_makespan and plain and session.executable
+        may_stop = wanted.is_makespan and plain and not session.pins and bool(plain_devices(session.cluster))
         with ledger.on(PROFILING):
             session.profile(
                 budget_s=budget * _PROFILE_SHARE,
@@ -212,7 +214,7 @@ def optimize(
                 certain=certain if may_stop else None,
                 progress=progress,
             )
-            if may_stop and not stopped and session.costs.profiled is not None:  # and calibrated by the whole model then
+            if may_stop and (profiled := session.costs.profiled) is not None and profiled.cached:  # and so nobody was asked
                 certain(session.costs.core)
         given = fitted(session, starts, wanted)
         search = Search(session, wanted, begin + budget, seed, progress, ledger)
@@ -220,6 +222,8 @@ def optimize(
         if resume is not None:
             search.resume(open_journal(Path(resume), session, wanted))
         search.singles(plain=plain)
+        if wanted.steady and plain and (mode := throughput_mode(session, search.problem)) is not None:
+            search.enter(*mode)
         begin_with(search, given, on_cores)
         without = search.compare_precisions() if compare_precisions else []
         if session.executable and not asked:  # the costs were kept
@@ -227,6 +231,9 @@ def optimize(
         decision, interrupted = Decision(), False
         try:
             singles = [candidate for candidate in search.candidates if candidate.placer == "single"]
+            if wanted.steady:
+                enter_replicas(search)
+                search.compare_wholes()
             if search.excluded is not None:
                 search.notes |= {name.partition(":")[0]: "not asked: no split can be faster" for name in placers}
             elif session.costs.shared and singles:
@@ -235,8 +242,6 @@ def optimize(
                 search.propose(others)
                 if named:
                     search.check_asked(others)
-            if wanted.steady:
-                enter_replicas(search)
             search.improve()
             decision = search.confirm()
             if LEARNING in placers and search.excluded is None:

@@ -133,7 +133,9 @@ class Races:
             open_it = functools.partial(OwnModeRunner, model, candidate.reference, home.precision)
             return Reference(open_it, lambda: max(_PATIENCE_S, self.left()))
         opened = [
-            functools.partial(with_room, functools.partial(home.executor, plan), in_flight(plan) if steady else 1)
+            functools.partial(
+                with_room, functools.partial(home.executor, plan), home.best_in_flight(plan, in_flight(plan)) if steady else 1
+            )
             for plan in candidate.plans
         ]
         return Deployed(opened, candidate.plans if steady else None)

@@ -51,9 +51,10 @@ _FINALISTS = 5  # most new placements that are measured in one turn
 _TURNS = 3  # most turns of measuring and searching again
 _ROUNDS, _SELECTION_ROUNDS = 6, 8  # of a race in a turn, and of the one that selects who is decided about
 _FINAL_SINGLES, _FINAL_SPLITS = 2, 3  # single devices, and placements over several, that take part in the selection
-_APART = 1.2  # times the best single device, from which on another one is not raced again where there is nothing else
+_APART = 1.2  # times the best single device, from which on another one is not raced again where no split can be faster
 WORTH_MEASURING, _FAR_BEHIND = 0.99, 1.05  # of the best measured, and of the best single device
-_TURN_SHARE, _SELECTION_SHARE = 0.35, 0.5  # of what is left of the budget
+_TURN_SHARE, _SELECTION_SHARE, _FIRST_SHARE = 0.35, 0.5, 0.4  # of what is left of the budget
+_KEPT_ROUNDS = 12  # of the race that decides, for which time is kept back
 _MUCH_SHARE = 0.1  # of it, from which on compiling a candidate has to be worth it
 _ASKED_SHARE = 0.25  # of it, for what is left of the placers; and for a search among plans
 _AGAIN_SHARE = 0.1  # of it, for placers that are asked again
@@ -220,7 +221,7 @@ class Search(Races):
         for i, placer in enumerate(placers):
             kind, name = placer.partition(":")[0], placer if turn == 1 else f"{placer}, turn {turn}"
             self.say(f"asking {kind}", i / len(placers))
-            deadline = time.perf_counter() + max(0.0, self.left()) * share / (len(placers) - i)
+            deadline = time.perf_counter() + max(0.0, self.spare()) * share / (len(placers) - i)
             with self.ledger.on(Item(kind, placer=True)):  # PyTorch may have to be imported
                 who = parse_placer(placer)
             start = ranked[0].name if measured is not None and isinstance(who, Refiner) else None
@@ -254,7 +255,7 @@ class Search(Races):
 
     def improved(self, groups: NDArray[np.int32], seed: int) -> NDArray[np.int32]:
         """Search among plans from a placement on."""
-        deadline = time.perf_counter() + max(0.0, self.left()) * _ASKED_SHARE / _STARTS
+        deadline = time.perf_counter() + max(0.0, self.spare()) * _ASKED_SHARE / _STARTS
         if self.objective.is_measured:
             return self.segmenter.search(groups, self.problem, steps=_STEPS, seed=seed, deadline=deadline)
         rng, now = np.random.default_rng(seed), self.expected(groups[None])[0]
@@ -266,6 +267,30 @@ class Search(Races):
             if fits(self.problem, moved) and (value := self.expected(moved[None])[0]) < now:
                 groups, now = moved, value
         return groups
+
+    def spare(self) -> float:
+        """Seconds that are left beside those in which the best single device and the best of all else are decided between."""
+        ranked = self.ranked
+        singles = [one for one in ranked if one.placer == "single"][:1]
+        others = [one for one in ranked if one.placer != "single"][:1]
+        return self.left() - (needed(map(self.run_s, [*singles, *others]), _KEPT_ROUNDS) if singles and others else 0.0)
+
+    def compare_wholes(self) -> None:
+        """Race what needs no placer, as it serves whole requests: replicas, the throughput mode, the best single devices."""
+        wholes = [one for one in self.standing if not self.is_placed(one) and one.measured is None and one.placer != "single"]
+        wholes = [one for one in wholes if one.segments == len(one.plans)]
+        if not self.session.executable or not wholes:
+            return
+        singles = sorted(self.fresh_singles, key=known_value)
+        racing = [*singles[:1], *wholes, *(one for one in singles[1:] if one.simulated_value is None)]
+        room = self.left() * _FIRST_SHARE
+        while len(racing) > 2 and needed(map(self.run_s, racing), 1) > room:
+            racing.pop()
+        each = sum(map(self.run_s, self.with_others(racing)))
+        rounds = int(np.clip(room / each - WARMUP - CHECKS, 1, _ROUNDS)) if each > 0 else _ROUNDS
+        with self.ledger.on(MEASURING):
+            what = "measuring what serves whole requests"
+            self.race(racing, what, rounds=rounds, share=_FIRST_SHARE, min_rounds=1, anchor=racing[0])
 
     def improve(self) -> None:
         """Measure the most promising candidates, learn from how long their segments took, search again."""
@@ -316,7 +341,7 @@ class Search(Races):
         if singles:  # of several that are far behind, one is enough to say so
             near = [candidate for candidate in splits if value_of(candidate) < _FAR_BEHIND * value_of(singles[0])]
             splits = near or splits[:1]
-            if not splits:
+            if not splits and self.excluded is not None:
                 singles = [candidate for candidate in singles if value_of(candidate) < _APART * value_of(singles[0])]
         return singles, splits
 
@@ -327,7 +352,8 @@ class Search(Races):
         for one in self.standing:
             if one.measured is None and one.placer != "single":
                 # of what is given, the user wants to know
-                why = None if one.given else hopeless(known_value(one), best, self.objective.worse)
+                known = one.given or one.simulated_value is None
+                why = None if known else hopeless(known_value(one), best, self.objective.worse)
                 one = self.learn_of(one.name, not_run=why, late=False)
                 if one.not_run is None:
                     fresh.append(one)
@@ -337,7 +363,7 @@ class Search(Races):
         singles += [one for one in self.standing if one.placer == "single" and one.measured is None]  # all of them, at first
         beside = sorted(dict.fromkeys([*singles, *ranked[:1]]), key=self.run_s)
         decision = needed([2 * self.run_s(beside[0])], FEWEST) if beside else 0.0
-        room = max(self.left() * _TURN_SHARE, self.left() - decision, TRIFLE_S)
+        room = max(min(max(self.left() * _TURN_SHARE, self.left() - decision), self.spare()), TRIFLE_S)
         chosen = self.within(room, fresh, beside)
         while beside and needed(map(self.run_s, (*beside, *chosen)), 1) > room:  # the slowest first
             beside.pop()
@@ -419,7 +445,7 @@ class Search(Races):
         while (promising := self.promising()) and any(one.measured is None for one in promising):
             what = f"measuring {len(promising)} placement{'s' if len(promising) > 1 else ''}"
             each = sum(map(self.run_s, self.with_others(promising)))
-            left = max(self.left() - self.compiling_s(promising), TRIFLE_S)
+            left = max(self.spare() - self.compiling_s(promising), TRIFLE_S)
             rounds = int(np.clip(left / each - WARMUP - CHECKS, 1, _ROUNDS)) if each > 0 else _ROUNDS
             self.race(promising, what, rounds=rounds, share=_TURN_SHARE, min_rounds=rounds, anchor=self.anchor_of(promising))
             if self.ranked:
@@ -451,7 +477,10 @@ class Search(Races):
         """The best single device and the best placement over several, by a race of the finalists if there is time for it."""
         singles, splits = self.finalists()
         finalists = [*singles, *splits]
-        rounds = self.affordable(_SELECTION_ROUNDS, finalists, _SELECTION_SHARE) if finalists else 0
+        rounds = 0
+        if finalists:  # what is left afterwards has to be enough for the decision
+            share = min(_SELECTION_SHARE, self.spare() / max(self.left(), TRIFLE_S))
+            rounds = self.affordable(_SELECTION_ROUNDS, finalists, max(share, 0.0))
         if (len(singles) > 1 or len(splits) > 1) and rounds >= FEWEST:
             self.race(finalists, "measuring the finalists", rounds=rounds, share=_SELECTION_SHARE, anchor=finalists[0])
         now = [[self.known[one.name] for one in some] for some in (singles, splits)]

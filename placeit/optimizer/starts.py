@@ -14,7 +14,7 @@ from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, PlacementError, UsageError
 from placeit.core.placement import Placement
 from placeit.devices.clusterfile import find_cluster
-from placeit.devices.plain import all_here, plain_devices
+from placeit.devices.plain import all_here, in_throughput_mode, plain_devices
 from placeit.optimizer.candidates import Alone, alone_on
 from placeit.optimizer.replicas import enter_given
 from placeit.optimizer.search import Search
@@ -74,9 +74,10 @@ def _other_cores(session: Session, placement: Placement) -> Device | None:
     names = set(placement.as_dict().values())
     if len(names) > 1 or placement.replicas or not names.isdisjoint(session.cluster.names):
         return None
-    plain = next((device for device in plain_devices(session.cluster) if device.name in names), None)
-    if plain is not None:
-        return plain
+    mode = in_throughput_mode(session.cluster)
+    for device in (*plain_devices(session.cluster), *([] if mode is None else [mode])):
+        if device.name in names:
+            return device
     try:
         (found,) = drive(find_cluster(sorted(names), precision=session.precision), session.model).devices
     except (DeviceError, UsageError):

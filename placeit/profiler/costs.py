@@ -42,7 +42,7 @@ Certain = Callable[[NDArray[np.float64]], bool]
 _FULL, _FULL_ALONE = 15, 8  # runs of the whole model that a full profile takes about, of several devices and of one
 _GOLDEN = 0.618  # steps of this share of a circle never come near to where they were
 _FEWEST, _MOST = 3, 12  # passes that count, unless all have settled before; one of each kind before them does not
-_LEAST_RUNS = 7  # of the whole model on each device, for the least that it takes
+_LEAST_RUNS, _SHORTLY = 7, 60  # of the whole model on each device, for the least that it takes; if there is time for so many
 _FEWEST_PROGRAMS, _SHARE_CUT = 12, 3  # of groups cut off and runs between them: so many, or one for so many groups
 _SLOW_S, _SLOWER = 2.0, 4.0  # a device compiles slowly if the whole model takes so long there, and so many times the quickest
 _FEWEST_SLOW, _COMPILING_SHARE = 2, 0.4  # of groups cut off there; what compiling them may take of the time that is left
@@ -204,7 +204,8 @@ class _Profile:
                 return None
             able = [timed for timed in whole if timed is not None]
             kinds = {device.kind for device in self.runtime.cluster.devices}
-            if certain is not None and len(able) == self.devices > 1 and kinds == {"openvino"}:
+            quick = _SHORTLY * once < deadline - time.perf_counter()
+            if certain is not None and quick and len(able) == self.devices > 1 and kinds == {"openvino"}:
                 least = self.least(able)
                 if certain(least.core):
                     return least
