@@ -1,4 +1,4 @@
-"""Executors that fail, for tests of what happens to the others."""
+"""Executors that fail, or take as long as a test says, for tests of what becomes of the others."""
 
 from __future__ import annotations
 
@@ -70,3 +70,25 @@ def broken(monkeypatch: pytest.MonkeyPatch, stage: str, which: Callable[[Any], b
 
 def devices_of(plan: Any) -> set[int]:
     return {segment.device for segment in plan.segments}
+
+
+class Timed(Wrapped):
+    """An executor that runs, and says that it took as long as a test wants."""
+
+    def __init__(self, executor: Any, seconds: float) -> None:
+        super().__init__(executor)
+        self.seconds = seconds
+
+    def time(self) -> float:
+        self.executor.time()
+        return self.seconds
+
+
+def taking(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[Session, set[int]], float]) -> None:
+    """Have runs take so long, by the session that they are of and the devices that they use."""
+    original = Session.executor
+
+    def executor(self: Session, plan: Any, **options: Any) -> Any:
+        return Timed(original(self, plan, **options), seconds(self, {segment.device for segment in plan.segments}))
+
+    monkeypatch.setattr(Session, "executor", executor)

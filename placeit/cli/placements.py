@@ -50,14 +50,16 @@ def open_session(
     """
     from placeit.core.placement import Placement
     from placeit.devices.clusterfile import find_cluster
-    from placeit.devices.plain import plain_devices
+    from placeit.devices.plain import in_throughput_mode, plain_devices
 
     placements = [Placement.load(path) for path in files]
     named = list(dict.fromkeys(name for placement in placements for name in placement.device_names))
     several = [name for placement in placements if len(placement.device_names) > 1 for name in placement.device_names]
     reach_nodes(named if options.devices is None else options.devices, options.ray_address, options.compress, options.patience)
     with contextlib.suppress(DeviceError, UsageError):  # a placement on a plain device names what other placements share
-        plain = {device.name for device in plain_devices(find_cluster(list(dict.fromkeys(several))))}
+        found = find_cluster(list(dict.fromkeys(several)))
+        mode = in_throughput_mode(found)
+        plain = {device.name for device in (*plain_devices(found), *([] if mode is None else [mode]))}
         named = [name for name in named if name not in plain]
     try:
         cluster = find_cluster(

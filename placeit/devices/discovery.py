@@ -152,6 +152,8 @@ def _resolve(core: Any, address: Address) -> Device:
         device = _describe(core, address)
     if not address.runtime:
         return device
+    if kind == "throughput":  # OpenVINO's own
+        return replace(device, kind=kind)
     # what OpenVINO says that it can do there says nothing about other runtimes
     driver = _driver(address.runtime) + (f", {device.driver}" if device.kind == "cuda" else "")
     return replace(device, kind=kind, driver=driver, tags=frozenset())

@@ -1,5 +1,7 @@
 """The grammar of device names: ``CPU``, ``GPU.0``, ``CPU@0-3``, ``cuda:0``, ``ort:CPU@0``, ``torch:CPU@0``, ``NODE/CPU``.
 
+``throughput:CPU`` is the CPU in OpenVINO's throughput mode, which runs several requests at the same time.
+
 The name of a plug-in's kind of device is a prefix as well: ``sleep:CPU@0`` asks for the kind ``sleep`` on hardware that others
 know, too, and ``sleep:0`` is hardware that only it knows.
 """
@@ -23,7 +25,8 @@ _VIRTUAL = ("AUTO", "HETERO", "MULTI", "BATCH")
 _MOST_CORES = 8192  # the most that Linux can be built for; keeps 'CPU@0-999999999' from eating the memory
 
 _FORMS = "CPU, GPU.0, NPU, CPU@0-3, cuda:0, ort:CPU@0, torch:CPU@0, NODE/CPU or auto"
-_RUNTIMES = {"ort": "ONNX Runtime", "torch": "PyTorch"}
+_THROUGHPUT = "throughput"
+_RUNTIMES = {"ort": "ONNX Runtime", "torch": "PyTorch", _THROUGHPUT: "OpenVINO"}
 
 
 def parse_device(text: str) -> Address:
@@ -49,6 +52,8 @@ def parse_device(text: str) -> Address:
         raise _error(whole, f"'{base}' is not a device ({hint})")
     elif base.startswith("CPU."):
         raise _error(whole, "OpenVINO has one CPU device, without a number; parts of it are core sets, such as CPU@0-3")
+    if runtime == _THROUGHPUT and base != "CPU":
+        raise _error(whole, f"OpenVINO's throughput mode is known of the CPU only ({_THROUGHPUT}:CPU), not of '{base}'")
     if runtime in _RUNTIMES and base != "CPU" and not base.startswith("cuda:"):
         where = f"{runtime}:CPU@0, {runtime}:cuda:0"
         raise _error(whole, f"{_RUNTIMES[runtime]} runs on the CPU and on NVIDIA GPUs ({where}), not on '{base}'")

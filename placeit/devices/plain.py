@@ -8,7 +8,7 @@ from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
 from placeit.devices.host import allowed_cores, memory_bytes, one_per_physical_core
 
-__all__ = ["all_here", "other_precision", "plain_devices"]
+__all__ = ["all_here", "in_throughput_mode", "other_precision", "plain_devices"]
 
 _SHORTER = (("bf16", "bf16"), ("f16", "fp16"))  # precisions that may be faster than f32, each with OpenVINO's tag
 
@@ -19,6 +19,9 @@ def plain_devices(cluster: Cluster) -> list[Device]:
     It is ``CPU`` (or ``ort:CPU``), and ``CPU@0-3`` where the core sets leave out cores that this process may use. There is none
     where the cluster has that device itself, or fewer than two core sets; nor where a device is on another node, or a device or
     a link is emulated or described: that stands for hardware that is not here.
+
+    It holds no more than the core set that may hold least: all its cores read all the weights, and a limit on a core set is one
+    on what those cores hold.
 
     Args:
         cluster: as a model's runtimes drive it (:mod:`placeit.runtime.drivers`).
@@ -40,10 +43,25 @@ def plain_devices(cluster: Cluster) -> list[Device]:
             name=str(address),
             address=address,
             all_cores=allowed if everything else (),
-            memory_bytes=min(memory_bytes(), sum(device.memory_bytes for device in sets)),
+            memory_bytes=min(memory_bytes(), *(device.memory_bytes for device in sets)),
             power=None,
         )
     return list(found.values())
+
+
+def in_throughput_mode(cluster: Cluster) -> Device | None:
+    """Find the cores of a cluster as OpenVINO divides them among streams by its throughput mode; None if there are none.
+
+    They are a plain device, or the largest core set of several cores. There are none where a device or a link is emulated,
+    described or on another node.
+    """
+    sets = [device for device in cluster.devices if device.core_set and device.kind == "openvino"]
+    found = [*(device for device in plain_devices(cluster) if device.kind == "openvino"), *sets]
+    cores = max((device for device in found if len(device.cores) > 1), key=lambda device: len(device.cores), default=None)
+    if cores is None or not all_here(cluster):
+        return None
+    address = replace(cores.where, runtime="throughput")
+    return replace(cores, name=str(address), kind="throughput", address=address)
 
 
 def all_here(cluster: Cluster) -> bool:

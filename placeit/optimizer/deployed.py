@@ -28,6 +28,7 @@ _T = TypeVar("_T")
 
 _FEWEST, _MOST = 4, 10_000  # requests of a run with several in flight
 _FULL, _FEWEST_FULL, _MOST_FULL = 5, 8, 24  # of a pipeline: for each request that it holds when it is full; and in all
+_TURNS = 2  # requests of a run for each that is in flight, where they are no pipeline
 _ONE = 1.01  # requests that a plan holds at most that is no pipeline
 _LEAST_S = 0.02  # of such a run
 _HURRY_S = 0.3  # for replicas to end after an interrupt
@@ -95,6 +96,9 @@ class Deployed:
         self._stack = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
             self.executors = [stack.enter_context(contextlib.closing(each())) for each in open_each]
+            for i, executor in enumerate(self.executors[: len(self._fewest)]):
+                least = 0 if i in self._pipelines else _TURNS * executor.requests
+                self._fewest[i], self._lengths[i] = max(self._fewest[i], least), max(self._lengths[i], least)
             self._workers = [stack.enter_context(contextlib.closing(Worker("placeit replica"))) for _ in self.executors[1:]]
             self._stack = stack.pop_all()
 

@@ -49,7 +49,7 @@ def learn(search: Search, decision: Decision) -> Decision:
         if better:
             for one in kept:
                 search.learn_of(one.name, final=False)
-            search.refine("search after learning")
+            search.refine()
             with search.ledger.on(MEASURING):
                 search.measure()
             again = search.confirm()

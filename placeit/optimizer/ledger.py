@@ -23,7 +23,7 @@ class Item(NamedTuple):
 
 
 LOADING, PROFILING, COMPILING = Item("loading"), Item("profiling"), Item("compiling")
-MEASURING, DECIDING, REST = Item("measuring"), Item("deciding"), Item("everything else")
+MEASURING, DECIDING, REST = Item("measuring"), Item("deciding"), Item("other steps")
 
 
 class Ledger:

@@ -17,7 +17,9 @@ from placeit.backends.base import Arrays, Model
 from placeit.core.cluster import Cluster
 from placeit.core.errors import UsageError
 from placeit.devices.clusterfile import find_cluster
+from placeit.devices.plain import plain_devices
 from placeit.optimizer.candidates import Candidate, known_value
+from placeit.optimizer.certainty import Excluded, excluded
 from placeit.optimizer.decision import Decision
 from placeit.optimizer.journal import open_journal
 from placeit.optimizer.ledger import LOADING, MEASURING, PROFILING, Ledger
@@ -30,7 +32,9 @@ from placeit.optimizer.result import Optimized, OtherPrecision, Unplanned
 from placeit.optimizer.search import Search
 from placeit.optimizer.service import service_of
 from placeit.optimizer.spending import spending
-from placeit.optimizer.starts import Start, divide_for, fitted, read_starts, without_plain
+from placeit.optimizer.starts import Start, begin_with, divide_for, elsewhere, fitted, read_starts
+from placeit.optimizer.throughput_mode import throughput_mode
+from placeit.placers.asking import check_able
 from placeit.placers.bound import lower_bound
 from placeit.placers.feasibility import check_room
 from placeit.placers.registry import parse_placer
@@ -91,9 +95,9 @@ def optimize(
             answer. The search ends earlier when it finds nothing new.
         seed: of everything random.
         objective: what to minimise: ``latency``; ``throughput``, seconds per request with many in flight, for which replicas
-            are candidates, too (:mod:`placeit.optimizer.replicas`); ``total-cost``, seconds that devices and links are busy, in
-            sum; or ``energy``, joules of a power model (:mod:`placeit.simulator.objectives`). What is measured are times in any
-            case.
+            and OpenVINO's throughput mode are candidates, too (:mod:`placeit.optimizer.replicas`); ``total-cost``, seconds
+            that devices and links are busy, in sum; or ``energy``, joules of a power model
+            (:mod:`placeit.simulator.objectives`). What is measured are times in any case.
         input_shapes: sizes by input name, where the model leaves them open.
         batch: first size of every input that leaves it open.
         max_groups: most groups that placers decide about.
@@ -141,14 +145,20 @@ def optimize(
         raise UsageError(f"The seed is {seed}; it must not be negative.")
     check_tolerance(tolerance)
     begin = time.perf_counter()
+    named = placers is not None
     placers = DEFAULT_PLACERS if placers is None else [placers] if isinstance(placers, str) else placers
     others = [name for name in placers if name != LEARNING]
-    for name in others:
-        parse_placer(name)  # a typing error should not cost a profile first
+    # a typing error should not cost a profile first
+    asked_for = {name: parse_placer("doppler" if name == LEARNING else name) for name in placers}
     importing = time.perf_counter() - begin  # PyTorch takes seconds
     starts = read_starts(start)
     cluster = find_cluster(devices, precision=precision)
     wanted = get_objective(objective, cluster)
+    if named:  # those that are asked by default need nothing that may be missing
+        begin = time.perf_counter()
+        for name, placer in asked_for.items():
+            check_able(name, placer, len(cluster))
+        importing += time.perf_counter() - begin
     ledger, begin = Ledger(), time.perf_counter() - importing
     ledger.seconds[LOADING] = importing
 
@@ -185,31 +195,56 @@ def optimize(
         )
     with session:
         check_room(Segmenter(session.grouping, Costs.zero(len(session.grouping.groups), session.cluster)).problem())
-        starts = without_plain(session, starts)
+        on_cores = elsewhere(session, starts)
+        starts = {name: one for name, one in starts.items() if name not in on_cores}
         divide_for(session, starts)
+        stopped: list[Excluded] = []
+
+        def certain(core: NDArray[np.float64]) -> bool:
+            known = excluded(session, core)
+            stopped.extend([] if known is None else [known])
+            return known is not None
+
+        may_stop = wanted.is_makespan and plain and not session.pins and bool(plain_devices(session.cluster))
         with ledger.on(PROFILING):
-            session.profile(budget_s=budget * _PROFILE_SHARE, check=True, worth=worth, progress=progress)
-        given = fitted(session, starts)
+            session.profile(
+                budget_s=budget * _PROFILE_SHARE,
+                check=True,
+                worth=worth,
+                certain=certain if may_stop else None,
+                progress=progress,
+            )
+            if may_stop and (profiled := session.costs.profiled) is not None and profiled.cached:  # and so nobody was asked
+                certain(session.costs.core)
+        given = fitted(session, starts, wanted)
         search = Search(session, wanted, begin + budget, seed, progress, ledger)
+        search.excluded = stopped[0] if stopped else None
         if resume is not None:
             search.resume(open_journal(Path(resume), session, wanted))
         search.singles(plain=plain)
-        search.begin_with(given)
+        if wanted.steady and plain and (mode := throughput_mode(session, search.problem)) is not None:
+            search.enter(*mode)
+        begin_with(search, given, on_cores)
         without = search.compare_precisions() if compare_precisions else []
         if session.executable and not asked:  # the costs were kept
             worth(np.array(_single_seconds(search)))
         decision, interrupted = Decision(), False
         try:
             singles = [candidate for candidate in search.candidates if candidate.placer == "single"]
-            if session.costs.shared and singles:
+            if wanted.steady:
+                enter_replicas(search)
+                search.compare_wholes()
+            if search.excluded is not None:
+                search.notes |= {name.partition(":")[0]: "not asked: no split can be faster" for name in placers}
+            elif session.costs.shared and singles:
                 search.once = {one.name: one.simulated_s for one in singles if one.simulated_s is not None}
             else:
                 search.propose(others)
-            if wanted.steady:
-                enter_replicas(search)
+                if named:
+                    search.check_asked(others)
             search.improve()
             decision = search.confirm()
-            if LEARNING in placers:
+            if LEARNING in placers and search.excluded is None:
                 from placeit.optimizer.learned_part import learn  # with PyTorch
 
                 decision = learn(search, decision)
@@ -349,6 +384,7 @@ def _optimized(
         cluster=session.cluster,
         pins=session.pins,
         memory=session.memory,
+        profiled=session.costs.profiled,
         _open=functools.partial(Runtime, session.model, home.grouping, home.cluster, precision=session.precision),
     )
 

@@ -133,7 +133,9 @@ class Races:
             open_it = functools.partial(OwnModeRunner, model, candidate.reference, home.precision)
             return Reference(open_it, lambda: max(_PATIENCE_S, self.left()))
         opened = [
-            functools.partial(with_room, functools.partial(home.executor, plan), in_flight(plan) if steady else 1)
+            functools.partial(
+                with_room, functools.partial(home.executor, plan), home.best_in_flight(plan, in_flight(plan)) if steady else 1
+            )
             for plan in candidate.plans
         ]
         return Deployed(opened, candidate.plans if steady else None)
@@ -180,7 +182,10 @@ class Races:
         return Known.of_candidate(one, one.measured, one.value, one.output_error)
 
     def recall(self, name: str, known: Known, plan: Plan, *replicas: Plan) -> None:
-        """Learn of a candidate what an earlier search has measured of the same placement, in segments of its own."""
+        """Learn of a candidate what an earlier search has measured of the same placement, in segments of its own.
+
+        One whose outputs are wrong by the tolerance of this search has failed.
+        """
         rounds = range(len(known.samples))
         self.learn_of(
             name,
@@ -193,6 +198,8 @@ class Races:
             cost=known.cost,
             segment_s=known.segment_s,
         )
+        if (why := known.output_error.wrong(self.home(name).tolerance)) is not None:
+            self.fail(name, f"Measured by an earlier search: {why}")
 
     def calibrated(self) -> Costs:
         """The session's costs, corrected by what segments really took beside each other."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from placeit.core.errors import ExecutionError, InfeasibleError
 from placeit.optimizer.candidates import Candidate, known_value, measured_median
+from placeit.optimizer.certainty import MARGIN
 from placeit.optimizer.decision import Decision
 from placeit.optimizer.references import Reference
 from placeit.optimizer.search import WORTH_MEASURING, Search
@@ -88,8 +89,15 @@ def chosen_of(
         return decision.winner, "the budget is too short to compare placements over several devices with the single ones"
     if len(order) == 1 and len(search.problem.device_names) == 1:
         return decision.winner, "it is the only device"
+    takes = measured_median(decision.winner)
+    if search.excluded is not None and decision.ratio is None and takes < search.excluded.bound_s:
+        return decision.winner, search.excluded.why(takes)
     several = "placement over several devices" if objective.steady else "split placement"
-    if decision.hurried:
+    whole = measured_median(single) if single.simulated_s is None else single.simulated_s
+    share = lower_bound(search.problem) / whole if objective.is_makespan and 0 < whole < math.inf else math.nan
+    if decision.hurried and (1.0 - MARGIN) * share > 1.0:
+        why = f"no {several} can be {objective.better}"
+    elif decision.hurried:
         why = f"no time was left to decide whether a {several} is {objective.better}; a larger budget may find one"
     elif decision.ratio is not None:
         why = (
@@ -98,9 +106,7 @@ def chosen_of(
         )
     else:
         why = f"no {several} was measured to be {objective.better}"
-    whole = measured_median(single) if single.simulated_s is None else single.simulated_s
-    if objective.is_makespan and 0 < whole < math.inf:
-        share = lower_bound(search.problem) / whole
+    if not math.isnan(share):
         why += f"; the lower bound, ignoring cut costs, is {share:.3f} of its time"
     return decision.winner, why
 

@@ -15,6 +15,7 @@ from placeit.devices.own_modes import own_modes
 from placeit.devices.plain import all_here, plain_devices
 from placeit.optimizer.candidates import Alone, Candidate, alone_on, known_value
 from placeit.optimizer.races import Races
+from placeit.optimizer.throughput_mode import MODE
 from placeit.runtime.measure import Ratio, faster_in_any_opening
 
 __all__ = ["REFERENCE", "Reference", "enter_references", "references_beside"]
@@ -73,8 +74,11 @@ def _references(races: Races, problem: Problem) -> list[tuple[Candidate, Alone]]
     devices, whole = _hardware(races, problem)
     if len(devices) < 2 and not (steady and _worth_alone(races, devices)):
         return []
+    proposed = {one.placer for one in races.candidates}
     found: list[tuple[Candidate, Alone]] = []
     for mode in own_modes(devices, whole, steady=steady):
+        if MODE in proposed and mode.target == "CPU":  # it is a candidate
+            continue
         home = session.alone(Device(mode.target))
         candidate = replace(alone_on(home, mode.name, placer=REFERENCE), reference=mode, not_run=mode.same)
         found.append((candidate, Alone(home, np.zeros(len(session.cluster)))))

@@ -22,7 +22,7 @@ from placeit.planning.segments import Plan, Segmenter
 from placeit.runtime.measure import FEWEST
 from placeit.simulator.throughput import bottleneck
 
-__all__ = ["REPLICAS", "enter_replicas", "replicated"]
+__all__ = ["REPLICAS", "enter_given", "enter_replicas", "replicated"]
 
 REPLICAS = "replicas"
 _MOST_DEVICES, _MOST_ENTERED = 6, 3  # that are divided into groups (203 ways); divisions that become candidates
@@ -64,9 +64,15 @@ def enter_replicas(search: Search) -> None:
             search.proposals.append(Proposal(REPLICAS, name, True, False))
 
 
+def enter_given(search: Search, name: str, placements: Sequence[NDArray[np.int32]]) -> None:
+    """Enter replicas that a search was told to begin with: the device of each group, ``int32[G]``, in each of them."""
+    candidate = _candidate(search, [search.segmenter.plan(placement) for placement in placements])
+    search.enter(replace(candidate, name=search.free_name(name), given=True))
+
+
 def _recall(search: Search) -> dict[frozenset[bytes], str]:
-    """Enter replicas that an earlier search has measured, as far as they are feasible now; return their names."""
-    names: dict[frozenset[bytes], str] = {}
+    """Enter replicas that an earlier search has measured, as far as they are feasible now; return the names of all replicas."""
+    names = {_key(one.plans): one.name for one in search.candidates if one.replicas}
     for known in () if search.journal is None else search.journal.known:
         if not known.replicas or not all(fits(search.problem, one.devices) for one in known.every):
             continue

@@ -17,6 +17,7 @@ from placeit.core.placement import Placement
 from placeit.optimizer.candidates import Candidate, Raced
 from placeit.optimizer.references import Reference
 from placeit.optimizer.service import Service
+from placeit.planning.segments import Profiled
 from placeit.runtime.compiling import Compiled
 from placeit.runtime.measure import Ratio, faster_in_any_opening
 from placeit.runtime.plan_executor import PlanExecutor
@@ -120,6 +121,7 @@ class Optimized:
         cluster: the devices.
         pins: device names by op names or globs of them that held for every candidate.
         memory: most bytes of weights by device, where a limit was given.
+        profiled: when the costs were measured, and how much else the machine did; None if they were not.
     """
 
     model: str
@@ -149,6 +151,7 @@ class Optimized:
     cluster: Cluster
     pins: Mapping[str, str]
     memory: Mapping[str, float]
+    profiled: Profiled | None
     _open: Callable[[], Runtime] = field(repr=False)
 
     @property

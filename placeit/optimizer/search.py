@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.core.errors import FileError, UsageError
 from placeit.core.problem import CostFunction, Problem
 from placeit.optimizer.candidates import (
     Candidate,
@@ -21,6 +22,7 @@ from placeit.optimizer.candidates import (
     plain_candidates,
     value_of,
 )
+from placeit.optimizer.certainty import Excluded
 from placeit.optimizer.decision import DECISION_ROUNDS, Decision, decision_rounds
 from placeit.optimizer.journal import Journal, Known
 from placeit.optimizer.ledger import COMPILING, DECIDING, MEASURING, Item, Ledger
@@ -38,16 +40,21 @@ from placeit.session import Session
 from placeit.simulator.objectives import Objective
 from placeit.simulator.simulate import SimulatedCost
 
-__all__ = ["WORTH_MEASURING", "Proposal", "Search"]
+__all__ = ["SEARCH", "WORTH_MEASURING", "Proposal", "Search"]
 
 _LOG = logging.getLogger(__name__)
+
+SEARCH = "search"
+"""Who proposes what a search among plans finds."""
 
 _FINALISTS = 5  # most new placements that are measured in one turn
 _TURNS = 3  # most turns of measuring and searching again
 _ROUNDS, _SELECTION_ROUNDS = 6, 8  # of a race in a turn, and of the one that selects who is decided about
 _FINAL_SINGLES, _FINAL_SPLITS = 2, 3  # single devices, and placements over several, that take part in the selection
+_APART = 1.2  # times the best single device, from which on another one is not raced again where no split can be faster
 WORTH_MEASURING, _FAR_BEHIND = 0.99, 1.05  # of the best measured, and of the best single device
-_TURN_SHARE, _SELECTION_SHARE = 0.35, 0.5  # of what is left of the budget
+_TURN_SHARE, _SELECTION_SHARE, _FIRST_SHARE = 0.35, 0.5, 0.4  # of what is left of the budget
+_KEPT_ROUNDS = 12  # of the race that decides, for which time is kept back
 _MUCH_SHARE = 0.1  # of it, from which on compiling a candidate has to be worth it
 _ASKED_SHARE = 0.25  # of it, for what is left of the placers; and for a search among plans
 _AGAIN_SHARE = 0.1  # of it, for placers that are asked again
@@ -89,7 +96,10 @@ class Search(Races):
         self.segmenter = self.segmenter_of(session.costs) if objective.steady else session.segmenter
         self.problem = self.segmenter.problem()
         self.unplanned: dict[str, tuple[str, str]] = {}  # candidate -> who was to propose it, and why it came to nothing
+        self.unable: set[str] = set()  # those of them whose placer cannot place this model as it was asked to
+        self.excluded: Excluded | None = None  # why no split can be the answer, if that is known
         self.once: dict[str, float] = {}  # seconds of one run of single devices, as far as they are known
+        self.searches = 0  # among plans, so far
         self.placers: list[str] = []  # those that gave a placement
         self.proposals: list[Proposal] = []
         self.notes: dict[str, str] = {}  # by placer
@@ -113,6 +123,8 @@ class Search(Races):
             self.proposals.append(Proposal(placer, candidate.name, known is None, candidate.name == start))
         except FAILURES as error:
             self.unplanned[name] = (placer, reason_of(error))
+            if isinstance(error, UsageError | FileError):
+                self.unable.add(name)
 
     def enter_plan(self, name: str, placer: str, plan: Plan, start: str | None = None) -> Candidate:
         """Enter a plan, under another name if there is one of that name: an earlier search may have used it."""
@@ -187,7 +199,14 @@ class Search(Races):
             return
         self.ask_all(placers)
         self.placers = [name for name in placers if name not in self.unplanned]
-        self.refine("segment-search")
+        self.refine()
+
+    def check_asked(self, placers: Sequence[str]) -> None:
+        """Raise UsageError if placers were asked and none of them can place this model, so that no others answer for them."""
+        unable = [name for name in placers if name in self.unable]
+        if unable and not self.placers:
+            why = " ".join(f"{name}: {self.unplanned[name][1]}" for name in unable)
+            raise UsageError(f"None of the placers that were asked for gave a placement. {why}")
 
     def ask_all(self, placers: Sequence[str], share: float = _ASKED_SHARE, *, turn: int = 1) -> None:
         """Ask placers for a placement by the costs as they are known now, in a share of what is left of the budget.
@@ -202,7 +221,7 @@ class Search(Races):
         for i, placer in enumerate(placers):
             kind, name = placer.partition(":")[0], placer if turn == 1 else f"{placer}, turn {turn}"
             self.say(f"asking {kind}", i / len(placers))
-            deadline = time.perf_counter() + max(0.0, self.left()) * share / (len(placers) - i)
+            deadline = time.perf_counter() + max(0.0, self.spare()) * share / (len(placers) - i)
             with self.ledger.on(Item(kind, placer=True)):  # PyTorch may have to be imported
                 who = parse_placer(placer)
             start = ranked[0].name if measured is not None and isinstance(who, Refiner) else None
@@ -222,20 +241,21 @@ class Search(Races):
         """Whether each placement is that of the whole model on one device."""
         return 1 in self.problem.compute.shape
 
-    def refine(self, name: str) -> None:
-        """Search among plans from the best candidates."""
+    def refine(self) -> None:
+        """Search among plans from the best candidates, by the costs as they are known now; searches are numbered."""
         self.say("searching among plans", 0.0)
         placed = [one for one in self.standing if self.is_placed(one)]
         ranked = sorted(placed, key=lambda one: float(self.expected(one.groups[None])[0]))
         given = [one for one in placed if one.given and one.measured is None]
         for i, one in enumerate(dict.fromkeys([*ranked[:_STARTS], *given])):
             improve = functools.partial(self.improved, one.groups, self.seed + i)
-            with self.ledger.on(Item("segment-search", placer=True)):
-                self.add(name if i == 0 else f"{name}, start {i + 1}", "segment-search", improve, start=one.name)
+            self.searches += 1
+            with self.ledger.on(Item(SEARCH, placer=True)):
+                self.add(f"{SEARCH} {self.searches}", SEARCH, improve, start=one.name)
 
     def improved(self, groups: NDArray[np.int32], seed: int) -> NDArray[np.int32]:
         """Search among plans from a placement on."""
-        deadline = time.perf_counter() + max(0.0, self.left()) * _ASKED_SHARE / _STARTS
+        deadline = time.perf_counter() + max(0.0, self.spare()) * _ASKED_SHARE / _STARTS
         if self.objective.is_measured:
             return self.segmenter.search(groups, self.problem, steps=_STEPS, seed=seed, deadline=deadline)
         rng, now = np.random.default_rng(seed), self.expected(groups[None])[0]
@@ -247,6 +267,30 @@ class Search(Races):
             if fits(self.problem, moved) and (value := self.expected(moved[None])[0]) < now:
                 groups, now = moved, value
         return groups
+
+    def spare(self) -> float:
+        """Seconds that are left beside those in which the best single device and the best of all else are decided between."""
+        ranked = self.ranked
+        singles = [one for one in ranked if one.placer == "single"][:1]
+        others = [one for one in ranked if one.placer != "single"][:1]
+        return self.left() - (needed(map(self.run_s, [*singles, *others]), _KEPT_ROUNDS) if singles and others else 0.0)
+
+    def compare_wholes(self) -> None:
+        """Race what needs no placer, as it serves whole requests: replicas, the throughput mode, the best single devices."""
+        wholes = [one for one in self.standing if not self.is_placed(one) and one.measured is None and one.placer != "single"]
+        wholes = [one for one in wholes if one.segments == len(one.plans)]
+        if not self.session.executable or not wholes:
+            return
+        singles = sorted(self.fresh_singles, key=known_value)
+        racing = [*singles[:1], *wholes, *(one for one in singles[1:] if one.simulated_value is None)]
+        room = self.left() * _FIRST_SHARE
+        while len(racing) > 2 and needed(map(self.run_s, racing), 1) > room:
+            racing.pop()
+        each = sum(map(self.run_s, self.with_others(racing)))
+        rounds = int(np.clip(room / each - WARMUP - CHECKS, 1, _ROUNDS)) if each > 0 else _ROUNDS
+        with self.ledger.on(MEASURING):
+            what = "measuring what serves whole requests"
+            self.race(racing, what, rounds=rounds, share=_FIRST_SHARE, min_rounds=1, anchor=racing[0])
 
     def improve(self) -> None:
         """Measure the most promising candidates, learn from how long their segments took, search again."""
@@ -262,12 +306,12 @@ class Search(Races):
             with self.ledger.on(MEASURING):
                 self.measure()
             one_more = self.left() - (time.perf_counter() - begin) > self.final_s()
-            if not one_more or turn == _TURNS - 1 or self.indivisible:
+            if self.excluded is not None or not one_more or turn == _TURNS - 1 or self.indivisible:
                 return
             self.learn()
             known = len(self.known)
             self.ask_all(self.placers, _AGAIN_SHARE, turn=turn + 2)
-            self.refine(f"calibrated-search {turn + 1}")
+            self.refine()
             if len(self.known) == known or not self.worth_another_turn():
                 return
 
@@ -297,6 +341,8 @@ class Search(Races):
         if singles:  # of several that are far behind, one is enough to say so
             near = [candidate for candidate in splits if value_of(candidate) < _FAR_BEHIND * value_of(singles[0])]
             splits = near or splits[:1]
+            if not splits and self.excluded is not None:
+                singles = [candidate for candidate in singles if value_of(candidate) < _APART * value_of(singles[0])]
         return singles, splits
 
     def promising(self) -> list[Candidate]:
@@ -306,7 +352,8 @@ class Search(Races):
         for one in self.standing:
             if one.measured is None and one.placer != "single":
                 # of what is given, the user wants to know
-                why = None if one.given else hopeless(known_value(one), best, self.objective.worse)
+                known = one.given or one.simulated_value is None
+                why = None if known else hopeless(known_value(one), best, self.objective.worse)
                 one = self.learn_of(one.name, not_run=why, late=False)
                 if one.not_run is None:
                     fresh.append(one)
@@ -316,7 +363,7 @@ class Search(Races):
         singles += [one for one in self.standing if one.placer == "single" and one.measured is None]  # all of them, at first
         beside = sorted(dict.fromkeys([*singles, *ranked[:1]]), key=self.run_s)
         decision = needed([2 * self.run_s(beside[0])], FEWEST) if beside else 0.0
-        room = max(self.left() * _TURN_SHARE, self.left() - decision, TRIFLE_S)
+        room = max(min(max(self.left() * _TURN_SHARE, self.left() - decision), self.spare()), TRIFLE_S)
         chosen = self.within(room, fresh, beside)
         while beside and needed(map(self.run_s, (*beside, *chosen)), 1) > room:  # the slowest first
             beside.pop()
@@ -398,7 +445,7 @@ class Search(Races):
         while (promising := self.promising()) and any(one.measured is None for one in promising):
             what = f"measuring {len(promising)} placement{'s' if len(promising) > 1 else ''}"
             each = sum(map(self.run_s, self.with_others(promising)))
-            left = max(self.left() - self.compiling_s(promising), TRIFLE_S)
+            left = max(self.spare() - self.compiling_s(promising), TRIFLE_S)
             rounds = int(np.clip(left / each - WARMUP - CHECKS, 1, _ROUNDS)) if each > 0 else _ROUNDS
             self.race(promising, what, rounds=rounds, share=_TURN_SHARE, min_rounds=rounds, anchor=self.anchor_of(promising))
             if self.ranked:
@@ -430,7 +477,10 @@ class Search(Races):
         """The best single device and the best placement over several, by a race of the finalists if there is time for it."""
         singles, splits = self.finalists()
         finalists = [*singles, *splits]
-        rounds = self.affordable(_SELECTION_ROUNDS, finalists, _SELECTION_SHARE) if finalists else 0
+        rounds = 0
+        if finalists:  # what is left afterwards has to be enough for the decision
+            share = min(_SELECTION_SHARE, self.spare() / max(self.left(), TRIFLE_S))
+            rounds = self.affordable(_SELECTION_ROUNDS, finalists, max(share, 0.0))
         if (len(singles) > 1 or len(splits) > 1) and rounds >= FEWEST:
             self.race(finalists, "measuring the finalists", rounds=rounds, share=_SELECTION_SHARE, anchor=finalists[0])
         now = [[self.known[one.name] for one in some] for some in (singles, splits)]

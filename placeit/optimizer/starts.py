@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.core.errors import PlacementError
+from placeit.core.cluster import Device
+from placeit.core.errors import DeviceError, PlacementError, UsageError
 from placeit.core.placement import Placement
+from placeit.devices.clusterfile import find_cluster
+from placeit.devices.plain import all_here, in_throughput_mode, plain_devices
+from placeit.optimizer.candidates import Alone, alone_on
+from placeit.optimizer.replicas import enter_given
+from placeit.optimizer.search import Search
+from placeit.planning.segments import Costs, Segmenter
+from placeit.runtime.drivers import drive
 from placeit.session import Session
+from placeit.simulator.objectives import Objective
 
-__all__ = ["Start", "divide_for", "fitted", "read_starts", "without_plain"]
+__all__ = ["Start", "begin_with", "divide_for", "elsewhere", "fitted", "read_starts"]
 
 Start = Placement | str | Path
 """A placement, or the file of one."""
@@ -35,37 +45,101 @@ def read_starts(start: Start | Sequence[Start] | None) -> dict[str, Placement]:
     return found
 
 
-def without_plain(session: Session, starts: dict[str, Placement]) -> dict[str, Placement]:
-    """Leave out placements on a plain device: what is there without placeit is a candidate in any case.
+def elsewhere(session: Session, starts: Mapping[str, Placement]) -> dict[str, Device]:
+    """Find the starts that are whole models on CPU cores which are no device of the session as such; return their devices.
+
+    That is the usual answer of a search: a plain device, or the throughput mode. Those that are not found on this machine are
+    left to :func:`fitted`, which says so.
 
     Raises:
-        PlacementError: one of those that are left out belongs to another model; names it.
+        PlacementError: one belongs to another model, breaks a pin, or has more weights than its cores may hold; names it.
     """
-    plain = {name: home for name, placement in starts.items() if (home := session.home_of(placement)) is not session}
-    for name, home in plain.items():
+    found: dict[str, Device] = {}
+    for name, placement in starts.items():
+        device = _other_cores(session, placement)
+        if device is None:
+            continue
         with _naming(name):
-            home.placing.groups_of(starts[name])
-    return {name: placement for name, placement in starts.items() if name not in plain}
+            if session.pins:
+                raise PlacementError(f"It is on {device.name}, and pins assign ops to {', '.join(session.cluster.names)}.")
+            home = session.alone(device)
+            groups = home.placing.groups_of(placement)
+            Segmenter(home.grouping, Costs.zero(len(groups), home.cluster)).problem().check(groups)
+        found[name] = device
+    return found
 
 
-def divide_for(session: Session, starts: dict[str, Placement]) -> None:
+def _other_cores(session: Session, placement: Placement) -> Device | None:
+    """The device of a placement on CPU cores that are no device of the session as such; None if it is none."""
+    names = set(placement.as_dict().values())
+    if len(names) > 1 or placement.replicas or not names.isdisjoint(session.cluster.names):
+        return None
+    mode = in_throughput_mode(session.cluster)
+    for device in (*plain_devices(session.cluster), *([] if mode is None else [mode])):
+        if device.name in names:
+            return device
+    try:
+        (found,) = drive(find_cluster(sorted(names), precision=session.precision), session.model).devices
+    except (DeviceError, UsageError):
+        return None
+    if not found.core_set or found.where.node:
+        return None
+    sharing = [device for device in session.cluster.devices if device.core_set and device.where.shares(found.where)]
+    return replace(found, memory_bytes=min(device.memory_bytes for device in (found, *sharing)))
+
+
+def divide_for(session: Session, starts: Mapping[str, Placement]) -> None:
     """Split the groups that placements divide. Raises PlacementError, which names the placement, if they do not fit."""
     for name, placement in starts.items():
         with _naming(name):
-            session.divide(placement)
+            for one in placement.every:
+                session.divide(one)
 
 
-def fitted(session: Session, starts: dict[str, Placement]) -> dict[str, NDArray[np.int32]]:
-    """Device of each group by the name of each placement, ``int32[G]``, by the session's costs.
+def fitted(session: Session, starts: Mapping[str, Placement], objective: Objective) -> dict[str, list[NDArray[np.int32]]]:
+    """Device of each group, ``int32[G]``, in each replica of each placement by its name, by the session's costs.
 
     Raises:
-        PlacementError: a placement belongs to another model or to other devices, or breaks a pin or a limit; names it.
+        PlacementError: a placement belongs to another model or to other devices, breaks a pin or a limit, or has replicas,
+            which the objective has no use for; names it.
     """
-    groups: dict[str, NDArray[np.int32]] = {}
+    groups: dict[str, list[NDArray[np.int32]]] = {}
     for name, placement in starts.items():
         with _naming(name):
-            groups[name] = session.segmenter.problem().check(session.placing.groups_of(placement))
+            if placement.replicas and not objective.steady:
+                raise PlacementError(
+                    f"It has replicas, which serve many requests at a time, and the objective is {objective.name}: give it to "
+                    "a search for throughput."
+                )
+            problem = session.segmenter.problem()
+            groups[name] = [problem.check(session.placing.groups_of(one)) for one in placement.every]
     return groups
+
+
+def begin_with(search: Search, given: Mapping[str, list[NDArray[np.int32]]], others: Mapping[str, Device]) -> None:
+    """Enter the starts of a search; each has a row of its own, or that of the candidate that it is.
+
+    Args:
+        search: single devices and plain devices are entered.
+        given: as :func:`fitted` returns them.
+        others: as :func:`elsewhere` returns them. One on cores that none of the cluster's devices has cannot be chosen.
+    """
+    search.begin_with({name: groups[0] for name, groups in given.items() if len(groups) == 1})
+    for name, groups in given.items():
+        if len(groups) > 1:
+            enter_given(search, name, groups)
+    cluster = search.session.cluster
+    mine = {core for device in cluster.devices for core in device.cores}
+    for name, device in others.items():
+        homes = {home.session.cluster.names: known for known, home in search.homes.items() if search.known[known].may_be_chosen}
+        known = homes.get((device.name,))
+        if known is None:
+            home = search.session.alone(device)
+            inside = all_here(cluster) and mine.issuperset(device.cores)
+            why = None if inside else f"It is on {device.name}, which is none of the devices {', '.join(cluster.names)}."
+            busy = np.array([float(not mine.isdisjoint(device.cores) and bool(one.cores)) for one in cluster.devices])
+            known = search.enter(replace(alone_on(home, search.free_name(name)), failed=why), Alone(home, busy)).name
+        search.learn_of(known, given=True)
 
 
 @contextlib.contextmanager

@@ -13,12 +13,13 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.core.errors import PlaceitError, PlacementError
+from placeit.core.errors import FileError, PlaceitError, PlacementError, UsageError
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import Measured, Placer, Refiner
+from placeit.placers.exact import Exact
 from placeit.runtime.devices.worker import Gate, Worker
 
-__all__ = ["ask"]
+__all__ = ["ask", "check_able"]
 
 _GRACE_S = 1.0  # after its deadline, for a placer to come to an end; and as much again for one that is told to
 _LOOK_S = 0.5
@@ -34,6 +35,7 @@ def ask(
     cost: CostFunction,
     *,
     seed: int,
+    evaluations: int | None = None,
     deadline: float = math.inf,
     measured: Measured | None = None,
 ) -> NDArray[np.int32]:
@@ -47,6 +49,7 @@ def ask(
         problem: the problem.
         cost: values placements.
         seed: of everything random.
+        evaluations: most placements that it may value when it places; None for its own default.
         deadline: by ``time.perf_counter()``.
         measured: what to go on from, for placers that can (:class:`placeit.placers.base.Refiner`); the others are asked to
             place. None to ask all of them to place.
@@ -56,7 +59,7 @@ def ask(
         PlaceitError: whatever else the placer raised.
         KeyboardInterrupt: the placer was interrupted, or the wait for it.
     """
-    answer: Callable[..., NDArray[np.int32]] = functools.partial(placer.place, problem, cost, evaluations=None)
+    answer: Callable[..., NDArray[np.int32]] = functools.partial(placer.place, problem, cost, evaluations=evaluations)
     if measured is not None and isinstance(placer, Refiner):
         answer = functools.partial(placer.refine, problem, cost, measured)
     parameters = inspect.signature(answer).parameters
@@ -96,6 +99,31 @@ def ask(
     if isinstance(failures[0], PlaceitError | KeyboardInterrupt):
         raise failures.pop()
     raise PlacementError(f"It failed: {type(failures[0]).__name__}: {failures[0]}") from failures.pop()
+
+
+def check_able(name: str, placer: Placer, devices: int) -> None:
+    """Have a placer of placeit's own place two ops, so that what it lacks is known before anything is measured.
+
+    Args:
+        name: how it was asked for, for the error.
+        placer: one of a plug-in is not tried: nobody knows what that takes.
+        devices: how many devices it is going to place on.
+
+    Raises:
+        UsageError: a package is not installed, an option is out of its range, or its policy is of another kind or for fewer
+            devices.
+        FileError: a file that it needs is missing or damaged.
+    """
+    if not type(placer).__module__.startswith("placeit.") or isinstance(placer, Exact):  # it lacks nothing but evaluations
+        return
+    free, at_once = np.zeros((devices, devices)), np.full((devices, devices), np.inf)
+    two = Problem.from_arrays(np.ones((2, devices)), [(0, 1)], [1.0], at_once, free)
+    try:
+        ask(placer, two, lambda rows: np.ones(len(rows)), seed=0, evaluations=0)
+    except (UsageError, FileError) as error:
+        raise type(error)(f"The placer '{name}' cannot be asked: {error}") from error
+    except PlaceitError:
+        return  # whatever else it is, the search says so when it is asked about the model
 
 
 def _wait(over: Gate, until: float) -> bool:

@@ -21,6 +21,7 @@ from placeit.placers.list_scheduling import mean_compute
 __all__ = ["Metis", "partition"]
 
 _UNITS = 1_000_000  # METIS weights are 32-bit integers; all weights of one kind add up to about this many
+_FEW = 30  # ops per part, below which METIS begins its k-way scheme by bisecting the whole graph
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,9 @@ class Metis:
 def partition(problem: Problem, parts: int, *, seed: int = 0) -> NDArray[np.int32]:
     """Divide the ops into so many parts of equal work with few bytes between them, by METIS' multilevel k-way scheme.
 
-    An op weighs its mean compute, an edge its bytes. On equal devices the parts are a placement, for any number of parts up to
-    that of devices; which part goes where does not matter there. For other devices see :class:`Metis`.
+    Where there are few ops for each part, it is recursive bisection. An op weighs its mean compute, an edge its bytes. On equal
+    devices the parts are a placement, for any number of parts up to that of devices, wherever they go. For other devices see
+    :class:`Metis`.
 
     Args:
         problem: what to divide; feasibility and memory do not count.
@@ -74,7 +76,9 @@ def partition(problem: Problem, parts: int, *, seed: int = 0) -> NDArray[np.int3
         raise UsageError(f"A graph is divided into at least one part; got parts={parts}.")
     if min(parts, len(problem)) == 1:
         return np.zeros(len(problem), np.int32)
-    return _parts(problem, min(parts, len(problem)), recursive=False, tpwgts=None, seed=seed).astype(np.int32)
+    if len(problem) < _FEW * parts:
+        return _parts(problem, np.full(parts, 1 / parts), seed).astype(np.int32)
+    return _cut(problem, np.arange(len(problem)), parts, recursive=False, tpwgts=None, seed=seed).astype(np.int32)
 
 
 def _partition(problem: Problem, seed: int) -> NDArray[np.int64]:
@@ -91,26 +95,52 @@ def _partition(problem: Problem, seed: int) -> NDArray[np.int64]:
     speed = 1.0 / np.maximum(relative, 1e-9)
     speed = np.where(feasible.any(axis=0), speed, 0.0)
     share = np.sort(speed)[::-1][:parts]
-    part = _parts(problem, parts, recursive=None, tpwgts=(share / share.sum()).tolist(), seed=seed)
+    part = _parts(problem, share / share.sum(), seed)
     # part i has the i-th largest share: give it the number of the i-th fastest device
     return np.argsort(-speed, kind="stable")[part]
 
 
-def _parts(problem: Problem, parts: int, *, recursive: bool | None, tpwgts: list[float] | None, seed: int) -> NDArray[np.int64]:
-    """Have METIS divide the undirected graph; ``recursive`` None is recursive bisection for up to 8 parts, k-way beyond."""
+def _parts(problem: Problem, shares: NDArray[np.float64], seed: int) -> NDArray[np.int64]:
+    """Divide the undirected graph by recursive bisection into parts with shares of the work, which sum to one.
+
+    METIS would recurse in the same way by itself, and print to the standard output where it runs out of ops.
+    """
+    part = np.zeros(len(problem), np.int64)
+    waiting = [(np.arange(len(problem)), 0, len(shares))]
+    while waiting:
+        ops, first, end = waiting.pop()
+        if end - first == 1 or not len(ops):
+            part[ops] = first
+            continue
+        middle = first + (end - first) // 2
+        share = shares[first:middle].sum() / shares[first:end].sum()
+        right = _cut(problem, ops, 2, recursive=True, tpwgts=[share, 1.0 - share], seed=seed) == 1
+        waiting += [(ops[~right], first, middle), (ops[right], middle, end)]
+    return part
+
+
+def _cut(
+    problem: Problem, ops: NDArray[np.int64], parts: int, *, recursive: bool, tpwgts: list[float] | None, seed: int
+) -> NDArray[np.int64]:
+    """Have METIS divide the undirected graph of some ops, at least one; return the part of each of them."""
     import pymetis
 
+    if len(ops) == 1:
+        return np.zeros(1, np.int64)
     # both directions of an edge, parallel edges merged
-    ends = np.sort(problem.edges, axis=1)
-    pairs, inverse = unique_rows(ends)
-    weight = _integers(np.bincount(inverse, problem.edge_bytes, len(pairs)).astype(np.float64))
+    number = np.full(len(problem), -1)
+    number[ops] = np.arange(len(ops))
+    ends = np.sort(number[problem.edges], axis=1)
+    inside = ends[:, 0] >= 0
+    pairs, inverse = unique_rows(ends[inside])
+    weight = _integers(np.bincount(inverse, problem.edge_bytes[inside], len(pairs)).astype(np.float64))
     tails, heads = np.concatenate([pairs[:, 0], pairs[:, 1]]), np.concatenate([pairs[:, 1], pairs[:, 0]])
     by_tail = np.lexsort((heads, tails))
-    xadj = np.concatenate([[0], np.cumsum(np.bincount(tails, minlength=len(problem)))])
+    xadj = np.concatenate([[0], np.cumsum(np.bincount(tails, minlength=len(ops)))])
     result = pymetis.part_graph(
         parts,
         pymetis.CSRAdjacency(xadj.tolist(), heads[by_tail].tolist()),
-        vweights=_integers(mean_compute(problem)).tolist(),
+        vweights=_integers(mean_compute(problem)[ops]).tolist(),
         eweights=np.concatenate([weight, weight])[by_tail].tolist(),
         tpwgts=tpwgts,
         recursive=recursive,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from typing import Any
 
-from placeit.core.errors import UsageError
+from placeit.core.errors import FileError, UsageError
 from placeit.core.registry import check_size, entry_table, load_entry, parse_options
 from placeit.placers.base import Placer
 
@@ -111,6 +111,7 @@ def get_placer(name: str, **options: Any) -> Placer:
 
     Raises:
         UsageError: there is no such placer, it has no such option, or the option has another type or is out of its range.
+        FileError: a file that an option names is missing or damaged.
     """
     known = {option.name: option for option in placer_options(name)}
     for key, value in options.items():
@@ -124,7 +125,10 @@ def get_placer(name: str, **options: Any) -> Placer:
             raise UsageError(f"The option '{key}' of the placer '{name}' is of type {wanted.__name__}; got {value!r}.")
         if isinstance(value, int | float) and not isinstance(value, bool):
             check_size("placer", name, key, value, *known[key].range)
-    placer: Placer = _load(name)(**options)
+    try:
+        placer: Placer = _load(name)(**options)
+    except FileError as error:
+        raise FileError(f"The placer '{name}' cannot be asked: {error}") from error
     return placer
 
 
@@ -133,6 +137,7 @@ def parse_placer(text: str) -> Placer:
 
     Raises:
         UsageError: the text has another form, or as for :func:`get_placer`.
+        FileError: as there.
     """
     name, options = parse_options("placer", text, lambda name: {option.name: option.type for option in placer_options(name)})
     return get_placer(name, **options)

@@ -21,6 +21,7 @@ from placeit.simulator.simulate import Schedule, schedule
 __all__ = ["Costs", "Plan", "Profiled", "Segment", "Segmenter"]
 
 _FREE_KINDS = frozenset({"Parameter", "Result"})
+_DISTURBED = 0.15  # share by which the times of one model vary on a machine that is busy with something else
 _AT_ONCE = 50  # steps of a search between two looks at the clock, for each of which it takes milliseconds
 
 
@@ -36,6 +37,8 @@ class Profiled:
         groups: how many groups there are that compute something.
         error: mean error of the cut cost of a measured group as the other measured ones predict it, as a share of the group's
             time; None if all groups were measured, or too few.
+        spread: by how much the seconds of the whole model varied, on the device where they did so most: the high end of their
+            95 % interval over the low one, less 1; 0 if no device runs the whole model.
     """
 
     at: float
@@ -44,6 +47,12 @@ class Profiled:
     cut: int
     groups: int
     error: float | None
+    spread: float
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether times varied by so much that something else kept the machine busy meanwhile."""
+        return self.spread > _DISTURBED
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,7 +28,7 @@ from placeit.runtime.budget import STEP_S
 from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.runtime import Runtime
 
-__all__ = ["Progress", "Worth", "kept_costs", "profile"]
+__all__ = ["Certain", "Progress", "Worth", "kept_costs", "profile"]
 
 Progress = Callable[[str, float], None]
 """``progress(what, share)``: what is being done, and which share of it is done."""
@@ -36,9 +36,13 @@ Progress = Callable[[str, float], None]
 Worth = Callable[[NDArray[np.float64]], bool]
 """``worth(seconds: float64[D])``: whether to profile, by one run of the whole model on each device; ``inf`` where it cannot."""
 
+Certain = Callable[[NDArray[np.float64]], bool]
+"""``certain(core: float64[G, D])``: whether the least seconds of groups inside the whole model say enough to stop there."""
+
 _FULL, _FULL_ALONE = 15, 8  # runs of the whole model that a full profile takes about, of several devices and of one
 _GOLDEN = 0.618  # steps of this share of a circle never come near to where they were
 _FEWEST, _MOST = 3, 12  # passes that count, unless all have settled before; one of each kind before them does not
+_LEAST_RUNS, _SHORTLY = 7, 60  # of the whole model on each device, for the least that it takes; if there is time for so many
 _FEWEST_PROGRAMS, _SHARE_CUT = 12, 3  # of groups cut off and runs between them: so many, or one for so many groups
 _SLOW_S, _SLOWER = 2.0, 4.0  # a device compiles slowly if the whole model takes so long there, and so many times the quickest
 _FEWEST_SLOW, _COMPILING_SHARE = 2, 0.4  # of groups cut off there; what compiling them may take of the time that is left
@@ -57,6 +61,7 @@ def profile(
     check: bool = False,
     progress: Progress | None = None,
     worth: Worth | None = None,
+    certain: Certain | None = None,
 ) -> Costs:
     """Measure every group on every device that can run it.
 
@@ -88,6 +93,9 @@ def profile(
         progress: called between passes.
         worth: asked once what a run takes is known, unless the costs were kept. If it says no, nothing else is measured: the
             costs then are those runs, in equal shares for all groups (:attr:`placeit.planning.segments.Costs.shared`).
+        certain: asked once the least is known that each group takes inside the whole model, on each of several devices of
+            OpenVINO that all run the whole model, unless the costs were kept. If it says yes, nothing else is measured: cut
+            groups then cost nothing beyond that.
     """
     begin = time.perf_counter()
     can = supported(model, grouping, cluster)
@@ -108,9 +116,11 @@ def profile(
     cached = found is not None and not afresh
     if found is None or afresh:
         load, profiling = MachineLoad(), _Profile(grouping, runtime, can, links)
-        measured = profiling.measure(begin + budget, progress, worth)
+        measured = profiling.measure(begin + budget, progress, worth, certain)
         if measured is None:
             return profiling.shared()
+        if isinstance(measured, Costs):
+            return measured
         if cache is not None and profiling.complete:
             found = cache.put(key, measured, load=load.cores())
         else:
@@ -145,6 +155,7 @@ class _Profile:
         self.computes = self.segmenter.computes
         self.distance, self.bytes = alike(grouping, runtime.channels_last)
         self.cut = np.ones(self.groups, bool)
+        self._known_shares: dict[int, NDArray[np.float64]] = {}
         self.quick = np.ones(self.devices, bool)  # which devices compile what runs between cut groups
 
     def shared(self) -> Costs:
@@ -154,8 +165,20 @@ class _Profile:
         dispatch = np.zeros(self.devices)
         return Costs(core, nothing, dispatch, self.links.cluster, nothing, dispatch, shared=True)
 
-    def measure(self, deadline: float, progress: Progress | None, worth: Worth | None) -> dict[str, Any] | None:
-        """Return the costs as the cache keeps them; None if profiling is not worth it."""
+    def least(self, whole: Sequence[Passes]) -> Costs:
+        """The least that each group takes inside the whole model, and nothing for all else."""
+        for _ in range(_LEAST_RUNS):
+            for timed in whole:
+                timed.run()
+        seconds = [min(timed.interval) for timed in whole]
+        core = np.stack([self._shares(d) * each for d, each in enumerate(seconds)], axis=1)
+        nothing, none = np.zeros(self.can.shape), np.zeros(self.devices)
+        return Costs(core, nothing, self.links.dispatch, self.links.cluster, nothing, none)
+
+    def measure(
+        self, deadline: float, progress: Progress | None, worth: Worth | None, certain: Certain | None
+    ) -> dict[str, Any] | Costs | None:
+        """Return the costs as the cache keeps them; None if profiling is not worth it, or the least if that is certain."""
         devices = range(self.devices)
         with contextlib.ExitStack() as stack:
             runtime = unslowed(self.runtime, self.grouping, stack)
@@ -179,6 +202,13 @@ class _Profile:
             once = float(self.once[np.isfinite(self.once)].sum())
             if worth is not None and once > 0 and not worth(self.once):
                 return None
+            able = [timed for timed in whole if timed is not None]
+            kinds = {device.kind for device in self.runtime.cluster.devices}
+            quick = _SHORTLY * once < deadline - time.perf_counter()
+            if certain is not None and quick and len(able) == self.devices > 1 and kinds == {"openvino"}:
+                least = self.least(able)
+                if certain(least.core):
+                    return least
             left = max(deadline - time.perf_counter(), STEP_S)
             self.short = left < once * (_FULL if self.devices > 1 else _FULL_ALONE)
             if any(timed is not None for timed in whole):  # what is between cut groups gets shares of the whole model
@@ -320,6 +350,11 @@ class _Profile:
         }
 
     def _shares(self, d: int) -> NDArray[np.float64]:
+        if d not in self._known_shares:
+            self._known_shares[d] = self._measured_shares(d)
+        return self._known_shares[d]
+
+    def _measured_shares(self, d: int) -> NDArray[np.float64]:
         runtime, device = self.runtime, self.runtime.cluster.devices[d]
         passes = _FEWEST if self.short else _MOST
         return device_kind(device).group_shares(runtime.model, self.grouping, device, runtime.precision, passes)

@@ -58,6 +58,8 @@ def costs_of(found: Kept, links: LinkCosts, cluster: Cluster, *, cached: bool) -
     """Return measured costs from the form in which the cache keeps them, with the links of this session."""
     kept = found.value
     core = np.array([[np.inf if x is None else x for x in row] for row in kept["core"]])
+    cut, groups, error = kept["sampling"]
+    spread = max((high / low - 1.0 for low, high in filter(None, kept["whole"])), default=0.0)
     names = cluster.names
     known = {
         pair: replace(link, latency=kept["latency"][names.index(pair[0])][names.index(pair[1])])
@@ -72,7 +74,7 @@ def costs_of(found: Kept, links: LinkCosts, cluster: Cluster, *, cached: bool) -
         replace(links.cluster, links=known),
         np.array(kept["load"]),
         np.array(kept["read"]),
-        Profiled(found.written, found.load, cached, *kept["sampling"]),
+        Profiled(found.written, found.load, cached, cut, groups, error, spread),
     )
 
 

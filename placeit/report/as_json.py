@@ -88,6 +88,7 @@ def optimized(found: Optimized, placement_file: str | Path | None = None) -> dic
         "interrupted": found.interrupted,
         "pins": dict(found.pins),
         "memory_limits": {name: _finite(held) for name, held in found.memory.items()},
+        "profiled": _profiled(found.profiled),
         "placement_file": None if placement_file is None else str(placement_file),
         "emulated": _emulated(found.cluster),
     }
@@ -337,6 +338,7 @@ def _profiled(profiled: Profiled | None) -> dict[str, Any] | None:
         "cut_groups": profiled.cut,
         "groups": profiled.groups,
         "predicted_cut_error": profiled.error,
+        "spread": profiled.spread,
     }
 
 

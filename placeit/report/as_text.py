@@ -175,6 +175,8 @@ def _said(profiled: Profiled) -> str:
     ago = about_seconds(time.time() - profiled.at)
     when = f"Measured {ago} ago (from the cache; --no-cache measures anew)" if profiled.cached else "Measured now"
     load = f", while other processes kept {profiled.load:.1f} cores busy" if profiled.load is not None else ""
+    if profiled.disturbed:
+        load += f", and times of the whole model varied by {text.percent(profiled.spread)}"
     if profiled.cut == profiled.groups:
         return f"{when}{load}."
     off = f", {profiled.error:.1%} of a group's time off by the cut costs of one another" if profiled.error is not None else ""
@@ -312,12 +314,24 @@ def _facts(found: Optimized) -> dict[str, str]:
         if errors is None
         else f"mean error {text.percent(errors.get('mape'))}, Pearson {_figure(errors.get('pearson'))}, "
         f"Spearman {_figure(errors.get('spearman'))}",
+        "machine": _disturbance(found.profiled),
         "budget": f"{found.spent_s:.1f} s of {found.asked_s:g} s{', ended by Ctrl-C' if found.interrupted else ''}",
         "compiling": _compiling(found.compiling),
         "pinned": ", ".join(f"{ops} to {device}" for ops, device in found.pins.items()) or None,
         "memory": f"at most {limits}" if limits else None,
     }
     return {name: line for name, line in lines.items() if line is not None}
+
+
+def _disturbance(profiled: Profiled | None) -> str | None:
+    """Say that the machine was busy with something else while costs were measured; None if their times do not say so."""
+    if profiled is None or not profiled.disturbed:
+        return None
+    load = "" if profiled.load is None else f", while other processes kept {profiled.load:.1f} cores busy"
+    return (
+        f"busy while costs were measured: the times of the whole model varied by {text.percent(profiled.spread)}{load}. "
+        "Simulated times, and what placers proposed by them, may be off"
+    )
 
 
 def _compiling(kinds: Mapping[str, Compiled]) -> str | None:
@@ -385,8 +399,11 @@ def _devices(candidate: Candidate) -> str:
 
 
 def _name(candidate: Candidate | Unplanned) -> str:
-    """Name of a candidate, and of the placer that proposed it unless that is the name or a part of it."""
-    return candidate.name if candidate.placer in candidate.name else f"{candidate.name} ({candidate.placer})"
+    """Name of a candidate, of the placer that proposed it unless that is a part of the name, and whether it was a start."""
+    given = getattr(candidate, "given", False)
+    what = [candidate.placer, *(["start"] if given and candidate.placer != "start" else [])]
+    said = ", ".join(one for one in what if one not in candidate.name)
+    return f"{candidate.name} ({said})" if said else candidate.name
 
 
 def _values(candidate: Candidate, unit: str) -> tuple[str, str]:

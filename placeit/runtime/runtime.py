@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, cast
 from weakref import WeakSet
 
 from placeit.backends.base import Format, Model
@@ -214,8 +214,26 @@ class Runtime:
             self._executors.add(executor)
         return executor
 
+    def best_in_flight(self, plan: Plan) -> int | None:
+        """How many requests in flight the runtime finds best for a plan in throughput mode; None of any other plan.
+
+        Raises:
+            DeviceError: it cannot be compiled.
+        """
+        if not any(device.kind == "throughput" for device in self.cluster.devices):
+            return None
+        from placeit.runtime.several import device_of_several
+
+        device = device_of_several(self, plan)
+        return None if device is None else device.streams(cast("Program", self.compile(plan.programs)[0]))
+
     def _executor(self, plan: Plan, requests: int) -> PlanExecutor:
         if self.streams is None:
+            if any(device.kind == "throughput" for device in self.cluster.devices):
+                from placeit.runtime.several import SeveralExecutor, device_of_several
+
+                if device_of_several(self, plan) is not None:
+                    return SeveralExecutor(self, plan, requests=requests)
             return Executor(self, plan, requests=requests)
         from placeit.runtime.accelerators.executor import StreamExecutor
         from placeit.runtime.accelerators.work import PlanTasks

@@ -26,12 +26,12 @@ from placeit.devices.caps import capped
 from placeit.devices.clusterfile import find_cluster
 from placeit.devices.expected import with_expected
 from placeit.devices.nodes.connection import compression
-from placeit.devices.plain import plain_devices
+from placeit.devices.plain import in_throughput_mode, plain_devices
 from placeit.planning.coarsen import Grouping
 from placeit.planning.placing import Placing
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.cache import Cache
-from placeit.profiler.costs import Progress, Worth, kept_costs, profile
+from placeit.profiler.costs import Certain, Progress, Worth, kept_costs, profile
 from placeit.profiler.estimates import estimated
 from placeit.profiler.expected import as_expected
 from placeit.profiler.op_times import OpTime, op_times
@@ -186,15 +186,21 @@ class Session:
     def home_of(self, placement: Placement) -> Session:
         """The session that runs a placement: this one, or one of the plain device that the placement is on.
 
-        A plain device (:func:`placeit.devices.plain.plain_devices`) is none of the cluster's, and yet `placeit optimize` may
-        choose it.
+        A plain device (:func:`placeit.devices.plain.plain_devices`), or the throughput mode, is none of the cluster's devices,
+        and yet `placeit optimize` may choose it.
         """
         used = set(placement.as_dict().values())
         if used.isdisjoint(self.cluster.names) and not self.pins:
-            for device in plain_devices(self.cluster):
+            for device in self._plain:
                 if used == {device.name}:
                     return self.alone(device)
         return self
+
+    @property
+    def _plain(self) -> list[Device]:
+        """Devices that are none of the cluster's, and that yet may be the answer of a search on it."""
+        mode = in_throughput_mode(self.cluster)
+        return [*plain_devices(self.cluster), *([] if mode is None else [mode])]
 
     @property
     def executable(self) -> bool:
@@ -250,6 +256,7 @@ class Session:
         budget_s: float = 30.0,
         check: bool = False,
         worth: Worth | None = None,
+        certain: Certain | None = None,
         progress: Progress | None = None,
     ) -> Costs:
         """Measure what groups cost on the devices, or take it from the cache; estimate it for described devices.
@@ -262,6 +269,7 @@ class Session:
                 measured again if they do not hold any more.
             worth: whether to go on, once it is known what a run takes; see :func:`placeit.profiler.costs.profile`. Not asked if
                 some device is described.
+            certain: whether to stop, once the least is known that groups take; see there.
             progress: told what is being done and how far it is.
 
         Ops that a device turns out not to compile are placed elsewhere from here on, with a warning.
@@ -284,7 +292,7 @@ class Session:
                         estimated(self.model, self.grouping, self.cluster, measured, precision=precision, compiling=compiling)
                     )
                 with self._there() as runtime:
-                    costs = measured(runtime.cluster, runtime, worth=worth)
+                    costs = measured(runtime.cluster, runtime, worth=worth, certain=certain)
                     return self._take(as_expected(costs, self.cluster, self._expected))
             except DeviceError as error:
                 self._refuse(error)
@@ -393,7 +401,7 @@ class Session:
         Close it when it is not needed any more. A plan on a plain device of the cluster runs there, in :meth:`alone`.
         """
         if plan.problem.device_names != self.cluster.names:
-            for device in plain_devices(self.cluster):
+            for device in self._plain:
                 if plan.problem.device_names == (device.name,):
                     return self.alone(device).executor(plan, requests=requests)
         executor = self.runtime.executor(plan, requests=requests)
@@ -401,6 +409,12 @@ class Session:
         for request in range(requests):
             executor.set_inputs(inputs, request=request)
         return executor
+
+    def best_in_flight(self, plan: Plan, otherwise: int) -> int:
+        """How many requests in flight serve most: as many as the runtime finds best in throughput mode, else a given number."""
+        if plan.problem.device_names != self.cluster.names:
+            return otherwise
+        return self.runtime.best_in_flight(plan) or otherwise
 
     def reference(self, inputs: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
         """Outputs of the model as its framework runs it, uncut and without placeit's executor, by name. Raises DeviceError."""

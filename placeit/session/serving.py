@@ -62,7 +62,8 @@ def _executors(session: Session, placement: Placement, requests: int | None = No
         for one in placement.every:
             home = session.home_of(one)
             plan = home.plan_of(one)
-            executors.append(to_serve(home.executor, plan, requests))
+            best = home.best_in_flight(plan, 0) or None if requests is None else requests
+            executors.append(to_serve(home.executor, plan, best))
             stack.callback(executors[-1].close)
         stack.pop_all()
     return executors

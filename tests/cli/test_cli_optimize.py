@@ -129,7 +129,8 @@ def test_ctrl_c_keeps_the_best_placement_and_exits_with_130(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("placeit.optimizer.search.ask", interrupt)
-    result = cli("optimize", tiny, "-d", ",".join(cores), "--budget", 5, "--placer", "heft")
+    options = ("--objective", "total-cost")  # for latency, nobody may be asked
+    result = cli("optimize", tiny, "-d", ",".join(cores), "--budget", 5, "--placer", "heft", *options)
     assert result.exit_code == 130
     assert "ended by Ctrl-C" in result.stdout
     assert len(Placement.load(tiny.with_name("tiny.onnx.placement.json"))) == 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from placeit.core.placement import Placement
 from placeit.core.units import about_bytes
 from placeit.devices.caps import capped, parse_caps
 from placeit.devices.host import allowed_cores
+from placeit.devices.plain import plain_devices
 from placeit.optimizer.optimize import optimize
 from placeit.placers.feasibility import fits
 from placeit.placers.registry import parse_placer
@@ -143,3 +145,27 @@ def test_a_placement_beyond_the_limits_is_refused(cache: Cache) -> None:
 )
 def test_sizes_are_written_for_people(size: float, text: str) -> None:
     assert about_bytes(size) == text
+
+
+@pytest.mark.skipif(len(allowed_cores()) < 2, reason="needs two CPU cores")
+@pytest.mark.parametrize("shares", [(0.6, 0.6), (0.6, 2.0)])
+def test_limits_of_core_sets_hold_for_the_whole_cpu(shares: tuple[float, float], cache: Cache) -> None:
+    names = [f"CPU@{core}" for core in allowed_cores()[:2]]
+    limits = {name: share * weights() for name, share in zip(names, shares, strict=True)}
+    found = optimize(inception_like(), names, placers=["heft"], budget=1.0, cache=cache, memory=limits)
+    for one in found.candidates:
+        assert all(held <= limits.get(name, 0.0) for name, held in used(one.placement).items()), one.name
+    with Session(inception_like(), names, cache=cache, memory=limits) as session:
+        (plain,) = plain_devices(session.cluster)
+        whole = session.alone(plain).placement(np.zeros(len(session.grouping.groups)))
+        whole = replace(whole, segments=np.zeros_like(whole.devices))
+        with pytest.raises(PlacementError, match="of memory"):
+            session.run(whole, runs=1)
+
+
+@pytest.mark.skipif(len(allowed_cores()) < 2, reason="needs two CPU cores")
+def test_the_whole_cpu_is_a_candidate_where_each_core_set_may_hold_the_model(cache: Cache) -> None:
+    names = [f"CPU@{core}" for core in allowed_cores()[:2]]
+    limits = dict.fromkeys(names, 2.0 * weights())
+    found = optimize(inception_like(), names, placers=["heft"], budget=1.0, cache=cache, memory=limits)
+    assert [one.name for one in found.candidates if one.plain]

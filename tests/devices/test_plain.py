@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from broken_executors import Wrapped
+from broken_executors import taking
 from small_models import inception_like
 
 from placeit.core.address import Address, format_cores
@@ -42,28 +41,6 @@ def core_set(*cores: int, kind: str = "openvino", **options: Any) -> Device:
 def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
     monkeypatch.setattr("placeit.devices.plain.one_per_physical_core", lambda cores: cores)
-
-
-class Timed(Wrapped):
-    """An executor that runs, and says that it took as long as a test wants."""
-
-    def __init__(self, executor: Any, seconds: float) -> None:
-        super().__init__(executor)
-        self.seconds = seconds
-
-    def time(self) -> float:
-        self.executor.time()
-        return self.seconds
-
-
-def taking(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[Session, set[int]], float]) -> None:
-    """Have runs take so long, by the session that they are of and the devices that they use."""
-    original = Session.executor
-
-    def executor(self: Session, plan: Any, **options: Any) -> Any:
-        return Timed(original(self, plan, **options), seconds(self, {segment.device for segment in plan.segments}))
-
-    monkeypatch.setattr(Session, "executor", executor)
 
 
 def plain_takes(monkeypatch: pytest.MonkeyPatch, plain: float, split: float = SPLIT) -> None:

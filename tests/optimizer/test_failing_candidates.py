@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from benchmarks.decision import Case, Drawn, Machine, search_of
 from placeit.backends.openvino.model import describe
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
-from placeit.core.errors import DeviceError, ExecutionError, InfeasibleError, UsageError
+from placeit.core.errors import DeviceError, ExecutionError, FileError, InfeasibleError, UsageError
 from placeit.devices.host import allowed_cores
 from placeit.optimizer.optimize import optimize
 from placeit.optimizer.search import Search
@@ -301,7 +302,7 @@ def test_a_split_that_fails_in_the_decision_gives_way_to_the_next(monkeypatch: p
     assert failed == ["A run of 'drawn 0' failed: The device fell silent."]
 
 
-@pytest.mark.parametrize("error", [KeyError("conv1"), ZeroDivisionError("by what?"), UsageError("Install the solver.")])
+@pytest.mark.parametrize("error", [KeyError("conv1"), ZeroDivisionError("by what?")])
 def test_a_placer_that_fails_is_a_warning_and_a_row(
     error: Exception, cache: Cache, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -317,7 +318,35 @@ def test_a_placer_that_fails_is_a_warning_and_a_row(
     assert found.chosen.failed is None
 
 
-def test_only_placers_that_fail_leave_the_single_devices(cache: Cache) -> None:
-    found = optimize(inception_like(), PAIR, placers=("exact:nodes=10", "exact:nodes=11"), budget=2, cache=cache)
-    assert {candidate.name for candidate in found.unplanned} == {"exact:nodes=10", "exact:nodes=11"}
-    assert {"fast", "slow"} <= {candidate.name for candidate in found.candidates}
+def test_nobody_answers_for_placers_none_of_which_can_place_the_model(cache: Cache) -> None:
+    with pytest.raises(
+        UsageError, match=r"None of the placers that were asked for gave a placement. exact:nodes=10: "
+    ) as caught:
+        optimize(inception_like(), PAIR, placers=("exact:nodes=10", "exact:nodes=11"), budget=2, cache=cache)
+    assert "exact:nodes=11: " in str(caught.value)
+    found = optimize(inception_like(), PAIR, placers=("exact:nodes=10", "heft"), budget=2, cache=cache)
+    assert {candidate.name for candidate in found.unplanned} == {"exact:nodes=10"}
+
+
+@pytest.mark.parametrize(
+    ("placer", "error", "says"),
+    [
+        ("hsdag", UsageError, "'hsdag' cannot be asked: .*pip install placeit\\[geometric\\]"),
+        ("giph:weights=MISSING", FileError, "'giph' cannot be asked: There is no file MISSING"),
+        ("guided:weights=MISSING", FileError, "There is no file MISSING"),
+        ("repeated:placer=giph:weights=MISSING", FileError, "There is no file MISSING"),
+        ("placeto:steps_per_op=0", UsageError, "must be positive"),
+        ("heft", UsageError, "Install the solver"),
+    ],
+)
+def test_a_placer_that_lacks_something_is_an_error_before_a_model_is_read(
+    placer: str, error: type[Exception], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def place(*_: Any, **__: Any) -> Any:
+        raise UsageError("Install the solver.")
+
+    monkeypatch.setattr(Heft, "place", place)
+    for module in ("torch_geometric", "torch_geometric.nn"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(error, match=says):
+        optimize("there is no such model.onnx", PAIR, placers=("metis", placer))

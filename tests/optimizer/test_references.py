@@ -88,7 +88,10 @@ def test_the_throughput_mode_races_in_the_rounds_of_the_answer_and_cannot_be_cho
     assert reference.ratio is not None
 
 
-def test_a_reference_that_beats_the_answer_is_named_in_the_report(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reference_that_beats_the_answer_is_named_in_the_report(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch, as_modes: Callable[..., None]
+) -> None:
+    as_modes("MULTI:CPU")
     monkeypatch.setattr(OwnModeRunner, "time", lambda self: 1e-9)
     monkeypatch.setattr("placeit.optimizer.search.decision_rounds", lambda single, split: 6)
     found = placeit.optimize(
@@ -99,7 +102,7 @@ def test_a_reference_that_beats_the_answer_is_named_in_the_report(cache: Cache, 
     assert name not in {found.chosen.name, *(one.name for one in found.candidates)}
     assert f"; {name}, which OpenVINO does by itself and which is no placement, takes 0.000 of its " in found.reason
     (row,) = json.loads(json.dumps(as_json.optimized(found), allow_nan=False))["references"]
-    assert (row["name"], row["target"], row["used"], row["failed"], row["not_run"]) == (name, "CPU", ["CPU"], None, None)
+    assert (row["name"], row["target"], row["used"], row["failed"], row["not_run"]) == (name, "MULTI:CPU", ["CPU"], None, None)
     assert reference.ratio is not None
     assert row["ratio"] == pytest.approx(reference.ratio.ratio)
     console = Console(width=250, file=(written := StringIO()))

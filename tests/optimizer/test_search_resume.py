@@ -302,3 +302,15 @@ def test_a_folder_and_an_impossible_place_are_refused(search: Callable[..., Opti
 def test_there_is_nothing_to_resume_where_nothing_is_measured(search: Callable[..., Optimized]) -> None:
     with pytest.raises(UsageError, match="measures nothing"):
         search(cluster=Cluster((Device("d", "described", flops_per_s=1e9, bytes_per_s=1e12),)))
+
+
+def test_what_was_measured_with_a_larger_tolerance_has_failed_by_a_smaller_one(cache: Cache, kept: str, tmp_path: Path) -> None:
+    head, *lines = kept.splitlines()
+    off = [json.loads(line) | {"output_error": {"max_abs": 1.0, "max_rel": 0.01, "not_checked": None}} for line in lines]
+    (tmp_path / "search.jsonl").write_text("\n".join([head, *map(json.dumps, off)]) + "\n")
+    with Session(inception_like(), emulated(), cache=cache, tolerance=0.001) as session:
+        session.profile()
+        search = Search(session, Latency(), np.inf, 0, None)
+        search.resume(open_journal(tmp_path / "search.jsonl", session, Latency()))
+        assert {one.name for one in search.candidates} == {record["name"] for record in off}
+        assert all(one.failed is not None and one.measured is None for one in search.candidates)

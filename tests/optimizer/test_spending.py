@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from placeit.optimizer.ledger import MEASURING, REST, Item, Ledger
 from placeit.optimizer.optimize import optimize
 from placeit.optimizer.portfolio import LEARNING
 from placeit.optimizer.result import Optimized
+from placeit.planning.segments import Profiled
 from placeit.profiler.cache import Cache
 from placeit.report import as_json, as_text
 
@@ -56,9 +58,21 @@ def test_what_the_time_went_into_adds_up(found: Optimized) -> None:
     names = [one.what for one in found.spending]
     assert len(set(names)) == len(names)
     assert names[:2] == ["loading", "profiling"]
-    assert names[-1] == "everything else"
+    assert names[-1] == "other steps"
     assert {"compiling", "measuring", "deciding"} <= set(names)
-    assert [one.what for one in found.spending if one.placer] == ["heft", "metis", "segment-search"]
+    assert [one.what for one in found.spending if one.placer] == ["heft", "metis", "search"]
+
+
+def test_costs_of_a_busy_machine_are_said_to_be_in_one_line(found: Optimized) -> None:
+    def said(spread: float) -> str:
+        console = Console(width=250, file=(written := StringIO()))
+        profiled = Profiled(at=0.0, load=1.34, cached=False, cut=3, groups=3, error=None, spread=spread)
+        as_text.optimized(console, replace(found, profiled=profiled), None)
+        return written.getvalue()
+
+    (line,) = [line for line in said(0.4).splitlines() if line.startswith("machine ")]
+    assert "the times of the whole model varied by 40 %, while other processes kept 1.3 cores busy" in line
+    assert "busy while costs were measured" not in said(0.05)
 
 
 def test_what_each_placer_proposed_is_told(found: Optimized) -> None:
@@ -100,7 +114,7 @@ def test_the_start_of_the_search_for_the_answer_is_marked(cache: Cache) -> None:
         start = known[start].start
     for one in found.spending:
         if one.role == "start":
-            assert found.chosen.placer == "segment-search"
+            assert found.chosen.placer == "search"
         if one.placer and one.what in before - {found.chosen.placer}:
             assert one.role is not None
 

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from small_models import inception_like, random_model
 
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.errors import FileError, PlacementError
 from placeit.core.placement import Placement
+from placeit.devices import discover
 from placeit.devices.host import allowed_cores
+from placeit.devices.plain import plain_devices
 from placeit.optimizer.optimize import optimize
+from placeit.optimizer.result import Optimized
 from placeit.optimizer.search import Search
 from placeit.optimizer.starts import divide_for, read_starts
 from placeit.profiler.cache import Cache
+from placeit.report import as_text
 from placeit.session import Session
 from placeit.simulator.objectives import Latency
+
+CORES = [f"CPU@{core}" for core in allowed_cores()[:2]]
+PLAIN = next((device.name for device in plain_devices(discover(CORES))), "CPU")
+needs_two_cores = pytest.mark.skipif(len(CORES) < 2, reason="needs two CPU cores")
+
+
+def whole_on(device: str) -> Placement:
+    graph = inception_like().graph
+    return Placement(graph.names, np.zeros(len(graph), np.int32), (device,), graph.hash)
 
 
 def described(*names: str) -> Cluster:
@@ -41,7 +56,7 @@ def test_a_start_is_a_candidate_though_groups_are_split_for_it(cache: Cache, tmp
     assert mine.name == f"start {tmp_path / 'mine.json'}"
     assert mine.placement.as_dict() == alternating().as_dict()
     assert found.groups == found.ops
-    assert any(candidate.placer == "segment-search" for candidate in found.candidates)
+    assert any(candidate.placer == "search" for candidate in found.candidates)
 
 
 @pytest.mark.slow
@@ -126,3 +141,59 @@ def test_a_file_that_is_no_placement_is_refused_before_any_work(tmp_path: Path) 
     (tmp_path / "bad.json").write_text('{"format": "placeit-placement", "devices": ["a"]}')
     with pytest.raises(PlacementError, match=r"bad.json"):
         optimize("there is no such model.onnx", "CPU", start=[tmp_path / "bad.json"])
+
+
+@needs_two_cores
+def test_a_start_on_the_plain_device_is_that_candidate_and_says_so(cache: Cache) -> None:
+    found = optimize(inception_like(), CORES, placers=("heft",), budget=1, cache=cache, start=whole_on(PLAIN))
+    (plain,) = (one for one in found.candidates if set(one.placement.as_dict().values()) == {PLAIN})
+    assert (plain.name, plain.placer, plain.given) == (PLAIN, "single", True)
+    console = Console(width=250, file=(written := StringIO()))
+    as_text.optimized(console, found, None)
+    assert f"{PLAIN} (single, start)" in written.getvalue()
+
+
+def test_a_start_on_cores_that_the_devices_have_takes_part_and_can_be_chosen(cache: Cache) -> None:
+    found = optimize(inception_like(), "CPU", placers=("heft",), budget=5, cache=cache, start=whole_on(CORES[0]))
+    (mine,) = (one for one in found.candidates if one.given)
+    assert (mine.name, mine.placer, mine.failed) == ("start", "single", None)
+    assert mine.measured is not None
+    assert set(mine.placement.as_dict().values()) == {CORES[0]}
+
+
+@needs_two_cores
+def test_a_start_on_other_cores_has_a_row_that_says_why_it_cannot_be_chosen(cache: Cache) -> None:
+    found = optimize(inception_like(), CORES[0], placers=("heft",), budget=1, cache=cache, start=whole_on(PLAIN))
+    (mine,) = (one for one in found.candidates if one.given)
+    assert mine.failed == f"It is on {PLAIN}, which is none of the devices {CORES[0]}."
+    assert found.chosen.name == CORES[0]
+
+
+@needs_two_cores
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"pins": {"image": CORES[0]}}, f"It is on {PLAIN}, and pins assign ops to"),
+        ({"memory": {CORES[0]: 1.0}}, f"{PLAIN} has 1 B of memory"),
+    ],
+)
+def test_a_start_on_the_plain_device_keeps_to_pins_and_limits(cache: Cache, options: dict[str, object], says: str) -> None:
+    with pytest.raises(PlacementError, match=says):
+        optimize(inception_like(), CORES, cache=cache, start=whole_on(PLAIN), **options)  # type: ignore[arg-type]
+
+
+def test_replicas_that_a_search_found_are_a_start_of_the_next_one_for_throughput(cache: Cache, tmp_path: Path) -> None:
+    def search(objective: str, start: Path | None) -> Optimized:
+        cluster = described("d0", "d1")
+        return optimize(inception_like(), cluster, placers=("heft",), budget=3, cache=cache, objective=objective, start=start)
+
+    found = search("throughput", None)
+    assert found.chosen.replicas
+    found.save(tmp_path / "mine.json")
+    again = search("throughput", tmp_path / "mine.json")
+    (mine,) = (one for one in again.candidates if one.given)
+    assert mine.name == f"start {tmp_path / 'mine.json'}"
+    assert [one.as_dict() for one in mine.placement.every] == [one.as_dict() for one in found.placement.every]
+    assert sum(len(one.plans) == 2 for one in again.candidates) == sum(len(one.plans) == 2 for one in found.candidates)
+    with pytest.raises(PlacementError, match="the objective is latency: give it to a search for throughput"):
+        search("latency", tmp_path / "mine.json")

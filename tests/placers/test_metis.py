@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
+import pytest
 
 from placeit.core.problem import Problem
 from placeit.placers.critical_path import CriticalPath
-from placeit.placers.metis import Metis
+from placeit.placers.metis import Metis, partition
 from placeit.simulator.simulate import SimulatedCost, simulate
 from placeit.testing.problems import random_problem
 
@@ -54,3 +57,18 @@ def test_critical_path_shares_out_equal_chains_and_its_best_run_is_kept():
     problem = random_problem(40, 4, 7)
     one, many = (simulate(problem, place(CriticalPath(runs=runs), problem)[None])[0] for runs in (1, 50))
     assert many <= one
+
+
+def test_small_graphs_and_several_devices_make_metis_say_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    for seed in range(60):
+        ops, devices = int(rng.integers(1, 30)), int(rng.integers(2, 12))
+        pairs = [(u, v) for v in range(ops) for u in range(v) if rng.random() < 3 / ops]
+        work = rng.random((ops, 1)) ** 6 + 0.01  # of which a few ops have most
+        compute = work * rng.uniform(0.8, 1.2, (ops, devices))
+        free = np.zeros((devices, devices))
+        problem = Problem.from_arrays(compute, pairs, rng.random(len(pairs)), free + 1.0, free)
+        problem.check(Metis(ways=1).place(problem, SimulatedCost(problem), seed=seed, evaluations=None))
+        assert 0 <= partition(problem, devices, seed=seed).max() < devices
+    ctypes.CDLL(None).fflush(None)
+    assert capfd.readouterr() == ("", "")

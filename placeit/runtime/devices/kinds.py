@@ -27,6 +27,7 @@ _KINDS = {
     "openvino": "placeit.runtime.devices.openvino:KIND",
     "ort": "placeit.runtime.devices.ort:KIND",
     "torch": "placeit.runtime.devices.pytorch:KIND",
+    "throughput": "placeit.runtime.devices.throughput:KIND",
 }
 """Where each kind of device is, by ``Device.kind``. A module is imported when a device of its kind is used."""
 _NODE = "placeit.runtime.nodes.kind:KIND"

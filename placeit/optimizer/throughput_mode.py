@@ -1,0 +1,32 @@
+"""The CPU in OpenVINO's throughput mode, as a candidate of a search for throughput."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from placeit.core.problem import Problem
+from placeit.devices.plain import in_throughput_mode
+from placeit.optimizer.candidates import Alone, Candidate, alone_on
+from placeit.session import Session
+
+__all__ = ["MODE", "throughput_mode"]
+
+MODE = "throughput mode"
+"""Who proposes it."""
+
+
+def throughput_mode(session: Session, problem: Problem) -> tuple[Candidate, Alone] | None:
+    """Make the candidate: the session's cores as OpenVINO divides them among streams by itself.
+
+    There is none with pins, and where they cannot run all ops or may not hold all weights.
+    """
+    device = None if session.pins else in_throughput_mode(session.cluster)
+    if device is None or problem.param_bytes.sum() > device.memory_bytes:
+        return None
+    like = [d for d, one in enumerate(session.cluster.devices) if one.core_set and one.kind == "openvino"]
+    if not problem.feasible[:, like].all():
+        return None
+    candidate = alone_on(session.alone(device), f"{replace(device.where, runtime='')} in {MODE}", placer=MODE)
+    return candidate, Alone(session.alone(device), np.zeros(len(session.cluster)))

@@ -1,0 +1,90 @@
+"""CPU cores in OpenVINO's throughput mode: a model is served by several streams, which run requests at the same time."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import Any, cast
+
+from placeit.core.cluster import Device
+from placeit.core.errors import DeviceError
+from placeit.runtime.devices.base import DoneCallback, Instance, Program
+from placeit.runtime.devices.kinds import DeviceKind
+from placeit.runtime.devices.openvino import KIND as OPENVINO
+from placeit.runtime.devices.openvino import OpenVinoDevice, OpenVinoInstance, OpenVinoProgram
+from placeit.runtime.devices.worker import Worker, perform
+
+__all__ = ["KIND", "ThroughputDevice"]
+
+_PROPERTIES = {"PERFORMANCE_HINT": "THROUGHPUT", "NUM_STREAMS": "AUTO"}
+
+
+class ThroughputDevice(OpenVinoDevice):
+    """CPU cores that OpenVINO divides among streams by itself, with its throughput hint.
+
+    Instances that are started run at the same time, each waited for on a thread of its own.
+
+    Args:
+        device: CPU cores.
+        precision: inference precision.
+
+    Raises:
+        DeviceError: the device is not a CPU.
+    """
+
+    one_at_a_time = False
+
+    def __init__(self, device: Device, *, precision: str = "f32") -> None:
+        if not device.core_set:
+            raise DeviceError(f"{device.name}: the throughput mode is one of the CPU.")
+        super().__init__(device, precision=precision, properties=_PROPERTIES)
+        self._idle: list[Worker] = []
+        self._waiting: list[Worker] = []  # all threads that wait for requests
+        self._taking = threading.Lock()
+
+    def instance(self, program: Program) -> OpenVinoInstance:
+        """Make an infer request that runs on a stream, and not on the thread that waits for it. Raises DeviceError."""
+        made = super().instance(program)
+        assert isinstance(made, OpenVinoInstance)  # noqa: S101 (properties of its own rule out the C library)
+        made.run = functools.partial(_run, made.request, bool(made.request.query_state()))
+        return made
+
+    def start(self, instance: Instance, done: DoneCallback) -> None:
+        """Run an instance beside those that run already."""
+        with self._taking:
+            if not self._idle:
+                self._waiting.append(Worker(f"placeit {self.name}"))
+                self._idle.append(self._waiting[-1])
+            worker = self._idle.pop()
+
+        def ended(start: float, finish: float, error: BaseException | None) -> None:
+            with self._taking:
+                self._idle.append(worker)
+            done(start, finish, error)
+
+        worker.submit(functools.partial(perform, cast("OpenVinoInstance", instance).run, self._explain, ended))
+
+    def streams(self, program: Program) -> int:
+        """Return how many requests in flight OpenVINO finds best for a program."""
+        compiled = cast("OpenVinoProgram", program).compiled
+        return max(1, int(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")))
+
+    def close(self) -> None:
+        """Stop all threads."""
+        for worker in self._waiting:
+            worker.close()
+        super().close()
+
+
+def _run(request: Any, state: bool) -> None:
+    if state:
+        request.reset_state()
+    request.start_async()
+    request.wait()
+
+
+def _open(device: Device, precision: str) -> ThroughputDevice:
+    return ThroughputDevice(device, precision=precision)
+
+
+KIND = DeviceKind(_open, OPENVINO.supported, OPENVINO.group_shares, version=OPENVINO.version)

@@ -1,0 +1,63 @@
+"""Runs a model whole on a device that runs several requests at the same time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from placeit.planning.segments import Plan
+from placeit.runtime.devices.throughput import ThroughputDevice
+from placeit.runtime.executor import Executor
+from placeit.simulator.scheduler import Instruction, RequestDone, Scheduler, Start, Transfer
+
+if TYPE_CHECKING:
+    from placeit.runtime.runtime import Runtime
+
+__all__ = ["SeveralExecutor", "device_of_several"]
+
+
+class _AtOnce(Scheduler):
+    """Starts the only segment of each request as soon as it begins, whatever else its device runs."""
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+        self._flying: dict[int, Start | Transfer] = {}
+
+    def begin(self, request: int) -> list[Instruction]:
+        start = self._flying[request] = Start(request, 0, self._device)
+        return [start]
+
+    def op_finished(self, request: int, op: int) -> list[Instruction]:  # noqa: ARG002
+        del self._flying[request]
+        return [RequestDone(request)]
+
+    def abort(self, request: int) -> list[Instruction]:  # noqa: ARG002 (what is in flight has started)
+        return []
+
+    def running(self) -> list[Start | Transfer]:
+        return list(self._flying.values())
+
+
+class SeveralExecutor(Executor):
+    """Runs a plan of one segment on a device in throughput mode, which has as many requests at work as are in flight.
+
+    Args:
+        runtime: the device and the compiled segment.
+        plan: what to run, as :func:`device_of_several` knows it.
+        requests: how many requests may be in flight at once.
+
+    Raises:
+        DeviceError: the segment cannot be compiled, or there is no room for buffers.
+        UsageError: no request at all.
+    """
+
+    def __init__(self, runtime: Runtime, plan: Plan, *, requests: int) -> None:
+        super().__init__(runtime, plan, requests=requests, native=False)
+        self._scheduler = _AtOnce(plan.segments[0].device)
+
+
+def device_of_several(runtime: Runtime, plan: Plan) -> ThroughputDevice | None:
+    """The device of a plan that is one segment on a device in throughput mode; None of any other plan."""
+    if runtime.streams is not None or len(plan.segments) != 1 or len(plan.programs) != 1:
+        return None
+    device = runtime.devices[plan.segments[0].device]
+    return device if isinstance(device, ThroughputDevice) else None

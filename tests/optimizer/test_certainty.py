@@ -1,0 +1,111 @@
+"""A search ends early where a lower bound says that no split can be faster than the whole CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from broken_executors import taking
+from small_models import inception_like
+
+from placeit.core.cluster import Cluster
+from placeit.devices import discover
+from placeit.devices.host import allowed_cores
+from placeit.devices.plain import plain_devices
+from placeit.optimizer.certainty import MARGIN, excluded
+from placeit.optimizer.optimize import optimize
+from placeit.optimizer.result import Optimized
+from placeit.placers.bound import lower_bound
+from placeit.placers.heft import Heft
+from placeit.planning.segments import Costs, Segmenter
+from placeit.profiler.cache import Cache
+from placeit.session import Session
+
+CORES = allowed_cores()[:2]
+PAIR = [f"CPU@{core}" for core in CORES]
+PLAIN = next((device.name for device in plain_devices(discover(PAIR))), "CPU")
+pytestmark = pytest.mark.skipif(len(CORES) < 2, reason="needs two CPU cores")
+WHOLE_S = 0.02  # of the model on one core
+
+
+def costs_of(grouping: Any, cluster: Cluster) -> Costs:
+    free = Costs.zero(len(grouping.groups), cluster)
+    return replace(free, core=np.full_like(free.core, WHOLE_S / len(grouping.groups)))
+
+
+def bound_s(cache: Cache) -> float:
+    with Session(inception_like(), PAIR, cache=cache) as session:
+        return lower_bound(Segmenter(session.grouping, costs_of(session.grouping, session.cluster)).problem())
+
+
+@pytest.fixture
+def searched(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Optimized, list[str]]]:
+    """Search where the whole CPU takes some seconds, until a placer is asked; return what was found, and who was asked."""
+
+    def search(plain_s: float, **options: Any) -> tuple[Optimized, list[str]]:
+        asked: list[str] = []
+        place = Heft.place
+
+        def watched(self: Heft, problem: Any, *args: Any, **given: Any) -> Any:
+            if len(problem) == 2:  # to see whether it lacks anything
+                return place(self, problem, *args, **given)
+            asked.append("heft")
+            raise KeyboardInterrupt
+
+        def profile(_: Any, grouping: Any, cluster: Cluster, *__: Any, certain: Any = None, **___: Any) -> Costs:
+            costs = costs_of(grouping, cluster)
+            if certain is not None:
+                certain(costs.core)
+            return costs
+
+        monkeypatch.setattr(Heft, "place", watched)
+        monkeypatch.setattr("placeit.session.profile", profile)
+        taking(monkeypatch, lambda session, _: plain_s if session.cluster.names == (PLAIN,) else WHOLE_S)
+        return optimize(inception_like(), PAIR, placers="heft", budget=120, cache=cache, **options), asked
+
+    return search
+
+
+def test_where_every_split_takes_longer_than_the_whole_cpu_none_is_looked_for(
+    searched: Callable[..., tuple[Optimized, list[str]]], cache: Cache
+) -> None:
+    found, asked = searched(0.8 * bound_s(cache))
+    assert found.chosen.name == PLAIN
+    assert found.reason.startswith("no split placement can be faster: each takes at least ")
+    assert "budget" not in found.reason
+    assert (asked, [one.name for one in found.candidates if one.placer != "single"]) == ([], [])
+    assert [one.what for one in found.races] == ["measuring 3 placements"]
+    assert [one.note for one in found.spending if one.placer] == ["not asked: no split can be faster"]
+    assert found.chosen.output_error is not None
+
+
+def test_a_start_is_measured_all_the_same(searched: Callable[..., tuple[Optimized, list[str]]], cache: Cache) -> None:
+    with Session(inception_like(), PAIR, cache=cache) as session:
+        start = session.placement(np.arange(len(session.grouping.groups)) % 2)
+    found, asked = searched(0.8 * bound_s(cache), start=start)
+    (mine,) = (one for one in found.candidates if one.placer == "start")
+    assert asked == []
+    assert mine.measured is not None
+    assert found.chosen.name == PLAIN
+
+
+@pytest.mark.parametrize("options", [{}, {"objective": "throughput"}, {"objective": "total-cost"}])
+def test_where_a_split_may_be_faster_placers_are_asked(
+    options: dict[str, str], searched: Callable[..., tuple[Optimized, list[str]]], cache: Cache
+) -> None:
+    factor = 1.0 - MARGIN / 2 if not options else 0.5  # within the margin; other objectives are not bounded by makespans
+    _, asked = searched(factor * bound_s(cache), **options)
+    assert asked
+
+
+def test_the_margin_is_kept_on_the_side_of_the_splits(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    bound = bound_s(cache)
+    with Session(inception_like(), PAIR, cache=cache) as session:
+        core = costs_of(session.grouping, session.cluster).core
+        for share, expected in ((1.0 - 1.1 * MARGIN, PLAIN), (1.0 - 0.9 * MARGIN, None)):
+            taking(monkeypatch, lambda *_, share=share: share * bound)
+            found = excluded(session, core)
+            assert (None if found is None else found.name) == expected

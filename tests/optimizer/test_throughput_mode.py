@@ -1,0 +1,145 @@
+"""OpenVINO's throughput mode is a candidate for throughput: it races first, can be chosen, stored, run, and given back."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from small_models import inception_like
+
+import placeit
+from placeit.core.cluster import Cluster
+from placeit.core.errors import UsageError
+from placeit.core.placement import Placement
+from placeit.devices import discover
+from placeit.devices.host import allowed_cores
+from placeit.devices.names import parse_device
+from placeit.devices.plain import in_throughput_mode
+from placeit.optimizer.result import Optimized
+from placeit.optimizer.search import Search
+from placeit.profiler.cache import Cache
+from placeit.runtime.devices import throughput
+from placeit.runtime.several import SeveralExecutor
+from placeit.session import Session
+from placeit.simulator.objectives import Throughput
+
+PAIR = [f"CPU@{core}" for core in allowed_cores()[:2]]
+BUDGET_S = 120.0  # far more than the search takes
+pytestmark = pytest.mark.skipif(len(PAIR) < 2, reason="needs two CPU cores")
+
+
+def search(cache: Cache, **options: Any) -> Optimized:
+    return placeit.optimize(
+        inception_like(),
+        PAIR,
+        **({"placers": "heft", "budget": BUDGET_S, "objective": "throughput", "cache": cache, "max_groups": 2} | options),
+    )
+
+
+def mode_of(found: Optimized) -> Any:
+    return next(one for one in found.candidates if one.placer == "throughput mode")
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the throughput mode run, and say that it took hardly any time."""
+    times = SeveralExecutor.times
+
+    def quick(self: SeveralExecutor, count: int, **options: Any) -> float:
+        times(self, 1, **options)
+        return count * 1e-9
+
+    monkeypatch.setattr(SeveralExecutor, "times", quick)
+    monkeypatch.setattr("placeit.optimizer.search.decision_rounds", lambda single, split: 6)
+
+
+@pytest.mark.usefixtures("fast")
+def test_where_it_serves_most_it_is_chosen_stored_run_and_given_back(cache: Cache, tmp_path: Path) -> None:
+    found = search(cache)
+    device = in_throughput_mode(discover(PAIR))
+    assert device is not None
+    assert found.chosen is mode_of(found)
+    assert found.placement.counts() == {device.name: found.ops}
+    assert found.references == ()
+    found.save(tmp_path / "mode.json")
+    stored = Placement.load(tmp_path / "mode.json")
+    for devices in ([device.name], PAIR):
+        with Session(inception_like(), devices, cache=cache) as session:
+            report = session.run_at(stored, requests=8)
+            assert report.output_error.max_rel < 1e-4
+            assert report.in_flight > 1
+            assert set(report.served.busy) == {device.name}
+    again = search(cache, start=tmp_path / "mode.json")
+    assert mode_of(again).given
+
+
+def test_requests_in_flight_are_at_work_at_the_same_time(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    met: list[threading.Barrier] = []
+
+    def waiting(request: Any, state: bool) -> None:
+        met[0].wait(60.0)  # for all that are in flight
+        run(request, state)
+
+    run = throughput._run
+    monkeypatch.setattr(throughput, "_run", waiting)
+    device = in_throughput_mode(discover(PAIR))
+    assert device is not None
+    with Session(inception_like(), Cluster((device,)), cache=cache) as session:
+        graph = inception_like().graph
+        nothing = np.zeros(len(graph), np.int32)
+        plan = session.plan_of(Placement(graph.names, nothing, (device.name,), graph.hash, nothing))
+        with session.executor(plan, requests=session.best_in_flight(plan, 1)) as executor:
+            assert executor.requests > 1
+            met.append(threading.Barrier(executor.requests))
+            executor.times(3 * executor.requests)
+            assert {span.request for span in executor.spans()} == set(range(executor.requests))
+
+
+def test_what_serves_whole_requests_races_before_placers_are_asked(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    raced: list[set[str]] = []
+    ask_all = Search.ask_all
+
+    def watched(self: Search, *args: Any, **options: Any) -> None:
+        raced.append({self.known[name].placer for race in self.races for name in race.measured})
+        ask_all(self, *args, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Search, "ask_all", watched)
+    found = search(cache)
+    assert raced == [{"single", "replicas", "throughput mode"}]
+    assert mode_of(found).output_error.max_rel < 1e-4
+
+
+def test_time_for_the_decision_is_kept_back(cache: Cache) -> None:
+    with Session(inception_like(), PAIR, cache=cache) as session:
+        session.profile()
+        begun = Search(session, Throughput(), float("inf"), 0, None)
+        begun.singles()
+        assert begun.spare() == begun.left()  # nothing is known that could be decided about
+        groups = np.arange(len(session.grouping.groups), dtype=np.int32) % 2
+        begun.begin_with({"mine": groups})
+        begun.race([*begun.candidates], "measuring", rounds=6, share=1.0, min_rounds=6)
+        single = min((one for one in begun.ranked if one.placer == "single"), key=begun.run_s)
+        begun.deadline = 1e9
+        kept = begun.left() - begun.spare()
+        assert kept > 12 * (begun.run_s(begun.known["mine"]) + begun.run_s(single))
+
+
+@pytest.mark.parametrize("why", ["pins", "memory", "latency"])
+def test_it_is_no_candidate(why: str, cache: Cache) -> None:
+    options: dict[str, Any] = {
+        "pins": {"pins": {inception_like().graph.names[3]: PAIR[0]}},
+        "memory": {"memory": {PAIR[0]: 0.9 * float(inception_like().graph.param_bytes.sum())}},
+        "latency": {"objective": "latency"},
+    }[why]
+    found = search(cache, budget=0.5, **options)
+    assert not any(one.placer == "throughput mode" for one in found.candidates)
+
+
+@pytest.mark.parametrize("name", ["throughput:GPU.0", "throughput:cuda:0"])
+def test_it_is_a_mode_of_the_cpu_only(name: str) -> None:
+    with pytest.raises(UsageError, match="throughput mode is known of the CPU only"):
+        parse_device(name)
