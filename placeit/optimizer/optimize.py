@@ -32,9 +32,7 @@ from placeit.optimizer.service import service_of
 from placeit.optimizer.spending import spending
 from placeit.optimizer.starts import Start, divide_for, fitted, read_starts, without_plain
 from placeit.placers.bound import lower_bound
-from placeit.placers.feasibility import check_room
 from placeit.placers.registry import parse_placer
-from placeit.planning.segments import Costs, Segmenter
 from placeit.profiler.cache import Cache
 from placeit.profiler.costs import Progress
 from placeit.profiler.statistics import mape, pearson, spearman
@@ -184,7 +182,7 @@ def optimize(
             memory=memory,
         )
     with session:
-        check_room(Segmenter(session.grouping, Costs.zero(len(session.grouping.groups), session.cluster)).problem())
+        session.check_room()
         starts = without_plain(session, starts)
         divide_for(session, starts)
         with ledger.on(PROFILING):
