@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeAlias, runtime_checkable
 
@@ -72,6 +72,9 @@ class Model(ABC):
         outputs: in the model's order.
         bounded: ops whose output sizes depend on the data; the graph has their upper bounds.
         together: sets of ops that need one device, because they share state or a tensor whose size depends on the data.
+        pairs: sets of ops that a runtime computes as one and that grouping keeps together: a rounding with what reads it.
+            Placements may separate them.
+        rounding: ops that round to a few bits, by name, with the largest step over the largest value.
         given: what to run it on, by name; None for random inputs.
         uniform: whether all its ops compute the same (:meth:`chain`), so that one program serves any part of as many ops.
         refused: names of devices and of ops that they do not compile, whatever they say that they support.
@@ -83,6 +86,8 @@ class Model(ABC):
     outputs: tuple[TensorSpec, ...]
     bounded: tuple[str, ...] = ()
     together: tuple[tuple[str, ...], ...] = ()
+    pairs: tuple[tuple[str, ...], ...] = ()
+    rounding: Mapping[str, float] = field(default_factory=dict)
     given: Arrays | None = None
     uniform: bool = False
     refused: frozenset[tuple[str, str]] = frozenset()

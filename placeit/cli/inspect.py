@@ -38,10 +38,16 @@ def inspect(
 
     Inputs, outputs, ops of each kind with their floating-point operations, and the groups of ops that are placed together.
     """
-    from placeit.planning.coarsen import coarsen
+    from placeit.planning.coarsen import LARGEST, coarsen
 
     model = options.load()
-    grouping = coarsen(model.graph, max_groups=options.max_groups, keep_together=model.together)
+    grouping = coarsen(
+        model.graph,
+        max_groups=options.max_groups,
+        keep_together=model.together,
+        pairs=model.pairs,
+        largest=LARGEST,
+    )
     counts = model.statistics()
     graph, grouped = model.graph, grouping.groups
     kinds = dict(sorted(Counter(graph.kinds).items(), key=lambda item: (-item[1], item[0])))

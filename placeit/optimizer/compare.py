@@ -167,7 +167,7 @@ def _enter(races: Races, placements: Mapping[str, Placement]) -> Problem:
         simulated = races.simulated_of(plan)
         if replicas:
             each = [races.objective.of_plan(one) for one in served]
-            value = 1 / sum(1 / seconds for seconds in each) if min(each) > 0 else 0.0
+            value = 1 / sum(1 / seconds for seconds in each) if min(each) > 0 else 0.0  # 0: by disturbed measurements
             simulated = value, value
         placer = "given" if name in placements else "single"
         races.enter(Candidate(name, placer, served[0], session.placing, *simulated, replicas=tuple(served[1:])))

@@ -36,9 +36,7 @@ from placeit.optimizer.starts import Start, begin_with, divide_for, elsewhere, f
 from placeit.optimizer.throughput_mode import throughput_mode
 from placeit.placers.asking import check_able
 from placeit.placers.bound import lower_bound
-from placeit.placers.feasibility import check_room
 from placeit.placers.registry import parse_placer
-from placeit.planning.segments import Costs, Segmenter
 from placeit.profiler.cache import Cache
 from placeit.profiler.costs import Progress
 from placeit.profiler.statistics import mape, pearson, spearman
@@ -194,7 +192,7 @@ def optimize(
             memory=memory,
         )
     with session:
-        check_room(Segmenter(session.grouping, Costs.zero(len(session.grouping.groups), session.cluster)).problem())
+        session.check_room()
         on_cores = elsewhere(session, starts)
         starts = {name: one for name, one in starts.items() if name not in on_cores}
         divide_for(session, starts)

@@ -9,7 +9,7 @@ from placeit.core.errors import InfeasibleError
 from placeit.core.problem import Problem
 from placeit.core.units import about_bytes
 
-__all__ = ["check_room", "fits", "pack", "random_placements", "repair"]
+__all__ = ["fits", "pack", "random_placements", "repair"]
 
 _PACKING_STEPS = 200_000
 
@@ -108,23 +108,13 @@ def pack(problem: Problem) -> NDArray[np.int32]:
     raise InfeasibleError(_too_little(problem))
 
 
-def check_room(problem: Problem) -> None:
-    """Raise InfeasibleError if an op's weights fit on no device, or all weights exceed the memory of all devices."""
-    if len(_fitting_nowhere(problem)) or problem.param_bytes.sum() > problem.memory.sum():
-        raise InfeasibleError(_too_little(problem))
-
-
-def _fitting_nowhere(problem: Problem) -> NDArray[np.int64]:
-    """Ops whose weights no device that can run them has room for."""
-    return np.flatnonzero(~(problem.feasible & (problem.param_bytes[:, None] <= problem.memory)).any(axis=1))
-
-
 def _too_little(problem: Problem) -> str:
     """Say why weights do not fit."""
     size, memory = problem.param_bytes, problem.memory
     held = ", ".join(f"{name} {about_bytes(room)}" for name, room in zip(problem.device_names, memory.tolist(), strict=True))
     why = f"they take {about_bytes(float(size.sum()))} in all, and the devices may hold {held}"
-    if len(alone := _fitting_nowhere(problem)):
+    alone = np.flatnonzero(~(problem.feasible & (size[:, None] <= memory)).any(axis=1))
+    if len(alone):
         op = int(alone[size[alone].argmax()])
         able = ", ".join(problem.device_names[d] for d in np.flatnonzero(problem.feasible[op]).tolist())
         why += (

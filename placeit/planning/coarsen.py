@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import bisect
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,7 +14,11 @@ from placeit.core.errors import GraphError, UsageError
 from placeit.core.graph import Csr, OpGraph, csr, topological_order, unique_rows
 from placeit.planning.merging import Merger
 
-__all__ = ["Grouping", "coarsen"]
+__all__ = ["LARGEST", "Grouping", "coarsen"]
+
+LARGEST = 1 / 16  # share of a model's work and weights: a chain can be divided among a few devices that evenly
+_WORK_BESIDE = 1 / 3  # of the work of a group's heaviest op, for what is fused with that: bias, activation, normalization
+_WEIGHTS_BESIDE = 1 / 16  # of the largest op's weights, for those of what is fused with it
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +67,10 @@ def coarsen(
     *,
     max_groups: int | None = None,
     keep_together: Iterable[Iterable[str]] = (),
+    pairs: Iterable[Iterable[str]] = (),
     co_locate: bool = True,
+    largest: float | None = None,
+    memory: Sequence[float] = (),
 ) -> Grouping:
     """Group ops that are not worth separating, then merge further until at most ``max_groups`` groups are left.
 
@@ -70,34 +78,106 @@ def coarsen(
     Differs from the paper: children are distinct ops, however many tensors connect them; a group has the kind of its most
     expensive op, not the mean of one-hot kinds.
 
+    By this rule alone a chain of layers is one group, which no two devices can share. ``largest`` bounds what the rule makes: a
+    group takes at most this share of the model's work, or a third more than its heaviest op; and at most this share of the
+    weights (or of the smallest device's memory, if that is less), or a sixteenth more than those of its largest op.
+    The work of an op is its floating-point operations and the bytes that it writes. And an op joins no other one whose weights
+    fit into a device's ``memory`` without its own only, and no two sets that stay together become one.
+
     Then, to keep the bound, groups joined by an edge are merged two at a time: the pair with the fewest operations together
-    first, and among equals the one with the most bytes between them; never a pair with another path from one to the other,
-    which would close a cycle. Groups without any edge left are merged by the same measure.
+    (with ``largest``, the smallest share of work and of weights, added up) first, and among equals the one with the most bytes
+    between them; never a pair with another path from one to the other, which would close a cycle. Groups without any edge left
+    are merged by the same measure.
 
     Args:
         graph: the task graph.
         max_groups: most groups allowed; None for no bound.
         keep_together: sets of op names that need one device. Each becomes one group, with every op that lies on a path
             between two of its members.
+        pairs: further sets of op names that are in one group; unlike the others, two of them may become one.
         co_locate: whether to apply the co-location rule; without it and a bound, only what must stay together is grouped.
+        largest: largest share, above 0, of the model that the co-location rule merges; None for no bound.
+        memory: bytes that devices hold.
 
     Raises:
-        UsageError: ``max_groups`` is not positive.
-        GraphError: ``keep_together`` names an unknown op.
+        UsageError: ``max_groups`` or ``largest`` is not positive.
+        GraphError: ``keep_together`` or ``pairs`` names an unknown op.
     """
     if max_groups is not None and max_groups < 1:
         raise UsageError(f"The number of groups must be at least 1; got {max_groups}.")
-    merger = Merger(graph)
-    for names in map(list, keep_together):
+    if largest is not None and not largest > 0:
+        raise UsageError(f"The largest share of a group must be above 0; got {largest}.")
+    work = graph.flops + _sum_by(graph.tensor_op, graph.tensor_bytes, len(graph))
+    merger = Merger(graph, None if largest is None else _share(work) + _share(graph.param_bytes))
+    sets = [list(names) for names in keep_together]
+    for names in (*sets, *map(list, pairs)):
         unknown = [name for name in names if name not in graph.index]
         if unknown:
             raise GraphError(f"Op '{unknown[0]}' is to be kept together with others, but the graph has no such op.")
         merger.join_convex({graph.index[name] for name in names})
-    if co_locate:
+    if co_locate and largest is not None:
+        kept = [merger.find(graph.index[names[0]]) for names in sets if names]
+        merger.co_locate(_Limits(merger.owner(), kept, work, graph.param_bytes, largest, memory).join)
+    elif co_locate:
         merger.co_locate()
     if max_groups is not None:
         merger.bound(max_groups)
     return _grouping(graph, merger.owner())
+
+
+def _share(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    return values / (values.sum() or 1.0)
+
+
+class _Limits:
+    """What groups may grow to under the co-location rule; see :func:`coarsen`.
+
+    Args:
+        owner: the group of each op as the rule finds them. What is one already counts as one op.
+        kept: groups that hold a set which stays together.
+        work: ``float64[V]``.
+        weights: ``float64[V]``, bytes.
+        largest: share of either that a group may take.
+        memory: bytes that devices hold.
+    """
+
+    def __init__(
+        self,
+        owner: Sequence[int],
+        kept: Sequence[int],
+        work: NDArray[np.float64],
+        weights: NDArray[np.float64],
+        largest: float,
+        memory: Sequence[float],
+    ) -> None:
+        owners = np.array(owner, np.int32)
+        self._work = _sum_by(owners, work, len(owners)).tolist()
+        self._weights = _sum_by(owners, weights, len(owners)).tolist()
+        self._most_work, self._most_weights = self._work[:], self._weights[:]  # of any op in the group
+        self._work_limit = largest * float(work.sum())
+        self._weights_limit = largest * min([float(weights.sum()), *memory])
+        self._memory = sorted(memory)
+        self._kept = np.isin(np.arange(len(owners)), kept).tolist()
+
+    def join(self, u: int, v: int) -> bool:
+        """Add up two groups, one of which stands for both from here on, unless they are too much for one group."""
+        work, weights = self._work[u] + self._work[v], self._weights[u] + self._weights[v]
+        most_work = max(self._most_work[u], self._most_work[v])
+        most_weights = max(self._most_weights[u], self._most_weights[v])
+        if self._kept[u] and self._kept[v]:
+            return False
+        if work > max(self._work_limit, (1 + _WORK_BESIDE) * most_work):
+            return False
+        if weights > max(self._weights_limit, (1 + _WEIGHTS_BESIDE) * most_weights):
+            return False
+        if bisect.bisect_left(self._memory, weights) > bisect.bisect_left(self._memory, most_weights):
+            return False
+        self._work[u] = self._work[v] = work
+        self._weights[u] = self._weights[v] = weights
+        self._kept[u] = self._kept[v] = self._kept[u] or self._kept[v]
+        self._most_work[u] = self._most_work[v] = most_work
+        self._most_weights[u] = self._most_weights[v] = most_weights
+        return True
 
 
 def _grouping(graph: OpGraph, owner: list[int]) -> Grouping:

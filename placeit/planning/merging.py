@@ -5,6 +5,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from placeit.core.graph import OpGraph
 
 __all__ = ["Merger"]
@@ -45,16 +48,20 @@ class Merger:
     so that nothing has to be sorted anew when a group with many neighbours grows; the best edge of each group is in a heap of
     all groups.
 
+    Args:
+        graph: the task graph.
+        work: ``float64[V]``, by which pairs are compared; None for floating-point operations.
+
     Attributes:
         live: the groups there are.
     """
 
-    def __init__(self, graph: OpGraph) -> None:
+    def __init__(self, graph: OpGraph, work: NDArray[np.float64] | None = None) -> None:
         ops = len(graph)
         self.live = dict.fromkeys(range(ops))
         self._leader = list(range(ops))
         self._name = list(range(ops))  # of the op that a group began with: decides between equals
-        self._work: list[float] = graph.flops.tolist()
+        self._work: list[float] = (graph.flops if work is None else work).tolist()
         self._children: list[dict[int, _Edge]] = [{} for _ in range(ops)]
         self._parents: list[dict[int, _Edge]] = [{} for _ in range(ops)]
         sizes = graph.tensor_bytes[graph.edge_tensor].tolist()
@@ -93,13 +100,22 @@ class Merger:
             self._connect(first, group)
             first = self.find(first)
 
-    def co_locate(self) -> None:
-        """Merge every op with its only child if it is that child's only parent."""
+    def join(self, u: int, v: int) -> bool:
+        """Merge group v into group u, which it reads from, unless another path leads from u to v; say whether it was done."""
+        return self._connect(u, v)[0] is None
+
+    def co_locate(self, join: Callable[[int, int], bool] = lambda _u, _v: True) -> None:
+        """Merge every op with its only child if it is that child's only parent.
+
+        Args:
+            join: whether a group may be merged with another one that reads from it, given an op of each; it is asked right
+                before every merge.
+        """
         for group in list(self.live):
             u = group
             while u in self.live and len(self._children[u]) == 1:
                 (v,) = self._children[u]
-                if len(self._parents[v]) != 1:
+                if len(self._parents[v]) != 1 or not join(u, v):
                     break
                 self._merge(u, v)
                 u = self.find(u)

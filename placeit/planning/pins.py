@@ -11,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.errors import InfeasibleError, PlacementError, UsageError
+from placeit.core.graph import OpGraph
 from placeit.core.strictyaml import nearest
 from placeit.planning.coarsen import Grouping
+from placeit.planning.merging import Merger
 from placeit.planning.segments import Costs
 
 __all__ = ["divided", "group_devices", "held", "parse_pins", "pinned_ops"]
@@ -76,8 +78,8 @@ def _near(pattern: str, ops: Sequence[str]) -> str:
 def divided(grouping: Grouping, devices: NDArray[np.int32], together: Sequence[Sequence[str]] = ()) -> Grouping:
     """Split groups whose ops are assigned to different devices; other groups stay as they are.
 
-    A group is split into stretches of its ops in topological order, so the graph of groups still has no cycle. An op that may
-    be anywhere stays with those before it.
+    Ops of such a group stay in one if edges between ops on one device join them, unless that would close a cycle of groups.
+    An op that may be anywhere stays with one that it reads from, or else with one that reads from it.
 
     Args:
         grouping: the groups.
@@ -85,27 +87,56 @@ def divided(grouping: Grouping, devices: NDArray[np.int32], together: Sequence[S
         together: sets of ops that need one device.
 
     Raises:
-        PlacementError: ops that need one device would be separated.
+        PlacementError: ops that need one device, or ops between them, are wanted on several.
     """
-    first = np.arange(len(grouping.graph))  # of the stretch that an op is in
-    stretches: dict[int, tuple[int, int]] = {}
-    for v, (group, device) in enumerate(zip(grouping.group_of.tolist(), devices.tolist(), strict=True)):
-        start, held = stretches.get(group, (v, -1))
-        if -1 not in (device, held) and device != held:
-            start = v
-        stretches[group] = start, held if device == -1 else device
-        first[v] = start
-    if len(np.unique(first)) == len(grouping.groups):
+    graph, group_of = grouping.graph, grouping.group_of
+    asked = np.flatnonzero(devices >= 0)
+    pairs = np.unique(np.column_stack([group_of[asked], devices[asked]]), axis=0)
+    counts = np.bincount(pairs[:, 0], minlength=len(grouping.groups))
+    if (counts <= 1).all():
         return grouping
-    index = grouping.graph.index
-    for one, *others in together:
-        for other in others:
-            if first[index[one]] != first[index[other]]:
-                raise PlacementError(
-                    f"Ops '{one}' and '{other}' run on one device, because they share state or a tensor whose size depends on "
-                    "the data, or are one op to a runtime; they, or ops between them, are wanted on several."
-                )
-    return Grouping.of(grouping.graph, first.tolist())
+    merger = Merger(graph)
+    for group in np.flatnonzero(counts <= 1).tolist():
+        merger.join_convex(np.flatnonzero(group_of == group).tolist())
+    for names in together:
+        merger.join_convex(graph.index[name] for name in names)
+    parts: dict[int, list[int]] = {}  # what is one already
+    for v in range(len(graph)):
+        parts.setdefault(merger.find(v), []).append(v)
+    wanted: dict[int, int] = {}
+    for part, ops in parts.items():
+        found = {int(devices[v]): v for v in reversed(ops) if devices[v] >= 0}
+        if len(found) > 1:
+            one, other = (graph.names[v] for v in sorted(found.values())[:2])
+            raise PlacementError(_inseparable(graph, ops, one, other, together))
+        wanted[part] = next(iter(found), -1)
+    inside = sorted((u, v) for u, v in graph.edges.tolist() if group_of[u] == group_of[v])
+    for u, v in (*inside, *sorted(((v, u) for u, v in inside), reverse=True)):  # down, then up
+        near, far = merger.find(u), merger.find(v)
+        if wanted[far] == -1:
+            wanted[far] = wanted[near]
+    for u, v in inside:
+        above, below = merger.find(u), merger.find(v)
+        if above != below and wanted[above] == wanted[below]:
+            merger.join(above, below)
+    return Grouping.of(graph, merger.owner())
+
+
+def _inseparable(graph: OpGraph, part: Sequence[int], one: str, other: str, together: Sequence[Sequence[str]]) -> str:
+    """Say why two ops are not separated."""
+    inside = {graph.names[v] for v in part}
+    sets = [names for names in together if inside.issuperset(names)]
+    shared = next((names for names in sets if one in names and other in names), sets[0])
+    if one in shared and other in shared:
+        which = f"Ops '{one}' and '{other}'"
+        wanted = "they are wanted on several"
+    else:
+        which = f"Ops '{shared[0]}' and '{shared[-1]}'"
+        wanted = f"'{one}' and '{other}', which are among them or lie between them, are wanted on several"
+    return (
+        f"{which} run on one device, because they share state or a tensor whose size depends on the data, or are one op to a "
+        f"runtime; {wanted}."
+    )
 
 
 def group_devices(grouping: Grouping, devices: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from placeit.core.errors import PlacementError
 from placeit.core.graph import OpGraph
 from placeit.core.placement import Placement
-from placeit.planning.coarsen import Grouping, coarsen
+from placeit.planning.coarsen import LARGEST, Grouping, coarsen
 from placeit.planning.pins import divided, group_devices, held, pinned_ops
 from placeit.planning.segments import Costs, Plan
 
@@ -44,20 +44,37 @@ class Placing:
         pins: Mapping[str, str],
         max_groups: int,
         together: Sequence[Sequence[str]],
+        pairs: Sequence[Sequence[str]] = (),
+        memory: Sequence[float] = (),
     ) -> Self:
         """Group the ops of a model; a group whose ops are pinned to several devices is split.
+
+        Args:
+            graph: of the model.
+            devices: their names.
+            pins: device names by op names or globs of them.
+            max_groups: most groups allowed, before any is split.
+            together: sets of ops that need one device.
+            pairs: sets of ops that are in one group unless pins or placements separate them.
+            memory: bytes that each device holds.
 
         Raises:
             UsageError: a pin names no device, matches no op, or contradicts another one.
             PlacementError: ops that need one device are pinned to several.
         """
         pinned = pinned_ops(pins, graph.names, devices)
-        grouping = coarsen(graph, max_groups=max_groups, keep_together=together)
+        grouping = coarsen(graph, max_groups=max_groups, keep_together=together, pairs=pairs, largest=LARGEST, memory=memory)
         return cls(divided(grouping, pinned, together), devices, pinned, together)
 
     def on(self, device: str) -> Self:
         """Return the same groups to be placed on one other device, with no pins."""
         return replace(self, devices=(device,), pinned=np.full_like(self.pinned, -1))
+
+    def able(self) -> NDArray[np.bool_]:
+        """Return which ops may be on which devices by the pins: ``bool[V, D]``."""
+        pinned = self.pinned[:, None]
+        able: NDArray[np.bool_] = (pinned == -1) | (pinned == np.arange(len(self.devices)))
+        return able
 
     def held(self, costs: Costs) -> Costs:
         """Return costs by which a pinned group can run nowhere else. Raises InfeasibleError if it cannot run there."""
@@ -104,9 +121,10 @@ class Placing:
         wrong = np.flatnonzero((wanted >= 0) & (wanted != first))
         if len(wrong):
             group = int(wrong[0])
+            op = int(np.flatnonzero((grouping.group_of == group) & (self.pinned >= 0))[0])
             raise PlacementError(
-                f"The placement has op '{grouping.groups.names[group]}' on {self.devices[first[group]]}, and it is pinned to "
-                f"{self.devices[wanted[group]]}, alone or with others of its group."
+                f"The placement has op '{graph.names[op]}' on {self.devices[first[group]]}, and it is pinned to "
+                f"{self.devices[wanted[group]]}."
             )
         return first
 

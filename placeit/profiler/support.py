@@ -53,10 +53,13 @@ def supported(model: Model, grouping: Grouping, cluster: Cluster) -> NDArray[np.
     np.logical_and.at(groups, grouping.group_of, can)
     nowhere = np.flatnonzero(~groups.any(axis=1))
     if len(nowhere):
-        members = grouping.members(int(nowhere[0]))
+        members = np.flatnonzero(grouping.group_of == int(nowhere[0]))
+        names = grouping.graph.names
+        lacking = [names[int(members[~can[members, d]][0])] for d in range(len(cluster))]
+        each = ", ".join(f"{device} not '{op}'" for device, op in zip(cluster.names, lacking, strict=True))
         raise InfeasibleError(
-            f"None of the devices {', '.join(cluster.names)} supports all of the ops '{members[0]}' to '{members[-1]}', which "
-            f"are placed together: allow more groups, or {_advice(cluster)}."
+            f"The {len(members)} ops that are placed together with '{lacking[0]}' are supported by no device: {each}. Allow "
+            f"more groups, or {_advice(cluster)}."
         )
     return groups
 

@@ -8,7 +8,7 @@ inputs whose outputs differ, and what is written after its device has reported t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,11 +17,23 @@ from numpy.typing import NDArray
 
 from placeit.backends.base import Arrays, Model
 from placeit.core.errors import PlaceitError, UsageError
+from placeit.core.graph import OpGraph
 
-__all__ = ["RUNS", "Checkable", "OutputCheck", "OutputError", "check_tolerance", "other_inputs", "tolerance_of"]
+__all__ = [
+    "RUNS",
+    "Checkable",
+    "OutputCheck",
+    "OutputError",
+    "check_tolerance",
+    "other_inputs",
+    "tolerance_of",
+    "tolerance_of_rounding",
+]
 
 _TOLERANCES = {"f32": 1e-3, "f16": 2e-2, "float16": 2e-2, "fp16": 2e-2, "bf16": 1e-1, "bfloat16": 1e-1, "int8": 1e-1}
 """Of a precision, of a type, and of what tensors are sent as between nodes."""
+_DEVIATIONS = 4.0  # standard deviations: fewer than one of 10,000 normally distributed values is beyond
+_MOST_ROUNDING = 0.1  # that of int8 and bfloat16: what is wrong usually differs by more
 RUNS = 2  # of an executor, each on other inputs, that a check takes
 _DISTINCT = 0.01  # of an output's largest value: by more than errors of rounding, so that one is not taken for the other
 _PAUSE_S = (0.002, 0.1)  # how long is waited for late writes: as long as the run took, within these
@@ -37,6 +49,28 @@ def check_tolerance(tolerance: float | None) -> None:
 def tolerance_of(types: Iterable[str]) -> float:
     """Largest ``OutputError.max_rel`` of outputs that are right, by the coarsest of a precision, types and compressions."""
     return max(_TOLERANCES.get(name, 0.0) for name in types)
+
+
+def tolerance_of_rounding(graph: OpGraph, steps: Mapping[str, float]) -> float:
+    """Return by how much right outputs of a quantised model may differ, as a share of an output's largest value.
+
+    Parts of a model add up in another order than the whole, so a value that lies between two steps of a quantisation may be
+    rounded to the other one, and what is computed from it changes by a step, and then the next rounding. At worst the roundings
+    of two runs have nothing in common. The difference of two such errors has the variance step² / 6, and independent ones add
+    up: four standard deviations are 4 · sqrt(sum of step² / 6), along the path with the largest sum. It is 0.1 at most.
+
+    Args:
+        graph: the task graph.
+        steps: ops that round, by name, with their step as a share of the largest value.
+    """
+    if not steps:
+        return 0.0
+    variance = np.array([steps.get(name, 0.0) ** 2 / 6 for name in graph.names])
+    before = graph.predecessors
+    for v in range(len(graph)):
+        producers = graph.edges[before.edge[before.ptr[v] : before.ptr[v + 1]], 0]
+        variance[v] += variance[producers].max(initial=0.0)
+    return float(min(_DEVIATIONS * np.sqrt(variance.max()), _MOST_ROUNDING))
 
 
 @dataclass(frozen=True)

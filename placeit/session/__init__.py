@@ -29,6 +29,7 @@ from placeit.devices.nodes.connection import compression
 from placeit.devices.plain import in_throughput_mode, plain_devices
 from placeit.planning.coarsen import Grouping
 from placeit.planning.placing import Placing
+from placeit.planning.room import check_room
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.cache import Cache
 from placeit.profiler.costs import Certain, Progress, Worth, kept_costs, profile
@@ -36,7 +37,15 @@ from placeit.profiler.estimates import estimated
 from placeit.profiler.expected import as_expected
 from placeit.profiler.op_times import OpTime, op_times
 from placeit.profiler.support import supported, supported_ops
-from placeit.runtime.check import Checkable, OutputCheck, OutputError, check_tolerance, other_inputs, tolerance_of
+from placeit.runtime.check import (
+    Checkable,
+    OutputCheck,
+    OutputError,
+    check_tolerance,
+    other_inputs,
+    tolerance_of,
+    tolerance_of_rounding,
+)
 from placeit.runtime.compiling import Compiling
 from placeit.runtime.devices.worker import apart, within
 from placeit.runtime.drivers import drive
@@ -71,7 +80,7 @@ class Session:
         precision: inference precision of every device.
         tolerance: largest ``OutputError.max_rel`` of outputs that are right; None for 0.001 in float32, 0.02 in float16 and 0.1
             in bfloat16, by the coarsest type of the precision, of the model's tensors, and of what is sent between nodes
-            (0.1 for int8).
+            (0.1 for int8), and for quantised models :func:`placeit.runtime.check.tolerance_of_rounding` more.
         inputs: what the model is measured and checked on, by name, if its time or validity depends on values; None for random
             inputs. Costs are kept for each of them apart.
         cache: where measured costs are kept; None to measure afresh and keep nothing.
@@ -122,13 +131,20 @@ class Session:
         self.model = loaded.prepared(self.cluster)
         self.pins = dict(pins or {})
         self.placing = Placing.of(
-            self.model.graph, self.cluster.names, pins=self.pins, max_groups=max_groups, together=self.model.together
+            self.model.graph,
+            self.cluster.names,
+            pins=self.pins,
+            max_groups=max_groups,
+            together=self.model.together,
+            pairs=self.model.pairs,
+            memory=[device.memory_bytes for device in self.cluster.devices],
         )
         self.precision = precision
-        types = [precision, *self.model.graph.tensor_dtypes]
+        types = [precision, *(name for name in self.model.graph.tensor_dtypes if "float" in name)]
         if any(device.address is not None and device.address.node for device in self.cluster.devices):
             types.append(compression())
-        self.tolerance = tolerance_of(types) if tolerance is None else tolerance
+        rounded = tolerance_of_rounding(self.model.graph, self.model.rounding)
+        self.tolerance = tolerance_of(types) + rounded if tolerance is None else tolerance
         self._cache = Cache() if cache == "default" else cache
         self.compiling = Compiling()
         self._runtime: Runtime | None = None
@@ -296,6 +312,15 @@ class Session:
                     return self._take(as_expected(costs, self.cluster, self._expected))
             except DeviceError as error:
                 self._refuse(error)
+
+    def check_room(self) -> None:
+        """Raise InfeasibleError if weights fit into the memory of the devices in no way, as far as that is easily seen."""
+        if self.model.graph.param_bytes.sum() <= min(device.memory_bytes for device in self.cluster.devices):
+            return
+        able = self.placing.able()
+        if self.executable and not self._expected:
+            able &= supported_ops(self.model, self.cluster)
+        check_room(self.grouping, able, self.cluster)
 
     def _refuse(self, error: DeviceError) -> None:
         """Have other devices run the ops that a device does not compile; raise the error if it is not about such ops."""

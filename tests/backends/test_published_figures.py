@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from placeit.backends import load
-from placeit.planning.coarsen import coarsen
+from placeit.planning.coarsen import LARGEST, coarsen
 from placeit.workloads.models import MODELS, build_model
 
-BERTS = [pytest.param(*figures, marks=pytest.mark.slow) for figures in (("bert", 390, 448, 88), ("bert_base", 393, 451, 90))]
+BERTS = [
+    pytest.param(*figures, marks=pytest.mark.slow) for figures in (("bert", 390, 448, 88, 88), ("bert_base", 393, 451, 90, 90))
+]
 
 
 @pytest.fixture(scope="session")
@@ -37,13 +39,14 @@ def model(request, loaded_model):
 
 
 @pytest.mark.parametrize(
-    ("model", "ops", "edges", "groups"),
-    [("resnet50", 178, 193, 37), ("inception_v3", 325, 361, 66), *BERTS],
+    ("model", "ops", "edges", "groups", "bounded"),
+    [("resnet50", 178, 193, 37, 45), ("inception_v3", 325, 361, 66, 70), *BERTS],
     indirect=["model"],
 )
-def test_ops_edges_and_co_located_groups_match_the_reference_figures(model, ops, edges, groups):
+def test_ops_edges_and_co_located_groups_match_the_reference_figures(model, ops, edges, groups, bounded):
     assert (len(model.graph), len(model.graph.edges)) == (ops, edges)
     assert len(coarsen(model.graph).groups) == groups
+    assert len(coarsen(model.graph, largest=LARGEST).groups) == bounded, "what sessions work with: of the same order"
 
 
 @pytest.mark.parametrize(

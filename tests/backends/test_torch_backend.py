@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import pickle
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -341,6 +342,41 @@ def test_a_segment_takes_its_inputs_in_any_order_of_memory() -> None:
 def test_random_numbers_are_announced(caplog: pytest.LogCaptureFixture) -> None:
     calling(lambda _, x: x + torch.rand(3))
     assert "small draws random numbers (op 'rand')" in caplog.text
+
+
+def attention(_: Any, x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.scaled_dot_product_attention(x, x, x)
+
+
+def dropping_attention(_: Any, x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
+
+
+@pytest.mark.parametrize(
+    ("module", "draws"),
+    [
+        (Calling(attention), False),
+        (Calling(dropping_attention), True),
+        (nn.LSTM(3, 4, num_layers=2, dropout=0.5).eval(), False),
+        (nn.GRU(3, 4).eval(), False),
+        (nn.RNN(3, 4, num_layers=2).train(), False),
+        (nn.GRU(3, 4, num_layers=2, dropout=0.5).train(), True),
+        (nn.MultiheadAttention(4, 2, dropout=0.5).eval(), False),
+        (nn.RReLU().eval(), False),
+        (nn.RReLU().train(), True),
+    ],
+    ids=["attention", "attention, dropping", "lstm", "gru", "rnn", "gru, training", "multi-head", "rrelu", "rrelu, training"],
+)
+def test_ops_with_a_dropout_of_their_own_draw_numbers_only_if_it_is_on(
+    module: nn.Module, draws: bool, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    path = tmp_path / "program.pt2"
+    inputs = (torch.ones(2, 1, 4),) * 3 if isinstance(module, nn.MultiheadAttention) else (torch.ones(2, 1, 3),)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.export.save(torch.export.export(module, inputs), path)
+    load(path)
+    assert ("draws random numbers" in caplog.text) == draws
 
 
 def test_what_fails_uncut_is_a_device_error() -> None:

@@ -13,11 +13,11 @@ class Merger:
     ``below[g]`` is a bit set (a Python integer) of the groups that g reaches.
     """
 
-    def __init__(self, graph: OpGraph) -> None:
+    def __init__(self, graph: OpGraph, work=None) -> None:
         ops = len(graph)
         self.leader = list(range(ops))
         self.live = dict.fromkeys(range(ops))
-        self.flops = graph.flops.tolist()
+        self.flops = (graph.flops if work is None else work).tolist()
         self.children: list[dict[int, float]] = [{} for _ in range(ops)]
         self.parents: list[dict[int, float]] = [{} for _ in range(ops)]
         sizes = graph.tensor_bytes[graph.edge_tensor].tolist()
@@ -71,12 +71,12 @@ class Merger:
         for g in rest:
             self.merge(first, g)
 
-    def co_locate(self) -> None:
-        """Apply the rule of HSDAG, Appendix G."""
+    def co_locate(self, join=lambda _u, _v: True) -> None:
+        """Apply the rule of HSDAG, Appendix G, to what may be joined."""
         for u in list(self.live):
             while u in self.live and len(self.children[u]) == 1:
                 (v,) = self.children[u]
-                if len(self.parents[v]) != 1:
+                if len(self.parents[v]) != 1 or not join(u, v):
                     break
                 self.merge(u, v)
 

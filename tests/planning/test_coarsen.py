@@ -187,9 +187,9 @@ def same(fast, slow):
     return fast.group_of.tolist() == slow.group_of.tolist() and fast.groups.hash == slow.groups.hash
 
 
-@given(graphs(most=40), st.integers(1, 30), st.booleans())
-def test_pairs_are_merged_in_the_order_that_the_definition_says(graph, bound, co_locate):
-    options = {"max_groups": bound, "co_locate": co_locate}
+@given(graphs(most=40), st.integers(1, 30), st.booleans(), st.sampled_from([None, 1 / 16, 1 / 3]))
+def test_pairs_are_merged_in_the_order_that_the_definition_says(graph, bound, co_locate, largest):
+    options = {"max_groups": bound, "co_locate": co_locate, "largest": largest}
     assert same(coarsen(graph, **options), as_defined(graph, **options))
 
 

@@ -30,6 +30,7 @@ from placeit.backends.openvino.graph import (
 )
 from placeit.backends.openvino.inputs import OpenSizesError, resolve_shapes, with_suggestion
 from placeit.backends.openvino.ir import weights_end
+from placeit.backends.openvino.quantized import quantized_pairs, rounding_steps
 from placeit.backends.openvino.segment import channels_last_tensors, extract
 from placeit.backends.openvino.values import allowed_values
 from placeit.backends.values import draw
@@ -380,6 +381,8 @@ def describe(model: Any, path: Path) -> OpenVinoModel:
         outputs=outputs,
         bounded=bounded,
         together=inseparable_ops(model, graph, bounded),
+        pairs=quantized_pairs(model, graph),
+        rounding=rounding_steps(model, graph),
     )
 
 

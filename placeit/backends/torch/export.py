@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import logging
+import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,20 +41,13 @@ def write_onnx(model: TorchModel, path: Path) -> None:
         ModelError: the exporter has no ONNX op for something; its message names it.
         FileError: the file cannot be written.
     """
-    whole = _whole(model)
-    for node in whole.graph.nodes:
-        node.target = _FOR_ONNX.get(node.target, node.target)
-    whole.recompile()
-    with replacing(path) as temporary, _explaining(f"Cannot write {model.path} as ONNX", ".xml"), torch.no_grad():
-        torch.onnx.export(
-            whole,
-            _arguments(model),
-            str(temporary),
-            input_names=[spec.name for spec in model.inputs],
-            output_names=[spec.name for spec in model.outputs],
-            opset_version=_OPSET,
-            dynamo=False,
-        )
+    with replacing(path) as temporary:
+        try:
+            _export_onnx(model, str(temporary))
+        except _NotConvertedError as error:
+            raise _explained(
+                model, "ONNX", error, "OpenVINO IR", ".xml", functools.partial(_converted, model)
+            ) from error.__cause__
 
 
 def write_ir(model: TorchModel, path: Path) -> None:
@@ -62,9 +57,55 @@ def write_ir(model: TorchModel, path: Path) -> None:
         ModelError: OpenVINO has no op for something; its message names it.
         FileError: the files cannot be written.
     """
+    try:
+        converted = _converted(model)
+    except _NotConvertedError as error:
+        with tempfile.TemporaryDirectory() as folder:
+            attempt = functools.partial(_export_onnx, model, f"{folder}/model.onnx")
+            raise _explained(model, "OpenVINO IR", error, "ONNX", ".onnx", attempt) from error.__cause__
+    ir.write_ir(converted, path)
+
+
+class _NotConvertedError(Exception):
+    """A converter does not take a program; its text is the reason."""
+
+
+def _explained(
+    model: TorchModel, form: str, error: _NotConvertedError, other: str, suffix: str, convert: Callable[[], object]
+) -> ModelError:
+    """Say why a model cannot be written, and whether it can be written in the other format, which is tried."""
+    try:
+        convert()
+    except _NotConvertedError as second:
+        return ModelError(
+            f"{model.path} can be written neither as {form}: {error}; nor as {other}: {second}. Compute these in another way."
+        )
+    return ModelError(f"Cannot write {model.path} as {form}: {error}. Compute it in another way, or write an {suffix} file.")
+
+
+def _export_onnx(model: TorchModel, target: str) -> None:
+    with _reasons(), torch.no_grad():
+        whole = _whole(model)
+        for node in whole.graph.nodes:
+            node.target = _FOR_ONNX.get(node.target, node.target)
+        whole.recompile()
+        torch.onnx.export(
+            whole,
+            _arguments(model),
+            target,
+            input_names=[spec.name for spec in model.inputs],
+            output_names=[spec.name for spec in model.outputs],
+            opset_version=_OPSET,
+            dynamo=False,
+        )
+
+
+def _converted(model: TorchModel) -> Any:
+    """Return the model as an ``openvino.Model``."""
     shapes = {spec.op: list(spec.shape) for spec in model.inputs}  # the name that the program itself has for an input
-    with _explaining(f"Cannot convert {model.path} to OpenVINO IR", ".onnx"), torch.no_grad():
-        converted = openvino.convert_model(export(_whole(model), _arguments(model), {}, model.name))
+    with _reasons(), torch.no_grad():
+        whole, place = _each_once(_whole(model))
+        converted = openvino.convert_model(export(whole, _arguments(model), {}, model.name))
         known = {name for port in converted.inputs for name in port.get_names()}
         for spec in model.inputs:
             if spec.op not in known:  # nothing reads it
@@ -74,9 +115,44 @@ def write_ir(model: TorchModel, path: Path) -> None:
         converted.reshape(shapes)
         for spec in model.inputs:
             converted.input(spec.op).get_tensor().set_names({spec.name})
+        converted = _with_outputs(converted, place)
         for spec, port in zip(model.outputs, converted.outputs, strict=True):
             port.get_tensor().set_names({spec.name})
-    ir.write_ir(converted, path)
+        return converted
+
+
+def _each_once(whole: GraphModule) -> tuple[GraphModule, list[int]]:
+    """Leave out outputs that are the same as one before, of which OpenVINO's converter loses the names.
+
+    Returns:
+        the module, changed, and for each of its outputs as they were the place that it has now.
+    """
+    (end,) = whole.graph.find_nodes(op="output")
+    values = list(end.args[0])
+    places = {value: place for place, value in enumerate(dict.fromkeys(values))}
+    end.args = (tuple(places),)
+    whole.recompile()
+    return whole, [places[value] for value in values]
+
+
+def _with_outputs(model: Any, place: Sequence[int]) -> Any:
+    """Return an ``openvino.Model`` with outputs at other places, maybe several times.
+
+    A tensor that is an input or another output as well is copied: one tensor has one name when OpenVINO has compiled it.
+    """
+    results = model.get_results()
+    ends: list[Any] = []
+    seen: set[tuple[str, int]] = set()
+    for at in place:
+        value = results[at].input_value(0)
+        made = value.get_node().get_friendly_name(), value.get_index()
+        if made in seen or value.get_node().get_type_name() == "Parameter":
+            value = openvino.opset13.convert(value, value.get_element_type().get_type_name()).output(0)
+            ends.append(openvino.opset13.result(value))
+        else:
+            ends.append(results[at])
+        seen.add(made)
+    return openvino.Model(ends, model.get_sinks(), model.get_parameters(), model.get_friendly_name())
 
 
 def _whole(model: TorchModel) -> GraphModule:
@@ -138,8 +214,8 @@ _TELLING = ("not supported", "Unsupported", "unrecognized", "No conversion rule"
 
 
 @contextlib.contextmanager
-def _explaining(what: str, other: str) -> Iterator[None]:
-    """Turn what a converter raises into a ModelError of one paragraph, and keep back what it says besides."""
+def _reasons() -> Iterator[None]:
+    """Turn what a converter raises into a reason of one line, and keep back what it says besides."""
     logger = logging.getLogger()
     level, filters, handlers = logger.level, logger.filters[:], logger.handlers[:]
     printing = torch._C._jit_onnx_log
@@ -155,7 +231,7 @@ def _explaining(what: str, other: str) -> Iterator[None]:
         reason = reason.partition(" Please ")[0].rstrip(".")
         if isinstance(error, LookupError):
             reason = f"there is nothing for {reason}"
-        raise ModelError(f"{what}: {reason}. Compute it in another way, or write an {other} file.") from error
+        raise _NotConvertedError(reason) from error
     finally:
         torch._C._jit_onnx_log = printing
         # OpenVINO's converter changes the root logger, and leaves it changed when it fails

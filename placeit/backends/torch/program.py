@@ -390,8 +390,22 @@ def made(value: Value) -> torch.Tensor:
 
 
 def is_random(node: Node) -> bool:
-    """Whether a node is a call of an op that draws random numbers."""
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    """Whether a node is a call of an op that draws random numbers.
+
+    Attention and recurrent layers have a dropout of their own, so PyTorch counts them among those that do. With a probability
+    of 0, or not in training, they draw nothing.
+    """
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    for place, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        given = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
+        if argument.name in _DROPOUT and given == 0:  # no probability, or False
+            return False
+    return True
+
+
+_DROPOUT = frozenset(("p", "dropout", "dropout_p", "train", "training"))
+"""Names of the arguments that switch dropout off in PyTorch's schemas."""
 
 
 def reads(node: Node) -> list[Value]:

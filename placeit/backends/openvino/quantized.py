@@ -1,0 +1,107 @@
+"""Where a quantised OpenVINO model rounds, how coarsely, and which ops the runtime makes one integer op of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from placeit.backends.openvino.graph import constant_nodes
+from placeit.core.graph import OpGraph
+
+__all__ = ["quantized_pairs", "rounding_steps"]
+
+_DEQUANTIZING = frozenset(("Convert", "Subtract", "Multiply"))
+_NARROW_BITS = 8  # types of as many bits are those of quantised values
+_DYNAMIC_STEP = 1 / 127  # of activations that a runtime quantises to int8 by itself, for weights that are compressed
+
+
+def rounding_steps(model: Any, graph: OpGraph) -> dict[str, float]:
+    """Return how coarsely ops round what they write or read.
+
+    A ``FakeQuantize`` has a step of its own. A ``MatMul`` whose weights alone are quantised may have its activations rounded to
+    int8 by the runtime (dynamic quantisation).
+
+    Args:
+        model: an ``openvino.Model`` with unique friendly names.
+        graph: its task graph.
+
+    Returns:
+        by op name, the largest step of any channel over the largest absolute value that the channel can take.
+    """
+    constant = constant_nodes(model)
+    nodes = {node.get_friendly_name(): node for node in model.get_ordered_ops()}
+    steps: dict[str, float] = {}
+    for name in graph.names:
+        node = nodes[name]
+        if node.get_type_name() == "FakeQuantize":
+            steps[name] = _step(node)
+        elif node.get_type_name() == "MatMul":
+            makers = [value.get_node() for value in node.input_values()]
+            computed = [maker for maker in makers if maker.get_friendly_name() not in constant]
+            leaves = [leaf for maker in makers for leaf in constant.get(maker.get_friendly_name(), ())]
+            narrow = any(_is_narrow(nodes[leaf].get_element_type()) and nodes[leaf].get_byte_size() > 1 for leaf in leaves)
+            if narrow and not any(_dequantizes(maker) for maker in computed):
+                steps[name] = _DYNAMIC_STEP
+    return {name: step for name, step in steps.items() if step > 0}
+
+
+def quantized_pairs(model: Any, graph: OpGraph) -> tuple[tuple[str, ...], ...]:
+    """Return ops that round or convert quantised values, each with the ops behind it up to the first that computes with them.
+
+    A runtime makes one integer op of them. Where several ops read a quantised tensor, nothing has to follow it to its device.
+
+    Args:
+        model: an ``openvino.Model`` with unique friendly names.
+        graph: its task graph.
+    """
+    nodes = {node.get_friendly_name(): node for node in model.get_ordered_ops()}
+    readers: dict[int, set[int]] = {}
+    for u, v in graph.edges.tolist():
+        readers.setdefault(u, set()).add(v)
+    pairs = []
+    for first, name in enumerate(graph.names):
+        if not _begins(nodes[name]):
+            continue
+        members, at = [first], first
+        while len(behind := readers.get(at, set())) == 1:
+            (at,) = behind
+            if graph.kinds[at] == "Result":
+                break
+            members.append(at)
+            if graph.kinds[at] not in _DEQUANTIZING:
+                break
+        if len(members) > 1:
+            pairs.append(tuple(graph.names[v] for v in members))
+    return tuple(pairs)
+
+
+def _begins(node: Any) -> bool:
+    kind = node.get_type_name()
+    return bool(kind == "FakeQuantize" or (kind == "Convert" and _is_narrow(node.get_input_element_type(0))))
+
+
+def _dequantizes(node: Any) -> bool:
+    """Whether what a node writes has been rounded already, and at most been scaled since."""
+    while node.get_type_name() in _DEQUANTIZING:
+        node = node.input_value(0).get_node()
+    return bool(node.get_type_name() == "FakeQuantize" or _is_narrow(node.get_output_element_type(0)))
+
+
+def _is_narrow(kind: Any) -> bool:
+    return bool(kind.is_integral_number() and kind.bitwidth <= _NARROW_BITS)
+
+
+def _step(node: Any) -> float:
+    low, high = (_numbers(node.input_value(place)) for place in (3, 4))
+    levels = int(node.get_attributes()["levels"])
+    if low is None or high is None or levels < 2:
+        return 2 / max(levels - 1, 1)
+    largest = np.maximum(np.abs(low), np.abs(high))
+    width = np.abs(high - low)
+    return float(np.divide(width, largest * (levels - 1), out=np.zeros_like(width), where=largest > 0).max(initial=0.0))
+
+
+def _numbers(value: Any) -> Any:
+    node = value.get_node()
+    return np.asarray(node.data, np.float64) if node.get_type_name() == "Constant" else None

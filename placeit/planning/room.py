@@ -1,0 +1,85 @@
+"""Whether the weights of a model's ops and groups fit into the memory of the devices that can run them."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.core.cluster import Cluster
+from placeit.core.errors import InfeasibleError
+from placeit.core.units import about_bytes
+from placeit.planning.coarsen import Grouping
+
+__all__ = ["check_room"]
+
+
+def check_room(grouping: Grouping, able: NDArray[np.bool_], cluster: Cluster) -> None:
+    """Check what can be said before any placement is tried.
+
+    Args:
+        grouping: the model's ops in groups.
+        able: ``bool[V, D]``, which ops may be on which devices.
+        cluster: the devices.
+
+    Raises:
+        InfeasibleError: all weights exceed the memory of all devices, those of ops that may be on one device only exceed its
+            memory, or those of an op or a group fit on no device; the message names the op.
+    """
+    graph = grouping.graph
+    names, memory = cluster.names, np.array([device.memory_bytes for device in cluster.devices])
+    weights, total = graph.param_bytes, float(graph.param_bytes.sum())
+    if total <= memory.min():
+        return
+    in_all = (
+        f"they take {about_bytes(total)} in all, and the devices may hold "
+        f"{', '.join(f'{name} {about_bytes(room)}' for name, room in zip(names, memory.tolist(), strict=True))}"
+    )
+    advice = "Add a device or memory, or use a smaller model."
+    nowhere = np.flatnonzero(able.any(axis=1) & ~(able & (weights[:, None] <= memory)).any(axis=1))
+    if len(nowhere):
+        op = int(nowhere[weights[nowhere].argmax()])
+        why = (
+            f"; those of '{graph.names[op]}' alone, {about_bytes(float(weights[op]))}, fit on none that can run it "
+            f"({', '.join(names[d] for d in np.flatnonzero(able[op]).tolist())})"
+        )
+    elif total > memory.sum():
+        why = ""
+    elif (crowded := _crowded(weights, able, memory)) is not None:
+        device, ops = crowded
+        op = int(ops[weights[ops].argmax()])
+        why = (
+            f"; those of the {len(ops)} ops that can be on {names[device]} only take {about_bytes(float(weights[ops].sum()))} "
+            f"(the largest is '{graph.names[op]}' with {about_bytes(float(weights[op]))})"
+        )
+    elif (group := _too_large(grouping, able, memory)) is not None:
+        members = np.flatnonzero(grouping.group_of == group)
+        op = int(members[weights[members].argmax()])
+        why = (
+            f"; those of the {len(members)} ops that are placed together with '{graph.names[op]}' take "
+            f"{about_bytes(float(weights[members].sum()))}, and fit on no device that can run them all"
+        )
+        advice = "Add a device or memory, or allow more groups."
+    else:
+        return
+    raise InfeasibleError(f"No placement was found in which the weights fit: {in_all}{why}. {advice}")
+
+
+def _crowded(
+    weights: NDArray[np.float64], able: NDArray[np.bool_], memory: NDArray[np.float64]
+) -> tuple[int, NDArray[np.intp]] | None:
+    """A device that is too small for the ops which have no other one, with these ops."""
+    bound = able.sum(axis=1) == 1
+    for device, room in enumerate(memory.tolist()):
+        ops = np.flatnonzero(bound & able[:, device])
+        if weights[ops].sum() > room:
+            return device, ops
+    return None
+
+
+def _too_large(grouping: Grouping, able: NDArray[np.bool_], memory: NDArray[np.float64]) -> int | None:
+    """The largest group that some device can run, and none can hold."""
+    groups = np.ones((len(grouping.groups), len(memory)), bool)
+    np.logical_and.at(groups, grouping.group_of, able)
+    size = grouping.groups.param_bytes
+    large = np.flatnonzero(groups.any(axis=1) & ~(groups & (size[:, None] <= memory)).any(axis=1))
+    return int(large[size[large].argmax()]) if len(large) else None

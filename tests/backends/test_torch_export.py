@@ -1,0 +1,70 @@
+"""PyTorch programs as ONNX and OpenVINO IR: names of outputs that are one tensor, and what no format takes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import pytest
+import torch
+from torch_models import Calling
+
+import placeit.backends
+from placeit.backends.convert import convert
+from placeit.backends.torch.model import load
+from placeit.core.errors import ModelError
+
+X = torch.tensor([[1.0, -2.0, 3.0], [-4.0, 5.0, 6.0]])
+
+
+def relu_twice(_: Any, x: torch.Tensor) -> Any:
+    y = x.relu()
+    return y, x, y
+
+
+@pytest.mark.parametrize("suffix", [".xml", ".onnx"])
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda _, x: (x, x), {"output.0": X, "output.1": X}),
+        (lambda _, x: {"a": x, "b": x.relu(), "c": x}, {"a": X, "b": X.relu(), "c": X}),
+        (relu_twice, {"output.0": X.relu(), "output.1": X, "output.2": X.relu()}),
+        (lambda _, x: (x.relu(), x.relu().view(2, 3)), {"output.0": X.relu(), "output.1": X.relu()}),
+    ],
+    ids=["input twice", "input twice by name", "output twice", "output and view"],
+)
+def test_a_tensor_that_is_returned_twice_keeps_both_names(
+    function: Callable[..., Any], expected: dict[str, torch.Tensor], suffix: str, tmp_path: Path
+) -> None:
+    path = tmp_path / f"twice{suffix}"
+    convert(load(Calling(function), (X,)), path)
+    model = placeit.backends.load(path)
+    assert [spec.name for spec in model.inputs] == ["x"]
+    found = model.reference(None, "f32")({"x": X.numpy()})
+    assert list(found) == list(expected)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value.numpy())
+    if suffix == ".xml":  # and without placeit
+        plain = ov.compile_model(path, "CPU")
+        assert plain({"x": X.numpy()})[0].tolist() == found[next(iter(expected))].tolist()
+
+
+@pytest.mark.parametrize(("suffix", "first", "second"), [(".onnx", "ONNX", "IR"), (".xml", "IR", "ONNX")])
+def test_what_neither_format_takes_is_one_error_with_both_reasons(suffix: str, first: str, second: str, tmp_path: Path) -> None:
+    model = load(Calling(lambda _, x: torch.hypot(x, x)), (X,))
+    with pytest.raises(ModelError, match=rf"neither as .*{first}: .*hypot.*; nor as .*{second}: .*hypot") as caught:
+        convert(model, tmp_path / f"neither{suffix}")
+    assert not re.search(r"write an \.", str(caught.value))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_one_format_takes_is_recommended(tmp_path: Path) -> None:
+    model = load(Calling(lambda _, x: x.erfinv()), (X,))
+    with pytest.raises(ModelError, match=r"as ONNX: .*erfinv.* or write an \.xml file"):
+        convert(model, tmp_path / "one.onnx")
+    convert(model, tmp_path / "one.xml")
+    assert (tmp_path / "one.xml").exists()
