@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-__all__ = ["Child", "Ended"]
+__all__ = ["Child", "Ended", "peak_memory"]
 
 _START_S = 240.0
 
@@ -113,3 +114,13 @@ class Child:
         how = "" if code is None else f"exit code {code}" if code >= 0 else signal.Signals(-code).name
         lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
         return f"{how} {' / '.join(lines[:3])}"[:300]
+
+
+def peak_memory(*, reset: bool = False) -> int:
+    """Most bytes that the process has had in memory since the last reset; its present ones with a reset."""
+    if reset:
+        Path("/proc/self/clear_refs").write_text("5")
+    status = Path("/proc/self/status").read_text()
+    match = re.search(r"VmHWM:\s*(\d+) kB", status)
+    assert match is not None
+    return int(match[1]) * 1024

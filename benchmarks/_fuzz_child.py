@@ -23,6 +23,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from benchmarks._child import peak_memory
 from benchmarks._fuzz_cases import Case, make_case, unpack
 
 __all__ = ["GIVEN", "STATUSES", "Outcome", "execute", "serve"]
@@ -162,7 +163,7 @@ def execute(case: Case, room: Path, watch: _Watch, main: Main) -> Outcome:
     os.truncate(room / "out.txt", 0)
     os.truncate(room / "err.txt", 0)
     watch.ran, watch.wrote = [], []
-    start = _peak(reset=True)
+    start = peak_memory(reset=True)
     code, trace = 0, ""
     with contextlib.chdir(folder), _limited():
         watch.on = True
@@ -177,7 +178,7 @@ def execute(case: Case, room: Path, watch: _Watch, main: Main) -> Outcome:
             with contextlib.suppress(OSError, ValueError):
                 sys.stdout.flush()
                 sys.stderr.flush()
-    peak = _peak() - start
+    peak = peak_memory() - start
     out, err = (Path(room / name).read_text(encoding="utf-8", errors="replace") for name in ("out.txt", "err.txt"))
     if trace or code == 70 or "Traceback (most recent call last)" in err or "bug in placeit" in err:
         return Outcome("bug", " / ".join((trace or err).strip().splitlines()[-6:]))
@@ -260,16 +261,6 @@ def _listing(room: Path) -> dict[str, str]:
 def _differences(before: dict[str, str], after: dict[str, str], allowed: tuple[str, ...]) -> list[str]:
     changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
     return [f"{'changed' if name in before else 'new'}: {name}" for name in changed if not name.startswith(allowed)]
-
-
-def _peak(*, reset: bool = False) -> int:
-    """Most bytes that the process has had in memory since the last reset; its present ones with a reset."""
-    if reset:
-        Path("/proc/self/clear_refs").write_text("5")
-    status = Path("/proc/self/status").read_text()
-    match = re.search(r"VmHWM:\s*(\d+) kB", status)
-    assert match is not None
-    return int(match[1]) * 1024
 
 
 @contextlib.contextmanager

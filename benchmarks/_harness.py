@@ -156,7 +156,9 @@ def main(
     """
     known = parser(f"python -m benchmarks.{name}", sys.modules[run.__module__].__doc__)
     if models:
-        known.add_argument("--models", nargs="+", choices=models, default=(), metavar="MODEL", help=f"of {', '.join(models)}")
+        known.add_argument(
+            "--models", "--only", nargs="+", choices=models, default=(), metavar="MODEL", help=f"of {', '.join(models)}"
+        )
     if backends:
         known.add_argument("--backend", choices=backends, default=backends[0], help=f"what runs models (default {backends[0]})")
     if cases:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.util
 import os
 import sys
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks._architectures import packaged
 from placeit import backends
 from placeit.backends.base import Model
 from placeit.core.errors import UsageError
@@ -39,13 +39,8 @@ __all__ = [
 ]
 
 MODELS = tuple(models.MODELS)
-PACKAGED: Mapping[str, tuple[str, str, dict[str, tuple[int, ...]]]] = {
-    "text_detector": ("rapidocr_onnxruntime", "models/ch_PP-OCRv4_det_infer.onnx", {"x": (1, 3, 320, 320)}),
-    "text_recognizer": ("rapidocr_onnxruntime", "models/ch_PP-OCRv4_rec_infer.onnx", {"x": (1, 3, 48, 320)}),
-    "file_type": ("magika", "models/standard_v3_3/model.onnx", {"bytes": (1, 2048)}),
-}
-"""Small real models: the package that each comes with, its file there, and the shapes of its inputs."""
-
+PACKAGED = {name: packaged.PACKAGED[name] for name in ("text_detector", "text_recognizer", "file_type")}
+"""Small real models that come with packages."""
 _SETTLE_S = 0.01
 """Pause before every timed run: worker threads of the candidate before it may still be spinning."""
 
@@ -71,11 +66,8 @@ def load_model(name: str) -> Model:
     """
     if name not in PACKAGED:
         return backends.load(model_file(name))
-    package, file, shapes = PACKAGED[name]
-    found = importlib.util.find_spec(package)
-    if found is None or found.origin is None:
-        raise UsageError(f"The model '{name}' comes with the package {package}, which is not installed: pip install {package}.")
-    return backends.load(Path(found.origin).parent / file, input_shapes=shapes)
+    sample = PACKAGED[name]()
+    return backends.load(sample.path, input_shapes=sample.shapes)
 
 
 def side_by_side(session: Session, rounds: int = 10) -> float:
@@ -95,14 +87,15 @@ def side_by_side(session: Session, rounds: int = 10) -> float:
 
 
 def random_splits(random: np.random.Generator, groups: int, count: int) -> list[NDArray[np.int32]]:
-    """Random placements on two devices, both used: dense ones and ones of a few runs, in turn."""
+    """Random placements of two groups or more on two devices, both used: dense ones and ones of a few runs, in turn."""
     placements: list[NDArray[np.int32]] = []
     while len(placements) < count:
         if len(placements) % 2 == 0:
             # a share of its own for each, so that not all of them are half and half
             devices = (random.random(groups) < random.uniform(0.1, 0.9)).astype(np.int64)
         else:
-            ends = np.sort(random.choice(np.arange(1, groups), size=int(random.integers(1, 7)), replace=False))
+            count_of_ends = int(random.integers(1, min(7, groups)))
+            ends = np.sort(random.choice(np.arange(1, groups), size=count_of_ends, replace=False))
             devices = (np.searchsorted(ends, np.arange(groups), side="right") + int(random.integers(2))) % 2
         if 0 < np.count_nonzero(devices) < groups:
             placements.append(devices.astype(np.int32))

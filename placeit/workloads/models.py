@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,17 @@ from torch.nn import functional
 from placeit.core.errors import ModelError
 from placeit.core.files import replacing
 
-__all__ = ["MODELS", "BertBase", "InceptionV3", "ResNet50", "build_model", "export_model"]
+__all__ = [
+    "MODELS",
+    "BertBase",
+    "InceptionV3",
+    "ResNet50",
+    "build_model",
+    "calibrate",
+    "export_model",
+    "randomise",
+    "write_onnx",
+]
 
 
 class _ConvNorm(nn.Module):
@@ -298,21 +308,22 @@ def _recipe(name: str) -> _Recipe:
     return MODELS[name]
 
 
-def _randomise(module: nn.Module) -> None:
+def randomise(module: nn.Module) -> None:
     """Draw every weight, so that activations keep their scale and no bias or scale is an identity."""
     for part in module.modules():
-        if isinstance(part, nn.Conv2d | nn.Linear):
-            nn.init.normal_(part.weight, 0.0, 1.0 / math.sqrt(part.weight[0].numel()))
-        elif isinstance(part, nn.Embedding):
+        weight = getattr(part, "weight", None)
+        if isinstance(part, nn.Embedding):
             nn.init.normal_(part.weight, 0.0, 0.5)
-        elif isinstance(part, nn.BatchNorm2d | nn.LayerNorm):
-            nn.init.uniform_(part.weight, 0.8, 1.2)
-        bias = getattr(part, "bias", None)
-        if isinstance(bias, Tensor):
-            nn.init.uniform_(bias, -0.1, 0.1)
+        elif isinstance(weight, Tensor) and weight.dim() > 1:
+            nn.init.normal_(weight, 0.0, 1.0 / math.sqrt(weight[0].numel()))
+        elif isinstance(weight, Tensor):
+            nn.init.uniform_(weight, 0.8, 1.2)
+        for name, value in part.named_parameters(recurse=False):
+            if "bias" in name:
+                nn.init.uniform_(value, -0.1, 0.1)
 
 
-def _calibrate(module: nn.Module, inputs: Iterable[Tensor]) -> None:
+def calibrate(module: nn.Module, inputs: Iterable[Any]) -> None:
     """Set the running statistics of every batch normalisation to those of one batch, as training would."""
     norms = [part for part in module.modules() if isinstance(part, nn.BatchNorm2d)]
     if norms:
@@ -337,8 +348,8 @@ def build_model(name: str, *, seed: int = 0) -> nn.Module:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         model = recipe.build()
-        _randomise(model)
-        _calibrate(model, recipe.inputs(1, 1).values())
+        randomise(model)
+        calibrate(model, recipe.inputs(1, 1).values())
     return model.eval()
 
 
@@ -360,19 +371,41 @@ def export_model(name: str, path: str | Path, *, batch: int = 1, seq: int = 128,
     recipe = _recipe(name)
     model = build_model(name, seed=seed)
     inputs = recipe.inputs(batch, seq)
-    names = list(inputs)
-    axes = {tensor: {0: "batch"} for tensor in (*names, *recipe.outputs)} if dynamic else None
+    axes = {tensor: {0: "batch"} for tensor in (*inputs, *recipe.outputs)} if dynamic else None
+    return write_onnx(model, path, inputs, recipe.outputs, axes=axes)
+
+
+def write_onnx(
+    module: nn.Module,
+    path: str | Path,
+    inputs: Mapping[str, Tensor],
+    outputs: Sequence[str],
+    *,
+    axes: Mapping[str, Mapping[int, str]] | None = None,
+) -> Path:
+    """Write a module as ONNX (opset 17) and return the path.
+
+    Args:
+        module: in evaluation mode.
+        path: file to write.
+        inputs: examples of the arguments, in their order, by the names that the file gives them.
+        outputs: names of the outputs.
+        axes: dimensions that the file leaves open: a name by number, by input or output.
+
+    Raises:
+        FileError: the file cannot be written.
+    """
     path = Path(path)
     with replacing(path) as temporary, warnings.catch_warnings():
         # the exporter that writes the graphs the papers count is the older one, and says so
         warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"torch\.onnx")
         warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*legacy TorchScript-based ONNX export.*")
         torch.onnx.export(
-            model,
+            module,
             tuple(inputs.values()),
             str(temporary),
-            input_names=names,
-            output_names=list(recipe.outputs),
+            input_names=list(inputs),
+            output_names=list(outputs),
             dynamic_axes=axes,
             opset_version=17,
             dynamo=False,
