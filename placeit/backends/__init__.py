@@ -16,8 +16,8 @@ __all__ = ["files_of", "load", "names_program", "suffixes"]
 
 _GROUP = "placeit.backends"
 _BUILT_IN = {
-    "onnx": "placeit.backends.openvino.model:load",
-    "xml": "placeit.backends.openvino.model:load",
+    "onnx": "placeit.backends.openvino.reader:load",
+    "xml": "placeit.backends.openvino.reader:load",
     "pt2": "placeit.backends.torch.model:load",
 }
 _TENSOR_PROGRAMS = (
@@ -33,7 +33,7 @@ def suffixes() -> dict[str, EntryPoint]:
     """Return the loader of each file suffix (``.onnx``): the built-in ones and those of installed plug-ins.
 
     A plug-in names a suffix without its dot in the entry-point group ``placeit.backends`` and points to a function like
-    :func:`placeit.backends.openvino.model.load`.
+    :func:`placeit.backends.openvino.reader.load`.
 
     Raises:
         UsageError: two packages claim one suffix.
@@ -52,7 +52,7 @@ def load(path: str | Path, **options: Any) -> Model:
     Args:
         path: the file; or a name, with options: see
             :func:`placeit.backends.torch.tensor_program.parse_tensor_model`.
-        options: handed to the backend; see :func:`placeit.backends.openvino.model.load`.
+        options: handed to the backend; see :func:`placeit.backends.openvino.reader.load`.
 
     Raises:
         ModelError: no backend reads such files, or the file holds no model that it can read.

@@ -60,7 +60,7 @@ def export_hetero(
         raise FileError(f"Cannot write {path}: an OpenVINO IR is written to a file that ends in .xml.")
     names = _openvino_names(model, placement, devices or {})
     copy = model.ov_model.clone()
-    expected = _set_affinities(copy, {op: names[device] for op, device in placement.items()})
+    expected = _set_affinities(copy, {node: names[placement[op]] for node, op in model.view.op_of.items()})
     write_ir(copy, path, lambda xml, weights: _verify(xml, weights, expected, path))
     return "HETERO:" + ",".join(dict.fromkeys(names[placement[op]] for op in model.graph.names))
 
