@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from placeit.core.errors import FileError, UsageError
+from placeit.core.errors import FileError, PlaceitError, UsageError
 from placeit.core.files import check_regular, check_writable, replacing
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from placeit.backends.base import TensorSpec
 
-__all__ = ["OutputFile", "check_outputs", "named_files", "read_tensors", "write_tensors"]
+__all__ = ["OutputFile", "check_outputs", "named_files", "read_shapes", "read_tensors", "write_tensors"]
 
 _LONGEST_HEAD = 1 << 16
 _WIDEST_NUMBER = 16
@@ -125,14 +125,28 @@ def read_tensors(path: Path, wanted: Mapping[str, TensorSpec]) -> dict[str, NDAr
         raise FileError(f"{path} is not a NumPy archive (.npz) of plain arrays: {said}.") from error
 
 
+def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Read the shapes of the arrays in a NumPy archive by name; none if :func:`read_tensors` would raise an error."""
+    try:
+        check_regular(path)
+        with zipfile.ZipFile(path) as archive:
+            return {member.filename.removesuffix(".npy"): _read_head(archive, member)[0] for member in archive.infolist()}
+    except (OSError, PlaceitError, *_DAMAGED):
+        return {}
+
+
 def _head(
     archive: zipfile.ZipFile, member: zipfile.ZipInfo, spec: TensorSpec | None
 ) -> tuple[tuple[int, ...], np.dtype[np.generic] | None]:
     """Shape and type of an array; no type, and a shape of bytes, for what the model cannot want."""
-    import numpy as np
-
     if spec is None or member.file_size > _LONGEST_HEAD + _WIDEST_NUMBER * math.prod(spec.shape):
         return (member.file_size,), None
+    return _read_head(archive, member)
+
+
+def _read_head(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
+    import numpy as np
+
     with archive.open(member) as stream:
         version = np.lib.format.read_magic(stream)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0

@@ -13,8 +13,9 @@ from onnx import helper, numpy_helper
 
 from placeit.backends.base import Format, numpy_can_hold
 from placeit.backends.digest import onnx_digest
+from placeit.backends.onnx.file import read_plain
 from placeit.backends.openvino.model import OpenVinoModel, describe
-from placeit.core.errors import DeviceError
+from placeit.core.errors import DeviceError, ModelError
 from placeit.core.telemetry import import_openvino
 
 __all__ = ["OnnxModel", "OnnxParts", "relu_chain", "with_onnx"]
@@ -74,8 +75,8 @@ def with_onnx(model: OpenVinoModel) -> OnnxModel:
             "ONNX file of the model."
         )
     try:
-        proto = onnx.load(model.path)
-    except (OSError, ValueError, onnx.checker.ValidationError) as error:
+        proto = read_plain(model.path)
+    except (OSError, ModelError) as error:
         raise DeviceError(f"ONNX Runtime cannot be given {model.path}, which OpenVINO reads: {error}") from error
     return _joined(model, proto)
 

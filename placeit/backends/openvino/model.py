@@ -44,12 +44,10 @@ class OpenVinoModel(base.Model):
         ov_model: the ``openvino.Model`` as OpenVINO itself reads it, with static inputs and unique friendly names. It runs
             whole, and segments are cut out of it.
         view: the nodes of ``ov_model`` that the ops and tensors of ``graph`` stand for.
-        layers: number of nodes and of their inputs, constants included, where the ops of ``graph`` are counted.
     """
 
     ov_model: Any
     view: View
-    layers: tuple[int, int]
 
     @cached_property
     def channels_last(self) -> frozenset[int]:
@@ -60,17 +58,18 @@ class OpenVinoModel(base.Model):
         """Count what the model is made of.
 
         Returns:
-            ``ops`` and ``edges`` of the task graph; ``layers`` and ``layer_edges`` with every constant and its conversions
-            counted as well, as the HSDAG paper does (Table 1; it counts a model with weights in float16, where each is a
-            constant and a conversion); ``flops`` of one inference; ``parameters`` (floating-point or quantised weights)
-            and ``parameter_bytes`` of all constants, each counted once.
+            ``ops`` and ``edges`` of the task graph; ``layers`` and ``layer_edges`` of the model as it was read, every constant
+            and its conversions included, as the HSDAG paper does (Table 1; it counts a model with weights in float16, where
+            each is a constant and a conversion); ``flops`` of one inference; ``parameters`` (floating-point or quantised
+            weights) and ``parameter_bytes`` of all constants, each counted once.
         """
+        nodes = self.ov_model.get_ops()
         weights = constants(self.ov_model)
         return {
             "ops": len(self.graph),
             "edges": len(self.graph.edges),
-            "layers": self.layers[0],
-            "layer_edges": self.layers[1],
+            "layers": len(nodes),
+            "layer_edges": sum(node.get_input_size() for node in nodes),
             "flops": float(self.graph.flops.sum()),
             "parameters": sum(math.prod(node.get_output_shape(0)) for node in weights if _is_weight(node)),
             "parameter_bytes": sum(node.get_byte_size() for node in weights),
@@ -162,27 +161,28 @@ def describe_fused(model: Any, path: Path) -> OpenVinoModel:
     """Wrap an ``openvino.Model`` as :func:`describe` does, with ops that stand for all nodes that OpenVINO fuses.
 
     Args:
-        model: as it was read; a model with state has one op for each node.
+        model: as it was read. One with state, and one that OpenVINO's converter has written with all fusions done, has an op
+            for each node.
         path: the file it came from.
 
     Raises:
         ModelError: a tensor's type or size cannot be handled.
     """
-    if model.get_sinks():
+    if model.get_sinks() or model.has_rt_info("conversion_parameters"):
         return describe(model, path)
     try:
-        copy, weights = fused_copy(model)
+        copy = fused_copy(model)
     except RuntimeError as error:
         if "std::bad_alloc" in str(error):  # OpenVINO could not compute the model's constants when it compiles it, either
             raise
         return describe(model, path)  # one of the fusions does not like it; OpenVINO can run models without them
-    name_nodes(copy, {node.get_friendly_name() for node in model.get_ops()}.__contains__)
-    stand_ins = {node.get_friendly_name() for node in weights}
-    graph = build_graph(copy, path, stand_ins=stand_ins)
+    name_nodes(copy.model, {node.get_friendly_name() for node in model.get_ops()}.__contains__)
+    stand_ins = {node.get_friendly_name() for node in copy.weights}
+    graph = build_graph(copy.model, path, stand_ins=stand_ins)
     view = match(model, copy, graph)
     read = param_bytes(model, view)
     graph = replace(graph, param_bytes=np.array([read.get(name, 0.0) for name in graph.names]))
-    return _described(model, copy, path, graph, view, inseparable(model, graph, view))
+    return _described(model, copy.model, path, graph, view, inseparable(model, graph, view))
 
 
 def _described(
@@ -198,13 +198,11 @@ def _described(
                     "another type inside the model."
                 )
     bounded = upper_bound_ops(viewed, graph.index)
-    nodes = viewed.get_ops()
     return OpenVinoModel(
         path=path,
         graph=graph,
         ov_model=model,
         view=view,
-        layers=(len(nodes), sum(node.get_input_size() for node in nodes)),
         inputs=inputs,
         outputs=outputs,
         bounded=bounded,

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from placeit.backends.onnx.file import check_external_files, check_nodes, node_names
+from placeit.backends.onnx.file import check_external_files, check_nodes, node_names, read_plain, unusual_parts
 from placeit.backends.openvino.graph import fix_shapes, name_nodes
-from placeit.backends.openvino.inputs import OpenSizesError, resolve_shapes, with_suggestion
+from placeit.backends.openvino.inputs import NO_RULE, OpenSizesError, resolve_shapes, with_suggestion
 from placeit.backends.openvino.ir import weights_end
 from placeit.backends.openvino.model import OpenVinoModel, describe_fused, tensor_name
 from placeit.core.errors import FileError, ModelError
@@ -41,7 +42,11 @@ FAILURES = (
 
 
 def load(
-    path: str | Path, *, input_shapes: Mapping[str, Sequence[int]] | None = None, batch: int | None = None
+    path: str | Path,
+    *,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    batch: int | None = None,
+    sample_shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> OpenVinoModel:
     """Read an ONNX file (``.onnx``) or an OpenVINO IR (``.xml`` with its ``.bin``).
 
@@ -51,24 +56,37 @@ def load(
         path: the file.
         input_shapes: sizes by input name, for inputs that the file leaves open, or to change.
         batch: the first size of every input where the file leaves it open.
+        sample_shapes: shapes of the inputs that the model is to run on, by name: the sizes where all else leaves them open.
 
     Raises:
+        UsageError: a sample does not fit an input with open sizes.
         FileError: the file is missing or cannot be read.
         ModelError: it holds no model, a damaged one, or one that OpenVINO cannot read; or a size is left open.
     """
     path = Path(path)
     _check_readable(path)
-    shapes = {name: tuple(int(size) for size in shape) for name, shape in (input_shapes or {}).items()}
+    shapes, samples = (
+        {name: tuple(int(size) for size in shape) for name, shape in (given or {}).items()}
+        for given in (input_shapes, sample_shapes)
+    )
     with _explaining(path):
         try:
-            return _load(path, shapes, batch)
+            return _load(path, lambda partial: resolve_shapes(path, partial, shapes, batch, samples))
         except OpenSizesError as error:
-            raise with_suggestion(error, lambda more: _load(path, {**shapes, **more}, None), _useful_line) from None
+
+            def again(more: Mapping[str, tuple[int, ...]]) -> OpenVinoModel:
+                return _load(path, lambda partial: resolve_shapes(path, partial, {**shapes, **more}, None, samples))
+
+            raise with_suggestion(error, again, _useful_line) from None
 
 
-def _load(path: Path, shapes: Mapping[str, tuple[int, ...]], batch: int | None) -> OpenVinoModel:
+_Resolve: TypeAlias = Callable[[Mapping[str, Any]], dict[str, Any]]
+"""Makes static shapes of those in the file, by input name."""
+
+
+def _load(path: Path, resolve: _Resolve) -> OpenVinoModel:
     read = _read_ir if path.suffix.lower() == ".xml" else _read_onnx
-    model, keep = read(path, shapes, batch)
+    model, keep = read(path, resolve)
     fix_shapes(model)
     name_nodes(model, keep)
     return describe_fused(model, path)
@@ -116,7 +134,10 @@ _NOISE = re.compile(
     r"\[ONNX Frontend\] Conversion failed|(Converting|Loading) input model$|get_inputs$|Shape inference input shapes|"
     r".*CALLBACK HAS THROWN: (Check '|Exception from )"
 )
-_OP = re.compile(r"While validating ONNX node '<Node\((?P<kind>\w+)\): (?P<name>[^>]*)>'")
+_OP = re.compile(
+    r"While validating (ONNX node '<Node\((?P<kind>\w+)\): (?P<name>[^>]*)>'|"
+    r"node '(?:\w+::)?(?P<type>\w+) .*' with friendly_name '(?P<called>.*)')"
+)
 
 
 def _useful_line(message: str) -> str:
@@ -127,18 +148,20 @@ def _useful_line(message: str) -> str:
         best = "OpenVINO does not recognise it as a model"
     elif "codec can't decode" in best:
         best = "a name in it is not UTF-8 text"
+    elif best.startswith(f"-- {NO_RULE}"):
+        best = "OpenVINO does not know " + best.removeprefix(f"-- {NO_RULE}").replace("for operations:", "the ops").strip()
     op = _OP.search(message)
-    where = f"op '{op['name']}' ({op['kind']}): " if op else ""
+    where = f"op '{op['name'] or op['called']}' ({op['kind'] or op['type']}): " if op else ""
     return where + best.removeprefix("-- ").rstrip(".") + "."
 
 
-def _read_ir(path: Path, shapes: Mapping[str, tuple[int, ...]], batch: int | None) -> tuple[Any, Callable[[str], bool]]:
+def _read_ir(path: Path, resolve: _Resolve) -> tuple[Any, Callable[[str], bool]]:
     weights = path.with_suffix(".bin")
     _check_weights(path, weights)
     model = openvino_core().read_model(str(path), str(weights))
     inputs = {tensor_name(port, port.get_node()): port for port in model.inputs}
     partial = {name: port.get_partial_shape() for name, port in inputs.items()}
-    wanted = resolve_shapes(path, partial, shapes, batch)
+    wanted = resolve(partial)
     if any(wanted[name] != shape for name, shape in partial.items()):
         model.reshape({port: wanted[name] for name, port in inputs.items()})
     return model, lambda _: True
@@ -153,15 +176,15 @@ def _check_weights(path: Path, weights: Path) -> None:
         )
 
 
-def _read_onnx(path: Path, shapes: Mapping[str, tuple[int, ...]], batch: int | None) -> tuple[Any, Callable[[str], bool]]:
+def _read_onnx(path: Path, resolve: _Resolve) -> tuple[Any, Callable[[str], bool]]:
     front_end = openvino.frontend.FrontEndManager().load_by_framework("onnx")
     if not front_end.supported(str(path)):
         raise ModelError(f"Cannot read a model from {path}: OpenVINO does not recognise it as an ONNX model.")
     check_nodes(path)
-    source = front_end.load(str(path))
+    source = front_end.load(io.BytesIO(read_plain(path).SerializeToString()) if unusual_parts(path) else str(path))
     places = {place.get_names()[0]: place for place in source.get_inputs()}
     partial = {name: source.get_partial_shape(place) for name, place in places.items()}
-    wanted = resolve_shapes(path, partial, shapes, batch)
+    wanted = resolve(partial)
     for name, place in places.items():
         if wanted[name] != partial[name]:  # some models can be read only if the sizes are known
             source.set_partial_shape(place, wanted[name])

@@ -30,7 +30,6 @@ Holder = tuple[str, int]
 """An output of a node: the node's friendly name, and the number of the output."""
 
 _SMALL = 1 << 16  # bytes of a constant up to which fusions may look at it: numbers, axes, one value per channel
-_MARK = "placeit:"
 _ENDS = frozenset(("Parameter", "Result", "Assign"))
 
 
@@ -67,48 +66,101 @@ def exact_view(graph: OpGraph) -> View:
     return View(tuple(((graph.names[op], port),) for op, port in holders), {name: name for name in graph.names})
 
 
-def fused_copy(model: Any) -> tuple[Any, list[Any]]:
-    """Copy a model without its weights and apply the fusions with which OpenVINO's converter ends.
+@dataclass(frozen=True)
+class FusedCopy:
+    """A copy of a model without its weights, after the fusions with which OpenVINO's converter ends.
 
-    The weights are parameters in the copy, so no fusion computes new ones from them. Tensors carry marks that
-    :func:`match` finds them by.
+    Attributes:
+        model: the ``openvino.Model``.
+        weights: its parameters that stand for weights.
+        marks: outputs of the copied model by a name that their tensors have in the copy, and hand on when nodes are fused.
+    """
+
+    model: Any
+    weights: list[Any]
+    marks: Mapping[str, Holder]
+
+
+def fused_copy(model: Any) -> FusedCopy:
+    """Copy a model and fuse the copy. Its weights are parameters, so no fusion computes new ones from them.
 
     Args:
         model: an ``openvino.Model`` with unique friendly names and without state.
-
-    Returns:
-        the copy, and the parameters that stand for weights in it.
     """
     fuse = importlib.import_module("openvino._offline_transformations").apply_moc_transformations
     copy = model.clone()
-    weights: list[Any] = []
-    for node in copy.get_ordered_ops():
-        if node.get_type_name() == "Constant":
-            if node.get_byte_size() > _SMALL:
-                stand_in = openvino.op.Parameter(node.get_output_element_type(0), node.get_output_partial_shape(0))
-                for reader in node.output(0).get_target_inputs():
-                    reader.replace_source_output(stand_in.output(0))
-                weights.append(stand_in)
-            continue
-        for port, output in enumerate(node.outputs()):
-            output.get_tensor().add_names({f"{_MARK}{port}:{node.get_friendly_name()}"})
-    copy.add_parameters(weights)
+    marks, weights = _mark(copy), _hide_weights(copy)
     for _ in range(2):  # some fusions, such as that of attention, fit only what others have made
         fuse(copy, cf=False, smart_reshape=True)
-    return copy, weights
+    _add_constants_first(copy, {node.get_friendly_name() for node in weights})
+    return FusedCopy(copy, weights, marks)
 
 
-def match(model: Any, copy: Any, graph: OpGraph) -> View:
+# These are functions of their own because fusions do not touch what has other readers, and nodes that Python still holds are
+# readers.
+
+
+def _mark(copy: Any) -> dict[str, Holder]:
+    nodes = copy.get_ordered_ops()
+    known = {name for node in nodes for output in node.outputs() for name in output.get_names()}
+    prefix = "placeit"
+    while any(name.startswith(prefix) for name in known):
+        prefix += "'"
+    marks: dict[str, Holder] = {}
+    for node in nodes:
+        for port, output in enumerate(node.outputs()):
+            if node.get_type_name() != "Constant":
+                mark = f"{prefix} {len(marks)}"
+                marks[mark] = (node.get_friendly_name(), port)
+                output.get_tensor().add_names({mark})
+    return marks
+
+
+def _hide_weights(copy: Any) -> list[Any]:
+    weights: list[Any] = []
+    for node in copy.get_ordered_ops():
+        if node.get_type_name() == "Constant" and node.get_byte_size() > _SMALL:
+            stand_in = openvino.op.Parameter(node.get_output_element_type(0), node.get_output_partial_shape(0))
+            for reader in node.output(0).get_target_inputs():
+                reader.replace_source_output(stand_in.output(0))
+            weights.append(stand_in)
+    copy.add_parameters(weights)
+    return weights
+
+
+def _add_constants_first(model: Any, stand_ins: Collection[str]) -> None:
+    """Rewrite (x + a) + b as x + (a + b) for constants a and b, as OpenVINO's fusions do where they know both."""
+    constant = constant_nodes(model, stand_ins)
+
+    def split(node: Any) -> tuple[Any, Any] | None:
+        """Return the input that is constant and the one that is not; None if both are, or none is."""
+        ports = sorted(node.inputs(), key=lambda port: port.get_source_output().get_node().get_friendly_name() not in constant)
+        fixed = [port.get_source_output().get_node().get_friendly_name() in constant for port in ports]
+        return (ports[0], ports[1]) if fixed == [True, False] else None
+
+    for node in model.get_ordered_ops():
+        outer = split(node)
+        if node.get_type_name() != "Add" or outer is None:
+            continue
+        inner = outer[1].get_source_output()
+        parts = split(inner.get_node())
+        if inner.get_node().get_type_name() == "Add" and parts is not None and len(inner.get_target_inputs()) == 1:
+            total = openvino.opset13.add(parts[0].get_source_output(), outer[0].get_source_output())
+            outer[1].replace_source_output(parts[1].get_source_output())
+            outer[0].replace_source_output(total.output(0))
+
+
+def match(model: Any, copy: FusedCopy, graph: OpGraph) -> View:
     """Find the nodes of a model that the ops of its fused copy stand for.
 
     Args:
         model: the ``openvino.Model``.
-        copy: from :func:`fused_copy`, with unique friendly names.
+        copy: the fused copy; its friendly names are unique.
         graph: the task graph of the copy.
     """
     nodes = model.get_ordered_ops()
     place = {node.get_friendly_name(): i for i, node in enumerate(nodes)}
-    fused = {node.get_friendly_name(): node for node in copy.get_ops()}
+    fused = {node.get_friendly_name(): node for node in copy.model.get_ops()}
     holders: list[tuple[Holder, ...]] = []
     op_of: dict[str, str] = {}
     taken: set[Holder] = set()
@@ -116,21 +168,18 @@ def match(model: Any, copy: Any, graph: OpGraph) -> View:
         output = fused[graph.names[op]].output(port)
         shape, kind = output.get_partial_shape(), output.get_element_type()
         found: list[Holder] = []
-        for name in output.get_names():
-            if not name.startswith(_MARK):
-                continue
-            number, _, owner = name.removeprefix(_MARK).partition(":")
-            theirs = nodes[place[owner]].output(int(number))
+        for holder in (copy.marks[name] for name in output.get_names() if name in copy.marks):
+            theirs = nodes[place[holder[0]]].output(holder[1])
             same = shape.is_static and theirs.get_partial_shape() == shape and theirs.get_element_type() == kind
-            if same and (owner, int(number)) not in taken:
-                found.append((owner, int(number)))
+            if same and holder not in taken:
+                found.append(holder)
         taken.update(found)
         found.sort(key=lambda holder: (place[holder[0]], holder[1]))
         holders.append(tuple(found))
         op_of |= dict.fromkeys((owner for owner, _ in found), graph.names[op])
-    for mine, theirs in zip(model.get_results(), copy.get_results(), strict=True):
+    for mine, theirs in zip(model.get_results(), copy.model.get_results(), strict=True):
         op_of[mine.get_friendly_name()] = theirs.get_friendly_name()
-    for mine, theirs in zip(model.get_parameters(), copy.get_parameters(), strict=False):
+    for mine, theirs in zip(model.get_parameters(), copy.model.get_parameters(), strict=False):
         op_of[mine.get_friendly_name()] = theirs.get_friendly_name()
     constant = constant_nodes(model)
     for node in reversed(nodes):
