@@ -17,6 +17,7 @@ from placeit.backends.openvino.ir import weights_end
 from placeit.backends.openvino.model import OpenVinoModel, describe_fused, tensor_name
 from placeit.core.errors import FileError, ModelError
 from placeit.core.files import check_regular
+from placeit.core.memory import give_back_freed_memory
 from placeit.core.telemetry import import_openvino
 from placeit.devices.openvino import openvino_core
 
@@ -71,13 +72,15 @@ def load(
     )
     with _explaining(path):
         try:
-            return _load(path, lambda partial: resolve_shapes(path, partial, shapes, batch, samples))
+            found = _load(path, lambda partial: resolve_shapes(path, partial, shapes, batch, samples))
         except OpenSizesError as error:
 
             def again(more: Mapping[str, tuple[int, ...]]) -> OpenVinoModel:
                 return _load(path, lambda partial: resolve_shapes(path, partial, {**shapes, **more}, None, samples))
 
             raise with_suggestion(error, again, _useful_line) from None
+    give_back_freed_memory()  # what the file was read into, and the copy that ops were fused in
+    return found
 
 
 _Resolve: TypeAlias = Callable[[Mapping[str, Any]], dict[str, Any]]
