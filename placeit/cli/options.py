@@ -77,7 +77,8 @@ GroupsOption = Annotated[
     typer.Option("--max-groups", metavar="N", min=1, help="Maximum number of groups; the ops of a group are placed together."),
 ]
 InputsOption = Annotated[
-    Path | None, typer.Option("--inputs", metavar="FILE", help="Input arrays by name (.npz); default: random inputs.")
+    Path | None,
+    typer.Option("--inputs", metavar="FILE", help="Input arrays by name (.npz), which give open sizes, too; default: random."),
 ]
 NoCacheOption = Annotated[bool, typer.Option("--no-cache", help="Measure anew; neither read nor write the cost cache.")]
 SeedOption = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of all random numbers.")]
@@ -156,7 +157,7 @@ class SessionOptions(GroupOptions):
         return [*super().files(), *cluster, *([] if self.inputs is None else [self.inputs])]
 
     def sample_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Read the shapes of the inputs that were given, by name; none of a file that cannot be read."""
+        """Read the shapes of the inputs that were given, by name. Raises FileError."""
         return {} if self.inputs is None else read_shapes(self.inputs)
 
     def arrays(self, model: Model) -> dict[str, NDArray[np.generic]] | None:

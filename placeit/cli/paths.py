@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import lzma
 import math
 import os
@@ -10,12 +11,12 @@ import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from placeit.core.errors import FileError, PlaceitError, UsageError
+from placeit.core.errors import FileError, UsageError
 from placeit.core.files import check_regular, check_writable, replacing
 
 if TYPE_CHECKING:
@@ -103,36 +104,47 @@ def read_tensors(path: Path, wanted: Mapping[str, TensorSpec]) -> dict[str, NDAr
 
     from placeit.backends.base import check_inputs
 
+    # not numpy.load, which leaves the file open when it is no archive
+    with _explaining(path), zipfile.ZipFile(path) as archive:
+        members: dict[str, zipfile.ZipInfo] = {}
+        for member in archive.infolist():
+            if members.setdefault(member.filename.removesuffix(".npy"), member) is not member:
+                raise ValueError(f"it holds two arrays '{member.filename.removesuffix('.npy')}'")
+        found = {name: _head(archive, member, wanted.get(name)) for name, member in members.items()}
+        check_inputs(found, wanted)
+        arrays: dict[str, NDArray[np.generic]] = {}
+        for name, member in members.items():
+            with archive.open(member) as stream:
+                arrays[name] = np.lib.format.read_array(stream, allow_pickle=False)
+        return arrays
+
+
+def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Read the shapes of the arrays in a NumPy archive, by name, without those that promise more than they hold.
+
+    Raises:
+        FileError: the file cannot be read, or is no such archive.
+    """
+    with _explaining(path), zipfile.ZipFile(path) as archive:
+        heads = {member: _read_head(archive, member) for member in archive.infolist()}
+        return {
+            member.filename.removesuffix(".npy"): shape
+            for member, (shape, dtype) in heads.items()
+            if math.prod(shape) * dtype.itemsize <= member.file_size
+        }
+
+
+@contextlib.contextmanager
+def _explaining(path: Path) -> Iterator[None]:
+    """Turn what is raised while a NumPy archive is read into a FileError."""
     check_regular(path)
     try:
-        # not numpy.load, which leaves the file open when it is no archive
-        with zipfile.ZipFile(path) as archive:
-            members: dict[str, zipfile.ZipInfo] = {}
-            for member in archive.infolist():
-                if members.setdefault(member.filename.removesuffix(".npy"), member) is not member:
-                    raise ValueError(f"it holds two arrays '{member.filename.removesuffix('.npy')}'")
-            found = {name: _head(archive, member, wanted.get(name)) for name, member in members.items()}
-            check_inputs(found, wanted)
-            arrays: dict[str, NDArray[np.generic]] = {}
-            for name, member in members.items():
-                with archive.open(member) as stream:
-                    arrays[name] = np.lib.format.read_array(stream, allow_pickle=False)
-            return arrays
+        yield
     except OSError as error:
         raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
     except _DAMAGED as error:
         said = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
         raise FileError(f"{path} is not a NumPy archive (.npz) of plain arrays: {said}.") from error
-
-
-def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Read the shapes of the arrays in a NumPy archive by name; none if :func:`read_tensors` would raise an error."""
-    try:
-        check_regular(path)
-        with zipfile.ZipFile(path) as archive:
-            return {member.filename.removesuffix(".npy"): _read_head(archive, member)[0] for member in archive.infolist()}
-    except (OSError, PlaceitError, *_DAMAGED):
-        return {}
 
 
 def _head(

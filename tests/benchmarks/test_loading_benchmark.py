@@ -20,6 +20,7 @@ def test_every_kind_of_model_can_be_read(kind: str, tmp_path: Path) -> None:
     assert load(path).outputs[0].name == "y"
 
 
+@pytest.mark.slow
 def test_the_benchmark_compares_latency_weights_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "QUICK_WIDTH", 64)
     report = Report()
