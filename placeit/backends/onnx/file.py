@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-from collections.abc import Collection, Iterator
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,8 +38,8 @@ _NODES = {
 """The same for nodes, and the versions of operators that they are written in."""
 _LOCATION = b"\n\x08location\x12"
 """How an entry of external data begins that names the file."""
-_SCALARS = frozenset((7, 8, 9))
-"""Fields of an attribute that repeat for each of its numbers or texts: nothing else is in it, and there can be millions."""
+_NUMBERS = re.compile(rb"(?:\x3d.{4})++|(?:\x40[\x80-\xff]{0,9}[\x00-\x7f])++", re.DOTALL)
+"""Fields 7 of four bytes, or fields 8 of integers, one after the other: the numbers of an attribute, which can be millions."""
 _LATEST = 1000
 """No version of ONNX's operators comes near it; there were 26 in 2026."""
 
@@ -76,7 +77,7 @@ def check_nodes(path: Path) -> None:
         parts = [("model", 0, len(data))]
         while parts:
             kind, start, end = parts.pop()
-            fields = list(_protobuf_fields(data, start, end, _SCALARS if kind == "attribute" else ()))
+            fields = list(_protobuf_fields(data, start, end))
             if kind == "operator set":
                 with contextlib.suppress(DecodeError):  # damaged, as OpenVINO will say
                     version = max(version, OperatorSetIdProto.FromString(data[start:end]).version)
@@ -122,8 +123,7 @@ def external_files(path: Path) -> list[Path]:
                         names[os.fsdecode(fields.get(2, b""))] = None
                     continue
                 known = _PARTS[kind]
-                found = _protobuf_fields(data, start, end, _SCALARS if kind == "attribute" else ())
-                parts += [(known[number], a, b) for number, a, b in found if number in known]
+                parts += [(known[number], a, b) for number, a, b in _protobuf_fields(data, start, end) if number in known]
     except (OSError, ValueError):
         return []
     return [path.parent / name for name in names if name and "\0" not in name]
@@ -168,7 +168,7 @@ def unusual_parts(path: Path) -> bool:
             kind, start, end = waiting.pop()
             if kind in ("function", "sparse tensor"):
                 return True
-            found = _protobuf_fields(data, start, end, _SCALARS if kind == "attribute" else ())
+            found = _protobuf_fields(data, start, end)
             waiting += [(parts[kind][number], a, b) for number, a, b in found if number in parts[kind]]
     return False
 
@@ -217,15 +217,8 @@ def _densify(graph: onnx.GraphProto) -> None:
                 _densify(body)
 
 
-def _protobuf_fields(data: mmap.mmap, at: int, end: int, stop: Collection[int] = ()) -> Iterator[tuple[int, int, int]]:
-    """Yield (number, start, end) of the length-delimited fields of a protobuf message.
-
-    Args:
-        data: the file.
-        at: where the message begins.
-        end: where it ends.
-        stop: numbers of fields at which to stop; what makes no sense ends the message as well.
-    """
+def _protobuf_fields(data: mmap.mmap, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (number, start, end) of the length-delimited fields of a protobuf message; stop where it makes no sense."""
 
     def varint() -> int:
         nonlocal at
@@ -240,9 +233,11 @@ def _protobuf_fields(data: mmap.mmap, at: int, end: int, stop: Collection[int] =
         return value
 
     while at < end:
+        numbers = _NUMBERS.match(data, at, end)
+        if numbers is not None:
+            at = numbers.end()
+            continue
         tag = varint()
-        if tag >> 3 in stop:
-            return
         match tag & 7:
             case 0:
                 varint()
