@@ -71,7 +71,8 @@ class Model(ABC):
         inputs: in the model's order.
         outputs: in the model's order.
         bounded: ops whose output sizes depend on the data; the graph has their upper bounds.
-        together: sets of ops that need one device, because they share state or a tensor whose size depends on the data.
+        together: sets of ops that need one device, because they share state or a tensor whose size depends on the data, or
+            because what runs has no tensor between them.
         given: what to run it on, by name; None for random inputs.
         uniform: whether all its ops compute the same (:meth:`chain`), so that one program serves any part of as many ops.
         refused: names of devices and of ops that they do not compile, whatever they say that they support.

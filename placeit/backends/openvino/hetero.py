@@ -86,8 +86,8 @@ def _openvino_names(model: OpenVinoModel, placement: Mapping[str, str], devices:
         used = {names[placement[op]] for op in sharers}
         if len(used) > 1:
             raise PlacementError(
-                f"Ops '{sharers[0]}' and '{sharers[1]}' need one device, not {sorted(used)}: they share state or a tensor "
-                "whose size depends on the data."
+                f"Ops '{sharers[0]}' and '{sharers[1]}' need one device, not {sorted(used)}: they share state, a tensor "
+                "whose size depends on the data, or nodes of the model."
             )
     return names
 
