@@ -2,8 +2,8 @@
 
 OpenVINO alone means ``Core.read_model``, ``compile_model`` and one request. Both run in one race, interleaved; the ratio is
 paired by round. What a model takes is measured in processes of its own, one for each way: the bytes of its constants, each
-counted once; how much larger the process is after the first request than before it read the model, and at most; and the seconds
-until the model is read, in placeit with its task graph.
+counted once; how much larger the process is after the first request than before it read the model; and the seconds until the
+model is read, in placeit with its task graph.
 
 Beside the whole model there is a plan that cuts it into four segments on one device.
 """
@@ -11,7 +11,6 @@ Beside the whole model there is a plan that cuts it into four segments on one de
 from __future__ import annotations
 
 import multiprocessing
-import resource
 import tempfile
 import time
 from collections.abc import Iterator
@@ -112,7 +111,6 @@ def _sizes(constants_mb: float, before: float, read_s: float) -> dict[str, float
     return {
         "constants_mb": constants_mb,
         "resident_mb": (own_use().bytes - before) * 1e-6,
-        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024e-6,
         "read_s": read_s,
     }
 
