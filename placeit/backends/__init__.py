@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +16,10 @@ if TYPE_CHECKING:
 __all__ = ["files_of", "load", "names_program", "suffixes"]
 
 _GROUP = "placeit.backends"
+_OPENVINO = "placeit.backends.openvino.reader:load"
 _BUILT_IN = {
-    "onnx": "placeit.backends.openvino.model:load",
-    "xml": "placeit.backends.openvino.model:load",
+    "onnx": _OPENVINO,
+    "xml": _OPENVINO,
     "pt2": "placeit.backends.torch.model:load",
 }
 _TENSOR_PROGRAMS = (
@@ -33,7 +35,7 @@ def suffixes() -> dict[str, EntryPoint]:
     """Return the loader of each file suffix (``.onnx``): the built-in ones and those of installed plug-ins.
 
     A plug-in names a suffix without its dot in the entry-point group ``placeit.backends`` and points to a function like
-    :func:`placeit.backends.openvino.model.load`.
+    :func:`placeit.backends.openvino.reader.load`.
 
     Raises:
         UsageError: two packages claim one suffix.
@@ -46,13 +48,15 @@ def names_program(path: str | Path) -> bool:
     return str(path).partition(":")[0] in _TENSOR_PROGRAMS
 
 
-def load(path: str | Path, **options: Any) -> Model:
+def load(path: str | Path, *, sample_shapes: Mapping[str, Sequence[int]] | None = None, **options: Any) -> Model:
     """Read a model file with the backend for its suffix, or make a tensor program by name.
 
     Args:
         path: the file; or a name, with options: see
             :func:`placeit.backends.torch.tensor_program.parse_tensor_model`.
-        options: handed to the backend; see :func:`placeit.backends.openvino.model.load`.
+        sample_shapes: shapes of the inputs that the model is to run on, by name. Where an ONNX file or an IR leaves sizes open
+            and no option gives them, these are the sizes.
+        options: handed to the backend; see :func:`placeit.backends.openvino.reader.load`.
 
     Raises:
         ModelError: no backend reads such files, or the file holds no model that it can read.
@@ -73,6 +77,8 @@ def load(path: str | Path, **options: Any) -> Model:
         elif not suffix:
             hint = f" Tensor programs go by name: {', '.join(_TENSOR_PROGRAMS)}, with options as in chain-mm:shards=4."
         raise ModelError(f"{path}: no backend reads '{suffix}' files; the known ones are {', '.join(sorted(known))}.{hint}")
+    if sample_shapes and known[suffix.lower()].value == _OPENVINO:
+        options["sample_shapes"] = sample_shapes
     model: Model = load_entry("backend", known, suffix.lower())(path, **options)
     return model
 

@@ -71,7 +71,8 @@ class Model(ABC):
         inputs: in the model's order.
         outputs: in the model's order.
         bounded: ops whose output sizes depend on the data; the graph has their upper bounds.
-        together: sets of ops that need one device, because they share state or a tensor whose size depends on the data.
+        together: sets of ops that need one device, because they share state or a tensor whose size depends on the data, or
+            because what runs has no tensor between them.
         pairs: sets of ops that a runtime computes as one and that grouping keeps together: a rounding with what reads it.
             Placements may separate them.
         rounding: ops that round to a few bits, by name, with the largest step over the largest value.

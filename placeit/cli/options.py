@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from placeit.cli.nodes import PATIENCE_S, Compress, CompressOption, PatienceOption, RayOption, reach_nodes
-from placeit.cli.paths import read_tensors
+from placeit.cli.paths import read_shapes, read_tensors
 from placeit.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -77,7 +77,8 @@ GroupsOption = Annotated[
     typer.Option("--max-groups", metavar="N", min=1, help="Maximum number of groups; the ops of a group are placed together."),
 ]
 InputsOption = Annotated[
-    Path | None, typer.Option("--inputs", metavar="FILE", help="Input arrays by name (.npz); default: random inputs.")
+    Path | None,
+    typer.Option("--inputs", metavar="FILE", help="Input arrays by name (.npz), which give open sizes, too; default: random."),
 ]
 NoCacheOption = Annotated[bool, typer.Option("--no-cache", help="Measure anew; neither read nor write the cost cache.")]
 SeedOption = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of all random numbers.")]
@@ -115,7 +116,12 @@ class ModelOptions:
         from placeit.backends import load
 
         trusting = {"trust": True} if self.trust and self.model.suffix.lower() == ".pt2" else {}  # others run no code
-        return load(self.model, input_shapes=parse_shapes(self.input_shape), batch=self.batch, **trusting)
+        shapes, samples = parse_shapes(self.input_shape), self.sample_shapes()
+        return load(self.model, input_shapes=shapes, batch=self.batch, sample_shapes=samples, **trusting)
+
+    def sample_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the inputs that were given, by name."""
+        return {}
 
     def files(self) -> list[Path]:
         """Files that are read for these options, and so are not to be written: those of the model among others."""
@@ -149,6 +155,10 @@ class SessionOptions(GroupOptions):
 
         cluster = [Path(self.devices)] if self.devices is not None and names_file(self.devices) else []
         return [*super().files(), *cluster, *([] if self.inputs is None else [self.inputs])]
+
+    def sample_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Read the shapes of the inputs that were given, by name. Raises FileError."""
+        return {} if self.inputs is None else read_shapes(self.inputs)
 
     def arrays(self, model: Model) -> dict[str, NDArray[np.generic]] | None:
         """Read the inputs of a model; None if there are none. Raises FileError, UsageError."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import lzma
 import math
 import os
@@ -10,7 +11,7 @@ import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from placeit.backends.base import TensorSpec
 
-__all__ = ["OutputFile", "check_outputs", "named_files", "read_tensors", "write_tensors"]
+__all__ = ["OutputFile", "check_outputs", "named_files", "read_shapes", "read_tensors", "write_tensors"]
 
 _LONGEST_HEAD = 1 << 16
 _WIDEST_NUMBER = 16
@@ -103,21 +104,42 @@ def read_tensors(path: Path, wanted: Mapping[str, TensorSpec]) -> dict[str, NDAr
 
     from placeit.backends.base import check_inputs
 
+    # not numpy.load, which leaves the file open when it is no archive
+    with _explaining(path), zipfile.ZipFile(path) as archive:
+        members: dict[str, zipfile.ZipInfo] = {}
+        for member in archive.infolist():
+            if members.setdefault(member.filename.removesuffix(".npy"), member) is not member:
+                raise ValueError(f"it holds two arrays '{member.filename.removesuffix('.npy')}'")
+        found = {name: _head(archive, member, wanted.get(name)) for name, member in members.items()}
+        check_inputs(found, wanted)
+        arrays: dict[str, NDArray[np.generic]] = {}
+        for name, member in members.items():
+            with archive.open(member) as stream:
+                arrays[name] = np.lib.format.read_array(stream, allow_pickle=False)
+        return arrays
+
+
+def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Read the shapes of the arrays in a NumPy archive, by name, without those that promise more than they hold.
+
+    Raises:
+        FileError: the file cannot be read, or is no such archive.
+    """
+    with _explaining(path), zipfile.ZipFile(path) as archive:
+        heads = {member: _read_head(archive, member) for member in archive.infolist()}
+        return {
+            member.filename.removesuffix(".npy"): shape
+            for member, (shape, dtype) in heads.items()
+            if math.prod(shape) * dtype.itemsize <= member.file_size
+        }
+
+
+@contextlib.contextmanager
+def _explaining(path: Path) -> Iterator[None]:
+    """Turn what is raised while a NumPy archive is read into a FileError."""
     check_regular(path)
     try:
-        # not numpy.load, which leaves the file open when it is no archive
-        with zipfile.ZipFile(path) as archive:
-            members: dict[str, zipfile.ZipInfo] = {}
-            for member in archive.infolist():
-                if members.setdefault(member.filename.removesuffix(".npy"), member) is not member:
-                    raise ValueError(f"it holds two arrays '{member.filename.removesuffix('.npy')}'")
-            found = {name: _head(archive, member, wanted.get(name)) for name, member in members.items()}
-            check_inputs(found, wanted)
-            arrays: dict[str, NDArray[np.generic]] = {}
-            for name, member in members.items():
-                with archive.open(member) as stream:
-                    arrays[name] = np.lib.format.read_array(stream, allow_pickle=False)
-            return arrays
+        yield
     except OSError as error:
         raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
     except _DAMAGED as error:
@@ -129,10 +151,14 @@ def _head(
     archive: zipfile.ZipFile, member: zipfile.ZipInfo, spec: TensorSpec | None
 ) -> tuple[tuple[int, ...], np.dtype[np.generic] | None]:
     """Shape and type of an array; no type, and a shape of bytes, for what the model cannot want."""
-    import numpy as np
-
     if spec is None or member.file_size > _LONGEST_HEAD + _WIDEST_NUMBER * math.prod(spec.shape):
         return (member.file_size,), None
+    return _read_head(archive, member)
+
+
+def _read_head(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
+    import numpy as np
+
     with archive.open(member) as stream:
         version = np.lib.format.read_magic(stream)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from placeit.backends.base import Model
+from placeit.backends.openvino.model import OpenVinoModel
+from placeit.backends.openvino.view import View
 from placeit.core.cluster import Cluster, Device
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Plan
@@ -72,9 +74,9 @@ def op_times(
         programs = runtime.compile([plan.segments[s] for s in running])
         found: list[OpTime] = []
         for s, program in zip(running, programs, strict=True):
-            if isinstance(program, OpenVinoProgram):
+            if isinstance(program, OpenVinoProgram) and isinstance(model, OpenVinoModel):
                 slowdown = cluster.devices[plan.segments[s].device].slowdown
-                found += _of_segment(s, program.compiled, runtime.ops(plan.segments[s]), grouping, slowdown)
+                found += _of_segment(s, program.compiled, runtime.ops(plan.segments[s]), grouping, model.view, slowdown)
         return found
 
 
@@ -84,7 +86,9 @@ def _counting(device: Device, precision: str) -> RuntimeDevice:
     return OpenVinoDevice(device, precision=precision, properties={"PERF_COUNT": True})
 
 
-def _of_segment(segment: int, compiled: object, ops: Sequence[int], grouping: Grouping, slowdown: float) -> list[OpTime]:
+def _of_segment(
+    segment: int, compiled: object, ops: Sequence[int], grouping: Grouping, view: View, slowdown: float
+) -> list[OpTime]:
     graph = grouping.graph
     kind = {graph.names[v]: graph.kinds[v] for v in ops}
     of_ops: dict[str, OpTime] = {}
@@ -93,7 +97,7 @@ def _of_segment(segment: int, compiled: object, ops: Sequence[int], grouping: Gr
         info = kernel.get_rt_info()
         spent, originals = info["execTimeMcs"].astype(str), info["originalLayersNames"].astype(str)
         seconds = int(spent) * 1e-6 * slowdown if spent.isdigit() else None
-        mine = [name for name in originals.split(",") if name in kind]
+        mine = [name for name in view.ops_named(originals) if name in kind]
         for name in mine:
             part = None if seconds is None else seconds / len(mine)
             if name in of_ops:  # computed by several kernels

@@ -66,6 +66,8 @@ class Programs(Generic[_Key, _Program]):
             missing = sorted(first[key] for key in first if key not in self._kept)
             for place, program in zip(missing, make(missing) if missing else (), strict=True):
                 self._kept[keys[place]] = program
+            if missing:
+                give_back_freed_memory()  # compiling needs several times what its result takes
             for key in first:
                 self._kept.move_to_end(key)
             programs = [self._kept[key] for key in keys]

@@ -75,7 +75,7 @@ class Session:
         model: a model, or the path of one.
         devices: device names, the path of a cluster file, a cluster, or None to discover.
         input_shapes: sizes by input name, where the model leaves them open.
-        batch: first size of every input that leaves it open.
+        batch: first size of every input that leaves it open. Sizes that neither gives are those of ``inputs``.
         max_groups: most groups that placers decide about.
         precision: inference precision of every device.
         tolerance: largest ``OutputError.max_rel`` of outputs that are right; None for 0.001 in float32, 0.02 in float16 and 0.1
@@ -124,7 +124,11 @@ class Session:
         self._expected = dict(expected or {})
         cluster = capped(with_expected(find_cluster(devices, precision=precision), self._expected), memory)
         self.memory = {device.name: device.memory_bytes for device in cluster.devices if device.name in (memory or {})}
-        loaded = model if isinstance(model, Model) else backends.load(model, input_shapes=input_shapes, batch=batch)
+        if isinstance(model, Model):
+            loaded = model
+        else:
+            samples = {name: np.shape(value) for name, value in (inputs or {}).items()}
+            loaded = backends.load(model, input_shapes=input_shapes, batch=batch, sample_shapes=samples)
         if inputs is not None:
             loaded = loaded.with_inputs(inputs)
         self.cluster = drive(cluster, loaded)

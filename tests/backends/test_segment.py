@@ -41,7 +41,7 @@ def run_in_parts(
     for part in range(int(part_of.max()) + 1):
         members = np.flatnonzero(part_of == part).tolist()
         entering, leaving = crossing(graph, part_of, part)
-        piece = extract(model.ov_model, graph, members, entering, leaving, channels_last)
+        piece = extract(model.ov_model, model.view, graph, members, entering, leaving, channels_last)
         given = [held[t] for t in entering]
         given += [inputs[name_of[graph.names[v]]] for v in members if graph.kinds[v] == "Parameter"]
         values = core.compile_model(piece, "CPU", F32)(given)
@@ -118,7 +118,7 @@ def test_a_concatenation_alone_needs_no_transpose_between_images() -> None:
     concat = next(v for v, kind in enumerate(graph.kinds) if kind == "Concat")
     part_of = np.where(np.arange(len(graph)) == concat, 1, 0).astype(np.int32)
     entering, leaving = crossing(graph, part_of, 1)
-    piece = extract(model.ov_model, graph, [concat], entering, leaving, channels_last_tensors(graph))
+    piece = extract(model.ov_model, model.view, graph, [concat], entering, leaving, channels_last_tensors(graph))
     kinds = [node.get_type_name() for node in piece.get_ops()]
     assert "Concat" in kinds
     assert "Transpose" not in kinds

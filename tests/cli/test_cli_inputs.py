@@ -175,6 +175,20 @@ def test_inputs_take_no_more_memory_than_the_model_wants(tiny: Path, tmp_path: P
         tracemalloc.stop()
 
 
+@pytest.mark.parametrize("more", [(), ("--batch", 3)])
+def test_inputs_give_the_sizes_that_a_model_leaves_open(cli: Any, more: tuple[object, ...], tmp_path: Path) -> None:
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", "m"]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Tanh", ["x"], ["y"])], "open", ends[:1], ends[1:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "open.onnx")
+    np.savez(tmp_path / "x.npz", x=np.ones((3, 8), np.float32))
+    result = cli("profile", tmp_path / "open.onnx", "-d", CORE, "--no-cache", "--inputs", tmp_path / "x.npz", *more)
+    assert result.exit_code == 0, result.stderr
+    (tmp_path / "bad.npz").write_bytes(b"no archive")
+    result = cli("profile", tmp_path / "open.onnx", "-d", CORE, "--inputs", tmp_path / "bad.npz")
+    assert result.exit_code in (1, 2)
+    assert "is not a NumPy archive" in result.stderr
+
+
 def test_inputs_are_not_overwritten(cli: Any, tiny: Path, tmp_path: Path) -> None:
     inputs = tmp_path / "x.npz"
     np.savez(inputs, x=X)

@@ -5,12 +5,17 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from placeit.core.errors import FileError, ModelError
 
-__all__ = ["check_external_files", "check_nodes", "external_files", "node_names"]
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = ["check_external_files", "check_nodes", "external_files", "node_names", "read_plain", "unusual_parts"]
 
 _PARTS = {
     "model": {7: "graph", 20: "training", 25: "function"},
@@ -33,6 +38,8 @@ _NODES = {
 """The same for nodes, and the versions of operators that they are written in."""
 _LOCATION = b"\n\x08location\x12"
 """How an entry of external data begins that names the file."""
+_NUMBERS = re.compile(rb"(?:\x3d.{4})++|(?:\x40[\x80-\xff]{0,9}[\x00-\x7f])++", re.DOTALL)
+"""Fields 7 of four bytes, or fields 8 of integers, one after the other: the numbers of an attribute, which can be millions."""
 _LATEST = 1000
 """No version of ONNX's operators comes near it; there were 26 in 2026."""
 
@@ -151,6 +158,65 @@ def check_external_files(path: Path) -> None:
             )
 
 
+def unusual_parts(path: Path) -> bool:
+    """Whether an ONNX file has local functions or sparse initializers, which OpenVINO does not read."""
+    parts = {"model": {7: "graph", 25: "function"}, "graph": {1: "node", 15: "sparse tensor"}}
+    parts |= {"node": {5: "attribute"}, "attribute": {6: "graph", 11: "graph"}}
+    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        waiting = [("model", 0, len(data))]
+        while waiting:
+            kind, start, end = waiting.pop()
+            if kind in ("function", "sparse tensor"):
+                return True
+            found = _protobuf_fields(data, start, end)
+            waiting += [(parts[kind][number], a, b) for number, a, b in found if number in parts[kind]]
+    return False
+
+
+def read_plain(path: Path) -> onnx.ModelProto:
+    """Read an ONNX file with its local functions inlined, its sparse initializers as dense ones, and no name for two nodes.
+
+    Raises:
+        ModelError: the file cannot be parsed, or a function calls itself.
+        OSError: it cannot be read.
+    """
+    import onnx
+    from google.protobuf.message import DecodeError
+    from onnx import inliner
+
+    try:
+        model = onnx.load(path)
+        if model.functions:
+            model = inliner.inline_local_functions(model)
+    except (DecodeError, ValueError, RuntimeError, onnx.checker.ValidationError) as error:
+        raise ModelError(
+            f"Cannot read {path} with its local functions inlined: {str(error).strip().splitlines()[0]}"
+        ) from error
+    _densify(model.graph)
+    named: set[str] = set()
+    for node in model.graph.node:
+        if node.name in named:  # ONNX Runtime refuses a second one, and takes those without a name
+            node.name = ""
+        named.add(node.name)
+    return model
+
+
+def _densify(graph: onnx.GraphProto) -> None:
+    import numpy as np
+    from onnx import numpy_helper
+
+    for sparse in graph.sparse_initializer:
+        values, places = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices)
+        dense = np.zeros(tuple(sparse.dims), values.dtype)
+        dense[tuple(places.T) if places.ndim == 2 else np.unravel_index(places, dense.shape)] = values
+        graph.initializer.append(numpy_helper.from_array(dense, sparse.values.name))
+    del graph.sparse_initializer[:]
+    for node in graph.node:
+        for attribute in node.attribute:
+            for body in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else ())):
+                _densify(body)
+
+
 def _protobuf_fields(data: mmap.mmap, at: int, end: int) -> Iterator[tuple[int, int, int]]:
     """Yield (number, start, end) of the length-delimited fields of a protobuf message; stop where it makes no sense."""
 
@@ -167,6 +233,10 @@ def _protobuf_fields(data: mmap.mmap, at: int, end: int) -> Iterator[tuple[int, 
         return value
 
     while at < end:
+        numbers = _NUMBERS.match(data, at, end)
+        if numbers is not None:
+            at = numbers.end()
+            continue
         tag = varint()
         match tag & 7:
             case 0:

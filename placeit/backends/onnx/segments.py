@@ -13,9 +13,9 @@ from onnx import helper, numpy_helper
 
 from placeit.backends.base import Format, numpy_can_hold
 from placeit.backends.digest import onnx_digest
+from placeit.backends.onnx.file import read_plain
 from placeit.backends.openvino.model import OpenVinoModel, describe
-from placeit.core.errors import DeviceError
-from placeit.core.graph import OpGraph
+from placeit.core.errors import DeviceError, ModelError
 from placeit.core.telemetry import import_openvino
 
 __all__ = ["OnnxModel", "OnnxParts", "relu_chain", "with_onnx"]
@@ -75,8 +75,8 @@ def with_onnx(model: OpenVinoModel) -> OnnxModel:
             "ONNX file of the model."
         )
     try:
-        proto = onnx.load(model.path)
-    except (OSError, ValueError, onnx.checker.ValidationError) as error:
+        proto = read_plain(model.path)
+    except (OSError, ModelError) as error:
         raise DeviceError(f"ONNX Runtime cannot be given {model.path}, which OpenVINO reads: {error}") from error
     return _joined(model, proto)
 
@@ -319,9 +319,8 @@ class OnnxParts:
 def _tensor_names(model: OpenVinoModel) -> Iterator[tuple[int, set[str]]]:
     """Yield each tensor of the task graph with its names in the ONNX model, among others."""
     nodes = {node.get_friendly_name(): node for node in model.ov_model.get_ops()}
-    graph: OpGraph = model.graph
-    for tensor, (op, port) in enumerate(zip(graph.tensor_op.tolist(), graph.tensor_port.tolist(), strict=True)):
-        yield tensor, set(nodes[graph.names[op]].output(port).get_names())
+    for tensor, holders in enumerate(model.view.holders):
+        yield tensor, {name for node, port in holders for name in nodes[node].output(port).get_names()}
 
 
 def _value(name: str, dtype: str, shape: Sequence[int]) -> onnx.ValueInfoProto:

@@ -22,6 +22,7 @@ __all__ = [
     "dtype_name",
     "fix_shapes",
     "inseparable_ops",
+    "inside_bytes",
     "name_nodes",
     "upper_bound_ops",
 ]
@@ -84,11 +85,12 @@ def fix_shapes(model: Any) -> None:
             openvino.utils.replace_node(node, constant)
 
 
-def constant_nodes(model: Any) -> dict[str, frozenset[str]]:
+def constant_nodes(model: Any, stand_ins: Collection[str] = ()) -> dict[str, frozenset[str]]:
     """Find the nodes whose value is fixed: constants, and nodes computed from constants only.
 
     Args:
         model: an ``openvino.Model`` with unique friendly names.
+        stand_ins: friendly names of nodes that stand for constants.
 
     Returns:
         for each such node, the constants it is computed from (itself, for a constant), all by friendly name.
@@ -96,7 +98,7 @@ def constant_nodes(model: Any) -> dict[str, frozenset[str]]:
     leaves: dict[str, frozenset[str]] = {}
     for node in model.get_ordered_ops():
         kind, name = node.get_type_name(), node.get_friendly_name()
-        if kind == "Constant":
+        if kind == "Constant" or name in stand_ins:
             leaves[name] = frozenset((name,))
         elif kind not in _NEVER_CONSTANT:
             producers = [value.get_node().get_friendly_name() for value in node.input_values()]
@@ -105,7 +107,7 @@ def constant_nodes(model: Any) -> dict[str, frozenset[str]]:
     return leaves
 
 
-def build_graph(model: Any, path: object) -> OpGraph:
+def build_graph(model: Any, path: object, *, stand_ins: Collection[str] = ()) -> OpGraph:
     """Build the task graph of a model.
 
     Constants, and nodes computed from constants only (weights being decompressed or dequantised), are part of the op that
@@ -116,11 +118,12 @@ def build_graph(model: Any, path: object) -> OpGraph:
     Args:
         model: an ``openvino.Model`` with static inputs and unique friendly names.
         path: the file it came from, for messages.
+        stand_ins: friendly names of nodes that stand for constants; their bytes are not counted.
 
     Raises:
         ModelError: a tensor of strings, or one whose size has no bound.
     """
-    constant = constant_nodes(model)
+    constant = constant_nodes(model, stand_ins)
     nodes = model.get_ordered_ops()
     leaf_bytes = {node.get_friendly_name(): node.get_byte_size() for node in nodes if node.get_type_name() == "Constant"}
     ops = [node for node in nodes if node.get_friendly_name() not in constant]
@@ -147,7 +150,7 @@ def build_graph(model: Any, path: object) -> OpGraph:
                 edges.append((index[producer], v))
                 edge_tensor.append(tensor)
         flops[v] = node_flops(node)
-        param_bytes[v] = sum(leaf_bytes[leaf] for leaf in read) + _inside_bytes(node)
+        param_bytes[v] = sum(leaf_bytes.get(leaf, 0) for leaf in read) + inside_bytes(node)
         if kind in _NO_TENSOR:
             continue
         for output in node.outputs():
@@ -179,7 +182,8 @@ def constants(model: Any) -> list[Any]:
     return own + [constant for node in nodes for body in bodies(node) for constant in constants(body)]
 
 
-def _inside_bytes(node: Any) -> int:
+def inside_bytes(node: Any) -> int:
+    """Return the bytes of the constants in the models inside an ``If``, ``Loop`` or ``TensorIterator``; 0 for other nodes."""
     return sum(constant.get_byte_size() for body in bodies(node) for constant in constants(body))
 
 

@@ -60,7 +60,7 @@ def export_hetero(
         raise FileError(f"Cannot write {path}: an OpenVINO IR is written to a file that ends in .xml.")
     names = _openvino_names(model, placement, devices or {})
     copy = model.ov_model.clone()
-    expected = _set_affinities(copy, {op: names[device] for op, device in placement.items()})
+    expected = _set_affinities(copy, {node: names[placement[op]] for node, op in model.view.op_of.items()})
     write_ir(copy, path, lambda xml, weights: _verify(xml, weights, expected, path))
     return "HETERO:" + ",".join(dict.fromkeys(names[placement[op]] for op in model.graph.names))
 
@@ -86,8 +86,8 @@ def _openvino_names(model: OpenVinoModel, placement: Mapping[str, str], devices:
         used = {names[placement[op]] for op in sharers}
         if len(used) > 1:
             raise PlacementError(
-                f"Ops '{sharers[0]}' and '{sharers[1]}' need one device, not {sorted(used)}: they share state or a tensor "
-                "whose size depends on the data."
+                f"Ops '{sharers[0]}' and '{sharers[1]}' need one device, not {sorted(used)}: they share state, a tensor "
+                "whose size depends on the data, or nodes of the model."
             )
     return names
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from placeit.core.errors import ModelError
+from placeit.core.errors import ModelError, UsageError
 from placeit.core.telemetry import import_openvino
 
-__all__ = ["OpenSizesError", "resolve_shapes", "with_suggestion"]
+__all__ = ["NO_RULE", "OpenSizesError", "resolve_shapes", "with_suggestion"]
 
 openvino = import_openvino()
 
@@ -18,6 +18,8 @@ _LARGEST = 2**31 - 1
 _SIZES = ((224, 128), (640, 512), (256, 64), (512, 256), (96, 32), (64, 16), (32, 8), (1, 1))
 """Values tried for dynamic sizes: edges of images, most of which can be halved five times; all other sizes."""
 _CHANNELS = (1, 3, 4)  # of what is taken for an image
+NO_RULE = "No conversion rule found"
+"""OpenVINO's words for ops that it does not know."""
 _TRYING_S = 20.0  # after so many seconds nothing more is tried
 
 
@@ -34,13 +36,25 @@ class OpenSizesError(ModelError):
 
 
 def resolve_shapes(
-    path: Path, partial: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], batch: int | None
+    path: Path,
+    partial: Mapping[str, Any],
+    shapes: Mapping[str, tuple[int, ...]],
+    batch: int | None,
+    samples: Mapping[str, tuple[int, ...]],
 ) -> dict[str, Any]:
     """Return a static ``PartialShape`` for every input.
+
+    Args:
+        path: the file, for messages.
+        partial: shapes in the file, by input name.
+        shapes: shapes that were asked for.
+        batch: the first size of every input that leaves it open.
+        samples: shapes of the inputs that the model is to run on; they count where all else leaves sizes open.
 
     Raises:
         OpenSizesError: a size is left open.
         ModelError: an option does not fit the model.
+        UsageError: an input that the model is to run on does not fit it.
     """
     if batch is not None and not 1 <= batch <= _LARGEST:
         raise ModelError(f"{path}: a batch of {batch} makes no sense; it is the number of samples in one inference.")
@@ -67,6 +81,10 @@ def resolve_shapes(
             takes_batch = takes_batch or shape[0].compatible(openvino.Dimension(batch))
             if shape[0].is_dynamic:
                 shape = openvino.PartialShape([openvino.Dimension(batch), *list(shape)[1:]])
+        if shape.is_dynamic and name in samples:
+            if not shape.compatible(openvino.PartialShape(list(samples[name]))) or 0 in samples[name]:
+                raise UsageError(f"The input '{name}' has the shape {list(samples[name])}; the model expects {shape}.")
+            shape = openvino.PartialShape(list(samples[name]))
         resolved[name] = shape
     still = [f"input '{name}' has the open shape {shape}" for name, shape in resolved.items() if shape.is_dynamic]
     if still:
@@ -80,11 +98,14 @@ def resolve_shapes(
 def with_suggestion(
     error: OpenSizesError, load: Callable[[Mapping[str, tuple[int, ...]]], object], explain: Callable[[str], str]
 ) -> ModelError:
-    """Complete the error about dynamic sizes by sizes with which the model can be read, or by the sizes that were tried.
+    """Complete the error about dynamic sizes by sizes with which the model can be placed, or by the sizes that were tried.
+
+    Whatever ``load`` raises about ops that OpenVINO does not know is raised, because no sizes help.
 
     Args:
         error: as it was raised.
-        load: reads the model with the sizes of the inputs that had open ones; raises if they do not fit.
+        load: reads the model, and makes its task graph, with the sizes of the inputs that had open ones; raises if they do
+            not fit.
         explain: makes a sentence of what it raises.
     """
     begin = time.perf_counter()
@@ -99,7 +120,9 @@ def with_suggestion(
         tried.append(shapes)
         try:
             load(shapes)
-        except Exception as failed:  # noqa: BLE001 (whatever fails, the error says which sizes are open)
+        except Exception as failed:
+            if NO_RULE in str(failed):
+                raise
             why = why or explain(str(failed))
             continue
         batch_only = all(

@@ -1,12 +1,10 @@
-"""ONNX and OpenVINO IR files, through OpenVINO."""
+"""Models that OpenVINO has read, with their task graphs."""
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,31 +15,20 @@ from numpy.typing import NDArray
 
 from placeit.backends import base
 from placeit.backends.base import Arrays, TensorSpec
-from placeit.backends.onnx.file import check_external_files, check_nodes, node_names
 from placeit.backends.openvino.flops import bounded_shape
-from placeit.backends.openvino.graph import (
-    build_graph,
-    constants,
-    dtype_name,
-    fix_shapes,
-    inseparable_ops,
-    name_nodes,
-    upper_bound_ops,
-)
-from placeit.backends.openvino.inputs import OpenSizesError, resolve_shapes, with_suggestion
-from placeit.backends.openvino.ir import weights_end
+from placeit.backends.openvino.graph import build_graph, constants, dtype_name, inseparable_ops, name_nodes, upper_bound_ops
 from placeit.backends.openvino.quantized import quantized_pairs, rounding_steps
 from placeit.backends.openvino.segment import channels_last_tensors, extract
 from placeit.backends.openvino.values import allowed_values
+from placeit.backends.openvino.view import View, exact_view, fused_copy, inseparable, match, param_bytes
 from placeit.backends.values import draw
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
-from placeit.core.errors import FileError, ModelError
-from placeit.core.files import check_regular
+from placeit.core.errors import ModelError
+from placeit.core.graph import OpGraph
 from placeit.core.telemetry import import_openvino
-from placeit.devices.openvino import openvino_core
 
-__all__ = ["FAILURES", "OpenVinoModel", "TensorSpec", "describe", "load", "relu_chain"]
+__all__ = ["OpenVinoModel", "TensorSpec", "describe", "describe_fused", "relu_chain", "tensor_name"]
 
 openvino = import_openvino()
 
@@ -49,32 +36,19 @@ openvino = import_openvino()
 # moment, such as two that compile segments, wait for each other for ever (OpenVINO 2026.4). So it is filled here.
 openvino.Type.i64.to_dtype()
 
-FAILURES = (
-    RuntimeError,
-    # C++ exceptions that the bindings translate, and text that is not UTF-8
-    ValueError,
-    TypeError,
-    LookupError,
-    ArithmeticError,
-    openvino.frontend.GeneralFailure,
-    openvino.frontend.InitializationFailure,
-    openvino.frontend.NotImplementedFailure,
-    openvino.frontend.OpConversionFailure,
-    openvino.frontend.OpValidationFailure,
-    openvino.tools.ovc.error.Error,
-)
-"""What OpenVINO raises when it reads or converts a model."""
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class OpenVinoModel(base.Model):
     """A model file that OpenVINO reads, with its task graph.
 
     Attributes:
-        ov_model: the ``openvino.Model``, with static inputs and unique friendly names, which are the op names of ``graph``.
+        ov_model: the ``openvino.Model`` as OpenVINO itself reads it, with static inputs and unique friendly names. It runs
+            whole, and segments are cut out of it.
+        view: the nodes of ``ov_model`` that the ops and tensors of ``graph`` stand for.
     """
 
     ov_model: Any
+    view: View
 
     @cached_property
     def channels_last(self) -> frozenset[int]:
@@ -85,12 +59,12 @@ class OpenVinoModel(base.Model):
         """Count what the model is made of.
 
         Returns:
-            ``ops`` and ``edges`` of the task graph; ``layers`` and ``layer_edges`` with every constant and its conversions
-            counted as well, as the HSDAG paper does (Table 1; it counts a model with weights in float16, where each is a
-            constant and a conversion); ``flops`` of one inference; ``parameters`` (floating-point or quantised weights)
-            and ``parameter_bytes`` of all constants, each counted once.
+            ``ops`` and ``edges`` of the task graph; ``layers`` and ``layer_edges`` of the model as it was read, every constant
+            and its conversions included, as the HSDAG paper does (Table 1; it counts a model with weights in float16, where
+            each is a constant and a conversion); ``flops`` of one inference; ``parameters`` (floating-point or quantised
+            weights) and ``parameter_bytes`` of all constants, each counted once.
         """
-        nodes = self.ov_model.get_ordered_ops()
+        nodes = self.ov_model.get_ops()
         weights = constants(self.ov_model)
         return {
             "ops": len(self.graph),
@@ -110,11 +84,11 @@ class OpenVinoModel(base.Model):
         attention mask; other booleans are true.
         """
         rng = np.random.default_rng(seed)
-        parameters = {node.get_friendly_name(): node for node in self.ov_model.get_parameters()}
+        parameters = dict(zip(self.inputs, self.ov_model.get_parameters(), strict=True))
         drawn: dict[str, NDArray[Any]] = {}
         for spec in self.inputs:
             dtype = np.dtype(spec.dtype)
-            allowed = allowed_values(parameters[spec.op])
+            allowed = allowed_values(parameters[spec])
             if allowed is not None:
                 drawn[spec.name] = draw(rng, allowed, spec.shape, spec.dtype)
             elif dtype.kind == "f":
@@ -130,7 +104,7 @@ class OpenVinoModel(base.Model):
 
     def segment(self, form: base.Format, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> Any:  # noqa: ARG002
         """Cut a part out as an ``openvino.Model``; see :meth:`placeit.backends.base.Model.segment`."""
-        return extract(self.ov_model, self.graph, ops, enter, leave, self.channels_last)
+        return extract(self.ov_model, self.view, self.graph, ops, enter, leave, self.channels_last)
 
     def prepared(self, cluster: Cluster) -> OpenVinoModel:
         """Read the ONNX file for ONNX Runtime, if that drives one of the devices. Raises DeviceError."""
@@ -171,200 +145,58 @@ def relu_chain(elements: int, hops: int) -> OpenVinoModel:
     return replace(describe(model, Path("chain")), uniform=True)
 
 
-def load(
-    path: str | Path, *, input_shapes: Mapping[str, Sequence[int]] | None = None, batch: int | None = None
-) -> OpenVinoModel:
-    """Read an ONNX file (``.onnx``) or an OpenVINO IR (``.xml`` with its ``.bin``).
-
-    Weights stay in the precision of the file.
-
-    Args:
-        path: the file.
-        input_shapes: sizes by input name, for inputs that the file leaves open, or to change.
-        batch: the first size of every input where the file leaves it open.
-
-    Raises:
-        FileError: the file is missing or cannot be read.
-        ModelError: it holds no model, a damaged one, or one that OpenVINO cannot read; or a size is left open.
-    """
-    path = Path(path)
-    _check_readable(path)
-    shapes = {name: tuple(int(size) for size in shape) for name, shape in (input_shapes or {}).items()}
-    read = _read_ir if path.suffix.lower() == ".xml" else _convert_onnx
-    with _explaining(path):
-        try:
-            return describe(read(path, shapes, batch), path)
-        except OpenSizesError as error:
-            raise with_suggestion(error, lambda more: read(path, {**shapes, **more}, None), _useful_line) from None
-
-
-def _check_readable(path: Path) -> None:
-    for file in (path, path.with_suffix(".bin")) if path.suffix.lower() == ".xml" else (path,):
-        weights = f", the weights of {path}" if file != path else ""
-        check_regular(file)
-        try:
-            with file.open("rb") as stream:
-                head = stream.read(4)
-        except OSError as error:
-            raise FileError(f"Cannot read {file}{weights}: {error.strerror or error}.") from error
-        if not head and not weights:
-            raise ModelError(f"{file} is empty; it contains no model.")
-        if head == b"PK\x03\x04":
-            # the converter would unpickle it
-            raise ModelError(f"{file} is a zip archive, as PyTorch writes them, and not a model to read: export it to ONNX.")
-    if path.suffix.lower() == ".onnx":
-        check_external_files(path)
-
-
-@contextlib.contextmanager
-def _explaining(path: Path) -> Iterator[None]:
-    """Turn what OpenVINO raises into a ModelError of one paragraph."""
-    logger = logging.getLogger()
-    level, filters, handlers = logger.level, logger.filters[:], logger.handlers[:]
-    try:
-        yield
-    except MemoryError as error:
-        raise ModelError(f"{path} needs more memory than is available.") from error
-    except FAILURES as error:
-        if "std::bad_alloc" in str(error):
-            raise ModelError(f"{path} needs more memory than is available.") from error
-        raise ModelError(f"Cannot read a model from {path}: {_useful_line(str(error))}") from error
-    finally:
-        # the converter changes the root logger, and leaves it changed when it fails
-        logger.setLevel(level)
-        logger.filters[:], logger.handlers[:] = filters, handlers
-
-
-_NOISE = re.compile(
-    r"Exception from |Check '|FrontEnd API failed|Model wasn't fully converted|Summary:|-- .* with a message:|While validating|"
-    r"\[ONNX Frontend\] Conversion failed|(Converting|Loading) input model$|get_inputs$|Shape inference input shapes|"
-    r".*CALLBACK HAS THROWN: (Check '|Exception from )"
-)
-_OP = re.compile(r"While validating ONNX node '<Node\((?P<kind>\w+)\): (?P<name>[^>]*)>'")
-
-
-def _useful_line(message: str) -> str:
-    """Pick the line that says what is wrong from a message made of nested C++ checks, and name the op it is about."""
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    best = next((line for line in lines if not _NOISE.match(line)), lines[-1] if lines else "OpenVINO does not say why")
-    if best.startswith("Unable to read the model"):
-        best = "OpenVINO does not recognise it as a model"
-    elif "codec can't decode" in best:
-        best = "a name in it is not UTF-8 text"
-    op = _OP.search(message)
-    where = f"op '{op['name']}' ({op['kind']}): " if op else ""
-    return where + best.removeprefix("-- ").rstrip(".") + "."
-
-
-def _read_ir(path: Path, shapes: Mapping[str, tuple[int, ...]], batch: int | None) -> Any:
-    weights = path.with_suffix(".bin")
-    _check_weights(path, weights)
-    model = openvino_core().read_model(str(path), str(weights))
-    inputs = {_tensor_name(port, port.get_node()): port for port in model.inputs}
-    partial = {name: port.get_partial_shape() for name, port in inputs.items()}
-    wanted = resolve_shapes(path, partial, shapes, batch)
-    if any(wanted[name] != shape for name, shape in partial.items()):
-        model.reshape({port: wanted[name] for name, port in inputs.items()})
-    fix_shapes(model)
-    name_nodes(model, keep=lambda _: True)
-    return model
-
-
-def _check_weights(path: Path, weights: Path) -> None:
-    """Compare the size of the weights with what the IR says, because a reader would take any file that is long enough."""
-    expected, actual = weights_end(path), weights.stat().st_size
-    if expected not in (None, actual):
-        raise ModelError(
-            f"{weights} has {actual} bytes where {path} expects {expected}: it is damaged or belongs to another model."
-        )
-
-
-def _convert_onnx(path: Path, shapes: Mapping[str, tuple[int, ...]], batch: int | None) -> Any:
-    front_end = openvino.frontend.FrontEndManager().load_by_framework("onnx")
-    if not front_end.supported(str(path)):
-        # the converter would try other formats, and print what each of them says
-        raise ModelError(f"Cannot read a model from {path}: OpenVINO does not recognise it as an ONNX model.")
-    check_nodes(path)
-    source = front_end.load(str(path))
-    partial = {place.get_names()[0]: source.get_partial_shape(place) for place in source.get_inputs()}
-    wanted = resolve_shapes(path, partial, shapes, batch)
-    del source, front_end
-    if any(wanted[name] != shape for name, shape in partial.items()):
-        # with sizes known, the converter folds what is computed from them, and reads models that it rejects otherwise
-        model = openvino.convert_model(str(path), input=list(wanted.items()))
-    else:
-        model = openvino.convert_model(str(path))
-    _join_twins(model, wanted)
-    _rename_inputs(model, wanted)
-    for port in model.inputs:
-        if not port.get_names() & wanted.keys():
-            name = _tensor_name(port, port.get_node())
-            raise ModelError(
-                f"{path}: the tensor '{name}' is read before any op produces it, and is not an input of the model."
-            )
-    fix_shapes(model)
-    own_names = node_names(path)
-    name_nodes(model, keep=own_names.__contains__)
-    return model
-
-
-def _join_twins(model: Any, inputs: Mapping[str, Any]) -> None:
-    """Undo what the converter makes of an input that is an output as well: it reads the output from a second input.
-
-    Args:
-        model: an ``openvino.Model``; it is changed.
-        inputs: those in the file, by name. A second input has the friendly name of the first, but not its tensor name.
-    """
-    first = {name: port for port in model.inputs for name in port.get_names()}
-    for twin in model.inputs:
-        name = twin.get_node().get_friendly_name()
-        if name in inputs and name in first and not twin.get_names() & inputs.keys():
-            parameter = first[name].get_node()
-            for reader in twin.get_target_inputs():
-                reader.replace_source_output(parameter.output(0))
-                if reader.get_node().get_type_name() == "Result":  # it keeps the name that the second input had
-                    reader.get_node().output(0).get_tensor().set_names({name})
-            model.remove_parameter(twin.get_node())
-            parameter.set_friendly_name(name)
-
-
-def _rename_inputs(model: Any, inputs: Mapping[str, Any]) -> None:
-    """Give inputs their names back where the converter has left out ops that do nothing, and given them the outputs' names.
-
-    Args:
-        model: an ``openvino.Model``; it is changed.
-        inputs: those in the file, by name, with their shapes.
-    """
-    known = {name for port in model.inputs for name in port.get_names()}
-    lost = [name for name in inputs if name not in known]
-    for port in model.inputs:
-        shape, names = port.get_partial_shape(), port.get_names()
-        if names & inputs.keys() or not names:
-            continue
-        name = next((name for name in lost if inputs[name] == shape), None)
-        if name is None:
-            continue
-        lost.remove(name)
-        for reader in port.get_target_inputs():
-            if reader.get_node().get_type_name() == "Result":
-                ours = reader.get_node().output(0).get_tensor()
-                ours.set_names(ours.get_names() or names)
-        port.get_tensor().set_names({name})
-        port.get_node().set_friendly_name(name)
-
-
 _NUMPY_DTYPE = re.compile(r"bool|float(16|32|64)|u?int(8|16|32|64)")
 
 
 def describe(model: Any, path: Path) -> OpenVinoModel:
-    """Wrap an ``openvino.Model`` whose inputs are static and whose friendly names are unique.
+    """Wrap an ``openvino.Model`` whose inputs are static and whose friendly names are unique; its nodes become ops.
 
     Raises:
         ModelError: a tensor's type or size cannot be handled.
     """
     graph = build_graph(model, path)
-    inputs = tuple(_spec(port, port.get_node()) for port in model.inputs)
-    outputs = tuple(_spec(port, port.get_node()) for port in model.outputs)
+    return _described(model, model, path, graph, exact_view(graph))
+
+
+def describe_fused(model: Any, path: Path) -> OpenVinoModel:
+    """Wrap an ``openvino.Model`` as :func:`describe` does, with ops that stand for all nodes that OpenVINO fuses.
+
+    Args:
+        model: as it was read. One with state, and one that OpenVINO's converter has written with all fusions done, has an op
+            for each node.
+        path: the file it came from.
+
+    Raises:
+        ModelError: a tensor's type or size cannot be handled.
+    """
+    if model.get_sinks() or model.has_rt_info("conversion_parameters"):
+        return describe(model, path)
+    try:
+        copy = fused_copy(model)
+    except RuntimeError as error:
+        if "std::bad_alloc" in str(error):  # OpenVINO could not compute the model's constants when it compiles it, either
+            raise
+        return describe(model, path)  # one of the fusions does not like it; OpenVINO can run models without them
+    name_nodes(copy.model, {node.get_friendly_name() for node in model.get_ops()}.__contains__)
+    stand_ins = {node.get_friendly_name() for node in copy.weights}
+    graph = build_graph(copy.model, path, stand_ins=stand_ins)
+    view = match(model, copy, graph)
+    read = param_bytes(model, view)
+    graph = replace(graph, param_bytes=np.array([read.get(name, 0.0) for name in graph.names]))
+    return _described(model, copy.model, path, graph, view, inseparable(model, graph, view), stand_ins)
+
+
+def _described(
+    model: Any,
+    viewed: Any,
+    path: Path,
+    graph: OpGraph,
+    view: View,
+    together: tuple[tuple[str, ...], ...] = (),
+    stand_ins: Collection[str] = (),
+) -> OpenVinoModel:
+    inputs = tuple(map(_spec, model.inputs, viewed.inputs))
+    outputs = tuple(map(_spec, model.outputs, viewed.outputs))
     for what, specs in (("input", inputs), ("output", outputs)):
         for spec in specs:
             if not _NUMPY_DTYPE.fullmatch(spec.dtype):
@@ -372,27 +204,30 @@ def describe(model: Any, path: Path) -> OpenVinoModel:
                     f"{path}: {what} '{spec.name}' has type {spec.dtype}, which NumPy arrays cannot hold: convert it to "
                     "another type inside the model."
                 )
-    bounded = upper_bound_ops(model, graph.index)
+    bounded = upper_bound_ops(viewed, graph.index)
     return OpenVinoModel(
         path=path,
         graph=graph,
         ov_model=model,
+        view=view,
         inputs=inputs,
         outputs=outputs,
         bounded=bounded,
-        together=inseparable_ops(model, graph, bounded),
-        pairs=quantized_pairs(model, graph),
-        rounding=rounding_steps(model, graph),
+        together=(*inseparable_ops(viewed, graph, bounded), *together),
+        pairs=quantized_pairs(viewed, graph),
+        rounding=rounding_steps(viewed, graph, stand_ins),
     )
 
 
-def _spec(port: Any, node: Any) -> TensorSpec:
+def _spec(port: Any, viewed: Any) -> TensorSpec:
     shape = bounded_shape(port.get_partial_shape())
     assert shape is not None  # the graph was built, so every tensor has a bound  # noqa: S101
-    return TensorSpec(_tensor_name(port, node), node.get_friendly_name(), shape, dtype_name(port.get_element_type()))
+    op = viewed.get_node().get_friendly_name()
+    return TensorSpec(tensor_name(port, port.get_node()), op, shape, dtype_name(port.get_element_type()))
 
 
-def _tensor_name(port: Any, node: Any) -> str:
+def tensor_name(port: Any, node: Any) -> str:
+    """Return what callers know an input or output by: its node's name if that is one of its names, or the first of these."""
     names = port.get_names()
     friendly = node.get_friendly_name()
     return str(friendly if friendly in names or not names else min(names))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ _NARROW_BITS = 8  # types of as many bits are those of quantised values
 _DYNAMIC_STEP = 1 / 127  # of activations that a runtime quantises to int8 by itself, for weights that are compressed
 
 
-def rounding_steps(model: Any, graph: OpGraph) -> dict[str, float]:
+def rounding_steps(model: Any, graph: OpGraph, stand_ins: Collection[str] = ()) -> dict[str, float]:
     """Return how coarsely ops round what they write or read.
 
     A ``FakeQuantize`` has a step of its own. A ``MatMul`` whose weights alone are quantised may have its activations rounded to
@@ -25,11 +27,12 @@ def rounding_steps(model: Any, graph: OpGraph) -> dict[str, float]:
     Args:
         model: an ``openvino.Model`` with unique friendly names.
         graph: its task graph.
+        stand_ins: parameters that stand for weights.
 
     Returns:
         by op name, the largest step of any channel over the largest absolute value that the channel can take.
     """
-    constant = constant_nodes(model)
+    constant = constant_nodes(model, stand_ins)
     nodes = {node.get_friendly_name(): node for node in model.get_ordered_ops()}
     steps: dict[str, float] = {}
     for name in graph.names:
@@ -40,7 +43,9 @@ def rounding_steps(model: Any, graph: OpGraph) -> dict[str, float]:
             makers = [value.get_node() for value in node.input_values()]
             computed = [maker for maker in makers if maker.get_friendly_name() not in constant]
             leaves = [leaf for maker in makers for leaf in constant.get(maker.get_friendly_name(), ())]
-            narrow = any(_is_narrow(nodes[leaf].get_element_type()) and nodes[leaf].get_byte_size() > 1 for leaf in leaves)
+            narrow = any(
+                _is_narrow(nodes[leaf].get_element_type()) and math.prod(nodes[leaf].get_output_shape(0)) > 1 for leaf in leaves
+            )
             if narrow and not any(_dequantizes(maker) for maker in computed):
                 steps[name] = _DYNAMIC_STEP
     return {name: step for name, step in steps.items() if step > 0}

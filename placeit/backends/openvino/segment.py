@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from placeit.backends.openvino.view import View, ends, foreign, part_behind
+from placeit.core.errors import DeviceError
 from placeit.core.graph import OpGraph
 from placeit.core.telemetry import import_openvino
 
@@ -68,16 +70,18 @@ def channels_last_tensors(graph: OpGraph) -> frozenset[int]:
 
 def extract(
     model: Any,
+    view: View,
     graph: OpGraph,
     ops: Sequence[int],
     inputs: Sequence[int],
     outputs: Sequence[int],
     channels_last: frozenset[int] = frozenset(),
 ) -> Any:
-    """Cut ``ops`` out of a model.
+    """Cut ``ops`` out of a model. Weights lie in the memory of the whole model's.
 
     Args:
         model: the whole model; it is not changed.
+        view: what the task graph stands for in the model.
         graph: its task graph.
         ops: op numbers of the part.
         inputs: tensors that the part reads from outside, in the order of the new model's first parameters; the model's own
@@ -85,17 +89,31 @@ def extract(
         outputs: tensors that leave the part, in the order of the new model's first results; the model's own results among
             ``ops`` follow, in op order.
         channels_last: rank-4 tensors that cross the border as ``[N, H, W, C]``.
+
+    Raises:
+        DeviceError: the model has no such tensor as one of these, or the part reads something else as well; both are so only
+            if ops are separated that :func:`placeit.backends.openvino.view.inseparable` names together.
     """
     ov = import_openvino()
     copy = model.clone()
     nodes: dict[str, Any] = {node.get_friendly_name(): node for node in copy.get_ops()}
-    part = {graph.names[v] for v in ops}
+    for tensor in (*inputs, *outputs):
+        if not view.holders[tensor]:
+            raise _inseparable(graph, int(graph.tensor_op[tensor]))
+    own = [nodes[name] for name in map(ends(view, nodes).get, (graph.names[v] for v in ops)) if name is not None]
+    last_ones = [*own, *(nodes[view.holders[tensor][0][0]] for tensor in outputs)]
+    given = [holder for tensor in inputs for holder in view.holders[tensor]]
+    part = part_behind(last_ones, given)
+    if foreign(part, nodes, {node.get_friendly_name() for node in own}):
+        raise _inseparable(graph, ops[0])
 
     def output_of(tensor: int) -> Any:
-        return nodes[graph.names[graph.tensor_op[tensor]]].output(int(graph.tensor_port[tensor]))
+        name, port = view.holders[tensor][0]
+        return nodes[name].output(port)
 
     def readers(tensor: int) -> list[Any]:
-        return [i for i in output_of(tensor).get_target_inputs() if i.get_node().get_friendly_name() in part]
+        holding = (nodes[name].output(port) for name, port in view.holders[tensor])
+        return [i for value in holding for i in value.get_target_inputs() if i.get_node().get_friendly_name() in part]
 
     parameters: list[Any] = []
     last: dict[int, Any] = {}
@@ -111,7 +129,7 @@ def extract(
         parameters.append(parameter)
     leaving = {tensor: output_of(tensor) for tensor in outputs}
     for v in ops:
-        rewritten = _concat_last(graph, v, nodes[graph.names[v]], outputs, channels_last, last, output_of)
+        rewritten = _concat_last(graph, view, v, outputs, channels_last, last, output_of)
         if rewritten is not None:
             tensor, last[tensor] = rewritten
     for tensor, value in last.items():
@@ -125,16 +143,10 @@ def extract(
         elif tensor in channels_last:
             value = _transpose(value, _TO_LAST)
         results.append(ov.opset13.result(value, name=f"leaves {tensor}"))
-    sinks = []
-    for v in ops:
-        node = nodes[graph.names[v]]
-        if graph.kinds[v] == "Parameter":
-            parameters.append(node)
-        elif graph.kinds[v] == "Result":
-            results.append(node)
-        elif graph.kinds[v] == "Assign":
-            sinks.append(node)
-    made = ov.Model(results, sinks, parameters, "segment")
+    own_of_kind: dict[str, list[Any]] = {"Parameter": parameters, "Result": results, "Assign": []}
+    for node in own:
+        own_of_kind[node.get_type_name()].append(node)
+    made = ov.Model(results, own_of_kind["Assign"], parameters, "segment")
     for i, node in enumerate(made.get_ordered_ops()):
         # names that OpenVINO makes up differ each time, and compiled models on disk are found by names as well
         if node.get_friendly_name() not in nodes and node.get_type_name() not in ("Parameter", "Result"):
@@ -142,10 +154,17 @@ def extract(
     return made
 
 
+def _inseparable(graph: OpGraph, op: int) -> DeviceError:
+    return DeviceError(
+        f"The model cannot be cut beside op '{graph.names[op]}': it has no tensor there. Group it with "
+        "keep_together=model.together."
+    )
+
+
 def _concat_last(
     graph: OpGraph,
+    view: View,
     op: int,
-    node: Any,
     outputs: Sequence[int],
     channels_last: frozenset[int],
     last: Mapping[int, Any],
@@ -153,12 +172,17 @@ def _concat_last(
 ) -> tuple[int, Any] | None:
     """Write a concatenation of channels at a border along the last axis, so that it needs no layout conversion."""
     ov = import_openvino()
-    if graph.kinds[op] != "Concat" or node.get_axis() % 4 != 1:
+    if graph.kinds[op] != "Concat":
         return None
-    made = [t for t, maker in enumerate(graph.tensor_op.tolist()) if maker == op and t in channels_last]
-    number = {(graph.names[u], int(graph.tensor_port[t])): int(t) for u, t in _reads(graph, op)}
+    made = [t for t, maker in enumerate(graph.tensor_op.tolist()) if maker == op and t in channels_last and view.holders[t]]
+    if not made:
+        return None
+    node = output_of(made[0]).get_node()
+    if node.get_type_name() != "Concat" or node.get_axis() % 4 != 1:
+        return None
+    number = {holder: t for _, t in _reads(graph, op) for holder in view.holders[t]}
     read = [number.get((value.get_node().get_friendly_name(), value.get_index())) for value in node.input_values()]
-    if not made or None in read or not (made[0] in outputs or any(t in last for t in read)):
+    if None in read or not (made[0] in outputs or any(t in last for t in read)):
         return None
     values = [last[t] if t in last else _transpose(output_of(t), _TO_LAST) for t in read if t is not None]
     return made[0], ov.opset13.concat(values, 3).output(0)

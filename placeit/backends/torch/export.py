@@ -17,7 +17,7 @@ import torch
 from torch.fx import GraphModule
 
 from placeit.backends.openvino import ir
-from placeit.backends.openvino.model import FAILURES
+from placeit.backends.openvino.reader import FAILURES
 from placeit.backends.torch.model import TorchModel
 from placeit.backends.torch.program import export, quiet
 from placeit.core.errors import ModelError

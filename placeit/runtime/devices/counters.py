@@ -42,7 +42,7 @@ def group_shares(
         spent, originals = info["execTimeMcs"].astype(str), info["originalLayersNames"].astype(str)
         if not spent.isdigit():
             continue  # "not_executed"
-        groups = {int(grouping.group_of[graph.index[name]]) for name in originals.split(",") if name in graph.index}
+        groups = {int(grouping.group_of[graph.index[op]]) for op in model.view.ops_named(originals)}
         for group in groups:
             shares[group] += int(spent) / len(groups)
     total = shares.sum()

@@ -273,9 +273,10 @@ def _read(model: Model, device: Device) -> OpenVinoModel:
 
 
 def _supported(model: Model, device: Device) -> Collection[str]:
-    ov_model = _read(model, device).ov_model
+    read = _read(model, device)
     with explaining(f"OpenVINO does not say what {device.name} supports"):
-        return set(openvino_core().query_model(ov_model, target_name(device)))
+        nodes = openvino_core().query_model(read.ov_model, target_name(device)).keys()
+    return set(read.graph.names) - {op for node, op in read.view.op_of.items() if node not in nodes}
 
 
 def _group_shares(model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> NDArray[np.float64]:

@@ -1,0 +1,248 @@
+"""Reading ONNX and OpenVINO IR files as OpenVINO reads them."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from placeit.backends.onnx.file import check_external_files, check_nodes, node_names, read_plain, unusual_parts
+from placeit.backends.openvino.graph import fix_shapes, name_nodes
+from placeit.backends.openvino.inputs import NO_RULE, OpenSizesError, resolve_shapes, with_suggestion
+from placeit.backends.openvino.ir import weights_end
+from placeit.backends.openvino.model import OpenVinoModel, describe_fused, tensor_name
+from placeit.core.errors import FileError, ModelError
+from placeit.core.files import check_regular
+from placeit.core.memory import give_back_freed_memory
+from placeit.core.telemetry import import_openvino
+from placeit.devices.openvino import openvino_core
+
+__all__ = ["FAILURES", "load"]
+
+openvino = import_openvino()
+
+FAILURES = (
+    RuntimeError,
+    # C++ exceptions that the bindings translate, and text that is not UTF-8
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    openvino.frontend.GeneralFailure,
+    openvino.frontend.InitializationFailure,
+    openvino.frontend.NotImplementedFailure,
+    openvino.frontend.OpConversionFailure,
+    openvino.frontend.OpValidationFailure,
+    openvino.tools.ovc.error.Error,
+)
+"""What OpenVINO raises when it reads or converts a model."""
+
+
+def load(
+    path: str | Path,
+    *,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    batch: int | None = None,
+    sample_shapes: Mapping[str, Sequence[int]] | None = None,
+) -> OpenVinoModel:
+    """Read an ONNX file (``.onnx``) or an OpenVINO IR (``.xml`` with its ``.bin``).
+
+    Weights stay in the precision of the file.
+
+    Args:
+        path: the file.
+        input_shapes: sizes by input name, for inputs that the file leaves open, or to change.
+        batch: the first size of every input where the file leaves it open.
+        sample_shapes: shapes of the inputs that the model is to run on, by name: the sizes where all else leaves them open.
+
+    Raises:
+        UsageError: a sample does not fit an input with open sizes.
+        FileError: the file is missing or cannot be read.
+        ModelError: it holds no model, a damaged one, or one that OpenVINO cannot read; or a size is left open.
+    """
+    path = Path(path)
+    _check_readable(path)
+    shapes, samples = (
+        {name: tuple(int(size) for size in shape) for name, shape in (given or {}).items()}
+        for given in (input_shapes, sample_shapes)
+    )
+    with _explaining(path):
+        try:
+            found = _load(path, lambda partial: resolve_shapes(path, partial, shapes, batch, samples))
+        except OpenSizesError as error:
+
+            def again(more: Mapping[str, tuple[int, ...]]) -> OpenVinoModel:
+                return _load(path, lambda partial: resolve_shapes(path, partial, {**shapes, **more}, None, samples))
+
+            raise with_suggestion(error, again, _useful_line) from None
+    give_back_freed_memory()  # what the file was read into, and the copy that ops were fused in
+    return found
+
+
+_Resolve: TypeAlias = Callable[[Mapping[str, Any]], dict[str, Any]]
+"""Makes static shapes of those in the file, by input name."""
+
+
+def _load(path: Path, resolve: _Resolve) -> OpenVinoModel:
+    read = _read_ir if path.suffix.lower() == ".xml" else _read_onnx
+    model, keep = read(path, resolve)
+    fix_shapes(model)
+    name_nodes(model, keep)
+    return describe_fused(model, path)
+
+
+def _check_readable(path: Path) -> None:
+    for file in (path, path.with_suffix(".bin")) if path.suffix.lower() == ".xml" else (path,):
+        weights = f", the weights of {path}" if file != path else ""
+        check_regular(file)
+        try:
+            with file.open("rb") as stream:
+                head = stream.read(4)
+        except OSError as error:
+            raise FileError(f"Cannot read {file}{weights}: {error.strerror or error}.") from error
+        if not head and not weights:
+            raise ModelError(f"{file} is empty; it contains no model.")
+        if head == b"PK\x03\x04":
+            # the converter would unpickle it
+            raise ModelError(f"{file} is a zip archive, as PyTorch writes them, and not a model to read: export it to ONNX.")
+    if path.suffix.lower() == ".onnx":
+        check_external_files(path)
+
+
+@contextlib.contextmanager
+def _explaining(path: Path) -> Iterator[None]:
+    """Turn what OpenVINO raises into a ModelError of one paragraph."""
+    logger = logging.getLogger()
+    level, filters, handlers = logger.level, logger.filters[:], logger.handlers[:]
+    try:
+        yield
+    except MemoryError as error:
+        raise ModelError(f"{path} needs more memory than is available.") from error
+    except FAILURES as error:
+        if "std::bad_alloc" in str(error):
+            raise ModelError(f"{path} needs more memory than is available.") from error
+        raise ModelError(f"Cannot read a model from {path}: {_useful_line(str(error))}") from error
+    finally:
+        # the converter changes the root logger, and leaves it changed when it fails
+        logger.setLevel(level)
+        logger.filters[:], logger.handlers[:] = filters, handlers
+
+
+_NOISE = re.compile(
+    r"Exception from |Check '|FrontEnd API failed|Model wasn't fully converted|Summary:|-- .* with a message:|While validating|"
+    r"\[ONNX Frontend\] Conversion failed|(Converting|Loading) input model$|get_inputs$|Shape inference input shapes|"
+    r".*CALLBACK HAS THROWN: (Check '|Exception from )"
+)
+_OP = re.compile(
+    r"While validating (ONNX node '<Node\((?P<kind>\w+)\): (?P<name>[^>]*)>'|"
+    r"node '(?:\w+::)?(?P<type>\w+) .*' with friendly_name '(?P<called>.*)')"
+)
+
+
+def _useful_line(message: str) -> str:
+    """Pick the line that says what is wrong from a message made of nested C++ checks, and name the op it is about."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    best = next((line for line in lines if not _NOISE.match(line)), lines[-1] if lines else "OpenVINO does not say why")
+    if best.startswith("Unable to read the model"):
+        best = "OpenVINO does not recognise it as a model"
+    elif "codec can't decode" in best:
+        best = "a name in it is not UTF-8 text"
+    elif best.startswith(f"-- {NO_RULE}"):
+        best = "OpenVINO does not know " + best.removeprefix(f"-- {NO_RULE}").replace("for operations:", "the ops").strip()
+    op = _OP.search(message)
+    where = f"op '{op['name'] or op['called']}' ({op['kind'] or op['type']}): " if op else ""
+    return where + best.removeprefix("-- ").rstrip(".") + "."
+
+
+def _read_ir(path: Path, resolve: _Resolve) -> tuple[Any, Callable[[str], bool]]:
+    weights = path.with_suffix(".bin")
+    _check_weights(path, weights)
+    model = openvino_core().read_model(str(path), str(weights))
+    inputs = {tensor_name(port, port.get_node()): port for port in model.inputs}
+    partial = {name: port.get_partial_shape() for name, port in inputs.items()}
+    wanted = resolve(partial)
+    if any(wanted[name] != shape for name, shape in partial.items()):
+        model.reshape({port: wanted[name] for name, port in inputs.items()})
+    return model, lambda _: True
+
+
+def _check_weights(path: Path, weights: Path) -> None:
+    """Compare the size of the weights with what the IR says, because a reader would take any file that is long enough."""
+    expected, actual = weights_end(path), weights.stat().st_size
+    if expected not in (None, actual):
+        raise ModelError(
+            f"{weights} has {actual} bytes where {path} expects {expected}: it is damaged or belongs to another model."
+        )
+
+
+def _read_onnx(path: Path, resolve: _Resolve) -> tuple[Any, Callable[[str], bool]]:
+    front_end = openvino.frontend.FrontEndManager().load_by_framework("onnx")
+    if not front_end.supported(str(path)):
+        raise ModelError(f"Cannot read a model from {path}: OpenVINO does not recognise it as an ONNX model.")
+    check_nodes(path)
+    source = front_end.load(io.BytesIO(read_plain(path).SerializeToString()) if unusual_parts(path) else str(path))
+    places = {place.get_names()[0]: place for place in source.get_inputs()}
+    partial = {name: source.get_partial_shape(place) for name, place in places.items()}
+    wanted = resolve(partial)
+    for name, place in places.items():
+        if wanted[name] != partial[name]:  # some models can be read only if the sizes are known
+            source.set_partial_shape(place, wanted[name])
+    model = front_end.convert(source)
+    _join_twins(model, wanted)
+    _rename_inputs(model, wanted)
+    for port in model.inputs:
+        if not port.get_names() & wanted.keys():
+            name = tensor_name(port, port.get_node())
+            raise ModelError(
+                f"{path}: the tensor '{name}' is read before any op produces it, and is not an input of the model."
+            )
+    return model, node_names(path).__contains__
+
+
+def _join_twins(model: Any, inputs: Mapping[str, Any]) -> None:
+    """Undo what the converter makes of an input that is an output as well: it reads the output from a second input.
+
+    Args:
+        model: an ``openvino.Model``; it is changed.
+        inputs: those in the file, by name. A second input has the friendly name of the first, but not its tensor name.
+    """
+    first = {name: port for port in model.inputs for name in port.get_names()}
+    for twin in model.inputs:
+        name = twin.get_node().get_friendly_name()
+        if name in inputs and name in first and not twin.get_names() & inputs.keys():
+            parameter = first[name].get_node()
+            for reader in twin.get_target_inputs():
+                reader.replace_source_output(parameter.output(0))
+                if reader.get_node().get_type_name() == "Result":  # it keeps the name that the second input had
+                    reader.get_node().output(0).get_tensor().set_names({name})
+            model.remove_parameter(twin.get_node())
+            parameter.set_friendly_name(name)
+
+
+def _rename_inputs(model: Any, inputs: Mapping[str, Any]) -> None:
+    """Give inputs their names back where the converter has left out ops that do nothing, and given them the outputs' names.
+
+    Args:
+        model: an ``openvino.Model``; it is changed.
+        inputs: those in the file, by name, with their shapes.
+    """
+    known = {name for port in model.inputs for name in port.get_names()}
+    lost = [name for name in inputs if name not in known]
+    for port in model.inputs:
+        shape, names = port.get_partial_shape(), port.get_names()
+        if names & inputs.keys() or not names:
+            continue
+        name = next((name for name in lost if inputs[name] == shape), None)
+        if name is None:
+            continue
+        lost.remove(name)
+        for reader in port.get_target_inputs():
+            if reader.get_node().get_type_name() == "Result":
+                ours = reader.get_node().output(0).get_tensor()
+                ours.set_names(ours.get_names() or names)
+        port.get_tensor().set_names({name})
+        port.get_node().set_friendly_name(name)

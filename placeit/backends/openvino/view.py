@@ -1,0 +1,286 @@
+"""The view that a task graph gives of a model: OpenVINO's own fusions merge nodes into ops, and the model stays as it is."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from placeit.backends.openvino.graph import constant_nodes, inside_bytes
+from placeit.core.graph import Csr, OpGraph
+from placeit.core.telemetry import import_openvino
+
+__all__ = [
+    "Holder",
+    "View",
+    "ends",
+    "exact_view",
+    "foreign",
+    "fused_copy",
+    "inseparable",
+    "match",
+    "param_bytes",
+    "part_behind",
+]
+
+openvino = import_openvino()
+
+Holder = tuple[str, int]
+"""An output of a node: the node's friendly name, and the number of the output."""
+
+_SMALL = 1 << 16  # bytes of a constant up to which fusions may look at it: numbers, axes, one value per channel
+_ENDS = frozenset(("Parameter", "Result", "Assign"))
+
+
+@dataclass(frozen=True)
+class View:
+    """Which nodes of an ``openvino.Model`` the ops and tensors of its task graph stand for.
+
+    Attributes:
+        holders: for each tensor of the graph, the outputs that have its value, in topological order; none if the model has no
+            such tensor, because several ops of the graph stand for the same nodes.
+        op_of: the op that each node is part of, by friendly names; constants are not listed.
+    """
+
+    holders: tuple[tuple[Holder, ...], ...]
+    op_of: Mapping[str, str]
+
+    def ops_named(self, nodes: str) -> list[str]:
+        """Return the ops behind a list of nodes with commas between them, as OpenVINO writes it; names may have commas, too."""
+        pieces, found, at = nodes.split(","), dict[str, None](), 0
+        while at < len(pieces):
+            for end in range(len(pieces), at, -1):
+                op = self.op_of.get(",".join(pieces[at:end]))
+                if op is not None:
+                    found[op] = None
+                    at = end - 1
+                    break
+            at += 1
+        return list(found)
+
+
+def exact_view(graph: OpGraph) -> View:
+    """Return the view of a graph whose ops are the nodes of the model."""
+    holders = zip(graph.tensor_op.tolist(), graph.tensor_port.tolist(), strict=True)
+    return View(tuple(((graph.names[op], port),) for op, port in holders), {name: name for name in graph.names})
+
+
+@dataclass(frozen=True)
+class FusedCopy:
+    """A copy of a model without its weights, after the fusions with which OpenVINO's converter ends.
+
+    Attributes:
+        model: the ``openvino.Model``.
+        weights: its parameters that stand for weights.
+        marks: outputs of the copied model by a name that their tensors have in the copy, and hand on when nodes are fused.
+    """
+
+    model: Any
+    weights: list[Any]
+    marks: Mapping[str, Holder]
+
+
+def fused_copy(model: Any) -> FusedCopy:
+    """Copy a model and fuse the copy. Its weights are parameters, so no fusion computes new ones from them.
+
+    Args:
+        model: an ``openvino.Model`` with unique friendly names and without state.
+    """
+    fuse = importlib.import_module("openvino._offline_transformations").apply_moc_transformations
+    copy = model.clone()
+    marks, weights = _mark(copy), _hide_weights(copy)
+    for _ in range(2):  # some fusions, such as that of attention, fit only what others have made
+        fuse(copy, cf=False, smart_reshape=True)
+    _add_constants_first(copy, {node.get_friendly_name() for node in weights})
+    return FusedCopy(copy, weights, marks)
+
+
+# These are functions of their own because fusions do not touch what has other readers, and nodes that Python still holds are
+# readers.
+
+
+def _mark(copy: Any) -> dict[str, Holder]:
+    nodes = copy.get_ordered_ops()
+    known = {name for node in nodes for output in node.outputs() for name in output.get_names()}
+    prefix = "placeit"
+    while any(name.startswith(prefix) for name in known):
+        prefix += "'"
+    marks: dict[str, Holder] = {}
+    for node in nodes:
+        for port, output in enumerate(node.outputs()):
+            if node.get_type_name() != "Constant":
+                mark = f"{prefix} {len(marks)}"
+                marks[mark] = (node.get_friendly_name(), port)
+                output.get_tensor().add_names({mark})
+    return marks
+
+
+def _hide_weights(copy: Any) -> list[Any]:
+    weights: list[Any] = []
+    for node in copy.get_ordered_ops():
+        if node.get_type_name() == "Constant" and node.get_byte_size() > _SMALL:
+            stand_in = openvino.op.Parameter(node.get_output_element_type(0), node.get_output_partial_shape(0))
+            for reader in node.output(0).get_target_inputs():
+                reader.replace_source_output(stand_in.output(0))
+            weights.append(stand_in)
+    copy.add_parameters(weights)
+    return weights
+
+
+def _add_constants_first(model: Any, stand_ins: Collection[str]) -> None:
+    """Rewrite (x + a) + b as x + (a + b) for constants a and b, as OpenVINO's fusions do where they know both."""
+    constant = constant_nodes(model, stand_ins)
+
+    def split(node: Any) -> tuple[Any, Any] | None:
+        """Return the input that is constant and the one that is not; None if both are, or none is."""
+        ports = sorted(node.inputs(), key=lambda port: port.get_source_output().get_node().get_friendly_name() not in constant)
+        fixed = [port.get_source_output().get_node().get_friendly_name() in constant for port in ports]
+        return (ports[0], ports[1]) if fixed == [True, False] else None
+
+    for node in model.get_ordered_ops():
+        outer = split(node)
+        if node.get_type_name() != "Add" or outer is None:
+            continue
+        inner = outer[1].get_source_output()
+        parts = split(inner.get_node())
+        if inner.get_node().get_type_name() == "Add" and parts is not None and len(inner.get_target_inputs()) == 1:
+            total = openvino.opset13.add(parts[0].get_source_output(), outer[0].get_source_output())
+            outer[1].replace_source_output(parts[1].get_source_output())
+            outer[0].replace_source_output(total.output(0))
+
+
+def match(model: Any, copy: FusedCopy, graph: OpGraph) -> View:
+    """Find the nodes of a model that the ops of its fused copy stand for.
+
+    Args:
+        model: the ``openvino.Model``.
+        copy: the fused copy; its friendly names are unique.
+        graph: the task graph of the copy.
+    """
+    nodes = model.get_ordered_ops()
+    place = {node.get_friendly_name(): i for i, node in enumerate(nodes)}
+    fused = {node.get_friendly_name(): node for node in copy.model.get_ops()}
+    holders: list[tuple[Holder, ...]] = []
+    op_of: dict[str, str] = {}
+    taken: set[Holder] = set()
+    for op, port in zip(graph.tensor_op.tolist(), graph.tensor_port.tolist(), strict=True):
+        output = fused[graph.names[op]].output(port)
+        shape, kind = output.get_partial_shape(), output.get_element_type()
+        found: list[Holder] = []
+        for holder in (copy.marks[name] for name in output.get_names() if name in copy.marks):
+            theirs = nodes[place[holder[0]]].output(holder[1])
+            same = shape.is_static and theirs.get_partial_shape() == shape and theirs.get_element_type() == kind
+            if same and holder not in taken:
+                found.append(holder)
+        taken.update(found)
+        found.sort(key=lambda holder: (place[holder[0]], holder[1]))
+        holders.append(tuple(found))
+        op_of |= dict.fromkeys((owner for owner, _ in found), graph.names[op])
+    for mine, theirs in zip(model.get_results(), copy.model.get_results(), strict=True):
+        op_of[mine.get_friendly_name()] = theirs.get_friendly_name()
+    for mine, theirs in zip(model.get_parameters(), copy.model.get_parameters(), strict=False):
+        op_of[mine.get_friendly_name()] = theirs.get_friendly_name()
+    constant = constant_nodes(model)
+    for node in reversed(nodes):
+        name = node.get_friendly_name()
+        if name not in op_of and name not in constant:
+            readers = (port.get_node().get_friendly_name() for output in node.outputs() for port in output.get_target_inputs())
+            owner = min((reader for reader in readers if reader in op_of), key=place.__getitem__, default=None)
+            if owner is not None:
+                op_of[name] = op_of[owner]
+    return View(tuple(holders), op_of)
+
+
+def param_bytes(model: Any, view: View) -> dict[str, float]:
+    """Return the bytes of the constants that the nodes of each op read, by op; a constant counts once for an op."""
+    constant = constant_nodes(model)
+    size = {node.get_friendly_name(): node.get_byte_size() for node in model.get_ops() if node.get_type_name() == "Constant"}
+    read: dict[str, set[str]] = {}
+    found: dict[str, float] = {}
+    for node in model.get_ops():
+        op = view.op_of.get(node.get_friendly_name())
+        if op is not None:
+            producers = (value.get_node().get_friendly_name() for value in node.input_values())
+            read.setdefault(op, set()).update(*(constant[producer] for producer in producers if producer in constant))
+            found[op] = found.get(op, 0.0) + inside_bytes(node)
+    return {op: found[op] + sum(size[leaf] for leaf in leaves) for op, leaves in read.items()}
+
+
+def inseparable(model: Any, graph: OpGraph, view: View) -> tuple[tuple[str, ...], ...]:
+    """Return sets of ops that can only be cut out together, since the model has no tensor between them."""
+    parts = _Parts(len(graph))
+    for (u, v), tensor in zip(graph.edges.tolist(), graph.edge_tensor.tolist(), strict=True):
+        if not view.holders[tensor]:
+            parts.join(u, v)
+    nodes = {node.get_friendly_name(): node for node in model.get_ops()}
+    end = ends(view, nodes)
+    while True:
+        joined = False
+        for part in parts.all():
+            inside = set(part)
+            enter = [e for v in part for e in _edges(graph.predecessors, v) if int(graph.edges[e, 0]) not in inside]
+            leave = [e for v in part for e in _edges(graph.successors, v) if int(graph.edges[e, 1]) not in inside]
+            given = [holder for e in enter for holder in view.holders[int(graph.edge_tensor[e])]]
+            own = [nodes[end[graph.names[v]]] for v in part if graph.kinds[v] in _ENDS]
+            begins = [nodes[view.holders[int(graph.edge_tensor[e])][0][0]] for e in leave]
+            outside = foreign(part_behind([*own, *begins], given), nodes, {node.get_friendly_name() for node in own})
+            if outside:  # what the model computes here does not depend only on what the graph says
+                before = {int(graph.edges[e, 0]) for e in enter} or {graph.index[view.op_of[name]] for name in outside}
+                for u in before:
+                    parts.join(u, part[0])
+                joined = True
+        if not joined:
+            return tuple(tuple(graph.names[v] for v in part) for part in parts.all() if len(part) > 1)
+
+
+def part_behind(last: Iterable[Any], given: Iterable[Holder]) -> set[str]:
+    """Follow nodes back to outputs that are given: the friendly names of all nodes on the way, constants included."""
+    stop, seen = set(given), set()
+    waiting = list(last)
+    while waiting:
+        node = waiting.pop()
+        name = node.get_friendly_name()
+        if name not in seen:
+            seen.add(name)
+            for value in node.input_values():
+                maker = value.get_node()
+                if (maker.get_friendly_name(), value.get_index()) not in stop:
+                    waiting.append(maker)
+    return seen
+
+
+def ends(view: View, nodes: Mapping[str, Any]) -> dict[str, str]:
+    """Return the node behind each op that is an input or output of the model or a write of its state, by friendly name."""
+    return {op: name for name, op in view.op_of.items() if nodes[name].get_type_name() in _ENDS}
+
+
+def foreign(names: Iterable[str], nodes: Mapping[str, Any], own: Collection[str]) -> list[str]:
+    """Return the inputs of a model among nodes that do not belong to the part itself."""
+    return [name for name in names if nodes[name].get_type_name() == "Parameter" and name not in own]
+
+
+def _edges(adjacency: Csr, op: int) -> list[int]:
+    edges: list[int] = adjacency.edge[adjacency.ptr[op] : adjacency.ptr[op + 1]].tolist()
+    return edges
+
+
+class _Parts:
+    """A partition of numbers whose parts can be joined."""
+
+    def __init__(self, count: int) -> None:
+        self._root = list(range(count))
+
+    def _find(self, v: int) -> int:
+        while self._root[v] != v:
+            self._root[v] = v = self._root[self._root[v]]
+        return v
+
+    def join(self, u: int, v: int) -> None:
+        self._root[self._find(u)] = self._find(v)
+
+    def all(self) -> list[list[int]]:
+        found: dict[int, list[int]] = {}
+        for v in range(len(self._root)):
+            found.setdefault(self._find(v), []).append(v)
+        return list(found.values())
