@@ -16,7 +16,7 @@ __all__ = ["files_of", "load", "names_program", "suffixes"]
 
 _GROUP = "placeit.backends"
 _BUILT_IN = {
-    "onnx": "placeit.backends.openvino.model:load",
+    "onnx": "placeit.backends.onnx.load:load",
     "xml": "placeit.backends.openvino.model:load",
     "pt2": "placeit.backends.torch.model:load",
 }

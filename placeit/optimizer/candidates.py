@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from placeit.core.placement import Placement
 from placeit.core.problem import Problem
 from placeit.devices.own_modes import OwnMode
-from placeit.devices.plain import other_precision, plain_devices
+from placeit.devices.plain import other_precision
 from placeit.planning.placing import Placing
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.runtime.check import OutputError
@@ -159,9 +159,10 @@ def plain_candidates(session: Session, problem: Problem) -> list[tuple[Candidate
     apart = session.cluster.apart()  # no core counts twice
     busy = np.array([float(device.core_set and d in apart) for d, device in enumerate(devices)])
     found: list[tuple[Candidate, Alone]] = []
-    for plain in () if session.pins else plain_devices(session.cluster):
+    for plain in () if session.pins else session.plain_devices:
         like = [d for d, device in enumerate(devices) if device.core_set and device.kind == plain.kind]
-        if problem.feasible[:, like].all() and problem.param_bytes.sum() <= plain.memory_bytes:
+        able = plain.plain or problem.feasible[:, like].all()  # a whole file needs no cuts
+        if able and problem.param_bytes.sum() <= plain.memory_bytes:
             name = f"plain {plain.name}" if plain.name in session.cluster.names else plain.name
             home = session.alone(plain)
             found.append((alone_on(home, name, plain=True), Alone(home, busy)))

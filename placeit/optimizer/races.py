@@ -136,7 +136,8 @@ class Races:
             functools.partial(with_room, functools.partial(home.executor, plan), in_flight(plan) if steady else 1)
             for plan in candidate.plans
         ]
-        return Deployed(opened, candidate.plans if steady else None)
+        device = home.cluster.devices[0]
+        return Deployed(opened, candidate.plans if steady else None, spins=device.plain and device.kind == "ort")
 
     def requests_of(self, candidate: Candidate) -> int:
         """How many requests a run of a candidate serves."""
@@ -388,7 +389,7 @@ class Races:
         """Whether a candidate runs and its outputs are right; the worst of all checks of its outputs counts."""
         for executor in deployed.checkable:
             try:
-                found = self.session.check_outputs(executor, after=after)
+                found = self.checking(name).check_outputs(executor, after=after)
             except FAILURES as error:
                 self.fail(name, error)
                 return False
@@ -398,6 +399,11 @@ class Races:
             if (why := worst.wrong(self.home(name).tolerance)) is not None:
                 self.fail(name, why)
         return self.known[name].failed is None
+
+    def checking(self, name: str) -> Session:
+        """The session whose reference a candidate's outputs are compared with: its own where another runtime runs it whole."""
+        home = self.home(name)
+        return home if self.known[name].plain and home.cluster.devices[0].plain else self.session
 
     def fail(self, name: str, why: BaseException | str) -> None:
         """Put a candidate out: what was measured of it counts no more."""

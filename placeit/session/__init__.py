@@ -126,6 +126,8 @@ class Session:
         )
         self.precision = precision
         types = [precision, *self.model.graph.tensor_dtypes]
+        if self.model.rounds:
+            types.append("int8")
         if any(device.address is not None and device.address.node for device in self.cluster.devices):
             types.append(compression())
         self.tolerance = tolerance_of(types) if tolerance is None else tolerance
@@ -176,6 +178,8 @@ class Session:
             return self._others[device, precision]
         other = copy.copy(self)
         other.cluster, other.precision = Cluster((device,)), precision
+        if device.kind == "ort" and device.plain:
+            other.model = self.model.whole_file("onnx")
         if precision != self.precision:
             other.tolerance = max(self.tolerance, tolerance_of([precision]))
         other._runtime = other._costs = other._can = other._reference = other._check = None
@@ -190,11 +194,16 @@ class Session:
         choose it.
         """
         used = set(placement.as_dict().values())
-        if used.isdisjoint(self.cluster.names) and not self.pins:
-            for device in plain_devices(self.cluster):
-                if used == {device.name}:
-                    return self.alone(device)
+        for device in () if self.pins else self.plain_devices:
+            if used == {device.name} and (device.name not in self.cluster.names or placement.device_names == (device.name,)):
+                return self.alone(device)
         return self
+
+    @property
+    def plain_devices(self) -> list[Device]:
+        """Plain devices of the cluster for the model (:func:`placeit.devices.plain.plain_devices`)."""
+        onnx = self.precision == "f32" and self.model.path.suffix.lower() == ".onnx" and self.model.path.is_file()
+        return plain_devices(self.cluster, onnx=onnx)
 
     @property
     def executable(self) -> bool:
@@ -393,7 +402,7 @@ class Session:
         Close it when it is not needed any more. A plan on a plain device of the cluster runs there, in :meth:`alone`.
         """
         if plan.problem.device_names != self.cluster.names:
-            for device in plain_devices(self.cluster):
+            for device in self.plain_devices:
                 if plan.problem.device_names == (device.name,):
                     return self.alone(device).executor(plan, requests=requests)
         executor = self.runtime.executor(plan, requests=requests)
@@ -407,7 +416,7 @@ class Session:
         if self._reference is None:
             able = np.flatnonzero(self._supported().all(axis=0))  # to run it whole
             device = self.cluster.devices[able[0]] if len(able) else None
-            self._reference = self.model.reference(device, self.precision)
+            self._reference = self.model.reference(device, "f32")
         return apart(functools.partial(self._reference, inputs))  # it may take long, and Ctrl-C be pressed
 
     def check_outputs(self, executor: Checkable, *, after: bool = False) -> OutputError:

@@ -19,6 +19,7 @@ _SIZES = ((224, 128), (640, 512), (256, 64), (512, 256), (96, 32), (64, 16), (32
 """Values tried for dynamic sizes: edges of images, most of which can be halved five times; all other sizes."""
 _CHANNELS = (1, 3, 4)  # of what is taken for an image
 _TRYING_S = 20.0  # after so many seconds nothing more is tried
+_NO_RULE = "No conversion rule found"  # what OpenVINO says of an op that it does not know, whatever the sizes
 
 
 class OpenSizesError(ModelError):
@@ -82,6 +83,8 @@ def with_suggestion(
 ) -> ModelError:
     """Complete the error about dynamic sizes by sizes with which the model can be read, or by the sizes that were tried.
 
+    It is an OpenSizesError if the model can be read with some sizes.
+
     Args:
         error: as it was raised.
         load: reads the model with the sizes of the inputs that had open ones; raises if they do not fit.
@@ -101,12 +104,15 @@ def with_suggestion(
             load(shapes)
         except Exception as failed:  # noqa: BLE001 (whatever fails, the error says which sizes are open)
             why = why or explain(str(failed))
+            if _NO_RULE in str(failed):
+                break
             continue
         batch_only = all(
             shape.rank.is_static and not any(d.is_dynamic for d in list(shape)[1:]) for shape in error.partial.values()
         )
         batch = " (or --batch 1)" if batch_only else ""
-        return ModelError(f"{error}: give all sizes. With these it can be read: {_options(shapes)}{batch}.")
+        said = f"{error}: give all sizes. With these it can be read: {_options(shapes)}{batch}."
+        return OpenSizesError(said, error.partial)
     return ModelError(
         f"{error}: give all sizes with --input-shape NAME:SIZES. It could be read with none of those that were tried: "
         f"{' or '.join(map(_options, tried))}. With the first of them: {why}"

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from placeit.backends import base
 from placeit.backends.base import Arrays, TensorSpec
-from placeit.backends.onnx.file import check_external_files, check_nodes, node_names
+from placeit.backends.onnx.file import ROUNDING_OPS, check_external_files, check_nodes, find_ops, node_names
 from placeit.backends.openvino.flops import bounded_shape
 from placeit.backends.openvino.graph import (
     build_graph,
@@ -38,9 +38,10 @@ from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import FileError, ModelError
 from placeit.core.files import check_regular
 from placeit.core.telemetry import import_openvino
+from placeit.devices.onnxruntime import has_onnxruntime
 from placeit.devices.openvino import openvino_core
 
-__all__ = ["FAILURES", "OpenVinoModel", "TensorSpec", "describe", "load", "relu_chain"]
+__all__ = ["FAILURES", "OpenVinoModel", "TensorSpec", "check_readable", "describe", "load", "relu_chain"]
 
 openvino = import_openvino()
 
@@ -131,17 +132,42 @@ class OpenVinoModel(base.Model):
         """Cut a part out as an ``openvino.Model``; see :meth:`placeit.backends.base.Model.segment`."""
         return extract(self.ov_model, self.graph, ops, enter, leave, self.channels_last)
 
-    def prepared(self, cluster: Cluster) -> OpenVinoModel:
+    def prepared(self, cluster: Cluster) -> base.Model:
         """Read the ONNX file for ONNX Runtime, if that drives one of the devices. Raises DeviceError."""
         if all(device.kind != "ort" for device in cluster.devices):
             return self
-        from placeit.backends.onnx.segments import with_onnx
+        from placeit.backends.onnx.load import for_onnxruntime
 
-        return with_onnx(self)
+        return for_onnxruntime(self, cluster)
+
+    def whole_file(self, form: base.Format) -> base.Model:
+        """Return the model that ONNX Runtime reads from the same file; else itself."""
+        if form != "onnx" or not self.is_onnx:
+            return self
+        from placeit.backends.onnx.whole import WholeOnnxModel
+
+        return WholeOnnxModel.of_file(self, [port.get_names() for port in self.ov_model.outputs])
+
+    @property
+    def is_onnx(self) -> bool:
+        """Whether it was read from an ONNX file."""
+        return self.path.suffix.lower() == ".onnx"
+
+    @cached_property
+    def rounds(self) -> bool:
+        """Whether its ONNX file has operators of quantised numbers, such as dynamic quantisation writes."""
+        return self.is_onnx and bool(find_ops(self.path, ROUNDING_OPS))
 
     def reference(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:
-        """Compile the whole model with OpenVINO. Raises DeviceError."""
+        """Compile the whole model with OpenVINO, or open it in ONNX Runtime where that says what the operators are.
+
+        Raises:
+            DeviceError: neither can run it.
+        """
         from placeit.devices.openvino import compile_model, explaining
+
+        if self.rounds and has_onnxruntime():
+            return self.whole_file("onnx").reference(device, precision)
 
         target = device if device is not None and device.kind == "openvino" else Device("CPU", address=Address("CPU"))
         compiled = compile_model(self.ov_model, target, precision)
@@ -187,7 +213,7 @@ def load(
         ModelError: it holds no model, a damaged one, or one that OpenVINO cannot read; or a size is left open.
     """
     path = Path(path)
-    _check_readable(path)
+    check_readable(path)
     shapes = {name: tuple(int(size) for size in shape) for name, shape in (input_shapes or {}).items()}
     read = _read_ir if path.suffix.lower() == ".xml" else _convert_onnx
     with _explaining(path):
@@ -197,7 +223,8 @@ def load(
             raise with_suggestion(error, lambda more: read(path, {**shapes, **more}, None), _useful_line) from None
 
 
-def _check_readable(path: Path) -> None:
+def check_readable(path: Path) -> None:
+    """Raise FileError or ModelError if a file cannot be read, or is no model by its first bytes or its other files."""
     for file in (path, path.with_suffix(".bin")) if path.suffix.lower() == ".xml" else (path,):
         weights = f", the weights of {path}" if file != path else ""
         check_regular(file)
