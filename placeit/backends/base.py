@@ -180,8 +180,12 @@ class Model(ABC):
         """Whether it has operators of quantised numbers by which runtimes round differently."""
         return False
 
-    def prepared(self, cluster: Cluster) -> Model:  # noqa: ARG002
+    def prepared(self, cluster: Cluster, graph: str = "") -> Model:  # noqa: ARG002
         """Return the model with the formats that the drivers of a cluster's devices need; itself if it has them already.
+
+        Args:
+            cluster: the devices.
+            graph: hash of the task graph that is wanted, of those that the model may have; empty for any.
 
         Raises:
             DeviceError: one of the runtimes cannot have it.

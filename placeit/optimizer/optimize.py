@@ -349,6 +349,7 @@ def _optimized(
         cluster=session.cluster,
         pins=session.pins,
         memory=session.memory,
+        conditions=session.conditions,
         _open=functools.partial(Runtime, session.model, home.grouping, home.cluster, precision=session.precision),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Self
 
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.cluster import Cluster
-from placeit.core.placement import Placement
+from placeit.core.placement import Conditions, Placement
 from placeit.optimizer.candidates import Candidate, Raced
 from placeit.optimizer.references import Reference
 from placeit.optimizer.service import Service
@@ -120,6 +120,7 @@ class Optimized:
         cluster: the devices.
         pins: device names by op names or globs of them that held for every candidate.
         memory: most bytes of weights by device, where a limit was given.
+        conditions: precision, and what else the placement was found for.
     """
 
     model: str
@@ -149,6 +150,7 @@ class Optimized:
     cluster: Cluster
     pins: Mapping[str, str]
     memory: Mapping[str, float]
+    conditions: Conditions
     _open: Callable[[], Runtime] = field(repr=False)
 
     @property
@@ -159,7 +161,7 @@ class Optimized:
     @property
     def placement(self) -> Placement:
         """Device of every op; for throughput there may be replicas."""
-        return self.chosen.placement
+        return replace(self.chosen.placement, conditions=self.conditions)
 
     def speedup_over(self, other: Candidate, candidate: Candidate) -> Ratio | None:
         """Return the time of another candidate over that of a candidate, in the last race of the latter.

@@ -40,6 +40,7 @@ def run(console: Console, report: RunReport, files: Mapping[str, Path | None]) -
         "p95": text.seconds(latency.p95),
         "simulated": text.seconds(report.simulated_s),
         "segments": str(len(report.plan.programs)),
+        **({} if report.precision == "f32" else {"precision": report.precision}),
         "lanes": "native" if report.native else "Python",
         **({"host-paced": ", ".join(report.host_paced)} if report.host_paced else {}),
         "output error": f"{text.error(error)} (relative to the largest output of the uncut model)",

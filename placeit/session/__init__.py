@@ -21,7 +21,7 @@ from placeit.backends.base import Arrays, Model
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError, InfeasibleError, UsageError
 from placeit.core.interrupts import come_through
-from placeit.core.placement import Placement
+from placeit.core.placement import Conditions, Placement
 from placeit.devices.caps import capped
 from placeit.devices.clusterfile import find_cluster
 from placeit.devices.expected import with_expected
@@ -52,6 +52,7 @@ from placeit.session import running, serving
 __all__ = ["Session"]
 
 _HURRY_S = 0.3  # for threads to end after an interrupt
+_HALF = {"f16": "float16"}  # precisions in which numbers overflow early, by the type of their tensors
 _AGAIN = 4  # profiling may take its budget's share of one in so many, when a device refused some op meanwhile
 _log = logging.getLogger("placeit")
 
@@ -81,6 +82,8 @@ class Session:
         expected: devices of nodes that need not be there yet, each with the device on another node that it is taken to be like
             (``{"edge2/CPU": "edge1/CPU"}``). They count as lost until their node is there, and are used by servers that place
             anew (:meth:`serve`).
+        graph: hash of the task graph of the placements that are to be run; empty for none in particular. It matters where
+            ONNX Runtime can have the file's own graph or OpenVINO's.
 
     Attributes:
         placing: the model's ops in groups, and placements of them.
@@ -110,6 +113,7 @@ class Session:
         pins: Mapping[str, str] | None = None,
         memory: Mapping[str, float | str] | None = None,
         expected: Mapping[str, str] | None = None,
+        graph: str = "",
     ) -> None:
         check_tolerance(tolerance)
         self._expected = dict(expected or {})
@@ -119,7 +123,7 @@ class Session:
         if inputs is not None:
             loaded = loaded.with_inputs(inputs)
         self.cluster = drive(cluster, loaded)
-        self.model = loaded.prepared(self.cluster)
+        self.model = loaded.prepared(self.cluster, graph)
         self.pins = dict(pins or {})
         self.placing = Placing.of(
             self.model.graph, self.cluster.names, pins=self.pins, max_groups=max_groups, together=self.model.together
@@ -368,7 +372,15 @@ class Session:
 
     def placement(self, groups: ArrayLike, plan: Plan | None = None) -> Placement:
         """Placement of the model's ops from the device of each group, ``int32[G]``, and from the segments of its plan."""
-        return self.placing.placement(groups, plan)
+        return replace(self.placing.placement(groups, plan), conditions=self.conditions)
+
+    @property
+    def conditions(self) -> Conditions:
+        """Under which placements of this session are found, which a placement file keeps."""
+        away = any(device.address is not None and device.address.node for device in self.cluster.devices)
+        return Conditions(
+            self.precision, compression() if away else "none", {spec.name: spec.shape for spec in self.model.inputs}
+        )
 
     def plan_of(self, placement: Placement, segmenter: Segmenter | None = None) -> Plan:
         """Plan a placement: its own segments, or else those of the lowest simulated makespan.
@@ -419,6 +431,15 @@ class Session:
             self._reference = self.model.reference(device, "f32")
         return apart(functools.partial(self._reference, inputs))  # it may take long, and Ctrl-C be pressed
 
+    @property
+    def _alike(self) -> Callable[[Arrays], Arrays] | None:
+        """Runs the uncut model in the precision of the devices; None if that is float32, as the reference has it."""
+        if self.precision == "f32":
+            return None
+        able = np.flatnonzero(self._supported().all(axis=0))
+        run = self.model.reference(self.cluster.devices[able[0]] if len(able) else None, self.precision)
+        return lambda inputs: apart(functools.partial(run, inputs))
+
     def check_outputs(self, executor: Checkable, *, after: bool = False) -> OutputError:
         """Compare the outputs of an executor with the reference, on two inputs; see :class:`placeit.runtime.check.OutputCheck`.
 
@@ -436,10 +457,17 @@ class Session:
     def output_check(self, given: Arrays | None = None) -> OutputCheck:
         """Prepare what :meth:`check_outputs` does with inputs of one run, or with those of the session, once."""
         if given is not None:
-            return OutputCheck(given, other_inputs(self.model, given, given=True), self.reference, self.tolerance)
+            others = other_inputs(self.model, given, given=True)
+            return OutputCheck(given, others, self.reference, self.tolerance, self._alike)
         if self._check is None:
             inputs, chosen = self.model.sample_inputs(), self.model.given is not None
-            self._check = OutputCheck(inputs, other_inputs(self.model, inputs, given=chosen), self.reference, self.tolerance)
+            if not chosen and "float16" in {*self.model.graph.tensor_dtypes, _HALF.get(self.precision)}:
+                _log.warning(
+                    "Numbers above 65504 overflow in float16 between segments, even where the whole model computes them in "
+                    "float32. Outputs are checked on random inputs: give --inputs to check them on yours."
+                )
+            others = other_inputs(self.model, inputs, given=chosen)
+            self._check = OutputCheck(inputs, others, self.reference, self.tolerance, self._alike)
         return self._check
 
     def run(

@@ -54,16 +54,17 @@ def load(path: str | Path, *, input_shapes: Mapping[str, Sequence[int]] | None =
             return load_onnx(path, input_shapes=input_shapes, batch=batch, why=why)
         except OpenSizesError:
             raise
-        except (ModelError, DeviceError) as other:
-            # of a damaged file, the first one says where the damage is
-            raise (other if _NO_RULE in str(error) else error) from error.__cause__
+        except (ModelError, DeviceError, ValueError, TypeError, LookupError) as other:
+            # of a damaged file, OpenVINO says where the damage is
+            more = f" It does not run either: {other}" if _NO_RULE in str(error) and isinstance(other, ModelError) else ""
+            raise ModelError(f"{error}{more}") from error.__cause__
 
 
-def for_onnxruntime(model: OpenVinoModel, cluster: Cluster) -> Model:
+def for_onnxruntime(model: OpenVinoModel, cluster: Cluster, graph: str = "") -> Model:
     """Return a model that OpenVINO has read for a cluster in which ONNX Runtime drives devices.
 
     Where it drives all of them, and the ONNX file has no tensors at some borders of OpenVINO's graph, the graph is the file's
-    own; on a single device the model is run whole.
+    own; on a single device the model is run whole, if no other graph is wanted.
 
     Raises:
         DeviceError: the model does not come from an ONNX file, or the file is not there any more.
@@ -74,7 +75,7 @@ def for_onnxruntime(model: OpenVinoModel, cluster: Cluster) -> Model:
     joined = with_onnx(model)
     if joined.parts.covers or any(device.kind != "ort" for device in cluster.devices):
         return joined
-    if len(cluster) == 1:
+    if len(cluster) == 1 and graph in ("", model.graph.hash):
         return replace(joined.whole_file("onnx"), together=(model.graph.names,))
     with contextlib.suppress(ModelError):
         own = load_onnx(model.path, input_shapes={spec.name: spec.shape for spec in model.inputs})

@@ -123,7 +123,7 @@ class OnnxFileModel(Model):
         """Yield the ops that can be cut out; see :meth:`placeit.backends.base.OnnxKinds.onnx_kinds`."""
         return self.parts.kinds()
 
-    def prepared(self, cluster: Cluster) -> Model:  # noqa: ARG002
+    def prepared(self, cluster: Cluster, graph: str = "") -> Model:  # noqa: ARG002
         """Itself: it has the only format that it can have."""
         return self
 
@@ -350,8 +350,13 @@ class _Reading:
             }
             try:
                 values = session.run(list(unknown), inputs)
-            except ort_failures():  # with these inputs
-                break
+            except ort_failures() as error:
+                if seed:
+                    break
+                raise ModelError(
+                    f"Cannot read a model from {self._path}: ONNX Runtime does not run it on random inputs, which would show "
+                    f"the sizes that it does not say: {ort_reason(error)}"
+                ) from error
             for name, value in zip(unknown, values, strict=True):
                 if isinstance(value, np.ndarray) and (not seed or value.size > math.prod(self._shapes[name])):
                     self._shapes[name] = value.shape

@@ -14,6 +14,7 @@ from onnx import helper, numpy_helper
 
 from placeit.backends.base import Arrays, Format, TensorSpec, numpy_can_hold
 from placeit.backends.digest import onnx_digest
+from placeit.backends.onnx.whole import ort_reference
 from placeit.backends.openvino.model import OpenVinoModel, describe
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
@@ -58,7 +59,16 @@ class OnnxModel(OpenVinoModel):
 
     def reference(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:
         """Open the whole model in ONNX Runtime, which defines what the file computes: OpenVINO's integers have 32 bits."""
-        return self.whole_file("onnx").reference(device, precision)
+        try:
+            return self.whole_file("onnx").reference(device, precision)
+        except DeviceError:  # the file as it is; without names that occur twice, for one
+            if not self.parts.covers:
+                return super().reference(device, precision)
+        whole = self.parts.cut(range(len(self.graph)), (), ())
+        results = {spec.op: spec for spec in self.outputs}
+        called = [results[name] for name in self.graph.names if name in results]
+        outputs = [value.name for value in whole.graph.output]
+        return ort_reference(whole.SerializeToString(), self.inputs, outputs, self.path, called)
 
     def onnx_kinds(self) -> Iterator[tuple[list[str], onnx.ModelProto]]:
         """Yield the ops that can be cut out as ONNX; see :meth:`placeit.backends.base.OnnxKinds.onnx_kinds`."""

@@ -88,7 +88,7 @@ class WholeOnnxModel(Model):
             tuple(outputs[name] for name in names if name in outputs),
         )
 
-    def prepared(self, cluster: Cluster) -> Model:  # noqa: ARG002
+    def prepared(self, cluster: Cluster, graph: str = "") -> Model:  # noqa: ARG002
         """Itself."""
         return self
 

@@ -132,13 +132,13 @@ class OpenVinoModel(base.Model):
         """Cut a part out as an ``openvino.Model``; see :meth:`placeit.backends.base.Model.segment`."""
         return extract(self.ov_model, self.graph, ops, enter, leave, self.channels_last)
 
-    def prepared(self, cluster: Cluster) -> base.Model:
+    def prepared(self, cluster: Cluster, graph: str = "") -> base.Model:
         """Read the ONNX file for ONNX Runtime, if that drives one of the devices. Raises DeviceError."""
         if all(device.kind != "ort" for device in cluster.devices):
             return self
         from placeit.backends.onnx.load import for_onnxruntime
 
-        return for_onnxruntime(self, cluster)
+        return for_onnxruntime(self, cluster, graph)
 
     def whole_file(self, form: base.Format) -> base.Model:
         """Return the model that ONNX Runtime reads from the same file; else itself."""
