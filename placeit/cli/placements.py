@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import click
 import typer
 
+from placeit.cli.command import was_given
 from placeit.cli.nodes import Compress, reach_nodes
 from placeit.cli.options import Precision, SessionOptions
 from placeit.core.errors import DeviceError, PlacementError, UsageError
@@ -90,34 +90,27 @@ def open_session(
 
 
 def _as_found(options: SessionOptions, files: Sequence[Path], placements: Sequence[Placement]) -> SessionOptions:
-    """Return the options with those that were not given as the placements were found with, and say where they differ."""
+    """Return the options with those that were not given as they were when the placements were found."""
     found = [placement.conditions for placement in placements if placement.conditions is not None]
     if not found or any(one != found[0] for one in found):
         return options
     first = found[0]
-    if first.precision != options.precision.value and first.precision in set(Precision):
-        _say(files[0], "precision", first.precision, options.precision.value)
-        if not _was_given("precision"):
-            options = replace(options, precision=Precision(first.precision))
-    if first.compression != options.compress.value and first.compression in set(Compress):
-        _say(files[0], "compress", first.compression, options.compress.value)
-        if not _was_given("compress"):
-            options = replace(options, compress=Compress(first.compression))
+    if first.precision in set(Precision) and not _differs(files[0], "precision", first.precision, options.precision):
+        options = replace(options, precision=Precision(first.precision))
+    if first.compression in set(Compress) and not _differs(files[0], "compress", first.compression, options.compress):
+        options = replace(options, compress=Compress(first.compression))
     if options.input_shape is None and options.batch is None and options.model.suffix.lower() in (".onnx", ".xml"):
         shapes = [f"{name}:{','.join(map(str, shape))}" for name, shape in first.shapes.items() if shape and min(shape) > 0]
         return replace(options, input_shape=shapes or None)
     return options
 
 
-def _say(file: Path, name: str, stored: str, given: str) -> None:
-    used = f"and runs with {given}" if _was_given(name) else "and runs with that"
-    _log.warning("%s was found with --%s %s, %s.", file, name, stored, used)
-
-
-def _was_given(name: str) -> bool:
-    """Whether an option is on the command line."""
-    context = click.get_current_context(silent=True)
-    return context is not None and context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
+def _differs(file: Path, option: str, stored: str, given: str) -> bool:
+    """Whether an option was given that is not what a placement was found with; say so."""
+    if not was_given(option) or stored == given:
+        return False
+    _log.warning("%s was found with --%s %s, and runs with --%s %s.", file, option, stored, option, given)
+    return True
 
 
 @contextlib.contextmanager

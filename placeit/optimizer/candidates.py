@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.core.errors import DeviceError, ExecutionError
 from placeit.core.placement import Placement
 from placeit.core.problem import Problem
 from placeit.devices.own_modes import OwnMode
@@ -31,6 +33,9 @@ __all__ = [
     "plain_candidates",
     "value_of",
 ]
+
+
+_log = logging.getLogger("placeit")
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,8 +170,20 @@ def plain_candidates(session: Session, problem: Problem) -> list[tuple[Candidate
         if able and problem.param_bytes.sum() <= plain.memory_bytes:
             name = f"plain {plain.name}" if plain.name in session.cluster.names else plain.name
             home = session.alone(plain)
+            if plain.plain and (why := _refusal(home)) is not None:
+                _log.info("ONNX Runtime as it is, is no candidate: %s", why)
+                continue
             found.append((alone_on(home, name, plain=True), Alone(home, busy)))
     return found
+
+
+def _refusal(home: Session) -> str | None:
+    """Why the runtime of a plain device cannot open a model; None if it can. What it opens stays open for the races."""
+    try:
+        home.executor(alone_on(home, "").plan).close()
+    except (DeviceError, ExecutionError) as error:
+        return str(error)
+    return None
 
 
 def in_other_precision(

@@ -101,7 +101,10 @@ def chosen_of(
     whole = measured_median(single) if single.simulated_s is None else single.simulated_s
     if objective.is_makespan and 0 < whole < math.inf:
         share = lower_bound(search.problem) / whole
-        why += f"; the lower bound, ignoring cut costs, is {share:.3f} of its time"
+        if share <= 1:  # not of another runtime, which is faster than all devices of the search
+            why += f"; the lower bound, ignoring cut costs, is {share:.3f} of its time"
+    if single.plain and search.home(single.name).cluster.devices[0].plain:
+        why += "; ONNX Runtime as it is, without placeit, is the best that was measured"
     return decision.winner, why
 
 

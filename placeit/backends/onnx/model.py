@@ -18,7 +18,7 @@ from onnx import helper
 from placeit.backends.base import Arrays, Format, Model, TensorSpec, numpy_can_hold
 from placeit.backends.digest import onnx_digest
 from placeit.backends.onnx.flops import node_flops
-from placeit.backends.onnx.segments import OnnxParts, drop_repeated_names, fix_shape, reads, relu_chain
+from placeit.backends.onnx.segments import KNOWN_VERSION, OnnxParts, drop_repeated_names, fix_shape, reads, relu_chain
 from placeit.backends.onnx.whole import open_whole, ort_reference
 from placeit.backends.openvino.inputs import OpenSizesError, resolve_shapes, with_suggestion
 from placeit.backends.values import ValueRange, common, draw
@@ -261,6 +261,7 @@ class _Reading:
         self._path, self._proto = path, proto
         graph = proto.graph
         drop_repeated_names(graph)
+        proto.ir_version = min(proto.ir_version, KNOWN_VERSION)
         self._constant = {tensor.name: _tensor_bytes(tensor) for tensor in graph.initializer}
         self._constant |= {tensor.values.name: _tensor_bytes(tensor.values) for tensor in graph.sparse_initializer}
         self._inputs = [value for value in graph.input if value.name not in self._constant]

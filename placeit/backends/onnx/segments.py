@@ -21,11 +21,12 @@ from placeit.core.errors import DeviceError
 from placeit.core.graph import OpGraph
 from placeit.core.telemetry import import_openvino
 
-__all__ = ["OnnxModel", "OnnxParts", "drop_repeated_names", "fix_shape", "reads", "relu_chain", "with_onnx"]
+__all__ = ["KNOWN_VERSION", "OnnxModel", "OnnxParts", "drop_repeated_names", "fix_shape", "reads", "relu_chain", "with_onnx"]
 
 openvino = import_openvino()
 
 _OWN_CONSTANTS = 4  # version of the format before which constants had to be inputs as well
+KNOWN_VERSION = 10  # of it that ONNX Runtime reads for years; what came later says nothing about what a graph computes
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -293,7 +294,7 @@ class OnnxParts:
         return helper.make_model(
             body,
             opset_imports=proto.opset_import,
-            ir_version=max(proto.ir_version, _OWN_CONSTANTS),
+            ir_version=min(max(proto.ir_version, _OWN_CONSTANTS), KNOWN_VERSION),
             functions=list(proto.functions),
         )
 
