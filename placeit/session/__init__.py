@@ -424,20 +424,28 @@ class Session:
         return executor
 
     def reference(self, inputs: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
-        """Outputs of the model as its framework runs it, uncut and without placeit's executor, by name. Raises DeviceError."""
+        """Outputs of the model as its framework runs it in float32, uncut and without placeit's executor, by name.
+
+        Raises:
+            DeviceError: the framework cannot run it.
+        """
         if self._reference is None:
-            able = np.flatnonzero(self._supported().all(axis=0))  # to run it whole
-            device = self.cluster.devices[able[0]] if len(able) else None
+            device = self._able if self.precision == "f32" else None  # others may not have float32, and the CPU has
             self._reference = self.model.reference(device, "f32")
         return apart(functools.partial(self._reference, inputs))  # it may take long, and Ctrl-C be pressed
+
+    @property
+    def _able(self) -> Device | None:
+        """The first device that can run the whole model; None if there is none."""
+        able = np.flatnonzero(self._supported().all(axis=0))
+        return self.cluster.devices[able[0]] if len(able) else None
 
     @property
     def _alike(self) -> Callable[[Arrays], Arrays] | None:
         """Runs the uncut model in the precision of the devices; None if that is float32, as the reference has it."""
         if self.precision == "f32":
             return None
-        able = np.flatnonzero(self._supported().all(axis=0))
-        run = self.model.reference(self.cluster.devices[able[0]] if len(able) else None, self.precision)
+        run = self.model.reference(self._able, self.precision)
         return lambda inputs: apart(functools.partial(run, inputs))
 
     def check_outputs(self, executor: Checkable, *, after: bool = False) -> OutputError:
