@@ -142,6 +142,11 @@ class Alone:
     session: Session
     busy: NDArray[np.float64]
 
+    @property
+    def is_onnxruntime(self) -> bool:
+        """Whether this is plain ONNX Runtime."""
+        return self.session.cluster.devices[0].plain
+
 
 @dataclass(frozen=True, eq=False)
 class Raced:
@@ -201,6 +206,7 @@ def in_other_precision(
     """
     others: list[tuple[Candidate, Alone]] = []
     missing: list[str] = []
+    singles = [one for one in singles if one.name not in homes or not homes[one.name].is_onnxruntime]
     for single in [one for one in singles if one.plain] or singles:
         home, d = homes.get(single.name), int(single.groups[0])
         device = (session if home is None else home.session).cluster.devices[d]

@@ -140,8 +140,7 @@ class Races:
             functools.partial(with_room, functools.partial(home.executor, plan), in_flight(plan) if steady else 1)
             for plan in candidate.plans
         ]
-        device = home.cluster.devices[0]
-        return Deployed(opened, candidate.plans if steady else None, spins=device.plain and device.kind == "ort")
+        return Deployed(opened, candidate.plans if steady else None, spins=self.is_onnxruntime(candidate.name))
 
     def requests_of(self, candidate: Candidate) -> int:
         """How many requests a run of a candidate serves."""
@@ -423,8 +422,11 @@ class Races:
 
     def checking(self, name: str) -> Session:
         """The session whose reference a candidate's outputs are compared with: its own where another runtime runs it whole."""
-        home = self.home(name)
-        return home if self.known[name].plain and home.cluster.devices[0].plain else self.session
+        return self.home(name) if self.is_onnxruntime(name) else self.session
+
+    def is_onnxruntime(self, name: str) -> bool:
+        """Whether a candidate is plain ONNX Runtime."""
+        return name in self.homes and self.homes[name].is_onnxruntime
 
     def fail(self, name: str, why: BaseException | str) -> None:
         """Put a candidate out: what was measured of it counts no more."""

@@ -17,6 +17,7 @@ from placeit.simulator.objectives import Objective
 
 __all__ = ["better_references", "chosen_of"]
 
+_AS_IT_IS = "ONNX Runtime as it is, without placeit, is the best that was measured"
 _EQUAL = 1.1  # devices are equal if none takes so many times as long as another
 
 
@@ -86,8 +87,10 @@ def chosen_of(
         )
     if search.session.costs.shared and len(search.problem.device_names) > 1:
         return decision.winner, "the budget is too short to compare placements over several devices with the single ones"
-    if len(order) == 1 and len(search.problem.device_names) == 1:
-        return decision.winner, "it is the only device"
+    if len(search.problem.device_names) == 1:
+        beside = any(search.is_onnxruntime(one.name) for one in order)
+        alone = f"it is the only device{', and ONNX Runtime as it is was not measured to be better' if beside else ''}"
+        return decision.winner, _AS_IT_IS if search.is_onnxruntime(decision.winner.name) else alone
     several = "placement over several devices" if objective.steady else "split placement"
     if decision.hurried:
         why = f"no time was left to decide whether a {several} is {objective.better}; a larger budget may find one"
@@ -103,8 +106,8 @@ def chosen_of(
         share = lower_bound(search.problem) / whole
         if share <= 1:  # not of another runtime, which is faster than all devices of the search
             why += f"; the lower bound, ignoring cut costs, is {share:.3f} of its time"
-    if single.plain and search.home(single.name).cluster.devices[0].plain:
-        why += "; ONNX Runtime as it is, without placeit, is the best that was measured"
+    if search.is_onnxruntime(single.name):
+        why += f"; {_AS_IT_IS}"
     return decision.winner, why
 
 
