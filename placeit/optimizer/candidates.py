@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from placeit.core.errors import DeviceError, ExecutionError
 from placeit.core.placement import Placement
 from placeit.core.problem import Problem
+from placeit.devices.host import free_bytes
 from placeit.devices.own_modes import OwnMode
 from placeit.devices.plain import other_precision
 from placeit.planning.placing import Placing
@@ -35,6 +36,7 @@ __all__ = [
 ]
 
 
+_COPIES = 2  # of the weights that there has to be room for before plain ONNX Runtime is opened
 _log = logging.getLogger("placeit")
 
 
@@ -175,6 +177,9 @@ def plain_candidates(session: Session, problem: Problem) -> list[tuple[Candidate
         if able and problem.param_bytes.sum() <= plain.memory_bytes:
             name = f"plain {plain.name}" if plain.name in session.cluster.names else plain.name
             home = session.alone(plain)
+            if plain.plain and free_bytes() < _COPIES * float(problem.param_bytes.sum()):
+                _log.info("ONNX Runtime as it is, is no candidate: there is no memory for another copy of the weights.")
+                continue
             if plain.plain and (why := _refusal(home)) is not None:
                 _log.info("ONNX Runtime as it is, is no candidate: %s", why)
                 continue

@@ -71,7 +71,7 @@ def drive(cluster: Cluster, model: Model) -> Cluster:
                 f"For {model.path} the devices '{device.name}' and '{other.name}' are one: the same cores, the same runtime. "
                 "Leave one of them out."
             )
-    if len(devices) == 1 and devices[0].kind == "ort" and devices[0].where.whole_cpu and not devices[0].emulated:
+    if len(devices) == 1 and devices[0].kind == "ort" and devices[0].core_set and not devices[0].emulated:
         devices = (replace(devices[0], plain=True),)
     return replace(cluster, devices=devices)
 

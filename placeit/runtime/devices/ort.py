@@ -41,11 +41,10 @@ __all__ = [
 class OrtProgram:
     """A segment as an ONNX Runtime session."""
 
-    def __init__(self, segment: SegmentSource, session: Any) -> None:
+    def __init__(self, segment: SegmentSource, model: Any, session: Any) -> None:
         self.inputs = segment.inputs
         self.outputs = segment.outputs
         self.session = session
-        model = segment.in_format("onnx")
         known = isinstance(model, OnnxFile)
         self.input_names = model.inputs if known else [value.name for value in session.get_inputs()]
         self.output_names = model.outputs if known else [value.name for value in session.get_outputs()]
@@ -157,7 +156,9 @@ class OrtDevice(OnWorker):
 
     def compile(self, segment: SegmentSource) -> OrtProgram:
         """Make a session of a segment. Raises DeviceError."""
-        return OrtProgram(segment, open_session(segment, self.name, provider(None), self._cores, plain=self._plain))
+        model = segment.in_format("onnx")
+        session = open_session(segment, self.name, provider(None), self._cores, model=model, plain=self._plain)
+        return OrtProgram(segment, model, session)
 
     def instance(self, program: Program) -> OrtInstance:
         """Make buffers for a program, and bind them. Raises DeviceError."""
@@ -219,7 +220,13 @@ def provider(gpu: int | None) -> tuple[str, dict[str, str]]:
 
 
 def open_session(
-    segment: SegmentSource, name: str, of: tuple[str, dict[str, str]], cores: tuple[int, ...] = (), *, plain: bool = False
+    segment: SegmentSource,
+    name: str,
+    of: tuple[str, dict[str, str]],
+    cores: tuple[int, ...] = (),
+    *,
+    model: Any = None,
+    plain: bool = False,
 ) -> Any:
     """Make a session of a segment for a device.
 
@@ -228,12 +235,13 @@ def open_session(
         name: of the device.
         of: execution provider, with its options.
         cores: of a core set.
+        model: the segment as ONNX, if somebody has it already.
         plain: whether nothing else runs beside the device.
 
     Raises:
         DeviceError: it cannot be compiled, the provider does not load, or the ONNX model has other shapes than the segment.
     """
-    model = segment.in_format("onnx")
+    model = segment.in_format("onnx") if model is None else model
     what = f"ONNX Runtime cannot compile a segment for {name}"
     with explaining(what):
         session = _session(model, of, cores, plain=plain)
