@@ -18,6 +18,7 @@ from placeit.devices.onnxruntime import has_onnxruntime
 
 __all__ = ["for_onnxruntime", "load"]
 
+_TOO_LARGE = "more memory than is available"  # no model for any runtime
 _NO_RULE = "No conversion rule found for operations: "  # what OpenVINO says of ops that it does not know
 
 
@@ -43,6 +44,8 @@ def load(path: str | Path, *, input_shapes: Mapping[str, Sequence[int]] | None =
     except OpenSizesError:
         raise
     except ModelError as error:
+        if _TOO_LARGE in str(error):
+            raise
         if not has_onnxruntime():
             hint = " ONNX Runtime may be able to run it: install it with `pip install placeit[ort]`, and give -d ort:CPU."
             raise ModelError(f"{error}{hint if _NO_RULE in str(error) else ''}") from error.__cause__
