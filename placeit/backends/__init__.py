@@ -16,10 +16,9 @@ if TYPE_CHECKING:
 __all__ = ["files_of", "load", "names_program", "suffixes"]
 
 _GROUP = "placeit.backends"
-_OPENVINO = "placeit.backends.openvino.reader:load"
 _BUILT_IN = {
-    "onnx": _OPENVINO,
-    "xml": _OPENVINO,
+    "onnx": "placeit.backends.onnx.load:load",
+    "xml": "placeit.backends.openvino.reader:load",
     "pt2": "placeit.backends.torch.model:load",
 }
 _TENSOR_PROGRAMS = (
@@ -77,7 +76,7 @@ def load(path: str | Path, *, sample_shapes: Mapping[str, Sequence[int]] | None 
         elif not suffix:
             hint = f" Tensor programs go by name: {', '.join(_TENSOR_PROGRAMS)}, with options as in chain-mm:shards=4."
         raise ModelError(f"{path}: no backend reads '{suffix}' files; the known ones are {', '.join(sorted(known))}.{hint}")
-    if sample_shapes and known[suffix.lower()].value == _OPENVINO:
+    if sample_shapes and known[suffix.lower()].value in (_BUILT_IN["onnx"], _BUILT_IN["xml"]):
         options["sample_shapes"] = sample_shapes
     model: Model = load_entry("backend", known, suffix.lower())(path, **options)
     return model

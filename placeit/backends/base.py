@@ -177,8 +177,21 @@ class Model(ABC):
             DeviceError: this part cannot be had in this format.
         """
 
-    def prepared(self, cluster: Cluster) -> Model:  # noqa: ARG002
+    def whole_file(self, form: Format) -> Model:  # noqa: ARG002
+        """Return the model for a device that runs it whole, in one of its formats or one that only the whole file is in."""
+        return self
+
+    @property
+    def rounds(self) -> bool:
+        """Whether it has operators of quantised numbers by which runtimes round differently."""
+        return False
+
+    def prepared(self, cluster: Cluster, graph: str = "") -> Model:  # noqa: ARG002
         """Return the model with the formats that the drivers of a cluster's devices need; itself if it has them already.
+
+        Args:
+            cluster: the devices.
+            graph: hash of the task graph that is wanted, of those that the model may have; empty for any.
 
         Raises:
             DeviceError: one of the runtimes cannot have it.

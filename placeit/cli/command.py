@@ -13,6 +13,7 @@ import traceback
 import typing
 import warnings
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any
 
@@ -25,7 +26,9 @@ from placeit.core.files import own_descriptor
 from placeit.core.interrupts import INTERRUPTED, come_through, happened
 from placeit.report.text import printable
 
-__all__ = ["command"]
+__all__ = ["command", "was_given"]
+
+_GIVEN: ContextVar[frozenset[str]] = ContextVar("options that were given", default=frozenset())
 
 BUG = 70
 """Exit code of an error that placeit does not expect (``EX_SOFTWARE`` of sysexits.h)."""
@@ -58,7 +61,10 @@ def command(function: Callable[..., Output]) -> Callable[..., None]:
         else:
             parameters.append(_parameter(parameter.name, parameter.default, kind))
 
-    def run(**values: Any) -> None:
+    def run(context: typer.Context, **values: Any) -> None:
+        _GIVEN.set(
+            frozenset(name for name in values if str(getattr(context.get_parameter_source(name), "name", "")) != "DEFAULT")
+        )
         arguments = {
             name: kind(**{field.name: values.pop(field.name) for field in dataclasses.fields(kind)})
             for name, kind in bundles.items()
@@ -71,10 +77,16 @@ def command(function: Callable[..., Output]) -> Callable[..., None]:
             _deliver(terminal, output)
         raise typer.Exit(output.exit_code)
 
+    parameters.append(_parameter("context", inspect.Parameter.empty, typer.Context))
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     run.__doc__ = function.__doc__
     return run
+
+
+def was_given(option: str) -> bool:
+    """Whether the value of an option, by its parameter's name, is not the default of the command that runs."""
+    return option in _GIVEN.get()
 
 
 def _parameter(name: str, default: Any, annotation: Any) -> inspect.Parameter:

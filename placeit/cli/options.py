@@ -164,7 +164,7 @@ class SessionOptions(GroupOptions):
         """Read the inputs of a model; None if there are none. Raises FileError, UsageError."""
         return None if self.inputs is None else read_tensors(self.inputs, model.settable)
 
-    def session(self, cluster: Cluster | None = None) -> Session:
+    def session(self, cluster: Cluster | None = None, graph: str = "") -> Session:
         """Open the model on a cluster, or on the devices of the command line."""
         from placeit.session import Session
 
@@ -178,6 +178,7 @@ class SessionOptions(GroupOptions):
             tolerance=self._tolerance(),
             inputs=self.arrays(model),
             cache=cost_cache(self.no_cache),
+            graph=graph,
         )
 
     def _tolerance(self) -> float | None:

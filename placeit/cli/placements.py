@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from placeit.cli.nodes import reach_nodes
-from placeit.cli.options import SessionOptions
+from placeit.cli.command import was_given
+from placeit.cli.nodes import Compress, reach_nodes
+from placeit.cli.options import Precision, SessionOptions
 from placeit.core.errors import DeviceError, PlacementError, UsageError
 
 if TYPE_CHECKING:
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from placeit.session import Session
 
 __all__ = ["PlacementOption", "naming", "open_session", "read_placement"]
+
+_log = logging.getLogger("placeit")
 
 PlacementOption = Annotated[
     Path,
@@ -42,6 +47,7 @@ def open_session(
 ) -> Iterator[tuple[Session, list[Placement]]]:
     """Open a model on the devices of the command line, or else on those that the placements name.
 
+    Precision, compression and input shapes are those that the placements were found with, where the command line says nothing.
     Groups are split where a placement divides them; by the segments of the placements if all have some, and that is asked for.
     Nothing is profiled yet.
 
@@ -53,6 +59,7 @@ def open_session(
     from placeit.devices.plain import in_throughput_mode, plain_devices
 
     placements = [Placement.load(path) for path in files]
+    options = _as_found(options, files, placements)
     named = list(dict.fromkeys(name for placement in placements for name in placement.device_names))
     several = [name for placement in placements if len(placement.device_names) > 1 for name in placement.device_names]
     reach_nodes(named if options.devices is None else options.devices, options.ray_address, options.compress, options.patience)
@@ -72,7 +79,7 @@ def open_session(
             f"{error} The placement names the devices {', '.join(named)}: say with --devices which they are (the cluster file)."
         ) from error
     by_segments = by_segments and all(placement.segments is not None for placement in placements)
-    with options.session(cluster) as session:
+    with options.session(cluster, placements[0].graph_hash if placements else "") as session:
         for path, placement in zip(files, placements, strict=True):
             with naming(path):
                 for one in placement.every if session.home_of(placement) is session else ():
@@ -82,6 +89,30 @@ def open_session(
                 for one in placement.every:
                     session.home_of(placement).placing.groups_of(one)
         yield session, placements
+
+
+def _as_found(options: SessionOptions, files: Sequence[Path], placements: Sequence[Placement]) -> SessionOptions:
+    """Return the options with those that were not given as they were when the placements were found."""
+    found = [placement.conditions for placement in placements if placement.conditions is not None]
+    if not found or any(one != found[0] for one in found):
+        return options
+    first = found[0]
+    if first.precision in set(Precision) and not _differs(files[0], "precision", first.precision, options.precision):
+        options = replace(options, precision=Precision(first.precision))
+    if first.compression in set(Compress) and not _differs(files[0], "compress", first.compression, options.compress):
+        options = replace(options, compress=Compress(first.compression))
+    if options.input_shape is None and options.batch is None and options.model.suffix.lower() in (".onnx", ".xml"):
+        shapes = [f"{name}:{','.join(map(str, shape))}" for name, shape in first.shapes.items() if shape and min(shape) > 0]
+        return replace(options, input_shape=shapes or None)
+    return options
+
+
+def _differs(file: Path, option: str, stored: str, given: str) -> bool:
+    """Whether an option was given that is not what a placement was found with; say so."""
+    if not was_given(option) or stored == given:
+        return False
+    _log.warning("%s was found with --%s %s, and runs with --%s %s.", file, option, stored, option, given)
+    return True
 
 
 @contextlib.contextmanager

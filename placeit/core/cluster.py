@@ -41,6 +41,8 @@ class Device:
         bytes_per_s: memory bandwidth, for described devices.
         op_overhead_s: fixed cost of one op, for described devices.
         driver: versions of the runtime and the driver, part of what a measured cost holds for.
+        plain: whether nothing runs beside it, so that its runtime may use it as it does without placeit: threads that wait for
+            the next run may keep their cores busy.
         unusable: why nothing can run there, in the words of its plugin; empty if it can, or if it has not been tried.
     """
 
@@ -57,6 +59,7 @@ class Device:
     bytes_per_s: float | None = None
     op_overhead_s: float = 0.0
     driver: str = ""
+    plain: bool = False
     unusable: str = ""
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,27 @@ from numpy.typing import NDArray
 from placeit.core.errors import PlacementError
 from placeit.core.files import read_json, write_text
 
-__all__ = ["Placement"]
+__all__ = ["Conditions", "Placement"]
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """Under which conditions a placement was found.
+
+    Attributes:
+        precision: of the devices.
+        compression: what float32 tensors were sent as between nodes; ``none`` for themselves.
+        shapes: of the model's inputs, by name.
+    """
+
+    precision: str = "f32"
+    compression: str = "none"
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return them as a placement file has them."""
+        shapes = {name: list(shape) for name, shape in self.shapes.items()}
+        return {"precision": self.precision, "compression": self.compression, "input_shapes": shapes}
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +49,7 @@ class Placement:
         segments: ``int32[V]``, the segment of each op, in an order in which they can run; None if they are still to be planned.
         replicas: further placements of the same ops on other devices, each of which serves whole requests like this one; they
             have no replicas themselves.
+        conditions: under which it was found; None if that is not known.
     """
 
     op_names: tuple[str, ...]
@@ -37,6 +58,7 @@ class Placement:
     graph_hash: str = ""
     segments: NDArray[np.int32] | None = None
     replicas: tuple[Placement, ...] = ()
+    conditions: Conditions | None = None
 
     @property
     def every(self) -> tuple[Placement, ...]:
@@ -63,6 +85,8 @@ class Placement:
         """
         version = 3 if self.replicas else 1 if self.segments is None else 2
         head = {"format": "placeit-placement", "version": version, "graph": self.graph_hash, "devices": list(self.device_names)}
+        if self.conditions is not None:
+            head |= self.conditions.to_dict()
         text = json.dumps(head, indent=2)[:-2] + ",\n" + self._body()
         if self.replicas:
             text += ',\n  "replicas": [' + ", ".join("{\n" + one._body() + "\n  }" for one in self.replicas) + "]"
@@ -91,7 +115,7 @@ class Placement:
             raise PlacementError(f"{path}: replicas serve whole requests on devices of their own; two of them use {shared[0]}.")
         if any(set(one.op_names) != set(first.op_names) for one in others):
             raise PlacementError(f"{path}: replicas place the same ops, and one of them places others than the first.")
-        return replace(first, replicas=tuple(others))
+        return replace(first, replicas=tuple(others), conditions=_conditions(path, data))
 
     def segments_for(self, op_names: Sequence[str]) -> NDArray[np.int32] | None:
         """Segment of each of the given ops, matched by name, ``int32[V]``; None if segments are still to be planned."""
@@ -129,6 +153,20 @@ class Placement:
                     f"{', '.join(device_names)}."
                 )
         return np.array([numbers[mine[name]] for name in op_names], np.int32)
+
+
+def _conditions(path: str | Path, data: Mapping[str, Any]) -> Conditions | None:
+    """Read the conditions under which a placement was found; None if the file does not say any."""
+    if "precision" not in data:
+        return None
+    precision, sent, shapes = data["precision"], data.get("compression", "none"), data.get("input_shapes", {})
+    known = isinstance(precision, str) and isinstance(sent, str) and isinstance(shapes, dict)
+    sizes = list(shapes.values()) if known else [None]
+    if not all(isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape) for shape in sizes):
+        raise PlacementError(
+            f"{path}: 'precision' and 'compression' are names, and 'input_shapes' has a list of sizes for each input."
+        )
+    return Conditions(precision, sent, {name: tuple(shape) for name, shape in shapes.items()})
 
 
 def _no_placement(path: str | Path) -> PlacementError:

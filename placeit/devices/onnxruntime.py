@@ -1,13 +1,18 @@
-"""ONNX Runtime, which is an optional dependency."""
+"""ONNX Runtime, which is an optional dependency: importing it, and what its exceptions say."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import importlib.util
+import re
+from collections.abc import Iterator
 from typing import Any
 
-from placeit.core.errors import DeviceError
+from placeit.core.errors import DeviceError, first_line
 from placeit.core.telemetry import import_onnxruntime
 
-__all__ = ["onnxruntime"]
+__all__ = ["explaining", "has_onnxruntime", "onnxruntime", "ort_failures", "ort_reason"]
 
 
 def onnxruntime() -> Any:
@@ -19,3 +24,36 @@ def onnxruntime() -> Any:
             f"ONNX Runtime cannot be imported ({error}): install it with `pip install placeit[ort]`, or for NVIDIA GPUs with "
             "`pip install onnxruntime-gpu`, or choose devices that OpenVINO drives."
         ) from error
+
+
+def has_onnxruntime() -> bool:
+    """Whether ONNX Runtime is installed, with the package that reads its files; neither is imported."""
+    try:
+        return all(importlib.util.find_spec(name) is not None for name in ("onnxruntime", "onnx"))
+    except (ImportError, ValueError):
+        return False
+
+
+@functools.cache
+def ort_failures() -> tuple[type[Exception], ...]:
+    """What ONNX Runtime raises, in classes with no base in common but Exception, and protobuf for more than 2 GB."""
+    from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
+
+    state = onnxruntime().capi.onnxruntime_pybind11_state
+    own = [kind for kind in vars(state).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    return (*own, EncodeError, RuntimeError, ValueError, TypeError, MemoryError)
+
+
+@contextlib.contextmanager
+def explaining(what: str) -> Iterator[None]:
+    """Convert exceptions of ONNX Runtime to a DeviceError that says ``what`` failed."""
+    try:
+        yield
+    except ort_failures() as error:
+        raise DeviceError(f"{what}: {ort_reason(error)}") from error
+
+
+def ort_reason(error: BaseException) -> str:
+    """Return the first line of what ONNX Runtime says, without its error codes and places in its source."""
+    line = first_line(error).removeprefix("[ONNXRuntimeError] : ")
+    return re.sub(r"^(\d+ : \w+ : )?(Exception during initialization: )?(/\S+:\d+ .*?\) )?", "", line) or line

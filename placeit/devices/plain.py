@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
 from placeit.devices.host import allowed_cores, memory_bytes, one_per_physical_core
+from placeit.devices.onnxruntime import has_onnxruntime, onnxruntime
 
 __all__ = ["all_here", "in_throughput_mode", "other_precision", "plain_devices"]
 
 _SHORTER = (("bf16", "bf16"), ("f16", "fp16"))  # precisions that may be faster than f32, each with OpenVINO's tag
 
 
-def plain_devices(cluster: Cluster) -> list[Device]:
+def plain_devices(cluster: Cluster, *, onnx: bool = False) -> list[Device]:
     """Find the plain devices of a cluster: all its core sets as one device, for each runtime that drives some of them.
+
+    ONNX Runtime's is one of them for an ONNX file, if it is installed, whatever drives the core sets.
 
     It is ``CPU`` (or ``ort:CPU``), and ``CPU@0-3`` where the core sets leave out cores that this process may use. There is none
     where the cluster has that device itself, or fewer than two core sets; nor where a device is on another node, or a device or
@@ -25,10 +29,38 @@ def plain_devices(cluster: Cluster) -> list[Device]:
 
     Args:
         cluster: as a model's runtimes drive it (:mod:`placeit.runtime.drivers`).
+        onnx: whether the model is an ONNX file, in the precision that it has itself.
     """
     sets = [device for device in cluster.devices if device.core_set]
-    if len(sets) < 2 or not all_here(cluster):
+    if not sets or not all_here(cluster):
         return []
+    found = _plain_devices(sets) if len(sets) > 1 else {}
+    alone = len(cluster) == 1 and sets[0].plain
+    if onnx and not alone and has_onnxruntime():
+        found["ort"] = _plain_ort(sets)
+    return list(found.values())
+
+
+def _plain_ort(sets: Sequence[Device]) -> Device:
+    """The CPU for ONNX Runtime, or as much of it as core sets are."""
+    cores, allowed = {core for device in sets for core in device.cores}, allowed_cores()
+    everything = cores.issuperset(one_per_physical_core(allowed))
+    address = Address("CPU", () if everything else tuple(sorted(cores)), runtime="ort")
+    return replace(
+        sets[0],
+        name=str(address),
+        kind="ort",
+        address=address,
+        all_cores=allowed if everything else (),
+        memory_bytes=min(memory_bytes(), sum(device.memory_bytes for device in sets)),
+        power=None,
+        driver=f"ONNX Runtime {onnxruntime().__version__}",
+        plain=True,
+    )
+
+
+def _plain_devices(sets: Sequence[Device]) -> dict[str, Device]:
+    """All core sets as one device, by the runtime that drives some of them."""
     cores, allowed = {core for device in sets for core in device.cores}, allowed_cores()
     everything = cores.issuperset(one_per_physical_core(allowed))
     found: dict[str, Device] = {}
@@ -46,7 +78,7 @@ def plain_devices(cluster: Cluster) -> list[Device]:
             memory_bytes=min(memory_bytes(), *(device.memory_bytes for device in sets)),
             power=None,
         )
-    return list(found.values())
+    return found
 
 
 def in_throughput_mode(cluster: Cluster) -> Device | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,10 +11,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.core.errors import DeviceError, ExecutionError
 from placeit.core.placement import Placement
 from placeit.core.problem import Problem
+from placeit.devices.host import free_bytes
 from placeit.devices.own_modes import OwnMode
-from placeit.devices.plain import other_precision, plain_devices
+from placeit.devices.plain import other_precision
 from placeit.planning.placing import Placing
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.runtime.check import OutputError
@@ -31,6 +34,10 @@ __all__ = [
     "plain_candidates",
     "value_of",
 ]
+
+
+_COPIES = 2  # of the weights that there has to be room for before plain ONNX Runtime is opened
+_log = logging.getLogger("placeit")
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,6 +144,11 @@ class Alone:
     session: Session
     busy: NDArray[np.float64]
 
+    @property
+    def is_onnxruntime(self) -> bool:
+        """Whether this is plain ONNX Runtime."""
+        return self.session.cluster.devices[0].plain
+
 
 @dataclass(frozen=True, eq=False)
 class Raced:
@@ -159,13 +171,29 @@ def plain_candidates(session: Session, problem: Problem) -> list[tuple[Candidate
     apart = session.cluster.apart()  # no core counts twice
     busy = np.array([float(device.core_set and d in apart) for d, device in enumerate(devices)])
     found: list[tuple[Candidate, Alone]] = []
-    for plain in () if session.pins else plain_devices(session.cluster):
+    for plain in () if session.pins else session.plain_devices:
         like = [d for d, device in enumerate(devices) if device.core_set and device.kind == plain.kind]
-        if problem.feasible[:, like].all() and problem.param_bytes.sum() <= plain.memory_bytes:
+        able = plain.plain or problem.feasible[:, like].all()  # a whole file needs no cuts
+        if able and problem.param_bytes.sum() <= plain.memory_bytes:
             name = f"plain {plain.name}" if plain.name in session.cluster.names else plain.name
             home = session.alone(plain)
+            if plain.plain and free_bytes() < _COPIES * float(problem.param_bytes.sum()):
+                _log.info("ONNX Runtime as it is, is no candidate: there is no memory for another copy of the weights.")
+                continue
+            if plain.plain and (why := _refusal(home)) is not None:
+                _log.info("ONNX Runtime as it is, is no candidate: %s", why)
+                continue
             found.append((alone_on(home, name, plain=True), Alone(home, busy)))
     return found
+
+
+def _refusal(home: Session) -> str | None:
+    """Why the runtime of a plain device cannot open a model; None if it can. What it opens stays open for the races."""
+    try:
+        home.executor(alone_on(home, "").plan).close()
+    except (DeviceError, ExecutionError) as error:
+        return str(error)
+    return None
 
 
 def in_other_precision(
@@ -183,6 +211,7 @@ def in_other_precision(
     """
     others: list[tuple[Candidate, Alone]] = []
     missing: list[str] = []
+    singles = [one for one in singles if one.name not in homes or not homes[one.name].is_onnxruntime]
     for single in [one for one in singles if one.plain] or singles:
         home, d = homes.get(single.name), int(single.groups[0])
         device = (session if home is None else home.session).cluster.devices[d]

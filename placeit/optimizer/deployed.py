@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
@@ -32,6 +33,7 @@ _TURNS = 2  # requests of a run for each that is in flight, where they are no pi
 _ONE = 1.01  # requests that a plan holds at most that is no pipeline
 _LEAST_S = 0.02  # of such a run
 _HURRY_S = 0.3  # for replicas to end after an interrupt
+_LOOK_S, _QUIET, _MOST_REST_S = 0.004, 0.25, 2.0  # seconds between looks; share of a core that counts as rest; seconds at most
 
 
 def run_lengths(plans: Sequence[Plan]) -> list[int]:
@@ -49,6 +51,15 @@ def _as_long(fewest: Sequence[int], seconds: Sequence[float]) -> list[int]:
     """Numbers of requests, no fewer than given, that take equally long, by the seconds per request of each replica."""
     length = max(_LEAST_S, *(n * each for n, each in zip(fewest, seconds, strict=True)))
     return [min(_MOST, max(n, round(length / each))) if each > 0 else n for n, each in zip(fewest, seconds, strict=True)]
+
+
+def _rest() -> None:
+    """Wait until the process needs hardly any processor time, but no longer than a second or two."""
+    for _ in range(math.ceil(_MOST_REST_S / _LOOK_S)):
+        before = time.process_time()
+        time.sleep(_LOOK_S)
+        if time.process_time() - before < _QUIET * _LOOK_S:
+            return
 
 
 class Serves(Protocol):
@@ -86,9 +97,15 @@ class Deployed:
     Args:
         open_each: opens the executor of each replica; closed with this.
         plans: of the replicas, for runs with many requests in flight; None for one request in all, by the only executor.
+        spins: whether threads of the runtime keep cores busy for a while after a run, in wait for the next one. It is then
+            timed as in a program that runs the model again and again, with threads that are awake, and nothing else runs
+            before they rest.
     """
 
-    def __init__(self, open_each: Sequence[Callable[[], PlanExecutor]], plans: Sequence[Plan] | None = None) -> None:
+    def __init__(
+        self, open_each: Sequence[Callable[[], PlanExecutor]], plans: Sequence[Plan] | None = None, *, spins: bool = False
+    ) -> None:
+        self._spins = spins
         self._fewest = [] if plans is None else [_fewest(plan) for plan in plans]
         self._lengths = [] if plans is None else run_lengths(plans)
         self._pipelines = [] if plans is None else [i for i, plan in enumerate(plans) if held(plan) > _ONE]
@@ -121,6 +138,14 @@ class Deployed:
         Of replicas it is one over the sum of what each serves per second while it is busy. How many requests each of them
         serves follows what they took before, so that none is busy for much longer than the others. Raises ExecutionError.
         """
+        if not self._spins:
+            return self._time()
+        self.executors[0].time()
+        seconds = self._time()
+        _rest()
+        return seconds
+
+    def _time(self) -> float:
         if not self._lengths:
             return self.executors[0].time()
         for i, seconds in zip(self._pipelines, self._times(self._pipelines, [1] * len(self._pipelines)), strict=True):

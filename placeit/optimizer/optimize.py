@@ -383,6 +383,7 @@ def _optimized(
         pins=session.pins,
         memory=session.memory,
         profiled=session.costs.profiled,
+        conditions=session.conditions,
         _open=functools.partial(Runtime, session.model, home.grouping, home.cluster, precision=session.precision),
     )
 

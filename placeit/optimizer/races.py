@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import math
 import sys
 import time
@@ -25,6 +26,7 @@ from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.calibration import calibrated
 from placeit.profiler.costs import Progress
 from placeit.runtime.budget import TRIFLE_S
+from placeit.runtime.check import OutputError
 from placeit.runtime.measure import FAILURES, FEWEST, WARMUP, Measurement, Race, faster, summed_up
 from placeit.runtime.plan_executor import with_room
 from placeit.session import Session
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Races", "reason_of", "too_late"]
 
+_LOG = logging.getLogger(__name__)
 _LASTING, _LASTING_SHARE, _SHIFT = 2, 4, 1.5  # a ratio is not steady if it changes so much for 2 rounds and a 4th of them
 _PATIENCE_S = 30.0  # for a reference, where no more time is left
 _COPIES = 2  # of the weights that there has to be room for before another placement is opened
@@ -81,6 +84,7 @@ class Races:
         self.warmup, self.duration, self.twice = WARMUP, math.inf, True
         self.ledger, self.running_s = Ledger() if ledger is None else ledger, 0.0
         session.compiling.progress = progress
+        self._compared = False  # the references of two runtimes
         self._priced: dict[str, tuple[Plan, Plan]] = {}  # plans of candidates, and the same by the session's costs
 
     @property
@@ -138,7 +142,7 @@ class Races:
             )
             for plan in candidate.plans
         ]
-        return Deployed(opened, candidate.plans if steady else None)
+        return Deployed(opened, candidate.plans if steady else None, spins=self.is_onnxruntime(candidate.name))
 
     def requests_of(self, candidate: Candidate) -> int:
         """How many requests a run of a candidate serves."""
@@ -395,7 +399,9 @@ class Races:
         """Whether a candidate runs and its outputs are right; the worst of all checks of its outputs counts."""
         for executor in deployed.checkable:
             try:
-                found = self.session.check_outputs(executor, after=after)
+                found = self.checking(name).check_outputs(executor, after=after)
+                if self.checking(name) is not self.session:
+                    self._compare_references(self.checking(name))
             except FAILURES as error:
                 self.fail(name, error)
                 return False
@@ -405,6 +411,29 @@ class Races:
             if (why := worst.wrong(self.home(name).tolerance)) is not None:
                 self.fail(name, why)
         return self.known[name].failed is None
+
+    def _compare_references(self, other: Session) -> None:
+        """Say, once, if two runtimes do not agree on what the whole model computes."""
+        if self._compared:
+            return
+        self._compared = True
+        gap = OutputError.between(self.session.output_check().expected, other.output_check().expected)
+        if gap.wrong(self.session.tolerance) is not None:
+            said = gap.fault or f"outputs differ by {gap.max_rel:.1e} of the largest"
+            _LOG.warning(
+                "OpenVINO and ONNX Runtime do not compute the same from %s: %s. Splits are compared with the runtime of their "
+                "devices; ONNX Runtime does what the file says also where integers take more than 32 bits.",
+                self.session.model.path,
+                said,
+            )
+
+    def checking(self, name: str) -> Session:
+        """The session whose reference a candidate's outputs are compared with: its own where another runtime runs it whole."""
+        return self.home(name) if self.is_onnxruntime(name) else self.session
+
+    def is_onnxruntime(self, name: str) -> bool:
+        """Whether a candidate is plain ONNX Runtime."""
+        return name in self.homes and self.homes[name].is_onnxruntime
 
     def fail(self, name: str, why: BaseException | str) -> None:
         """Put a candidate out: what was measured of it counts no more."""

@@ -18,6 +18,7 @@ from placeit.simulator.objectives import Objective
 
 __all__ = ["better_references", "chosen_of"]
 
+_AS_IT_IS = "ONNX Runtime as it is, without placeit, is the best that was measured"
 _EQUAL = 1.1  # devices are equal if none takes so many times as long as another
 
 
@@ -87,8 +88,13 @@ def chosen_of(
         )
     if search.session.costs.shared and len(search.problem.device_names) > 1:
         return decision.winner, "the budget is too short to compare placements over several devices with the single ones"
-    if len(order) == 1 and len(search.problem.device_names) == 1:
-        return decision.winner, "it is the only device"
+    if len(search.problem.device_names) == 1:
+        if search.is_onnxruntime(decision.winner.name):
+            return decision.winner, _AS_IT_IS
+        rivals = [one.name for one in order if one.name != decision.winner.name]
+        if all(map(search.is_onnxruntime, rivals)):
+            beside = ", and ONNX Runtime as it is was not measured to be better" if rivals else ""
+            return decision.winner, f"it is the only device{beside}"
     takes = measured_median(decision.winner)
     if search.excluded is not None and decision.ratio is None and takes < search.excluded.bound_s:
         return decision.winner, search.excluded.why(takes)
@@ -106,8 +112,10 @@ def chosen_of(
         )
     else:
         why = f"no {several} was measured to be {objective.better}"
-    if not math.isnan(share):
+    if share <= 1:  # not of another runtime, which is faster than all devices of the search
         why += f"; the lower bound, ignoring cut costs, is {share:.3f} of its time"
+    if search.is_onnxruntime(single.name):
+        why += f"; {_AS_IT_IS}"
     return decision.winner, why
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Self
 
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.cluster import Cluster
-from placeit.core.placement import Placement
+from placeit.core.placement import Conditions, Placement
 from placeit.optimizer.candidates import Candidate, Raced
 from placeit.optimizer.references import Reference
 from placeit.optimizer.service import Service
@@ -122,6 +122,7 @@ class Optimized:
         pins: device names by op names or globs of them that held for every candidate.
         memory: most bytes of weights by device, where a limit was given.
         profiled: when the costs were measured, and how much else the machine did; None if they were not.
+        conditions: precision, and what else the placement was found for.
     """
 
     model: str
@@ -152,6 +153,7 @@ class Optimized:
     pins: Mapping[str, str]
     memory: Mapping[str, float]
     profiled: Profiled | None
+    conditions: Conditions
     _open: Callable[[], Runtime] = field(repr=False)
 
     @property
@@ -162,7 +164,7 @@ class Optimized:
     @property
     def placement(self) -> Placement:
         """Device of every op; for throughput there may be replicas."""
-        return self.chosen.placement
+        return replace(self.chosen.placement, conditions=self.conditions)
 
     def speedup_over(self, other: Candidate, candidate: Candidate) -> Ratio | None:
         """Return the time of another candidate over that of a candidate, in the last race of the latter.

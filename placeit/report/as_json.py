@@ -114,6 +114,7 @@ def run(report: RunReport, placement_file: str | Path, files: Mapping[str, Path 
         "model": report.model,
         "placement_file": str(placement_file),
         "devices": report.placement.counts(),
+        "precision": report.precision,
         "segments": len(report.plan.programs),
         "native": report.native,
         "host_paced": list(report.host_paced),

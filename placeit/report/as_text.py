@@ -40,6 +40,7 @@ def run(console: Console, report: RunReport, files: Mapping[str, Path | None]) -
         "p95": text.seconds(latency.p95),
         "simulated": text.seconds(report.simulated_s),
         "segments": str(len(report.plan.programs)),
+        **({} if report.precision == "f32" else {"precision": _precision(report)}),
         "lanes": "native" if report.native else "Python",
         **({"host-paced": ", ".join(report.host_paced)} if report.host_paced else {}),
         "output error": f"{text.error(error)} (relative to the largest output of the uncut model)",
@@ -66,6 +67,13 @@ def run(console: Console, report: RunReport, files: Mapping[str, Path | None]) -
         ]
         text.table(console, heads, uses)
     text.show_notes(console, report.cluster)
+
+
+def _precision(report: RunReport) -> str:
+    found = report.placement.conditions
+    return (
+        f"{report.precision}{', with which the placement was found' if found and found.precision == report.precision else ''}"
+    )
 
 
 def rate(console: Console, report: RateReport, files: Mapping[str, Path | None]) -> None:
@@ -243,6 +251,8 @@ def optimized(console: Console, found: Optimized, path: Path | None) -> None:
     for candidate in found.candidates:
         if candidate.plain:
             note = f"{candidate.name} is a plain device: all core sets together, as their runtime uses them without placeit."
+            if "ort:" in candidate.name:
+                note = f"{candidate.name} is plain ONNX Runtime: the file as any program opens it, without placeit."
             text.paragraph(console, note)
     if found.references:
         text.paragraph(console, _REFERENCES)

@@ -103,8 +103,9 @@ def watts(power: float | None) -> str:
 def error(value: OutputError | None) -> str:
     """Write how far outputs are from the reference, relative to its largest value: ``1.2e-07``, ``exact``, ``not checked``.
 
-    An error that was found is written also where the absence of one would prove little, and so is which share of the values
-    are no numbers on either side, so that they have no error.
+    In another precision than float32, that against float32 comes first, and then that against the whole model in the same
+    precision. An error that was found is written also where the absence of one would prove little, and so is which share of the
+    values are no numbers on either side, so that they have no error.
     """
     if value is None:
         return NOTHING
@@ -113,6 +114,8 @@ def error(value: OutputError | None) -> str:
         figure = "all NaN or infinite" if value.max_abs == 0 else f"{figure}, one all NaN or infinite"
     elif value.not_finite > 0:
         figure += f", {percent(value.not_finite)} NaN or infinite"
+    if value.alike is not None:
+        figure += f", {'exact' if value.alike == 0 else f'{value.alike:.1e}'} in its own precision"
     return figure if value.not_checked is None else f"not checked ({figure})"
 
 

@@ -75,7 +75,7 @@ def tolerance_of_rounding(graph: OpGraph, steps: Mapping[str, float]) -> float:
 
 @dataclass(frozen=True)
 class OutputError:
-    """Difference between the outputs of a placement and those of the whole model on one device.
+    """Difference between the outputs of a placement and those of the whole model on one device, in float32.
 
     Attributes:
         max_abs: largest absolute difference of any element of any output.
@@ -83,6 +83,7 @@ class OutputError:
             of all outputs.
         fault: why they are infinite; None if they are not.
         not_checked: why small differences prove little; None if they do. It is no verdict if the differences are large.
+        alike: what ``max_rel`` is against the whole model in the precision of the devices; None if that is float32.
         not_finite: share of an output's values that are NaN, or the same infinity, on both sides, so that no difference can be
             taken; the worst of all outputs.
     """
@@ -92,6 +93,7 @@ class OutputError:
     fault: str | None = None
     not_checked: str | None = None
     not_finite: float = 0.0
+    alike: float | None = None
 
     @classmethod
     def between(cls, outputs: Arrays, reference: Arrays) -> OutputError:
@@ -107,13 +109,19 @@ class OutputError:
 
     def wrong(self, tolerance: float) -> str | None:
         """Explain why outputs are wrong, given the largest accepted ``max_rel``; None if they are right."""
+        coarse = ""
+        if self.alike is not None and self.alike <= tolerance:
+            coarse = (
+                f" Against the uncut model in the same precision they are off by {self.alike:.1e}: the precision is too coarse "
+                "for the model, and not its division. Choose f32, or give a larger --tolerance."
+            )
         if self.fault is not None:
-            return f"Its outputs are wrong: {self.fault}."
+            return f"Its outputs are wrong: {self.fault}.{coarse}"
         if self.max_rel <= tolerance:
             return None
         return (
             f"Its outputs are wrong: they are off by {self.max_rel:.1e} of the uncut model's largest, and the tolerance is "
-            f"{tolerance:g}."
+            f"{tolerance:g}.{coarse}"
         )
 
     def worse(self, other: OutputError) -> OutputError:
@@ -124,6 +132,7 @@ class OutputError:
             self.fault or other.fault,
             self.not_checked or other.not_checked,
             max(self.not_finite, other.not_finite),
+            max((one for one in (self.alike, other.alike) if one is not None), default=None),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -134,6 +143,7 @@ class OutputError:
             "fault": self.fault,
             "not_checked": self.not_checked,
             "not_finite": self.not_finite,
+            "same_precision": self.alike if self.alike is not None and np.isfinite(self.alike) else None,
         }
 
 
@@ -196,6 +206,7 @@ class OutputCheck:
         others: inputs to try, until some lead to other outputs.
         reference: runs the uncut model.
         tolerance: the ``max_rel`` up to which outputs pass: those of the two inputs have to differ by more, and by 1 %.
+        alike: runs the uncut model in the precision of the devices; None if that is the reference's.
 
     Raises:
         PlaceitError: the uncut model does not run on ``inputs``.
@@ -206,7 +217,12 @@ class OutputCheck:
     """
 
     def __init__(
-        self, inputs: Arrays, others: Iterable[Arrays], reference: Callable[[Arrays], Arrays], tolerance: float = 0.0
+        self,
+        inputs: Arrays,
+        others: Iterable[Arrays],
+        reference: Callable[[Arrays], Arrays],
+        tolerance: float = 0.0,
+        alike: Callable[[Arrays], Arrays] | None = None,
     ) -> None:
         self.expected = reference(inputs)
         self.not_checked = OutputError.between(self.expected, self.expected).not_checked
@@ -229,6 +245,7 @@ class OutputCheck:
             self.not_checked = f"{why}, so that outputs of an earlier run would not be noticed"
         # the one before a run has to be another, also where the last of a race is followed by the first of a check
         self._runs = (second, (inputs, self.expected))
+        self._alike = [None if alike is None else alike(given) for given, _ in self._runs]
 
     def __call__(self, executor: Checkable, *, after: bool = False) -> OutputError:
         """Run an executor on both inputs and compare its outputs.
@@ -244,11 +261,13 @@ class OutputCheck:
         worst = OutputError(0.0, 0.0, not_checked=self.not_checked)
         sentinel, pause = int(after), _PAUSE_S[0]
         late = _late(executor, sentinel, pause)
-        for inputs, expected in self._runs:
+        for (inputs, expected), alike in zip(self._runs, self._alike, strict=True):
             begin = time.perf_counter()
             outputs = executor.run(inputs)
             pause = float(np.clip(time.perf_counter() - begin, *_PAUSE_S))
             worst = worst.worse(OutputError.between(outputs, expected))
+            if alike is not None:
+                worst = worst.worse(OutputError(0.0, 0.0, alike=OutputError.between(outputs, alike).max_rel))
             late = late or _changed(executor.outputs(), outputs)
             sentinel = 1 - sentinel
             late = _late(executor, sentinel, pause) or late

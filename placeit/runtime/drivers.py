@@ -15,7 +15,7 @@ from placeit.devices.onnxruntime import onnxruntime
 __all__ = ["choose_driver", "drive"]
 
 
-def choose_driver(device: Device, formats: Collection[Format], path: Path) -> Device:
+def choose_driver(device: Device, formats: Collection[Format], path: Path, why: str = "") -> Device:
     """Return a device with the ``kind`` and ``driver`` that run models whose segments come in the given formats.
 
     A device whose name asks for a runtime (``ort:CPU@0``, ``torch:CPU@0``) keeps it, and so does one that only a plug-in's kind
@@ -26,10 +26,16 @@ def choose_driver(device: Device, formats: Collection[Format], path: Path) -> De
         device: as it was found.
         formats: of the model.
         path: of the model, for the error.
+        why: why OpenVINO does not run the model, for the error; empty if it does, or that is plain from the file.
 
     Raises:
         DeviceError: nothing runs such a model there; says what to do.
     """
+    if formats == {"onnx"} and device.kind not in ("ort", "cuda", "described"):
+        raise DeviceError(
+            f"{device.name} cannot run {path}, as OpenVINO cannot read it: {why}. ONNX Runtime runs it: choose its devices, as "
+            "in -d ort:CPU or -d ort:CPU@0,ort:CPU@1."
+        )
     if device.address is not None and device.address.node and "openvino" not in formats:
         raise DeviceError(
             f"{device.name} is a device of another node, which runs what OpenVINO reads, and {path} is a PyTorch model: "
@@ -57,7 +63,7 @@ def drive(cluster: Cluster, model: Model) -> Cluster:
     Raises:
         DeviceError: as there; or two core sets are the same one, with one runtime.
     """
-    devices = tuple(choose_driver(device, model.formats, model.path) for device in cluster.devices)
+    devices = tuple(choose_driver(device, model.formats, model.path, getattr(model, "why", "")) for device in cluster.devices)
     for device, other in itertools.combinations((device for device in devices if device.core_set), 2):
         one, two = device.where, other.where
         if device.kind == other.kind and one != two and replace(one, runtime="") == replace(two, runtime=""):
@@ -65,6 +71,8 @@ def drive(cluster: Cluster, model: Model) -> Cluster:
                 f"For {model.path} the devices '{device.name}' and '{other.name}' are one: the same cores, the same runtime. "
                 "Leave one of them out."
             )
+    if len(devices) == 1 and devices[0].kind == "ort" and devices[0].core_set and not devices[0].emulated:
+        devices = (replace(devices[0], plain=True),)
     return replace(cluster, devices=devices)
 
 

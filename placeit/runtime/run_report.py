@@ -32,6 +32,7 @@ class RunReport:
         latency: seconds of single requests.
         utilization: share of the time that each device computed, during the traced run.
         output_error: against the whole model on one device.
+        precision: of the devices.
         failed: why the outputs are wrong, by the session's tolerance; None if they are right.
         spans: what ran when, in the traced run.
         outputs: by name.
@@ -64,3 +65,4 @@ class RunReport:
     host_paced: tuple[str, ...]
     gpus: Mapping[str, GpuUse]
     interrupted: bool = False
+    precision: str = "f32"

@@ -21,7 +21,7 @@ from placeit.backends.base import Arrays, Model
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError, InfeasibleError, UsageError
 from placeit.core.interrupts import come_through
-from placeit.core.placement import Placement
+from placeit.core.placement import Conditions, Placement
 from placeit.devices.caps import capped
 from placeit.devices.clusterfile import find_cluster
 from placeit.devices.expected import with_expected
@@ -61,6 +61,7 @@ from placeit.session import running, serving
 __all__ = ["Session"]
 
 _HURRY_S = 0.3  # for threads to end after an interrupt
+_HALF = {"f16": "float16"}  # precisions in which numbers overflow early, by the type of their tensors
 _AGAIN = 4  # profiling may take its budget's share of one in so many, when a device refused some op meanwhile
 _log = logging.getLogger("placeit")
 
@@ -90,6 +91,8 @@ class Session:
         expected: devices of nodes that need not be there yet, each with the device on another node that it is taken to be like
             (``{"edge2/CPU": "edge1/CPU"}``). They count as lost until their node is there, and are used by servers that place
             anew (:meth:`serve`).
+        graph: hash of the task graph of the placements that are to be run; empty for none in particular. It matters where
+            ONNX Runtime can have the file's own graph or OpenVINO's.
 
     Attributes:
         placing: the model's ops in groups, and placements of them.
@@ -119,6 +122,7 @@ class Session:
         pins: Mapping[str, str] | None = None,
         memory: Mapping[str, float | str] | None = None,
         expected: Mapping[str, str] | None = None,
+        graph: str = "",
     ) -> None:
         check_tolerance(tolerance)
         self._expected = dict(expected or {})
@@ -132,7 +136,7 @@ class Session:
         if inputs is not None:
             loaded = loaded.with_inputs(inputs)
         self.cluster = drive(cluster, loaded)
-        self.model = loaded.prepared(self.cluster)
+        self.model = loaded.prepared(self.cluster, graph)
         self.pins = dict(pins or {})
         self.placing = Placing.of(
             self.model.graph,
@@ -145,6 +149,8 @@ class Session:
         )
         self.precision = precision
         types = [precision, *(name for name in self.model.graph.tensor_dtypes if "float" in name)]
+        if self.model.rounds:
+            types.append("int8")
         if any(device.address is not None and device.address.node for device in self.cluster.devices):
             types.append(compression())
         rounded = tolerance_of_rounding(self.model.graph, self.model.rounding)
@@ -196,6 +202,8 @@ class Session:
             return self._others[device, precision]
         other = copy.copy(self)
         other.cluster, other.precision = Cluster((device,)), precision
+        if device.kind == "ort" and device.plain:
+            other.model = self.model.whole_file("onnx")
         if precision != self.precision:
             other.tolerance = max(self.tolerance, tolerance_of([precision]))
         other._runtime = other._costs = other._can = other._reference = other._check = None
@@ -210,17 +218,22 @@ class Session:
         and yet `placeit optimize` may choose it.
         """
         used = set(placement.as_dict().values())
-        if used.isdisjoint(self.cluster.names) and not self.pins:
-            for device in self._plain:
-                if used == {device.name}:
-                    return self.alone(device)
+        for device in () if self.pins else self._plain:
+            if used == {device.name} and (device.name not in self.cluster.names or placement.device_names == (device.name,)):
+                return self.alone(device)
         return self
+
+    @property
+    def plain_devices(self) -> list[Device]:
+        """Plain devices of the cluster for the model (:func:`placeit.devices.plain.plain_devices`)."""
+        onnx = self.precision == "f32" and self.model.path.suffix.lower() == ".onnx" and self.model.path.is_file()
+        return plain_devices(self.cluster, onnx=onnx)
 
     @property
     def _plain(self) -> list[Device]:
         """Devices that are none of the cluster's, and that yet may be the answer of a search on it."""
         mode = in_throughput_mode(self.cluster)
-        return [*plain_devices(self.cluster), *([] if mode is None else [mode])]
+        return [*self.plain_devices, *([] if mode is None else [mode])]
 
     @property
     def executable(self) -> bool:
@@ -396,7 +409,15 @@ class Session:
 
     def placement(self, groups: ArrayLike, plan: Plan | None = None) -> Placement:
         """Placement of the model's ops from the device of each group, ``int32[G]``, and from the segments of its plan."""
-        return self.placing.placement(groups, plan)
+        return replace(self.placing.placement(groups, plan), conditions=self.conditions)
+
+    @property
+    def conditions(self) -> Conditions:
+        """Under which placements of this session are found, which a placement file keeps."""
+        away = any(device.address is not None and device.address.node for device in self.cluster.devices)
+        return Conditions(
+            self.precision, compression() if away else "none", {spec.name: spec.shape for spec in self.model.inputs}
+        )
 
     def plan_of(self, placement: Placement, segmenter: Segmenter | None = None) -> Plan:
         """Plan a placement: its own segments, or else those of the lowest simulated makespan.
@@ -446,12 +467,29 @@ class Session:
         return self.runtime.best_in_flight(plan) or otherwise
 
     def reference(self, inputs: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
-        """Outputs of the model as its framework runs it, uncut and without placeit's executor, by name. Raises DeviceError."""
+        """Outputs of the model as its framework runs it in float32, uncut and without placeit's executor, by name.
+
+        Raises:
+            DeviceError: the framework cannot run it.
+        """
         if self._reference is None:
-            able = np.flatnonzero(self._supported().all(axis=0))  # to run it whole
-            device = self.cluster.devices[able[0]] if len(able) else None
-            self._reference = self.model.reference(device, self.precision)
+            device = self._able if self.precision == "f32" else None  # others may not have float32, and the CPU has
+            self._reference = self.model.reference(device, "f32")
         return apart(functools.partial(self._reference, inputs))  # it may take long, and Ctrl-C be pressed
+
+    @property
+    def _able(self) -> Device | None:
+        """The first device that can run the whole model; None if there is none."""
+        able = np.flatnonzero(self._supported().all(axis=0))
+        return self.cluster.devices[able[0]] if len(able) else None
+
+    @property
+    def _alike(self) -> Callable[[Arrays], Arrays] | None:
+        """Runs the uncut model in the precision of the devices; None if that is float32, as the reference has it."""
+        if self.precision == "f32":
+            return None
+        run = self.model.reference(self._able, self.precision)
+        return lambda inputs: apart(functools.partial(run, inputs))
 
     def check_outputs(self, executor: Checkable, *, after: bool = False) -> OutputError:
         """Compare the outputs of an executor with the reference, on two inputs; see :class:`placeit.runtime.check.OutputCheck`.
@@ -470,10 +508,17 @@ class Session:
     def output_check(self, given: Arrays | None = None) -> OutputCheck:
         """Prepare what :meth:`check_outputs` does with inputs of one run, or with those of the session, once."""
         if given is not None:
-            return OutputCheck(given, other_inputs(self.model, given, given=True), self.reference, self.tolerance)
+            others = other_inputs(self.model, given, given=True)
+            return OutputCheck(given, others, self.reference, self.tolerance, self._alike)
         if self._check is None:
             inputs, chosen = self.model.sample_inputs(), self.model.given is not None
-            self._check = OutputCheck(inputs, other_inputs(self.model, inputs, given=chosen), self.reference, self.tolerance)
+            if not chosen and "float16" in {*self.model.graph.tensor_dtypes, _HALF.get(self.precision)}:
+                _log.warning(
+                    "Numbers above 65504 overflow in float16 between segments, even where the whole model computes them in "
+                    "float32. Outputs are checked on random inputs: give --inputs to check them on yours."
+                )
+            others = other_inputs(self.model, inputs, given=chosen)
+            self._check = OutputCheck(inputs, others, self.reference, self.tolerance, self._alike)
         return self._check
 
     def run(

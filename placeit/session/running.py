@@ -82,4 +82,5 @@ def run(
         host_paced=executor.host_paced,
         gpus=gpu_use(sampler.samples),
         interrupted=interrupted,
+        precision=session.precision,
     )

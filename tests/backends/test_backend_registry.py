@@ -39,7 +39,5 @@ def test_an_installed_plug_in_reads_its_files(monkeypatch):
 
 def test_two_backends_for_one_suffix_are_an_error(monkeypatch):
     plug_in(monkeypatch, ("onnx", "toy:read"))
-    with pytest.raises(
-        UsageError, match=r"Two backends are named 'onnx': placeit\.backends\.openvino\.model:load and toy:read"
-    ):
+    with pytest.raises(UsageError, match=r"Two backends are named 'onnx': placeit\.backends\.onnx\.load:load and toy:read"):
         load("model.onnx")

@@ -32,7 +32,7 @@ def cores() -> tuple[str, ...]:
 @pytest.fixture(scope="session")
 def singles(cores: Sequence[str]) -> tuple[str, ...]:
     """Everything on the hardware of these cores that is raced as a single device: them, and what is plain beside two."""
-    return (*cores, *(device.name for device in plain_devices(discover(cores))))
+    return (*cores, *(device.name for device in plain_devices(discover(cores), onnx=True)))
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +14,18 @@ from placeit.core.errors import FileError, ModelError
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["check_external_files", "check_nodes", "external_files", "node_names", "read_plain", "unusual_parts"]
+__all__ = [
+    "FOREIGN_OPS",
+    "ROUNDING_OPS",
+    "check_external_files",
+    "check_nodes",
+    "external_files",
+    "find_ops",
+    "node_names",
+    "output_names",
+    "read_plain",
+    "unusual_parts",
+]
 
 _PARTS = {
     "model": {7: "graph", 20: "training", 25: "function"},
@@ -36,10 +46,18 @@ _NODES = {
     "attribute": {6: "graph", 11: "graph"},
 }
 """The same for nodes, and the versions of operators that they are written in."""
+_LISTS = frozenset((7, 8, 9))
+"""Numbers of the fields of an attribute for lists of numbers and texts. An attribute has one value, of one kind."""
+FOREIGN_OPS = ("ai.onnx.ml.", "ai.onnx.preview.")
+"""Ops that OpenVINO does not know, by how their names begin, such as tree ensembles."""
+ROUNDING_OPS = (
+    *("ConvInteger", "DynamicQuantizeLinear", "MatMulInteger", "QLinear"),
+    *("com.microsoft.Dynamic", "com.microsoft.MatMulInteger", "com.microsoft.QAttention", "com.microsoft.QGemm"),
+    *("com.microsoft.QLinear", "com.microsoft.QEmbed"),
+)
+"""Ops of quantised numbers, as ONNX Runtime's own tools write them, by how their names begin."""
 _LOCATION = b"\n\x08location\x12"
 """How an entry of external data begins that names the file."""
-_NUMBERS = re.compile(rb"(?:\x3d.{4})++|(?:\x40[\x80-\xff]{0,9}[\x00-\x7f])++", re.DOTALL)
-"""Fields 7 of four bytes, or fields 8 of integers, one after the other: the numbers of an attribute, which can be millions."""
 _LATEST = 1000
 """No version of ONNX's operators comes near it; there were 26 in 2026."""
 
@@ -60,6 +78,32 @@ def node_names(path: Path) -> set[str]:
     return names
 
 
+def find_ops(path: Path, beginnings: tuple[str, ...]) -> list[str]:
+    """Find the kinds of ops in an ONNX file that begin with one of some texts.
+
+    Returns:
+        ``ai.onnx.ml.TreeEnsembleClassifier`` or ``LSTM``, each once; none of a file that is damaged.
+    """
+    found: dict[str, None] = {}
+    try:
+        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            parts = [("model", 0, len(data))]
+            while parts:
+                kind, start, end = parts.pop()
+                fields = list(_protobuf_fields(data, start, end, _lists_of(kind)))
+                if kind == "node":
+                    texts = {number: data[a:b].decode(errors="replace") for number, a, b in fields if number in (4, 7)}
+                    domain = texts.get(7, "").removeprefix("ai.onnx") if texts.get(7) == "ai.onnx" else texts.get(7, "")
+                    name = f"{domain}.{texts.get(4, '')}".removeprefix(".")
+                    if name.startswith(beginnings):
+                        found[name] = None
+                known = _NODES.get(kind, {})
+                parts += [(known[number], a, b) for number, a, b in fields if number in known]
+    except (OSError, ValueError):
+        return []
+    return sorted(found)
+
+
 def check_nodes(path: Path) -> None:
     """Check what OpenVINO's reader does not: it crashes if an op has too few inputs, and counts versions one by one.
 
@@ -77,7 +121,7 @@ def check_nodes(path: Path) -> None:
         parts = [("model", 0, len(data))]
         while parts:
             kind, start, end = parts.pop()
-            fields = list(_protobuf_fields(data, start, end))
+            fields = list(_protobuf_fields(data, start, end, _lists_of(kind)))
             if kind == "operator set":
                 with contextlib.suppress(DecodeError):  # damaged, as OpenVINO will say
                     version = max(version, OperatorSetIdProto.FromString(data[start:end]).version)
@@ -119,11 +163,12 @@ def external_files(path: Path) -> list[Path]:
                 kind, start, end = parts.pop()
                 if kind == "external data":
                     if data[start : start + len(_LOCATION)] == _LOCATION:
-                        fields = {number: data[a:b] for number, a, b in _protobuf_fields(data, start, end)}
-                        names[os.fsdecode(fields.get(2, b""))] = None
+                        entry = {number: data[a:b] for number, a, b in _protobuf_fields(data, start, end)}
+                        names[os.fsdecode(entry.get(2, b""))] = None
                     continue
                 known = _PARTS[kind]
-                parts += [(known[number], a, b) for number, a, b in _protobuf_fields(data, start, end) if number in known]
+                fields = _protobuf_fields(data, start, end, _lists_of(kind))
+                parts += [(known[number], a, b) for number, a, b in fields if number in known]
     except (OSError, ValueError):
         return []
     return [path.parent / name for name in names if name and "\0" not in name]
@@ -168,13 +213,13 @@ def unusual_parts(path: Path) -> bool:
             kind, start, end = waiting.pop()
             if kind in ("function", "sparse tensor"):
                 return True
-            found = _protobuf_fields(data, start, end)
+            found = _protobuf_fields(data, start, end, _lists_of(kind))
             waiting += [(parts[kind][number], a, b) for number, a, b in found if number in parts[kind]]
     return False
 
 
 def read_plain(path: Path) -> onnx.ModelProto:
-    """Read an ONNX file with its local functions inlined, its sparse initializers as dense ones, and no name for two nodes.
+    """Read an ONNX file with its local functions inlined and its sparse initializers as dense ones.
 
     Raises:
         ModelError: the file cannot be parsed, or a function calls itself.
@@ -193,11 +238,6 @@ def read_plain(path: Path) -> onnx.ModelProto:
             f"Cannot read {path} with its local functions inlined: {str(error).strip().splitlines()[0]}"
         ) from error
     _densify(model.graph)
-    named: set[str] = set()
-    for node in model.graph.node:
-        if node.name in named:  # ONNX Runtime refuses a second one, and takes those without a name
-            node.name = ""
-        named.add(node.name)
     return model
 
 
@@ -217,8 +257,25 @@ def _densify(graph: onnx.GraphProto) -> None:
                 _densify(body)
 
 
-def _protobuf_fields(data: mmap.mmap, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (number, start, end) of the length-delimited fields of a protobuf message; stop where it makes no sense."""
+def _lists_of(kind: str) -> frozenset[int]:
+    """Fields of a message that are lists of numbers or texts, after which none is of use here: trees have millions of them."""
+    return _LISTS if kind == "attribute" else frozenset()
+
+
+def output_names(path: Path) -> list[str]:
+    """Return the names of an ONNX file's outputs, in its order."""
+    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        graphs = [(a, b) for number, a, b in _protobuf_fields(data, 0, len(data)) if number == 7]
+        values = [(a, b) for graph in graphs for number, a, b in _protobuf_fields(data, *graph) if number == 12]
+        names = [[data[a:b] for number, a, b in _protobuf_fields(data, *value) if number == 1] for value in values]
+    return [name.decode(errors="replace") for found in names for name in found[:1]]
+
+
+def _protobuf_fields(data: mmap.mmap, at: int, end: int, last: frozenset[int] = frozenset()) -> Iterator[tuple[int, int, int]]:
+    """Yield (number, start, end) of the length-delimited fields of a protobuf message.
+
+    Stop where it makes no sense, and at the first field of a number in ``last``.
+    """
 
     def varint() -> int:
         nonlocal at
@@ -233,11 +290,9 @@ def _protobuf_fields(data: mmap.mmap, at: int, end: int) -> Iterator[tuple[int, 
         return value
 
     while at < end:
-        numbers = _NUMBERS.match(data, at, end)
-        if numbers is not None:
-            at = numbers.end()
-            continue
         tag = varint()
+        if tag >> 3 in last:
+            return
         match tag & 7:
             case 0:
                 varint()

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from placeit.backends.base import Format, numpy_can_hold
+from placeit.backends.base import Arrays, Format, TensorSpec, numpy_can_hold
 from placeit.backends.digest import onnx_digest
 from placeit.backends.onnx.file import read_plain
+from placeit.backends.onnx.whole import ort_reference
 from placeit.backends.openvino.model import OpenVinoModel, describe
+from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, ModelError
+from placeit.core.graph import OpGraph
 from placeit.core.telemetry import import_openvino
 
-__all__ = ["OnnxModel", "OnnxParts", "relu_chain", "with_onnx"]
+__all__ = ["KNOWN_VERSION", "OnnxModel", "OnnxParts", "drop_repeated_names", "fix_shape", "reads", "relu_chain", "with_onnx"]
 
 openvino = import_openvino()
+
+_OWN_CONSTANTS = 4  # version of the format before which constants had to be inputs as well
+KNOWN_VERSION = 10  # of it that ONNX Runtime reads for years; what came later says nothing about what a graph computes
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -52,6 +59,19 @@ class OnnxModel(OpenVinoModel):
         """Cut a part out; see :meth:`placeit.backends.base.Model.segment`."""
         return self.parts.cut(ops, enter, leave) if form == "onnx" else super().segment(form, ops, enter, leave)
 
+    def reference(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:
+        """Open the whole model in ONNX Runtime, which defines what the file computes: OpenVINO's integers have 32 bits."""
+        try:
+            return self.whole_file("onnx").reference(device, precision)
+        except DeviceError:  # the file as it is; without names that occur twice, for one
+            if not self.parts.covers:
+                return super().reference(device, precision)
+        whole = self.parts.cut(range(len(self.graph)), (), ())
+        results = {spec.op: spec for spec in self.outputs}
+        called = [results[name] for name in self.graph.names if name in results]
+        outputs = [value.name for value in whole.graph.output]
+        return ort_reference(whole.SerializeToString(), self.inputs, outputs, self.path, called)
+
     def onnx_kinds(self) -> Iterator[tuple[list[str], onnx.ModelProto]]:
         """Yield the ops that can be cut out as ONNX; see :meth:`placeit.backends.base.OnnxKinds.onnx_kinds`."""
         return self.parts.kinds()
@@ -82,7 +102,7 @@ def with_onnx(model: OpenVinoModel) -> OnnxModel:
 
 
 def _joined(model: OpenVinoModel, proto: onnx.ModelProto) -> OnnxModel:
-    parts = OnnxParts(proto, model)
+    parts = OnnxParts(proto, model.graph, model.outputs, model.bounded, _tensor_names(model))
     said = {field.name: getattr(model, field.name) for field in fields(model)}
     return OnnxModel(**{**said, "together": (*model.together, *parts.together()), "parts": parts})
 
@@ -107,22 +127,34 @@ def relu_chain(elements: int, hops: int) -> OnnxModel:
 class OnnxParts:
     """Cuts parts of a task graph out of the ONNX model from which the graph was made.
 
-    The ops of the task graph are OpenVINO's, and what they compute is matched with the ONNX model by the names of tensors:
-    OpenVINO hands the name of an ONNX tensor on to whatever makes the same value after conversion. So any part at whose
-    borders every tensor has such a name is a part of the ONNX model, whatever the ops inside became.
+    What ops compute is matched with the ONNX model by the names of tensors. If the ops are OpenVINO's: it hands the name of an
+    ONNX tensor on to whatever makes the same value after conversion. So any part at whose borders every tensor has such a name
+    is a part of the ONNX model, whatever the ops inside became.
+
+    A node with several outputs may be cut between them: each part then has the node, and computes the outputs that it needs.
 
     Args:
         proto: the ONNX model; it is changed.
-        model: the same model as OpenVINO has converted it.
+        graph: the task graph of the model.
+        outputs: of the model.
+        bounded: ops whose output sizes depend on the data.
+        names: each tensor of the graph with its names in the ONNX model, among others.
 
     Attributes:
         content: digest of the ONNX model.
     """
 
-    def __init__(self, proto: onnx.ModelProto, model: OpenVinoModel) -> None:
+    def __init__(
+        self,
+        proto: onnx.ModelProto,
+        graph: OpGraph,
+        outputs: Iterable[TensorSpec],
+        bounded: Iterable[str],
+        names: Iterable[tuple[int, Collection[str]]],
+    ) -> None:
         self.content = onnx_digest(proto)
-        self._proto, self._graph = proto, model.graph
-        self._outputs = {spec.op: spec for spec in model.outputs}
+        self._proto, self._graph = proto, graph
+        self._outputs = {spec.op: spec for spec in outputs}
         self._initializers = {tensor.name: tensor for tensor in proto.graph.initializer}
         self._sparse = {tensor.values.name: tensor for tensor in proto.graph.sparse_initializer}
         self._inputs = {value.name for value in proto.graph.input} - self._initializers.keys()
@@ -131,21 +163,27 @@ class OnnxParts:
         self._name: dict[int, str] = {}  # of tensors of the task graph
         self._alias: dict[str, str] = {}
         shapes: dict[str, tuple[int, ...]] = {}
-        bounded = {self._graph.index[name] for name in model.bounded}
-        for tensor, names in _tensor_names(model):
-            known = [name for name in names if (name in self._inputs or name in self._maker) and name not in self._alias]
-            if not known or int(self._graph.tensor_op[tensor]) in bounded:
+        drop_repeated_names(proto.graph)
+        self._bounded = {graph.index[name] for name in bounded}
+        for tensor, called in names:
+            known = [name for name in called if (name in self._inputs or name in self._maker) and name not in self._alias]
+            if not known or int(graph.tensor_op[tensor]) in self._bounded:
                 continue
             # what is made first can stand for all the others, and the order of the nodes stays topological
             first = min(known, key=lambda name: (self._maker.get(name, -1), name))
             self._alias |= dict.fromkeys(known, first)
-            shapes |= dict.fromkeys(known, self._graph.tensor_shapes[tensor])
-            if numpy_can_hold(self._graph.tensor_dtypes[tensor]):
+            shapes |= dict.fromkeys(known, graph.tensor_shapes[tensor])
+            if numpy_can_hold(graph.tensor_dtypes[tensor]):
                 self._name[tensor] = first
         for node in nodes:
-            _fix_shape(node, shapes)
+            fix_shape(node, shapes)
             _rename(node, self._alias)
-        self._reads = [_reads(node) for node in nodes]
+        self._reads = [reads(node) for node in nodes]
+
+    @property
+    def covers(self) -> bool:
+        """Whether every op can be cut out, as one of :meth:`kinds`."""
+        return sum(len(atom) for atom, *_ in self._parts()) == len(self._graph)
 
     def together(self) -> tuple[tuple[str, ...], ...]:
         """Sets of ops connected by tensors that the ONNX model does not have, because one node became several ops."""
@@ -157,10 +195,17 @@ class OnnxParts:
         Those are together that are the same nodes, with the same attributes, of tensors of the same types and ranks: what has a
         kernel for one of them has it for all. The first is there as a model.
 
-        Missing are ops that make an output of the model whose size depends on the data, and ops that read more in the ONNX
-        model than they do after conversion.
+        Missing are ops that read more in the ONNX model than they do after conversion.
         """
         alike: dict[object, tuple[list[str], tuple[list[int], list[int], list[int]]]] = {}
+        for atom, enter, leave, described in self._parts():
+            ops, _ = alike.setdefault(self._signature(*described), ([], (atom, enter, leave)))
+            ops += [self._graph.names[v] for v in atom]
+        for ops, example in alike.values():
+            yield ops, self.cut(*example)
+
+    def _parts(self) -> Iterator[tuple[list[int], list[int], list[int], tuple[list[str], dict[str, int], set[int]]]]:
+        """Yield the smallest parts that can be cut out: ops, tensors that enter and leave, and what `_signature` takes."""
         edges, tensors = self._graph.edges, self._graph.edge_tensor
         for atom in self._atoms():
             inside = np.isin(edges, atom)
@@ -177,10 +222,7 @@ class OnnxParts:
                 continue
             numbers, missing, _ = self._behind(ends, given)
             if not missing:
-                ops, _ = alike.setdefault(self._signature(ends, given, numbers), ([], (atom, enter, leave)))
-                ops += [self._graph.names[v] for v in atom]
-        for ops, example in alike.values():
-            yield ops, self.cut(*example)
+                yield atom, enter, leave, (ends, given, numbers)
 
     def _signature(self, ends: Iterable[str], given: Mapping[str, int], numbers: Iterable[int]) -> object:
         """Describe what a part computes, whatever its tensors are called, however large they are, and what constants hold."""
@@ -233,9 +275,11 @@ class OnnxParts:
                 f"'{min(missing)}', which it does not read after conversion by OpenVINO. Give these ops to devices that "
                 "OpenVINO drives."
             )
-        nodes = [self._proto.graph.node[number] for number in sorted(numbers)]
-        specs = [(graph.tensor_dtypes[t], graph.tensor_shapes[t]) for t in leave]
-        specs += [(spec.dtype, spec.shape) for spec in (self._outputs[graph.names[v]] for v in results)]
+        nodes = [_without(self._proto.graph.node[number], entering) for number in sorted(numbers)]
+        specs: list[tuple[str, Sequence[int] | None]] = [(graph.tensor_dtypes[t], graph.tensor_shapes[t]) for t in leave]
+        for spec, v in ((self._outputs[graph.names[v]], v) for v in results):
+            # a size that depends on the data is known when it has been computed
+            specs.append((spec.dtype, None if self._bounded & {v, *self._read_by(v)} else spec.shape))
         # outputs have names of their own, since one tensor may be several of them, or an input as well
         names = [f"placeit.output.{place}" for place in range(len(ends))]
         nodes += [helper.make_node("Identity", [end], [name]) for end, name in zip(ends, names, strict=True)]
@@ -249,7 +293,10 @@ class OnnxParts:
         )
         proto = self._proto
         return helper.make_model(
-            body, opset_imports=proto.opset_import, ir_version=proto.ir_version, functions=list(proto.functions)
+            body,
+            opset_imports=proto.opset_import,
+            ir_version=min(max(proto.ir_version, _OWN_CONSTANTS), KNOWN_VERSION),
+            functions=list(proto.functions),
         )
 
     def _atoms(self) -> list[list[int]]:
@@ -269,6 +316,10 @@ class OnnxParts:
             atoms.setdefault(find(v), []).append(v)
         return list(atoms.values())
 
+    def _read_by(self, op: int) -> list[int]:
+        """Ops whose tensors an op reads."""
+        return [int(u) for u in self._graph.edges[self._graph.edges[:, 1] == op, 0]]
+
     def _made_by(self, op: int) -> list[int]:
         return [int(t) for t in np.flatnonzero(self._graph.tensor_op == op)]
 
@@ -283,9 +334,10 @@ class OnnxParts:
         for v in ops:
             if self._graph.kinds[v] == "Result":
                 name = self._outputs[self._graph.names[v]].name
+                name = self._alias.get(name, name)
                 read = self._graph.edge_tensor[self._graph.edges[:, 1] == v].tolist()
                 known = name in self._maker or name in self._initializers
-                ends.append(self._name.get(read[0]) if read else name if known else None)
+                ends.append(self._name.get(read[0], name if known else None) if read else name if known else None)
         return ends
 
     def _behind(self, ends: Iterable[str], given: Iterable[str]) -> tuple[set[int], set[str], set[str]]:
@@ -323,11 +375,32 @@ def _tensor_names(model: OpenVinoModel) -> Iterator[tuple[int, set[str]]]:
         yield tensor, {name for node, port in holders for name in nodes[node].output(port).get_names()}
 
 
-def _value(name: str, dtype: str, shape: Sequence[int]) -> onnx.ValueInfoProto:
+def _value(name: str, dtype: str, shape: Sequence[int] | None) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), shape)
 
 
-def _fix_shape(node: onnx.NodeProto, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def drop_repeated_names(graph: onnx.GraphProto) -> None:
+    """Take the names of nodes away that an earlier node has: ONNX Runtime wants all names of nodes to differ."""
+    seen: set[str] = set()
+    for node in graph.node:
+        if node.name in seen:
+            node.name = ""
+        seen.add(node.name)
+        for body in _bodies(node):
+            drop_repeated_names(body)
+
+
+def _without(node: onnx.NodeProto, given: Collection[str]) -> onnx.NodeProto:
+    """Return a node that makes none of the tensors that are given; itself if it makes none of them."""
+    if not any(name in given for name in node.output):
+        return node
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    copy.output[:] = [f"placeit.unused.{name}" if name in given else name for name in node.output]
+    return copy
+
+
+def fix_shape(node: onnx.NodeProto, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Make a constant of a node that asks for a known shape, as was done to the task graph."""
     if node.op_type != "Shape" or node.domain not in ("", "ai.onnx") or node.input[0] not in shapes:
         return
@@ -354,12 +427,13 @@ def _rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
             value.name = names.get(value.name, value.name)
 
 
-def _reads(node: onnx.NodeProto) -> set[str]:
-    """What a node reads, also from inside its bodies."""
+def reads(node: onnx.NodeProto) -> set[str]:
+    """Return the names of the tensors that a node reads, also from inside its bodies."""
     names = set(node.input)
     for body in _bodies(node):
-        inner = set().union(*map(_reads, body.node), {value.name for value in body.output})
+        inner = set().union(*map(reads, body.node), {value.name for value in body.output})
         inner -= {name for made in body.node for name in made.output}
         inner -= {value.name for value in (*body.input, *body.initializer)}
+        inner -= {tensor.values.name for tensor in body.sparse_initializer}
         names |= inner
-    return names
+    return names - {""}

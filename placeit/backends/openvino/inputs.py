@@ -102,6 +102,8 @@ def with_suggestion(
 
     Whatever ``load`` raises about ops that OpenVINO does not know is raised, because no sizes help.
 
+    It is an OpenSizesError if the model can be read with some sizes.
+
     Args:
         error: as it was raised.
         load: reads the model, and makes its task graph, with the sizes of the inputs that had open ones; raises if they do
@@ -129,7 +131,8 @@ def with_suggestion(
             shape.rank.is_static and not any(d.is_dynamic for d in list(shape)[1:]) for shape in error.partial.values()
         )
         batch = " (or --batch 1)" if batch_only else ""
-        return ModelError(f"{error}: give all sizes. With these it can be read: {_options(shapes)}{batch}.")
+        said = f"{error}: give all sizes. With these it can be read: {_options(shapes)}{batch}."
+        return OpenSizesError(said, error.partial)
     return ModelError(
         f"{error}: give all sizes with --input-shape NAME:SIZES. It could be read with none of those that were tried: "
         f"{' or '.join(map(_options, tried))}. With the first of them: {why}"

@@ -21,7 +21,7 @@ from placeit.core.memory import give_back_freed_memory
 from placeit.core.telemetry import import_openvino
 from placeit.devices.openvino import openvino_core
 
-__all__ = ["FAILURES", "load"]
+__all__ = ["FAILURES", "UNKNOWN_OPS", "check_readable", "load"]
 
 openvino = import_openvino()
 
@@ -40,6 +40,8 @@ FAILURES = (
     openvino.tools.ovc.error.Error,
 )
 """What OpenVINO raises when it reads or converts a model."""
+UNKNOWN_OPS = "OpenVINO does not know the ops "
+"""How an error begins that names the ops which keep OpenVINO from reading a model."""
 
 
 def load(
@@ -65,7 +67,7 @@ def load(
         ModelError: it holds no model, a damaged one, or one that OpenVINO cannot read; or a size is left open.
     """
     path = Path(path)
-    _check_readable(path)
+    check_readable(path)
     shapes, samples = (
         {name: tuple(int(size) for size in shape) for name, shape in (given or {}).items()}
         for given in (input_shapes, sample_shapes)
@@ -95,7 +97,8 @@ def _load(path: Path, resolve: _Resolve) -> OpenVinoModel:
     return describe_fused(model, path)
 
 
-def _check_readable(path: Path) -> None:
+def check_readable(path: Path) -> None:
+    """Raise FileError or ModelError if a file cannot be read, or is no model by its first bytes or its other files."""
     for file in (path, path.with_suffix(".bin")) if path.suffix.lower() == ".xml" else (path,):
         weights = f", the weights of {path}" if file != path else ""
         check_regular(file)
@@ -152,7 +155,7 @@ def _useful_line(message: str) -> str:
     elif "codec can't decode" in best:
         best = "a name in it is not UTF-8 text"
     elif best.startswith(f"-- {NO_RULE}"):
-        best = "OpenVINO does not know " + best.removeprefix(f"-- {NO_RULE}").replace("for operations:", "the ops").strip()
+        best = UNKNOWN_OPS + best.removeprefix(f"-- {NO_RULE} for operations:").strip()
     op = _OP.search(message)
     where = f"op '{op['name'] or op['called']}' ({op['kind'] or op['type']}): " if op else ""
     return where + best.removeprefix("-- ").rstrip(".") + "."

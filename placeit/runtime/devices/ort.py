@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placeit.backends.base import OnnxKinds
+from placeit.backends.onnx.whole import OnnxFile, WholeOnnxModel
 from placeit.core.cluster import Device
-from placeit.core.errors import DeviceError, first_line
-from placeit.devices.host import one_per_physical_core
-from placeit.devices.onnxruntime import onnxruntime
+from placeit.core.errors import DeviceError
+from placeit.core.telemetry import import_openvino
+from placeit.devices.host import allowed_cores, one_per_physical_core
+from placeit.devices.onnxruntime import explaining, onnxruntime, ort_failures, ort_reason
 from placeit.runtime.devices.base import Buffer, BufferSpec, Program, RuntimeDevice, SegmentSource
 from placeit.runtime.devices.kinds import DeviceKind
 from placeit.runtime.devices.openvino import HostBuffer
@@ -39,53 +38,51 @@ __all__ = [
 ]
 
 
-@functools.cache
-def _failures() -> tuple[type[Exception], ...]:
-    """What ONNX Runtime raises, in classes with no base in common but Exception, and protobuf for more than 2 GB."""
-    from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
-
-    state = onnxruntime().capi.onnxruntime_pybind11_state
-    own = [kind for kind in vars(state).values() if isinstance(kind, type) and issubclass(kind, Exception)]
-    return (*own, EncodeError, RuntimeError, ValueError, TypeError, MemoryError)
-
-
-@contextlib.contextmanager
-def explaining(what: str) -> Iterator[None]:
-    """Convert exceptions of ONNX Runtime to a DeviceError that says ``what`` failed."""
-    try:
-        yield
-    except _failures() as error:
-        raise DeviceError(f"{what}: {_reason(error)}") from error
-
-
-def _reason(error: BaseException) -> str:
-    """Return the first line of what ONNX Runtime says, without its error codes and places in its source."""
-    line = first_line(error).removeprefix("[ONNXRuntimeError] : ")
-    return re.sub(r"^(\d+ : \w+ : )?(Exception during initialization: )?(/\S+:\d+ .*?\) )?", "", line) or line
-
-
 class OrtProgram:
     """A segment as an ONNX Runtime session."""
 
-    def __init__(self, segment: SegmentSource, session: Any) -> None:
+    def __init__(self, segment: SegmentSource, model: Any, session: Any) -> None:
         self.inputs = segment.inputs
         self.outputs = segment.outputs
         self.session = session
+        known = isinstance(model, OnnxFile)
+        self.input_names = model.inputs if known else [value.name for value in session.get_inputs()]
+        self.output_names = model.outputs if known else [value.name for value in session.get_outputs()]
+
+
+class _OpenBuffer(HostBuffer):
+    """An output whose size depends on the data: what ONNX Runtime has allocated for it in the last run."""
+
+    def take(self, value: NDArray[np.generic]) -> None:
+        """Hold a value from now on."""
+        data = np.ascontiguousarray(value).view(self.spec.dtype)  # NumPy may have two types of 64 bits
+        self.tensor = import_openvino().Tensor(data, shared_memory=True)
 
 
 class OrtInstance:
-    """An IO binding of a session, which instances on one thread share: it reads and writes the buffers' own memory."""
+    """An IO binding of a session, which instances on one thread share: it reads and writes the buffers' own memory.
+
+    Only outputs whose size depends on the data are in memory that ONNX Runtime allocates, anew in each run.
+    """
 
     def __init__(self, program: OrtProgram) -> None:
         self._specs = program.inputs
-        self._names = [value.name for value in program.session.get_inputs()]
+        self._names = program.input_names
         self._session = program.session
         self._binding = program.session.io_binding()
         self._bound: dict[int, tuple[Buffer, Any]] = {}
-        self._output_names = [value.name for value in program.session.get_outputs()]
-        self._outputs = [HostBuffer(spec) for spec in program.outputs]
-        for index, buffer in enumerate(self._outputs):
-            self.write_to(index, buffer)
+        self._output_names = program.output_names
+        shapes = {value.name: value.shape for value in program.session.get_outputs()}
+        self._open: dict[int, _OpenBuffer] = {}
+        self._outputs: list[HostBuffer] = []
+        for index, (name, spec) in enumerate(zip(self._output_names, program.outputs, strict=True)):
+            if shapes[name] == list(spec.memory_shape):
+                self._outputs.append(HostBuffer(spec))
+                self.write_to(index, self._outputs[index])
+            else:
+                self._open[index] = _OpenBuffer(spec)
+                self._outputs.append(self._open[index])
+                self._binding.bind_output(self._output_names[index], "cpu")
 
     def bind(self, index: int, buffer: Buffer) -> None:
         """Read input ``index`` from ``buffer`` from now on. Raises DeviceError if it does not fit."""
@@ -110,7 +107,13 @@ class OrtInstance:
 
     def run(self) -> None:
         """Compute the outputs."""
+        for index in self._open:  # or it would write to the memory of the run before
+            self._binding.bind_output(self._output_names[index], "cpu")
         self._session.run_with_iobinding(self._binding)
+        if self._open:
+            made = self._binding.get_outputs()
+            for index, buffer in self._open.items():
+                buffer.take(made[index].numpy())
 
 
 def _ort_value(array: NDArray[np.generic], spec: BufferSpec) -> Any:
@@ -147,12 +150,15 @@ class OrtDevice(OnWorker):
         self._cores = tuple(sorted(one_per_physical_core(device.cores))) if address.whole_cpu else device.cores
         # larger sets have threads of their own in each session, bound to their cores
         of = self._cores if len(self._cores) > 1 else ""
-        self.program_key = f"onnxruntime {address.hardware} {of}"
+        self._plain = device.plain
+        self.program_key = f"onnxruntime {address.hardware} {of} {'plain' if device.plain else ''}"
         self._worker = Worker(f"placeit {device.name}", device.cores)
 
     def compile(self, segment: SegmentSource) -> OrtProgram:
         """Make a session of a segment. Raises DeviceError."""
-        return OrtProgram(segment, open_session(segment, self.name, provider(None), self._cores))
+        model = segment.in_format("onnx")
+        session = open_session(segment, self.name, provider(None), self._cores, model=model, plain=self._plain)
+        return OrtProgram(segment, model, session)
 
     def instance(self, program: Program) -> OrtInstance:
         """Make buffers for a program, and bind them. Raises DeviceError."""
@@ -164,7 +170,7 @@ class OrtDevice(OnWorker):
         return HostBuffer(spec)
 
     def _explain(self, error: BaseException) -> str:
-        return f"Inference failed on {self.name}: {_reason(error)}"
+        return f"Inference failed on {self.name}: {ort_reason(error)}"
 
 
 def check_device(device: Device, precision: str) -> None:
@@ -213,7 +219,15 @@ def provider(gpu: int | None) -> tuple[str, dict[str, str]]:
     return "CUDAExecutionProvider", {"device_id": str(gpu), "use_tf32": "0"}
 
 
-def open_session(segment: SegmentSource, name: str, of: tuple[str, dict[str, str]], cores: tuple[int, ...] = ()) -> Any:
+def open_session(
+    segment: SegmentSource,
+    name: str,
+    of: tuple[str, dict[str, str]],
+    cores: tuple[int, ...] = (),
+    *,
+    model: Any = None,
+    plain: bool = False,
+) -> Any:
     """Make a session of a segment for a device.
 
     Args:
@@ -221,45 +235,60 @@ def open_session(segment: SegmentSource, name: str, of: tuple[str, dict[str, str
         name: of the device.
         of: execution provider, with its options.
         cores: of a core set.
+        model: the segment as ONNX, if somebody has it already.
+        plain: whether nothing else runs beside the device.
 
     Raises:
         DeviceError: it cannot be compiled, the provider does not load, or the ONNX model has other shapes than the segment.
     """
-    model = segment.in_format("onnx")
+    model = segment.in_format("onnx") if model is None else model
     what = f"ONNX Runtime cannot compile a segment for {name}"
     with explaining(what):
-        session = _session(model, of, cores)
+        session = _session(model, of, cores, plain=plain)
     if session.get_providers()[0] != of[0]:
         raise DeviceError(
             f"{what}: its {of[0]} does not load. Install the versions of CUDA and cuDNN that this onnxruntime-gpu was built "
             "for."
         )
+    if isinstance(model, OnnxFile):  # whose sizes may be open, and become known when it runs
+        return session
     for ours, theirs in ((segment.inputs, session.get_inputs()), (segment.outputs, session.get_outputs())):
         wanted, found = [list(spec.memory_shape) for spec in ours], [value.shape for value in theirs]
-        if wanted != found:
+        on_cpu = of[0] == "CPUExecutionProvider" and ours is segment.outputs
+        if not all(one == two or (on_cpu and _is_open(two)) for one, two in zip(wanted, found, strict=True)):
             raise DeviceError(f"{what}: its inputs or outputs have the shapes {found} in the ONNX model, not {wanted}.")
     return session
 
 
-def _session(model: Any, of: tuple[str, dict[str, str]], cores: tuple[int, ...] = ()) -> Any:
+def _is_open(shape: Sequence[object]) -> bool:
+    """Whether ONNX Runtime knows the shape when it has computed the tensor: not all sizes, or not even how many there are."""
+    return not shape or not all(isinstance(size, int) for size in shape)
+
+
+def _session(model: Any, of: tuple[str, dict[str, str]], cores: tuple[int, ...] = (), *, plain: bool = False) -> Any:
     runtime = onnxruntime()
     options = runtime.SessionOptions()
     options.execution_mode = runtime.ExecutionMode.ORT_SEQUENTIAL
-    options.intra_op_num_threads = max(1, len(cores))
+    whole = plain and set(one_per_physical_core(allowed_cores())) <= set(cores)
+    options.intra_op_num_threads = 0 if whole else max(1, len(cores))  # 0 is what a program has that says nothing
     options.log_severity_level = 4  # errors are raised; warnings about the parts of a model tell a user nothing
-    if len(cores) > 1:
+    if options.intra_op_num_threads > 1:
         # its numbers of processors start at one, and the calling thread is none of them
         numbers = ",".join(str(core + 1) for core in cores)
         options.add_session_config_entry("session.intra_op_thread_affinities", ";".join([numbers] * (len(cores) - 1)))
+    if options.intra_op_num_threads > 1 and not plain:
         # many sessions share the cores, and only one of them has work: its threads may spin while it runs, and no longer
         options.add_session_config_entry("session.force_spinning_stop", "1")
     if of[0] != "CPUExecutionProvider":
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-    return runtime.InferenceSession(model.SerializeToString(), options, providers=[of], enable_fallback=0)
+    source = model.model if isinstance(model, OnnxFile) else model.SerializeToString()
+    return runtime.InferenceSession(source, options, providers=[of], enable_fallback=0)
 
 
 def _supported(model: Model, device: Device) -> Collection[str]:
     """Name the ops that this ONNX Runtime has kernels for, which only making a session of one of each kind can tell."""
+    if isinstance(model, WholeOnnxModel):
+        return model.graph.names
     if not isinstance(model, OnnxKinds):
         raise DeviceError(
             f"ONNX Runtime drives {device.name}, and {model.path} is not an ONNX model: write it as one (`placeit export "
@@ -270,12 +299,12 @@ def _supported(model: Model, device: Device) -> Collection[str]:
     for ops, example in model.onnx_kinds():
         try:
             _session(example, provider(_gpu(device)))
-        except _failures() as error:
+        except ort_failures() as error:
             refused.append(error)
         else:
             found.update(ops)
     if refused and not found:
-        reason = _reason(refused[0]).removesuffix(".")
+        reason = ort_reason(refused[0]).removesuffix(".")
         raise DeviceError(
             f"ONNX Runtime {onnxruntime().__version__} can run nothing of {model.path} on {device.name}: {reason}. Install a "
             "version of it that can, or choose devices that OpenVINO drives."

@@ -1,0 +1,94 @@
+"""ONNX files: read by OpenVINO, or else by ONNX Runtime."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from placeit.backends.base import Model
+from placeit.backends.onnx.file import FOREIGN_OPS, find_ops
+from placeit.backends.openvino.inputs import OpenSizesError
+from placeit.backends.openvino.model import OpenVinoModel
+from placeit.backends.openvino.reader import UNKNOWN_OPS, check_readable
+from placeit.backends.openvino.reader import load as load_openvino
+from placeit.core.cluster import Cluster
+from placeit.core.errors import DeviceError, ModelError
+from placeit.devices.onnxruntime import has_onnxruntime
+
+__all__ = ["for_onnxruntime", "load"]
+
+_TOO_LARGE = "more memory than is available"  # no model for any runtime
+
+
+def load(
+    path: str | Path,
+    *,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    batch: int | None = None,
+    sample_shapes: Mapping[str, Sequence[int]] | None = None,
+) -> Model:
+    """Read an ONNX file by OpenVINO; if that cannot, and ONNX Runtime can, for the devices of ONNX Runtime alone.
+
+    Args:
+        path: the file.
+        input_shapes: sizes by input name, for inputs that the file leaves open, or to change.
+        batch: the first size of every input where the file leaves it open.
+        sample_shapes: shapes of the inputs that the model is to run on, by name: the sizes where all else leaves them open.
+
+    Raises:
+        UsageError: a sample does not fit an input with open sizes.
+        FileError: the file is missing or cannot be read.
+        ModelError: it holds no model, a damaged one, or one that neither can read; or a size is left open.
+    """
+    path = Path(path)
+    check_readable(path)
+    foreign = find_ops(path, FOREIGN_OPS)
+    try:
+        if foreign:
+            raise ModelError(f"Cannot read a model from {path}: {UNKNOWN_OPS}{', '.join(foreign)}.")
+        return load_openvino(path, input_shapes=input_shapes, batch=batch, sample_shapes=sample_shapes)
+    except OpenSizesError:
+        raise
+    except ModelError as error:
+        if _TOO_LARGE in str(error):
+            raise
+        if not has_onnxruntime():
+            hint = " ONNX Runtime may be able to run it: install it with `pip install placeit[ort]`, and give -d ort:CPU."
+            raise ModelError(f"{error}{hint if UNKNOWN_OPS in str(error) else ''}") from error.__cause__
+        from placeit.backends.onnx.model import load_onnx
+
+        why = str(error).removeprefix(f"Cannot read a model from {path}: ").removeprefix(f"{path}: ")
+        why = why.replace(UNKNOWN_OPS, "it does not know the ops ").rstrip(".")
+        try:
+            return load_onnx(path, input_shapes=input_shapes, batch=batch, sample_shapes=sample_shapes, why=why)
+        except OpenSizesError:
+            raise
+        except (ModelError, DeviceError, ValueError, TypeError, LookupError) as other:
+            # of a damaged file, OpenVINO says where the damage is
+            more = f" It does not run either: {other}" if UNKNOWN_OPS in str(error) and isinstance(other, ModelError) else ""
+            raise ModelError(f"{error}{more}") from error.__cause__
+
+
+def for_onnxruntime(model: OpenVinoModel, cluster: Cluster, graph: str = "") -> Model:
+    """Return a model that OpenVINO has read for a cluster in which ONNX Runtime drives devices.
+
+    Where it drives all of them, and the ONNX file has no tensors at some borders of OpenVINO's graph, the graph is the file's
+    own; on a single device the model is run whole, if no other graph is wanted.
+
+    Raises:
+        DeviceError: the model does not come from an ONNX file, or the file is not there any more.
+    """
+    from placeit.backends.onnx.model import load_onnx
+    from placeit.backends.onnx.segments import with_onnx
+
+    joined = with_onnx(model)
+    if joined.parts.covers or any(device.kind != "ort" for device in cluster.devices):
+        return joined
+    if len(cluster) == 1 and graph in ("", model.graph.hash):
+        return replace(joined.whole_file("onnx"), together=(model.graph.names,))
+    with contextlib.suppress(ModelError):
+        own = load_onnx(model.path, input_shapes={spec.name: spec.shape for spec in model.inputs})
+        return own if model.given is None else own.with_inputs(model.given)
+    return joined

@@ -1,0 +1,510 @@
+"""ONNX files for ONNX Runtime alone: models with a task graph of the file's own nodes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+from onnx import helper
+
+from placeit.backends.base import Arrays, Format, Model, TensorSpec, numpy_can_hold
+from placeit.backends.digest import onnx_digest
+from placeit.backends.onnx.flops import node_flops
+from placeit.backends.onnx.segments import KNOWN_VERSION, OnnxParts, drop_repeated_names, fix_shape, reads, relu_chain
+from placeit.backends.onnx.whole import open_whole, ort_reference
+from placeit.backends.openvino.inputs import OpenSizesError, resolve_shapes, with_suggestion
+from placeit.backends.values import ValueRange, common, draw
+from placeit.core.cluster import Cluster, Device
+from placeit.core.errors import ModelError
+from placeit.core.graph import OpGraph, topological_order
+from placeit.core.telemetry import import_openvino
+from placeit.devices.onnxruntime import ort_failures, ort_reason
+
+__all__ = ["OnnxFileModel", "load_onnx"]
+
+openvino = import_openvino()
+
+_RANDOM = frozenset(
+    ("Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
+)
+_INDICES = {
+    ("Gather", 1): None,
+    ("GatherElements", 1): None,
+    ("ArrayFeatureExtractor", 1): -1,
+    ("EmbedLayerNormalization", 0): 0,
+}
+"""Inputs of nodes that are places along an axis of what the node reads; the axis, None for the attribute ``axis``."""
+_KEEPS_VALUES = frozenset(("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
+_SAMPLES = 2  # runs on random inputs that show sizes which the file does not say
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class OnnxFileModel(Model):
+    """An ONNX file whose task graph has a node of the file for each op.
+
+    For models that OpenVINO cannot read, and for parts that are cut where OpenVINO's graph has no border.
+
+    Attributes:
+        proto: the model with static inputs.
+        parts: what cuts segments out of it.
+        why: why OpenVINO does not run it, in a sentence; empty if it might.
+    """
+
+    proto: onnx.ModelProto
+    parts: OnnxParts
+    why: str = ""
+
+    @property
+    def formats(self) -> frozenset[Format]:
+        """ONNX only."""
+        return frozenset({"onnx"})
+
+    def statistics(self) -> dict[str, int | float]:
+        """Count what the model is made of; ``layers`` are nodes and initializers. See :meth:`Model.statistics`."""
+        graph = self.proto.graph
+        weights = [tensor for tensor in graph.initializer if tensor.data_type in _WEIGHTS]
+        return {
+            "ops": len(self.graph),
+            "edges": len(self.graph.edges),
+            "layers": len(graph.node) + len(graph.initializer) + len(self.inputs) + len(self.outputs),
+            "layer_edges": sum(len(reads(node)) for node in graph.node) + len(self.outputs),
+            "flops": float(self.graph.flops.sum()),
+            "parameters": sum(math.prod(tensor.dims) for tensor in weights),
+            "parameter_bytes": sum(map(_tensor_bytes, graph.initializer)),
+        }
+
+    def random_inputs(self, seed: int = 0) -> dict[str, NDArray[Any]]:
+        """Draw inputs: places along an axis that the model reads from, standard normal numbers, ones for other integers."""
+        rng = np.random.default_rng(seed)
+        drawn: dict[str, NDArray[Any]] = {}
+        for spec in self.inputs:
+            allowed = self._allowed.get(spec.name)
+            if allowed is not None:
+                drawn[spec.name] = draw(rng, allowed, spec.shape, spec.dtype)
+            elif np.dtype(spec.dtype).kind == "f":
+                drawn[spec.name] = rng.standard_normal(spec.shape).astype(spec.dtype)
+            else:
+                drawn[spec.name] = np.ones(spec.shape, spec.dtype)
+        return drawn
+
+    @cached_property
+    def _allowed(self) -> dict[str, ValueRange]:
+        """The places that inputs may name, by input name."""
+        shapes = {value.name: _sizes(value) for value in self.proto.graph.input}
+        shapes |= {tensor.name: tuple(tensor.dims) for tensor in self.proto.graph.initializer}
+        source = {spec.name: spec.name for spec in self.inputs}
+        found: dict[str, list[ValueRange]] = {}
+        for node in self.proto.graph.node:
+            for port, name in enumerate(node.input):
+                axis = _INDICES.get((node.op_type, port), -2)
+                if name not in source or axis == -2 or np.dtype(self.settable[source[name]].dtype).kind not in "iu":
+                    continue
+                table = shapes.get(node.input[2] if node.op_type == "EmbedLayerNormalization" else node.input[0])
+                axis = _attribute(node, "axis", 0) if axis is None else axis
+                if table and -len(table) <= axis < len(table) and table[axis] is not None:
+                    found.setdefault(source[name], []).append(ValueRange(0, max(1, table[axis] or 1)))
+            if node.op_type in _KEEPS_VALUES and node.input[0] in source:
+                source[node.output[0]] = source[node.input[0]]
+        return {name: allowed for name, ranges in found.items() if (allowed := common(ranges)) is not None}
+
+    def segment(self, form: Format, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> Any:  # noqa: ARG002
+        """Cut a part out; see :meth:`placeit.backends.base.Model.segment`."""
+        return self.parts.cut(ops, enter, leave)
+
+    def onnx_kinds(self) -> Iterator[tuple[Collection[str], onnx.ModelProto]]:
+        """Yield the ops that can be cut out; see :meth:`placeit.backends.base.OnnxKinds.onnx_kinds`."""
+        return self.parts.kinds()
+
+    def prepared(self, cluster: Cluster, graph: str = "") -> Model:  # noqa: ARG002
+        """Itself: it has the only format that it can have."""
+        return self
+
+    def reference(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:  # noqa: ARG002
+        """Open the whole model in ONNX Runtime. Raises DeviceError."""
+        return ort_reference(self.proto.SerializeToString(), self.inputs, [spec.name for spec in self.outputs], self.path)
+
+    def chain(self, elements: int, hops: int) -> Model:
+        """Build a chain of ``hops`` ReLUs over ``float32[1, elements]``."""
+        return relu_chain(elements, hops)
+
+
+_WEIGHTS = frozenset(
+    number
+    for name, number in onnx.TensorProto.DataType.items()
+    if name.startswith(("FLOAT", "DOUBLE", "BFLOAT")) or name in ("INT8", "UINT8", "INT4", "UINT4")
+)
+
+
+def load_onnx(
+    path: Path,
+    *,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    batch: int | None = None,
+    sample_shapes: Mapping[str, Sequence[int]] | None = None,
+    why: str = "",
+) -> OnnxFileModel:
+    """Read an ONNX file with ONNX Runtime, for ONNX Runtime alone.
+
+    Args:
+        path: the file.
+        input_shapes: sizes by input name, for inputs that the file leaves open, or to change.
+        batch: the first size of every input where the file leaves it open.
+        sample_shapes: shapes of the inputs that the model is to run on, by name: the sizes where all else leaves them open.
+        why: why OpenVINO does not run it, in a sentence.
+
+    Raises:
+        UsageError: a sample does not fit an input with open sizes.
+        ModelError: ONNX Runtime does not run it, a size is left open, or an input or output is no tensor of numbers.
+        DeviceError: ONNX Runtime is not installed.
+    """
+    shapes, samples = (
+        {name: tuple(int(size) for size in shape) for name, shape in (given or {}).items()}
+        for given in (input_shapes, sample_shapes)
+    )
+    try:
+        proto = onnx.load(path)
+    except (OSError, ValueError, DecodeError, onnx.checker.ValidationError) as error:
+        raise ModelError(f"Cannot read a model from {path}: {error}") from error
+    constants = {tensor.name for tensor in proto.graph.initializer}
+    constants |= {tensor.values.name for tensor in proto.graph.sparse_initializer}
+    given = [value for value in proto.graph.input if value.name not in constants]
+    for value in given:
+        _check_type(path, "input", value)
+    partial = {value.name: _partial_shape(value) for value in given}
+    _unzip(proto.graph)
+    try:
+        wanted = resolve_shapes(path, partial, shapes, batch, samples)
+    except OpenSizesError as error:
+        known = error.partial
+        raise with_suggestion(error, lambda more: _check_sizes(path, proto, {**known, **more}), str) from None
+    _set_sizes(given, wanted)
+    return _Reading(path, proto).model(why)
+
+
+def _check_sizes(path: Path, proto: onnx.ModelProto, wanted: Mapping[str, Any]) -> None:
+    """Raise ModelError unless a model can be read with these sizes of its inputs."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    shapes = {name: openvino.PartialShape(list(shape)) if isinstance(shape, tuple) else shape for name, shape in wanted.items()}
+    _set_sizes([value for value in copy.graph.input if value.name in shapes], shapes)
+    _Reading(path, copy).model("")
+
+
+def _set_sizes(values: Iterable[onnx.ValueInfoProto], shapes: Mapping[str, Any]) -> None:
+    for value in values:
+        kind = value.type.tensor_type.elem_type
+        value.CopyFrom(helper.make_tensor_value_info(value.name, kind, [int(size.get_length()) for size in shapes[value.name]]))
+
+
+def _check_type(path: Path, what: str, value: onnx.ValueInfoProto) -> None:
+    if value.type.WhichOneof("value") != "tensor_type":
+        kind = (value.type.WhichOneof("value") or "unknown").removesuffix("_type")
+        raise ModelError(f"{path}: the {what} '{value.name}' is a {kind}, and only tensors of numbers can be passed.")
+    kind = _dtype(value.type.tensor_type.elem_type)
+    if not numpy_can_hold(kind):
+        raise ModelError(
+            f"{path}: {what} '{value.name}' has type {kind}, which NumPy arrays of numbers cannot hold: convert it to another "
+            "type inside the model."
+        )
+
+
+def _dtype(number: int) -> str:
+    if number in (onnx.TensorProto.STRING, onnx.TensorProto.UNDEFINED):
+        return "string" if number else "unknown"
+    declared = str(onnx.TensorProto.DataType.Name(number)).lower()  # NumPy may have no type of its own for it
+    narrow = declared == "bfloat16" or declared.startswith(("float4", "float8", "int4", "uint4"))
+    return declared if narrow else str(helper.tensor_dtype_to_np_dtype(number))
+
+
+def _partial_shape(value: onnx.ValueInfoProto) -> Any:
+    kind = value.type.tensor_type
+    if not kind.HasField("shape"):
+        return openvino.PartialShape.dynamic()
+    return openvino.PartialShape([size or -1 for size in _sizes(value)])
+
+
+def _sizes(value: onnx.ValueInfoProto) -> tuple[int | None, ...]:
+    dims = value.type.tensor_type.shape.dim
+    return tuple(size.dim_value if size.WhichOneof("value") == "dim_value" else None for size in dims)
+
+
+def _attribute(node: onnx.NodeProto, name: str, default: int) -> int:
+    return next((int(attribute.i) for attribute in node.attribute if attribute.name == name), default)
+
+
+def _tensor_bytes(tensor: onnx.TensorProto) -> int:
+    if tensor.data_type == onnx.TensorProto.STRING:
+        return sum(map(len, tensor.string_data))
+    return int(math.prod(tensor.dims) * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
+
+
+def _unzip(graph: onnx.GraphProto) -> None:
+    """Have outputs that are a sequence of dictionaries be the tensor that these were made of: a row each, a column a key."""
+    outputs = {value.name: value for value in graph.output}
+    for node in graph.node:
+        if node.op_type == "ZipMap" and node.domain == "ai.onnx.ml" and node.output[0] in outputs:
+            outputs[node.output[0]].CopyFrom(onnx.ValueInfoProto(name=node.output[0]))
+            node.CopyFrom(helper.make_node("Identity", node.input, node.output, name=node.name))
+
+
+class _Reading:
+    """What becomes known of an ONNX file while its task graph is made.
+
+    Args:
+        path: the file, for messages.
+        proto: its model, with static inputs; it is changed.
+    """
+
+    def __init__(self, path: Path, proto: onnx.ModelProto) -> None:
+        self._path, self._proto = path, proto
+        graph = proto.graph
+        drop_repeated_names(graph)
+        proto.ir_version = min(proto.ir_version, KNOWN_VERSION)
+        self._constant = {tensor.name: _tensor_bytes(tensor) for tensor in graph.initializer}
+        self._constant |= {tensor.values.name: _tensor_bytes(tensor.values) for tensor in graph.sparse_initializer}
+        self._inputs = [value for value in graph.input if value.name not in self._constant]
+        self._content = onnx_digest(proto)
+        self._types: dict[str, str] = {}  # of tensors, NumPy spelling; 'sequence' and the like for what is none
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._open: set[str] = set()  # tensors whose size depends on the data, or is not known before they are computed
+
+    def model(self, why: str) -> OnnxFileModel:
+        """Make the model. Raises ModelError."""
+        graph = self._proto.graph
+        self._infer()
+        for node in graph.node:
+            if not set(node.input) & self._open:
+                fix_shape(node, self._shapes)
+        for value in graph.output:
+            kind = self._types[value.name]
+            if not numpy_can_hold(kind):
+                raise ModelError(
+                    f"{self._path}: output '{value.name}' has type {kind}, which NumPy arrays of numbers cannot hold: remove "
+                    "it, or convert it inside the model."
+                )
+        inputs = tuple(self._spec(value.name, value.name) for value in self._inputs)
+        taken = {spec.name for spec in inputs}
+        nodes = [graph.node[number] for number in self._live()]
+        names = _unique([node.name or f"{node.op_type}_{number}" for number, node in enumerate(nodes, 1)], taken)
+        ends = _unique([f"{value.name}/result" for value in graph.output], {*taken, *names})
+        outputs = tuple(self._spec(value.name, op) for value, op in zip(graph.output, ends, strict=True))
+        made, tensors, bounded = self._graph(inputs, nodes, names, outputs)
+        parts = OnnxParts(self._proto, made, outputs, bounded, [(t, {name}) for t, name in enumerate(tensors)])
+        return OnnxFileModel(
+            path=self._path,
+            graph=made,
+            inputs=inputs,
+            outputs=outputs,
+            bounded=bounded,
+            together=parts.together(),
+            proto=self._proto,
+            parts=parts,
+            why=why,
+        )
+
+    def _spec(self, name: str, op: str) -> TensorSpec:
+        return TensorSpec(name, op, self._shapes[name], self._types[name])
+
+    def _infer(self) -> None:
+        """Ask ONNX Runtime for the type and shape of every tensor, and run the model where it does not know a size."""
+        graph = self._proto.graph
+        ends = {value.name for value in graph.output}
+        inner = [name for node in graph.node for name in node.output if name and name not in ends]
+        asked = onnx.ModelProto()
+        asked.CopyFrom(self._proto)
+        asked.graph.output.extend(onnx.ValueInfoProto(name=name) for name in inner)
+        for value in self._inputs:
+            self._types[value.name] = _dtype(value.type.tensor_type.elem_type)
+            self._shapes[value.name] = tuple(size or 0 for size in _sizes(value))
+        try:
+            session = open_whole(asked.SerializeToString(), optimize=False)
+        except ort_failures() as error:
+            raise ModelError(f"Cannot read a model from {self._path}: ONNX Runtime says: {ort_reason(error)}") from error
+        unknown: list[str] = []
+        for value in session.get_outputs():
+            kind, shape = value.type, value.shape
+            self._types[value.name] = _ORT_TYPES.get(kind, kind.partition("(")[0])
+            if not kind.startswith("tensor"):
+                self._shapes[value.name] = ()
+                self._open.add(value.name)
+            elif shape and all(isinstance(size, int) and size >= 0 for size in shape):
+                self._shapes[value.name] = tuple(shape)
+            else:
+                self._shapes[value.name] = ()
+                unknown.append(value.name)
+        self._run(session, unknown)
+
+    def _run(self, session: Any, unknown: Sequence[str]) -> None:
+        """Find sizes by running the model. A scalar, too, is a tensor of which ONNX Runtime names no size."""
+        if not unknown:
+            return
+        spec = [TensorSpec(value.name, "", self._shapes[value.name], self._types[value.name]) for value in self._inputs]
+        for seed in range(_SAMPLES):
+            rng = np.random.default_rng(seed)
+            inputs = {
+                one.name: rng.standard_normal(one.shape).astype(one.dtype)
+                if np.dtype(one.dtype).kind == "f"
+                else np.ones(one.shape, one.dtype)
+                for one in spec
+            }
+            try:
+                values = session.run(list(unknown), inputs)
+            except ort_failures() as error:
+                if seed:
+                    break
+                raise ModelError(
+                    f"Cannot read a model from {self._path}: ONNX Runtime does not run it on random inputs, which would show "
+                    f"the sizes that it does not say: {ort_reason(error)}"
+                ) from error
+            for name, value in zip(unknown, values, strict=True):
+                if isinstance(value, np.ndarray) and (not seed or value.size > math.prod(self._shapes[name])):
+                    self._shapes[name] = value.shape
+        # those that are numbers, as the rules of ONNX say, and those that are as large as the data says
+        ruled = _ruled_shapes(self._proto)
+        self._open |= {name for name in unknown if ruled.get(name) != self._shapes[name]}
+
+    def _live(self) -> list[int]:
+        """Nodes on the way to an output that do not compute the same in each run, by number, in topological order."""
+        graph = self._proto.graph
+        maker = {name: number for number, node in enumerate(graph.node) for name in node.output if name}
+        read = [reads(node) for node in graph.node]
+        needed: set[int] = set()
+        waiting = [value.name for value in graph.output]
+        while waiting:
+            number = maker.get(waiting.pop())
+            if number is not None and number not in needed:
+                needed.add(number)
+                waiting += read[number]
+        edges = [(maker[name], number) for number in sorted(needed) for name in read[number] if name in maker]
+        order = topological_order(np.array(edges, np.int32).reshape(-1, 2), len(graph.node))
+        if order is None:
+            raise ModelError(f"{self._path}: its nodes wait for each other in a circle: it is damaged.")
+        live: list[int] = []
+        for number in order.tolist():
+            node = graph.node[number]
+            if number not in needed:
+                continue
+            if node.op_type in _RANDOM or not read[number] <= self._constant.keys():
+                live.append(number)
+            else:  # computed from constants alone: of the ops that read it
+                size = sum(self._constant[name] for name in read[number]) + _own_bytes(node)
+                self._constant |= {name: size for name in node.output if name}
+        return live
+
+    def _graph(
+        self,
+        inputs: Sequence[TensorSpec],
+        nodes: Sequence[onnx.NodeProto],
+        names: Sequence[str],
+        outputs: Sequence[TensorSpec],
+    ) -> tuple[OpGraph, list[str], tuple[str, ...]]:
+        """Make the task graph; return also the name of each tensor, and the ops whose output sizes are open."""
+        tensors: list[str] = [spec.name for spec in inputs]
+        tensor_op, tensor_port = [*range(len(inputs))], [0] * len(inputs)
+        number = {name: t for t, name in enumerate(tensors)}
+        edges: list[tuple[int, int]] = []
+        moved: list[int] = []
+        flops, weights = [0.0] * len(inputs), [0.0] * len(inputs)
+        bounded: list[str] = []
+
+        def read(v: int, sources: Iterable[str]) -> None:
+            for name in sources:
+                if name in number:
+                    edges.append((tensor_op[number[name]], v))
+                    moved.append(number[name])
+
+        for v, (node, name) in enumerate(zip(nodes, names, strict=True), len(inputs)):
+            sources = sorted(reads(node))
+            read(v, sources)
+            flops.append(node_flops(node, self._shapes))
+            weights.append(float(sum(self._constant.get(source, 0) for source in sources) + _own_bytes(node)))
+            for port, output in enumerate(node.output):
+                if output:
+                    number[output] = len(tensors)
+                    tensors.append(output)
+                    tensor_op.append(v)
+                    tensor_port.append(port)
+            if self._open & set(node.output):
+                bounded.append(name)
+        first = len(inputs) + len(nodes)
+        for v, spec in enumerate(outputs, first):
+            read(v, [spec.name])
+        kinds = [*["Parameter"] * len(inputs), *(node.op_type for node in nodes), *["Result"] * len(outputs)]
+        more = [0.0] * len(outputs)
+        shapes, dtypes = [self._shapes[name] for name in tensors], [self._types[name] for name in tensors]
+        graph = OpGraph(
+            names=(*(spec.op for spec in inputs), *names, *(spec.op for spec in outputs)),
+            kinds=tuple(kinds),
+            flops=np.array(flops + more),
+            param_bytes=np.array(weights + more),
+            tensor_op=np.array(tensor_op, np.int32),
+            tensor_port=np.array(tensor_port, np.int32),
+            tensor_bytes=np.array([float(math.prod(s) * _width(d)) for s, d in zip(shapes, dtypes, strict=True)]),
+            tensor_shapes=tuple(shapes),
+            tensor_dtypes=tuple(dtypes),
+            edges=np.array(edges, np.int32).reshape(-1, 2),
+            edge_tensor=np.array(moved, np.int32),
+            content=self._content,
+        )
+        return graph.verify(), tensors, tuple(bounded)
+
+
+_ORT_TYPES = {
+    "tensor(float)": "float32",
+    "tensor(double)": "float64",
+    **{f"tensor({name})": name for name in ("bool", "float16", "bfloat16", "string")},
+    **{f"tensor({sign}int{bits})": f"{sign}int{bits}" for sign in ("", "u") for bits in (4, 8, 16, 32, 64)},
+}
+"""NumPy's spelling of what ONNX Runtime calls types."""
+
+
+def _width(dtype: str) -> float:
+    """Bytes of an element, as far as they are known."""
+    return float(np.dtype(dtype).itemsize) if numpy_can_hold(dtype) else 2.0 if dtype == "bfloat16" else 1.0
+
+
+def _own_bytes(node: onnx.NodeProto) -> int:
+    """Bytes of the constants inside of a node: of its attributes and its bodies, and of the tables of a tree ensemble."""
+    size = 0
+    for attribute in node.attribute:
+        size += 4 * (len(attribute.floats) + len(attribute.ints))
+        size += _tensor_bytes(attribute.t) if attribute.HasField("t") else 0
+        for body in (attribute.g, *attribute.graphs):
+            size += sum(map(_tensor_bytes, body.initializer)) + sum(map(_own_bytes, body.node))
+    return size
+
+
+def _unique(names: Sequence[str], taken: Collection[str]) -> list[str]:
+    """Return names of which no two are equal, and none is taken."""
+    used, found = set(taken), []
+    kept = set(names)
+    for name in names:
+        new, count = name, 1
+        while new in used or (new != name and new in kept):
+            count += 1
+            new = f"{name}_{count}"
+        used.add(new)
+        found.append(new)
+    return found
+
+
+def _ruled_shapes(proto: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
+    """Shapes that follow from the rules of ONNX, whatever the data."""
+    try:
+        inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+    except (ValueError, RuntimeError, onnx.shape_inference.InferenceError):
+        return {}
+    found: dict[str, tuple[int, ...]] = {}
+    for value in (*inferred.graph.value_info, *inferred.graph.output):
+        sizes = _sizes(value)
+        if value.type.tensor_type.HasField("shape") and all(size is not None for size in sizes):
+            found[value.name] = tuple(size or 0 for size in sizes)
+    return found

@@ -1,0 +1,107 @@
+"""What a placement was found for is in its file, and holds when it runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from typer.testing import CliRunner
+
+from placeit import Session
+from placeit.cli import app
+from placeit.core.errors import PlacementError
+from placeit.core.placement import Placement
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    weights = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 64]) for name in ("x", "y")]
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Tanh", ["m"], ["y"])]
+    graph = helper.make_graph(nodes, "graph", ends[:1], ends[1:], [numpy_helper.from_array(weights, "w")])
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+@pytest.fixture
+def placement(model: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "placement.json"
+    arguments = ["optimize", str(model), "-d", "CPU", "--batch", "8", "--precision", "bf16", "--budget", "1", "-o", str(path)]
+    done = CliRunner().invoke(app, [*arguments, "--no-cache"])
+    assert done.exit_code == 0, done.output
+    return path
+
+
+def run(*arguments: object) -> dict:
+    done = CliRunner().invoke(app, ["run", *map(str, arguments), "--runs", "1", "--json"])
+    assert done.exit_code == 0, done.output
+    return {**json.loads(done.stdout), "stderr": done.stderr}
+
+
+def test_precision_and_sizes_are_those_that_it_was_found_for(model: Path, placement: Path) -> None:
+    found = Placement.load(placement).conditions
+    assert found is not None
+    assert (found.precision, found.compression, found.shapes) == ("bf16", "none", {"x": (8, 64)})
+    assert run(model, "-p", placement)["precision"] == "bf16"
+    text = CliRunner().invoke(app, ["run", str(model), "-p", str(placement), "--runs", "1"])
+    assert "bf16, with which the placement was found" in text.stdout
+
+
+def test_another_precision_holds_if_it_is_asked_for_and_is_told(model: Path, placement: Path) -> None:
+    said = run(model, "-p", placement, "--precision", "f32")
+    assert said["precision"] == "f32"
+    assert "was found with --precision bf16, and runs with --precision f32" in said["stderr"]
+
+
+def test_a_file_without_conditions_runs_in_float32(model: Path, placement: Path) -> None:
+    data = json.loads(placement.read_text())
+    for key in ("precision", "compression", "input_shapes"):
+        del data[key]
+    placement.write_text(json.dumps(data))
+    assert Placement.load(placement).conditions is None
+    assert run(model, "-p", placement, "--batch", "8")["precision"] == "f32"
+
+
+def test_conditions_that_make_no_sense_are_an_error(placement: Path) -> None:
+    placement.write_text(placement.read_text().replace('"precision": "bf16"', '"precision": 16'))
+    with pytest.raises(PlacementError, match=r"'precision' and 'compression' are names"):
+        Placement.load(placement)
+
+
+def test_an_overflow_between_segments_is_found_on_the_given_inputs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kind = TensorProto.FLOAT16
+    ends = [helper.make_tensor_value_info(name, kind, [8]) for name in ("x", "y")]
+    nodes = [helper.make_node("Mul", ["x", "x"], ["square"]), helper.make_node("Sqrt", ["square"], ["y"])]
+    path = tmp_path / "half.onnx"
+    graph = helper.make_graph(nodes, "graph", ends[:1], ends[1:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    found = []
+    for value in (2.0, 300.0):
+        with Session(path, "CPU", inputs={"x": np.full(8, value, np.float16)}, cache=None) as session:
+            groups = np.arange(len(session.model.graph))
+            ops = dict(zip(session.model.graph.names, ["CPU"] * len(groups), strict=True))
+            placement = Placement(tuple(ops), np.zeros(len(ops), np.int32), ("CPU",), segments=groups.astype(np.int32))
+            session.divide(placement, by_segments=True)
+            found.append(session.run(placement, runs=1).failed)
+            assert not caplog.records
+    assert found[0] is None
+    assert found[1] is not None
+    assert "has inf where that of the uncut model has 300" in found[1]
+    with Session(path, "CPU", cache=None) as session:
+        session.output_check()
+    assert "give --inputs to check them on yours" in caplog.text
+
+
+def test_the_reference_is_float32_in_any_precision(model: Path) -> None:
+    with Session(model, "CPU", batch=8, precision="bf16", cache=None) as session:
+        session.profile(budget_s=0.2)
+        placement = session.placement(np.zeros(len(session.grouping.groups), np.int32))
+        error = session.run(placement, runs=1).output_error
+        computes = "bf16" in session.cluster.devices[0].tags
+    assert error.alike == 0  # the same as the whole model in bfloat16, of which it has one segment
+    assert (error.max_rel > 1e-4) == computes
