@@ -65,8 +65,8 @@ def open_session(
     reach_nodes(named if options.devices is None else options.devices, options.ray_address, options.compress, options.patience)
     with contextlib.suppress(DeviceError, UsageError):  # a placement on a plain device names what other placements share
         found = find_cluster(list(dict.fromkeys(several)))
-        mode = in_throughput_mode(found)
-        plain = {device.name for device in (*plain_devices(found), *([] if mode is None else [mode]))}
+        mode, onnx = in_throughput_mode(found), options.model.suffix.lower() == ".onnx"
+        plain = {device.name for device in (*plain_devices(found, onnx=onnx), *([] if mode is None else [mode]))}
         named = [name for name in named if name not in plain]
     try:
         cluster = find_cluster(

@@ -52,7 +52,7 @@ def _plain_ort(sets: Sequence[Device]) -> Device:
         kind="ort",
         address=address,
         all_cores=allowed if everything else (),
-        memory_bytes=min(memory_bytes(), sum(device.memory_bytes for device in sets)),
+        memory_bytes=min(memory_bytes(), *(device.memory_bytes for device in sets)),
         power=None,
         driver=f"ONNX Runtime {onnxruntime().__version__}",
         plain=True,
