@@ -384,7 +384,7 @@ def _optimized(
         memory=session.memory,
         profiled=session.costs.profiled,
         conditions=session.conditions,
-        _open=functools.partial(Runtime, session.model, home.grouping, home.cluster, precision=session.precision),
+        _open=functools.partial(Runtime, home.model, home.grouping, home.cluster, precision=session.precision),
     )
 
 

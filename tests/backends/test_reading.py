@@ -16,6 +16,7 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantiz
 from placeit import Placement, Session
 from placeit.backends import load
 from placeit.backends.base import Model
+from placeit.backends.openvino import reader
 from placeit.backends.openvino.graph import constants
 from placeit.core.errors import ModelError, UsageError
 from placeit.planning.coarsen import coarsen
@@ -277,7 +278,7 @@ def test_no_sizes_are_suggested_with_which_a_model_cannot_be_placed(tmp_path: Pa
     ]
     path = simple(tmp_path / "model.onnx", nodes, ["n", 3], initializer=limits)
     with pytest.raises(ModelError, match=r"none of those that were tried.*depends on the data") as caught:
-        load(path)
+        reader.load(path)
     assert "With these" not in str(caught.value)
 
 
@@ -286,7 +287,7 @@ def test_ops_that_openvino_does_not_know_are_refused_whatever_the_sizes(tmp_path
         tmp_path / "model.onnx", [helper.make_node("TreeEnsembleRegressor", ["x"], ["y"], domain="ai.onnx.ml")], ["n", 3]
     )
     with pytest.raises(ModelError, match=r"OpenVINO does not know .*ai\.onnx\.ml\.TreeEnsembleRegressor") as caught:
-        load(path)
+        reader.load(path)
     assert "tried" not in str(caught.value)
 
 

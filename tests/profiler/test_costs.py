@@ -75,11 +75,11 @@ def test_an_op_that_no_device_supports_is_named_with_its_kind(monkeypatch: pytes
         supported(MODEL, COARSE, devices("NPU", "GPU"))
 
 
-def test_a_group_that_no_device_supports_as_a_whole_is_named_by_its_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ops_of_a_group_that_no_device_supports_as_a_whole_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     group = int(np.bincount(COARSE.group_of).argmax())
     first, *_, last = COARSE.members(group)
     answering(monkeypatch, NPU={first}, GPU={last})
-    with pytest.raises(InfeasibleError, match=f"'{first}' to '{last}'"):
+    with pytest.raises(InfeasibleError, match=f"NPU not '{first}', GPU not '{last}'"):
         supported(MODEL, COARSE, devices("NPU", "GPU"))
     assert supported(MODEL, Grouping.singletons(MODEL.graph), devices("NPU", "GPU")).any(axis=1).all()
 
