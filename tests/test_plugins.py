@@ -84,7 +84,9 @@ def run(tmp_path: Path):
 def test_one_package_adds_a_placer_a_backend_a_kind_of_device_and_an_agent(tmp_path: Path, run) -> None:
     (tmp_path / "five.tanhs").write_text("5", encoding="utf-8")
     printed = run("-c", USE.replace("{core}", str(allowed_cores()[0])))
-    assert "device of kind 'unknown', which this version cannot run; it runs openvino, ort, torch, sleep." in printed
+    assert (
+        "device of kind 'unknown', which this version cannot run; it runs openvino, ort, torch, throughput, sleep." in printed
+    )
 
 
 @pytest.mark.slow

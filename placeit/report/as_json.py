@@ -322,7 +322,14 @@ def _load(report: LoadReport) -> dict[str, Any]:
 
 def _error(error: OutputError | None) -> dict[str, Any]:
     if error is None:
-        return {"max_abs": None, "max_rel": None, "fault": None, "not_checked": "it was not run", "not_finite": None}
+        return {
+            "max_abs": None,
+            "max_rel": None,
+            "fault": None,
+            "not_checked": "it was not run",
+            "not_finite": None,
+            "same_precision": None,
+        }
     return error.to_dict()
 
 
