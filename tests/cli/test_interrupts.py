@@ -99,9 +99,11 @@ def test_ctrl_c_ends_the_cluster_of_a_command(tmp_path: Path, cost_cache: Path, 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_other_signals_undo_what_must_not_stay_too(number: signal.Signals, tmp_path: Path, cost_cache: Path) -> None:
     code = """
+import signal
 import time
 from placeit.core.files import temporary_folder
 from placeit.core.interrupts import guarded
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # who has started the tests may ignore it
 def run():
     with temporary_folder() as folder:
         print(folder, flush=True)

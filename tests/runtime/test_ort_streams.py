@@ -77,7 +77,7 @@ def test_what_fails_names_the_segment_the_device_and_the_cause(model, accelerato
     plan = plan_of(runtime, np.zeros(len(runtime.grouping.groups), int))
     with runtime.executor(plan) as executor:
 
-        def refuse(*of):
+        def refuse(*of, **how):
             raise RuntimeError("out of memory\nsomewhere")
 
         monkeypatch.setattr(ort_program.LoadedSession, "_bind", refuse)

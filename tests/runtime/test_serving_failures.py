@@ -110,6 +110,7 @@ def test_a_failure_at_any_call_of_a_pipeline_fails_one_item_at_most_and_the_next
     with Server([made.executor(requests=3)], queue=100) as server, failures.watched():
         stages = [Stage(name, server, split, count) for name in ("first", "second")]
         with Pipeline(stages, window=8) as pipe:
+            assert list(pipe.map(range(3), timeout=PATIENCE_S)) == [2, 3, 4]  # and all its threads have begun
             spared = 0
             while spared < 3:
                 before = len(failures.hit)
