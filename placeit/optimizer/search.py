@@ -269,11 +269,19 @@ class Search(Races):
         return groups
 
     def spare(self) -> float:
-        """Seconds that are left beside those in which the best single device and the best of all else are decided between."""
-        ranked = self.ranked
-        singles = [one for one in ranked if one.placer == "single"][:1]
-        others = [one for one in ranked if one.placer != "single"][:1]
-        return self.left() - (needed(map(self.run_s, [*singles, *others]), _KEPT_ROUNDS) if singles and others else 0.0)
+        """Seconds that are left beside those in which the best single device and the best of all else are decided between.
+
+        Half of what is left may be used in any case, unless too little would be left then to decide at all. If there is too
+        little already, nothing is kept back.
+        """
+        best = sorted(self.standing, key=known_value)
+        singles = [one for one in best if one.placer == "single"][:1]
+        others = [one for one in best if one.placer != "single"][:1] or singles  # as long as nothing else is known
+        left = self.left()
+        if not singles or len(self.problem.device_names) == 1:
+            return left
+        kept, least = (needed(map(self.run_s, [*singles, *others]), rounds) for rounds in (_KEPT_ROUNDS, FEWEST))
+        return left if left < least else left - min(kept, max(left / 2, least))
 
     def compare_wholes(self) -> None:
         """Race what needs no placer, as it serves whole requests: replicas, the throughput mode, the best single devices."""

@@ -113,19 +113,23 @@ def test_what_serves_whole_requests_races_before_placers_are_asked(cache: Cache,
     assert mode_of(found).output_error.max_rel < 1e-4
 
 
-def test_time_for_the_decision_is_kept_back(cache: Cache) -> None:
+def test_time_for_the_decision_is_kept_back(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     with Session(inception_like(), PAIR, cache=cache) as session:
         session.profile()
         begun = Search(session, Throughput(), float("inf"), 0, None)
         begun.singles()
-        assert begun.spare() == begun.left()  # nothing is known that could be decided about
-        groups = np.arange(len(session.grouping.groups), dtype=np.int32) % 2
-        begun.begin_with({"mine": groups})
-        begun.race([*begun.candidates], "measuring", rounds=6, share=1.0, min_rounds=6)
-        single = min((one for one in begun.ranked if one.placer == "single"), key=begun.run_s)
-        begun.deadline = 1e9
-        kept = begun.left() - begun.spare()
-        assert kept > 12 * (begun.run_s(begun.known["mine"]) + begun.run_s(single))
+        begun.begin_with({"mine": np.arange(len(session.grouping.groups), dtype=np.int32) % 2})  # known by simulation alone
+        single = min((one for one in begun.standing if one.placer == "single" and one.simulated_s), key=begun.run_s)
+        round_s = begun.run_s(begun.known["mine"]) + begun.run_s(single)
+
+        def kept(left: float) -> float:
+            monkeypatch.setattr(begun, "left", lambda: left * round_s)
+            return (begun.left() - begun.spare()) / round_s
+
+        assert kept(100.0) == pytest.approx(18, rel=0.05)  # twelve rounds, two for warm-up, and four checks
+        assert kept(30.0) == pytest.approx(15, rel=0.05)  # half of it may be used
+        assert kept(15.0) == pytest.approx(12, rel=0.05)  # fewer than six rounds decide nothing
+        assert kept(11.0) == 0
 
 
 @pytest.mark.parametrize("why", ["pins", "memory", "latency"])
