@@ -368,7 +368,7 @@ class Search(Races):
         fresh = sorted(fresh, key=lambda one: (not one.given, known_value(one)))
         ranked = self.ranked
         singles = [one for one in ranked if one.placer == "single"][:1]
-        singles += [one for one in self.standing if one.placer == "single" and one.measured is None]  # all of them, at first
+        singles += [one for one in self.fresh_singles if not self.is_excluded(one)]  # all of them, at first
         beside = sorted(dict.fromkeys([*singles, *ranked[:1]]), key=self.run_s)
         decision = needed([2 * self.run_s(beside[0])], FEWEST) if beside else 0.0
         room = max(min(max(self.left() * _TURN_SHARE, self.left() - decision), self.spare()), TRIFLE_S)
@@ -376,6 +376,13 @@ class Search(Races):
         while beside and needed(map(self.run_s, (*beside, *chosen)), 1) > room:  # the slowest first
             beside.pop()
         return [*beside, *chosen]
+
+    def is_excluded(self, candidate: Candidate) -> bool:
+        """Whether the bound that excludes splits excludes a single device as well; if so, note it."""
+        out = self.excluded is not None and self.is_placed(candidate) and not candidate.given
+        if out:
+            self.learn_of(candidate.name, not_run="by the lower bound, it cannot be faster")
+        return out
 
     def within(self, room: float, fresh: Sequence[Candidate], beside: Sequence[Candidate]) -> list[Candidate]:
         """Choose the first of some candidates that can be raced beside others within some seconds, compiling included.

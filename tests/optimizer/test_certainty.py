@@ -77,7 +77,8 @@ def test_where_every_split_takes_longer_than_the_whole_cpu_none_is_looked_for(
     assert found.reason.startswith("no split placement can be faster: each takes at least ")
     assert "budget" not in found.reason
     assert (asked, [one.name for one in found.candidates if one.placer != "single"]) == ([], [])
-    assert [one.what for one in found.races] == ["measuring 3 placements"]
+    assert [one.what for one in found.races] == ["measuring 1 placement"]
+    assert [one.not_run for one in found.candidates if one.name in PAIR] == ["by the lower bound, it cannot be faster"] * 2
     assert [one.note for one in found.spending if one.placer] == ["not asked: no split can be faster"]
     assert found.chosen.output_error is not None
 
