@@ -19,8 +19,8 @@ def choose_driver(device: Device, formats: Collection[Format], path: Path, why: 
     """Return a device with the ``kind`` and ``driver`` that run models whose segments come in the given formats.
 
     A device whose name asks for a runtime (``ort:CPU@0``, ``torch:CPU@0``) keeps it, and so does one that only a plug-in's kind
-    knows, and one that OpenVINO drives if it can be given segments. CPU core sets go to PyTorch otherwise. NVIDIA GPUs go to
-    PyTorch, or else to ONNX Runtime.
+    knows, and one that OpenVINO drives if it can be given segments. CPU core sets go to PyTorch otherwise, or to ONNX Runtime.
+    NVIDIA GPUs go to PyTorch, or else to ONNX Runtime.
 
     Args:
         device: as it was found.
@@ -31,10 +31,12 @@ def choose_driver(device: Device, formats: Collection[Format], path: Path, why: 
     Raises:
         DeviceError: nothing runs such a model there; says what to do.
     """
+    if formats == {"onnx"} and device.kind == "openvino" and device.core_set and not device.where.node:
+        return replace(device, kind="ort", driver=f"ONNX Runtime {onnxruntime().__version__}")
     if formats == {"onnx"} and device.kind not in ("ort", "cuda", "described"):
         raise DeviceError(
-            f"{device.name} cannot run {path}, as OpenVINO cannot read it: {why}. ONNX Runtime runs it: choose its devices, as "
-            "in -d ort:CPU or -d ort:CPU@0,ort:CPU@1."
+            f"{device.name} cannot run {path}, as OpenVINO cannot read it: {why}. ONNX Runtime runs it: choose CPU core "
+            "sets or its devices, as in -d ort:CPU or -d ort:CPU@0,ort:CPU@1."
         )
     if device.address is not None and device.address.node and "openvino" not in formats:
         raise DeviceError(

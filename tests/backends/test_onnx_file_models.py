@@ -16,11 +16,14 @@ from placeit import Session
 from placeit.backends import load
 from placeit.backends.onnx.model import OnnxFileModel
 from placeit.cli import app
+from placeit.core.address import Address
+from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, ModelError
 from placeit.core.placement import Placement
 from placeit.devices.host import allowed_cores
 from placeit.planning.segments import Costs, Segmenter
 from placeit.runtime.check import OutputError
+from placeit.runtime.drivers import choose_driver
 
 CORES = allowed_cores()
 FLOAT, INT = TensorProto.FLOAT, TensorProto.INT64
@@ -242,10 +245,16 @@ def test_a_dictionary_for_each_row_becomes_one_tensor(tmp_path: Path) -> None:
     assert outputs["chances"].tolist() == [[row[key] for key in range(3)] for row in expected]
 
 
-def test_what_openvino_cannot_read_is_refused_for_its_devices_with_a_way_out(tmp_path: Path) -> None:
+def test_what_openvino_cannot_read_runs_on_core_sets_and_is_refused_for_its_other_devices(tmp_path: Path) -> None:
     path = trees(tmp_path / "model.onnx")
-    with pytest.raises(DeviceError, match=r"ops ai\.onnx\.ml\.Scaler.*TreeEnsembleClassifier.*-d ort:CPU"):
-        Session(path, "CPU")
+    with Session(path, cache=None) as session:
+        assert {device.kind for device in session.cluster.devices} == {"ort"}
+        with session.executor(session.plan_of(each_apart(session))) as executor:
+            outputs = executor.run(inputs := {"x": weights(4, 2)})
+    np.testing.assert_array_equal(outputs["label"], plainly(path, inputs)["label"])
+    model, gpu = load(path), Device("GPU.0", address=Address("GPU.0"))
+    with pytest.raises(DeviceError, match=r"GPU\.0 cannot run .*ops ai\.onnx\.ml\.Scaler.*TreeEnsembleClassifier.*-d ort:CPU"):
+        choose_driver(gpu, model.formats, path, model.why)
 
 
 def test_open_sizes_of_such_a_model_are_asked_for_with_a_suggestion(tmp_path: Path) -> None:
