@@ -131,7 +131,7 @@ class Session:
         if isinstance(model, Model):
             loaded = model
         else:
-            samples = {name: np.shape(value) for name, value in (inputs or {}).items()}
+            samples = {name: value.shape for name, value in (inputs or {}).items() if isinstance(value, np.ndarray)}
             loaded = backends.load(model, input_shapes=input_shapes, batch=batch, sample_shapes=samples)
         if inputs is not None:
             loaded = loaded.with_inputs(inputs)

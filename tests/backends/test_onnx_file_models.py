@@ -257,6 +257,17 @@ def test_what_openvino_cannot_read_runs_on_core_sets_and_is_refused_for_its_othe
         choose_driver(gpu, model.formats, path, model.why)
 
 
+def test_an_input_that_is_no_tensor_is_refused_at_once(tmp_path: Path) -> None:
+    ends = [
+        [helper.make_value_info(name, helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, [2])))]
+        for name in ("x", "y")
+    ]
+    nodes = [helper.make_node("Identity", ["x"], ["y"])]
+    onnx.save(helper.make_model(helper.make_graph(nodes, "graph", *ends)), path := tmp_path / "model.onnx")
+    with pytest.raises(ModelError, match="the input 'x' is a sequence, and only tensors of numbers can be passed"):
+        Session(path, "CPU", inputs={"x": [weights(2), weights(2)]})
+
+
 def test_open_sizes_of_such_a_model_are_asked_for_with_a_suggestion(tmp_path: Path) -> None:
     path = trees(tmp_path / "model.onnx", size="n")
     with pytest.raises(ModelError, match=r"open shape \[\?,2\].*--input-shape x:1,2 \(or --batch 1\)"):

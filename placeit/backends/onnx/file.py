@@ -18,6 +18,7 @@ __all__ = [
     "FOREIGN_OPS",
     "ROUNDING_OPS",
     "check_external_files",
+    "check_inputs",
     "check_nodes",
     "external_files",
     "find_ops",
@@ -56,6 +57,8 @@ ROUNDING_OPS = (
     *("com.microsoft.QLinear", "com.microsoft.QEmbed"),
 )
 """Ops of quantised numbers, as ONNX Runtime's own tools write them, by how their names begin."""
+_NO_TENSORS = {4: "a sequence", 5: "a map", 8: "a sparse tensor", 9: "optional"}
+"""Types of values that are no tensors, by their numbers in the format."""
 _LOCATION = b"\n\x08location\x12"
 """How an entry of external data begins that names the file."""
 _LATEST = 1000
@@ -260,6 +263,21 @@ def _densify(graph: onnx.GraphProto) -> None:
 def _lists_of(kind: str) -> frozenset[int]:
     """Fields of a message that are lists of numbers or texts, after which none is of use here: trees have millions of them."""
     return _LISTS if kind == "attribute" else frozenset()
+
+
+def check_inputs(path: Path) -> None:
+    """Raise ModelError if an input of an ONNX file is no tensor, but a sequence, say. Says nothing about a damaged file."""
+    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        graphs = [(a, b) for number, a, b in _protobuf_fields(data, 0, len(data)) if number == 7]
+        values = [(a, b) for graph in graphs for number, a, b in _protobuf_fields(data, *graph) if number == 11]
+        for value in values:
+            fields = {number: (a, b) for number, a, b in _protobuf_fields(data, *value)}
+            kinds = [number for number, *_ in _protobuf_fields(data, *fields[2])] if 2 in fields and 1 in fields else []
+            if kinds and kinds[0] in _NO_TENSORS:
+                name = data[slice(*fields[1])].decode(errors="replace")
+                raise ModelError(
+                    f"{path}: the input '{name}' is {_NO_TENSORS[kinds[0]]}, and only tensors of numbers can be passed."
+                )
 
 
 def output_names(path: Path) -> list[str]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from placeit.backends.base import Model
-from placeit.backends.onnx.file import FOREIGN_OPS, find_ops
+from placeit.backends.onnx.file import FOREIGN_OPS, check_inputs, find_ops
 from placeit.backends.openvino.inputs import OpenSizesError
 from placeit.backends.openvino.model import OpenVinoModel
 from placeit.backends.openvino.reader import UNKNOWN_OPS, check_readable
@@ -44,6 +44,7 @@ def load(
     """
     path = Path(path)
     check_readable(path)
+    check_inputs(path)
     foreign = find_ops(path, FOREIGN_OPS)
     try:
         if foreign:
