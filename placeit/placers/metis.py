@@ -21,7 +21,6 @@ from placeit.placers.list_scheduling import mean_compute
 __all__ = ["Metis", "partition"]
 
 _UNITS = 1_000_000  # METIS weights are 32-bit integers; all weights of one kind add up to about this many
-_FEW = 30  # ops per part, below which METIS begins its k-way scheme by bisecting the whole graph
 
 
 @dataclass(frozen=True)
@@ -57,9 +56,8 @@ class Metis:
 def partition(problem: Problem, parts: int, *, seed: int = 0) -> NDArray[np.int32]:
     """Divide the ops into so many parts of equal work with few bytes between them, by METIS' multilevel k-way scheme.
 
-    Where there are few ops for each part, it is recursive bisection. An op weighs its mean compute, an edge its bytes. On equal
-    devices the parts are a placement, for any number of parts up to that of devices, wherever they go. For other devices see
-    :class:`Metis`.
+    An op weighs its mean compute, an edge its bytes. On equal devices the parts are a placement, for any number of parts up to
+    that of devices; which part goes where does not matter there. For other devices see :class:`Metis`.
 
     Args:
         problem: what to divide; feasibility and memory do not count.
@@ -76,8 +74,6 @@ def partition(problem: Problem, parts: int, *, seed: int = 0) -> NDArray[np.int3
         raise UsageError(f"A graph is divided into at least one part; got parts={parts}.")
     if min(parts, len(problem)) == 1:
         return np.zeros(len(problem), np.int32)
-    if len(problem) < _FEW * parts:
-        return _parts(problem, np.full(parts, 1 / parts), seed).astype(np.int32)
     return _cut(problem, np.arange(len(problem)), parts, recursive=False, tpwgts=None, seed=seed).astype(np.int32)
 
 

@@ -68,7 +68,8 @@ def load(
             raise
         except (ModelError, DeviceError, ValueError, TypeError, LookupError) as other:
             # of a damaged file, OpenVINO says where the damage is
-            more = f" It does not run either: {other}" if UNKNOWN_OPS in str(error) and isinstance(other, ModelError) else ""
+            said = str(other).removeprefix(f"Cannot read a model from {path}: ")
+            more = f" Nor does ONNX Runtime: {said}" if UNKNOWN_OPS in str(error) and isinstance(other, ModelError) else ""
             raise ModelError(f"{error}{more}") from error.__cause__
 
 

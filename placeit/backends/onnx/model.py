@@ -172,7 +172,7 @@ def load_onnx(
     try:
         proto = onnx.load(path)
     except (OSError, ValueError, DecodeError, onnx.checker.ValidationError) as error:
-        raise ModelError(f"Cannot read a model from {path}: {error}") from error
+        raise ModelError(f"Cannot read a model from {path}: {str(error).rstrip('.')}.") from error
     constants = {tensor.name for tensor in proto.graph.initializer}
     constants |= {tensor.values.name for tensor in proto.graph.sparse_initializer}
     given = [value for value in proto.graph.input if value.name not in constants]
@@ -327,7 +327,8 @@ class _Reading:
         try:
             session = open_whole(asked.SerializeToString(), optimize=False)
         except ort_failures() as error:
-            raise ModelError(f"Cannot read a model from {self._path}: ONNX Runtime says: {ort_reason(error)}") from error
+            said = ort_reason(error).rstrip(".")
+            raise ModelError(f"Cannot read a model from {self._path}: ONNX Runtime says: {said}.") from error
         unknown: list[str] = []
         for value in session.get_outputs():
             kind, shape = value.type, value.shape
