@@ -60,7 +60,7 @@ types: setup ## strict mypy on the package
 	$(BIN)/mypy
 
 check: setup ## pytest, without the slow tests and those of Intel GPUs, in two processes
-	$(BIN)/pytest -m 'not slow and not intel_gpu' -n 2 --dist loadfile
+	$(BIN)/pytest -m 'not slow and not nightly and not intel_gpu' -n 2 --dist loadfile
 
 slow: setup ## the slow tests: stress, whole models, training; in two processes
 	$(BIN)/pytest -m 'slow and not intel_gpu' -n 2 --dist loadfile
@@ -68,7 +68,8 @@ slow: setup ## the slow tests: stress, whole models, training; in two processes
 intel-gpu: setup ## the tests that need Intel GPUs: on real ones, or else on emulated ones
 	$(BIN)/python -m tests.emulated_gpu --optional $(BIN)/pytest -m intel_gpu
 
-nightly: setup ## what takes hours: Ctrl-C at random moments of all commands, damaged files, thousands of placements
+nightly: setup ## what takes hours: Ctrl-C at random moments of all commands, damaged files, thousands of searches
+	$(BIN)/pytest -m nightly -n 2
 	$(BIN)/python tests/interrupt_commands.py $(INTERRUPTS)
 	$(BIN)/python -m benchmarks.fuzz
 	$(BIN)/python -m benchmarks.soak

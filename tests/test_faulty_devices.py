@@ -405,7 +405,7 @@ def test_every_fault_is_seen(open_session: Any, inject: Any, kind: str) -> None:
     assert injections(open_session, inject, kind, 4) == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_one_of_a_hundred_faults_is_seen(open_session: Any, inject: Any, kind: str) -> None:
@@ -426,7 +426,7 @@ def test_without_a_fault_none_is_seen(open_session: Any, inject: Any, kind: str)
     assert false_alarms(open_session, inject, kind, 8) == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_a_fault_none_is_seen_in_as_many_runs(open_session: Any, inject: Any, kind: str) -> None:

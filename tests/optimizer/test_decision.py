@@ -27,7 +27,7 @@ def test_what_is_not_faster_is_chosen_as_rarely_as_is_said(case: Case) -> None:
     assert found.covered >= 0.965 - room(0.965, trials)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("case", NOT_FASTER, ids=name_of)
 def test_in_thousands_of_searches_what_is_not_faster_is_chosen_in_2_5_percent_at_most(case: Case) -> None:
     found = summary(case, 4000, 2)
@@ -47,7 +47,7 @@ def test_a_gain_of_5_percent_is_found_in_most_searches() -> None:
     assert found.covered >= 0.965 - room(0.965, 150)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("case", FASTER, ids=name_of)
 def test_in_thousands_of_searches_a_gain_of_5_percent_is_found_in_40_rounds_of_four_in_five(case: Case) -> None:
     found = summary(case, 4000, 2)
