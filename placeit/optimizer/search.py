@@ -276,9 +276,9 @@ class Search(Races):
         """
         best = sorted(self.standing, key=known_value)
         singles = [one for one in best if one.placer == "single"][:1]
-        others = [one for one in best if one.placer != "single"][:1] or singles  # as long as nothing else is known
+        others = [one for one in best if one.placer != "single"][:1]
         left = self.left()
-        if not singles or len(self.problem.device_names) == 1:
+        if not singles or not others:
             return left
         kept, least = (needed(map(self.run_s, [*singles, *others]), rounds) for rounds in (_KEPT_ROUNDS, FEWEST))
         return left if left < least else left - min(kept, max(left / 2, least))
