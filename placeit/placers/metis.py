@@ -72,7 +72,8 @@ def partition(problem: Problem, parts: int, *, seed: int = 0) -> NDArray[np.int3
     """
     if parts < 1:
         raise UsageError(f"A graph is divided into at least one part; got parts={parts}.")
-    if min(parts, len(problem)) == 1:
+    parts = min(parts, len(problem))
+    if parts == 1:
         return np.zeros(len(problem), np.int32)
     return _cut(problem, np.arange(len(problem)), parts, recursive=False, tpwgts=None, seed=seed).astype(np.int32)
 

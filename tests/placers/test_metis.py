@@ -7,7 +7,7 @@ import pytest
 
 from placeit.core.problem import Problem
 from placeit.placers.critical_path import CriticalPath
-from placeit.placers.metis import Metis
+from placeit.placers.metis import Metis, partition
 from placeit.simulator.simulate import SimulatedCost, simulate
 from placeit.testing.problems import random_problem
 
@@ -41,6 +41,12 @@ def test_more_devices_than_are_worth_trying_in_all_orders_still_get_the_parts_th
     problem = chains(60, 2, 8, speeds)
     placement = place(Metis(), problem)
     assert np.bincount(placement, minlength=8).argmax() == 7
+
+
+def test_there_are_no_more_parts_than_ops():
+    for seed in range(40):
+        problem = random_problem(2 + seed % 6, 2, seed)
+        assert partition(problem, 12).tolist() == partition(problem, len(problem)).tolist()
 
 
 def test_parts_go_where_their_ops_can_run():
