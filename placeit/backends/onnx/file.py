@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,18 +67,14 @@ _LATEST = 1000
 
 def node_names(path: Path) -> set[str]:
     """Collect the names of nodes and tensors of an ONNX file without reading its weights."""
-    names: set[str] = set()
-    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        for field, start, end in _protobuf_fields(data, 0, len(data)):
-            if field != 7:  # ModelProto.graph
-                continue
-            for part, first, last in _protobuf_fields(data, start, end):
-                if part != 1:  # GraphProto.node
-                    continue
-                for item, a, b in _protobuf_fields(data, first, last):
-                    if item in (2, 3):  # NodeProto.output and NodeProto.name
-                        names.add(data[a:b].decode(errors="replace"))
-    return names
+    with _mapped(path) as data:
+        return {
+            data[a:b].decode(errors="replace")
+            for kind, _, _, fields in _messages(data, {"model": {7: "graph"}, "graph": {1: "node"}})
+            if kind == "node"
+            for number, a, b in fields
+            if number in (2, 3)  # outputs, and the name
+        }
 
 
 def find_ops(path: Path, beginnings: tuple[str, ...]) -> list[str]:
@@ -87,21 +83,16 @@ def find_ops(path: Path, beginnings: tuple[str, ...]) -> list[str]:
     Returns:
         ``ai.onnx.ml.TreeEnsembleClassifier`` or ``LSTM``, each once; none of a file that is damaged.
     """
-    found: dict[str, None] = {}
+    found: set[str] = set()
     try:
-        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            parts = [("model", 0, len(data))]
-            while parts:
-                kind, start, end = parts.pop()
-                fields = list(_protobuf_fields(data, start, end, _lists_of(kind)))
+        with _mapped(path) as data:
+            for kind, _, _, fields in _messages(data, _NODES):
                 if kind == "node":
                     texts = {number: data[a:b].decode(errors="replace") for number, a, b in fields if number in (4, 7)}
-                    domain = texts.get(7, "").removeprefix("ai.onnx") if texts.get(7) == "ai.onnx" else texts.get(7, "")
-                    name = f"{domain}.{texts.get(4, '')}".removeprefix(".")
+                    domain = texts.get(7, "")
+                    name = f"{'' if domain == 'ai.onnx' else domain}.{texts.get(4, '')}".removeprefix(".")
                     if name.startswith(beginnings):
-                        found[name] = None
-                known = _NODES.get(kind, {})
-                parts += [(known[number], a, b) for number, a, b in fields if number in known]
+                        found.add(name)
     except (OSError, ValueError):
         return []
     return sorted(found)
@@ -119,19 +110,14 @@ def check_nodes(path: Path) -> None:
 
     needs: dict[str, list[bool]] = {}
     version = 1
-    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with _mapped(path) as data:
         nodes = []
-        parts = [("model", 0, len(data))]
-        while parts:
-            kind, start, end = parts.pop()
-            fields = list(_protobuf_fields(data, start, end, _lists_of(kind)))
+        for kind, start, end, fields in _messages(data, _NODES):
             if kind == "operator set":
                 with contextlib.suppress(DecodeError):  # damaged, as OpenVINO will say
                     version = max(version, OperatorSetIdProto.FromString(data[start:end]).version)
             elif kind == "node":
                 nodes.append(fields)
-            known = _NODES.get(kind, {})
-            parts += [(known[number], a, b) for number, a, b in fields if number in known]
         if version > _LATEST:
             raise ModelError(f"{path} uses version {version} of ONNX's operators, which does not exist: it is damaged.")
         for fields in nodes:
@@ -160,18 +146,11 @@ def external_files(path: Path) -> list[Path]:
     try:
         if not path.is_file():
             return []
-        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            parts = [("model", 0, len(data))] if data.find(_LOCATION) >= 0 else []
-            while parts:
-                kind, start, end = parts.pop()
-                if kind == "external data":
-                    if data[start : start + len(_LOCATION)] == _LOCATION:
-                        entry = {number: data[a:b] for number, a, b in _protobuf_fields(data, start, end)}
-                        names[os.fsdecode(entry.get(2, b""))] = None
-                    continue
-                known = _PARTS[kind]
-                fields = _protobuf_fields(data, start, end, _lists_of(kind))
-                parts += [(known[number], a, b) for number, a, b in fields if number in known]
+        with _mapped(path) as data:
+            for kind, start, _, fields in _messages(data, _PARTS) if data.find(_LOCATION) >= 0 else ():
+                if kind == "external data" and data[start : start + len(_LOCATION)] == _LOCATION:
+                    entry = {number: data[a:b] for number, a, b in fields}
+                    names[os.fsdecode(entry.get(2, b""))] = None
     except (OSError, ValueError):
         return []
     return [path.parent / name for name in names if name and "\0" not in name]
@@ -210,15 +189,8 @@ def unusual_parts(path: Path) -> bool:
     """Whether an ONNX file has local functions or sparse initializers, which OpenVINO does not read."""
     parts = {"model": {7: "graph", 25: "function"}, "graph": {1: "node", 15: "sparse tensor"}}
     parts |= {"node": {5: "attribute"}, "attribute": {6: "graph", 11: "graph"}}
-    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        waiting = [("model", 0, len(data))]
-        while waiting:
-            kind, start, end = waiting.pop()
-            if kind in ("function", "sparse tensor"):
-                return True
-            found = _protobuf_fields(data, start, end, _lists_of(kind))
-            waiting += [(parts[kind][number], a, b) for number, a, b in found if number in parts[kind]]
-    return False
+    with _mapped(path) as data:
+        return any(kind in ("function", "sparse tensor") for kind, *_ in _messages(data, parts))
 
 
 def read_plain(path: Path) -> onnx.ModelProto:
@@ -260,18 +232,11 @@ def _densify(graph: onnx.GraphProto) -> None:
                 _densify(body)
 
 
-def _lists_of(kind: str) -> frozenset[int]:
-    """Fields of a message that are lists of numbers or texts, after which none is of use here: trees have millions of them."""
-    return _LISTS if kind == "attribute" else frozenset()
-
-
 def check_inputs(path: Path) -> None:
     """Raise ModelError if an input of an ONNX file is no tensor, but a sequence, say. Says nothing about a damaged file."""
-    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        graphs = [(a, b) for number, a, b in _protobuf_fields(data, 0, len(data)) if number == 7]
-        values = [(a, b) for graph in graphs for number, a, b in _protobuf_fields(data, *graph) if number == 11]
-        for value in values:
-            fields = {number: (a, b) for number, a, b in _protobuf_fields(data, *value)}
+    with _mapped(path) as data:
+        for value in _values(data, 11):
+            fields = {number: (a, b) for number, a, b in value}
             kinds = [number for number, *_ in _protobuf_fields(data, *fields[2])] if 2 in fields and 1 in fields else []
             if kinds and kinds[0] in _NO_TENSORS:
                 name = data[slice(*fields[1])].decode(errors="replace")
@@ -282,11 +247,44 @@ def check_inputs(path: Path) -> None:
 
 def output_names(path: Path) -> list[str]:
     """Return the names of an ONNX file's outputs, in its order."""
-    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        graphs = [(a, b) for number, a, b in _protobuf_fields(data, 0, len(data)) if number == 7]
-        values = [(a, b) for graph in graphs for number, a, b in _protobuf_fields(data, *graph) if number == 12]
-        names = [[data[a:b] for number, a, b in _protobuf_fields(data, *value) if number == 1] for value in values]
+    with _mapped(path) as data:
+        names = [[data[a:b] for number, a, b in value if number == 1] for value in _values(data, 12)]
     return [name.decode(errors="replace") for found in names for name in found[:1]]
+
+
+@contextlib.contextmanager
+def _mapped(path: Path) -> Iterator[mmap.mmap]:
+    """Map a file into memory. Raises OSError, or ValueError if it is empty."""
+    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        yield data
+
+
+def _messages(
+    data: mmap.mmap, parts: Mapping[str, Mapping[int, str]]
+) -> Iterator[tuple[str, int, int, list[tuple[int, int, int]]]]:
+    """Yield the messages of an ONNX file: the kind of each, where it begins and ends, and its fields.
+
+    Of an attribute, these are the fields before its list of numbers or texts, of which trees have millions.
+
+    Args:
+        data: the file.
+        parts: which fields of a message, by its kind and their numbers, are messages to go into, and of which kinds these are.
+            The file itself is a ``model``.
+    """
+    waiting = [("model", 0, len(data))]
+    while waiting:
+        kind, start, end = waiting.pop()
+        fields = list(_protobuf_fields(data, start, end, _LISTS if kind == "attribute" else frozenset()))
+        yield kind, start, end, fields
+        known = parts.get(kind, {})
+        waiting += [(known[number], a, b) for number, a, b in fields if number in known]
+
+
+def _values(data: mmap.mmap, field: int) -> list[list[tuple[int, int, int]]]:
+    """Return the fields of what an ONNX file says of each of its graph's inputs (field 11) or outputs (field 12), in order."""
+    graphs = [(a, b) for number, a, b in _protobuf_fields(data, 0, len(data)) if number == 7]
+    values = [(a, b) for graph in graphs for number, a, b in _protobuf_fields(data, *graph) if number == field]
+    return [list(_protobuf_fields(data, *value)) for value in values]
 
 
 def _protobuf_fields(data: mmap.mmap, at: int, end: int, last: frozenset[int] = frozenset()) -> Iterator[tuple[int, int, int]]:

@@ -8,11 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from placeit.backends.base import Model
-from placeit.backends.onnx.file import FOREIGN_OPS, check_inputs, find_ops
-from placeit.backends.openvino.inputs import OpenSizesError
+from placeit.backends.openvino.inputs import OpenSizesError, Sizes
 from placeit.backends.openvino.model import OpenVinoModel
-from placeit.backends.openvino.reader import UNKNOWN_OPS, check_readable
-from placeit.backends.openvino.reader import load as load_openvino
+from placeit.backends.openvino.reader import UNKNOWN_OPS, check_readable, read
 from placeit.core.cluster import Cluster
 from placeit.core.errors import DeviceError, ModelError
 from placeit.devices.onnxruntime import has_onnxruntime
@@ -42,14 +40,10 @@ def load(
         FileError: the file is missing or cannot be read.
         ModelError: it holds no model, a damaged one, or one that neither can read; or a size is left open.
     """
-    path = Path(path)
+    path, sizes = Path(path), Sizes.of(input_shapes, batch, sample_shapes)
     check_readable(path)
-    check_inputs(path)
-    foreign = find_ops(path, FOREIGN_OPS)
     try:
-        if foreign:
-            raise ModelError(f"Cannot read a model from {path}: {UNKNOWN_OPS}{', '.join(foreign)}.")
-        return load_openvino(path, input_shapes=input_shapes, batch=batch, sample_shapes=sample_shapes)
+        return read(path, sizes)
     except OpenSizesError:
         raise
     except ModelError as error:
@@ -58,12 +52,12 @@ def load(
         if not has_onnxruntime():
             hint = " ONNX Runtime may be able to run it: install it with `pip install placeit[ort]`, and give -d ort:CPU."
             raise ModelError(f"{error}{hint if UNKNOWN_OPS in str(error) else ''}") from error.__cause__
-        from placeit.backends.onnx.model import load_onnx
+        from placeit.backends.onnx.model import read_onnx
 
         why = str(error).removeprefix(f"Cannot read a model from {path}: ").removeprefix(f"{path}: ")
         why = why.replace(UNKNOWN_OPS, "it does not know the ops ").rstrip(".")
         try:
-            return load_onnx(path, input_shapes=input_shapes, batch=batch, sample_shapes=sample_shapes, why=why)
+            return read_onnx(path, sizes, why)
         except OpenSizesError:
             raise
         except (ModelError, DeviceError, ValueError, TypeError, LookupError) as other:
@@ -82,7 +76,7 @@ def for_onnxruntime(model: OpenVinoModel, cluster: Cluster, graph: str = "") -> 
     Raises:
         DeviceError: the model does not come from an ONNX file, or the file is not there any more.
     """
-    from placeit.backends.onnx.model import load_onnx
+    from placeit.backends.onnx.model import read_onnx
     from placeit.backends.onnx.segments import with_onnx
 
     joined = with_onnx(model)
@@ -91,6 +85,6 @@ def for_onnxruntime(model: OpenVinoModel, cluster: Cluster, graph: str = "") -> 
     if len(cluster) == 1 and graph in ("", model.graph.hash):
         return replace(joined.whole_file("onnx"), together=(model.graph.names,))
     with contextlib.suppress(ModelError):
-        own = load_onnx(model.path, input_shapes={spec.name: spec.shape for spec in model.inputs})
+        own = read_onnx(model.path, Sizes({spec.name: spec.shape for spec in model.inputs}))
         return own if model.given is None else own.with_inputs(model.given)
     return joined

@@ -20,7 +20,7 @@ from placeit.backends.digest import onnx_digest
 from placeit.backends.onnx.flops import node_flops
 from placeit.backends.onnx.segments import KNOWN_VERSION, OnnxParts, drop_repeated_names, fix_shape, reads, relu_chain
 from placeit.backends.onnx.whole import open_whole, ort_reference
-from placeit.backends.openvino.inputs import OpenSizesError, resolve_shapes, with_suggestion
+from placeit.backends.openvino.inputs import OpenSizesError, Sizes, resolve_shapes, with_suggestion
 from placeit.backends.values import ValueRange, common, draw
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import ModelError
@@ -28,7 +28,7 @@ from placeit.core.graph import OpGraph, topological_order
 from placeit.core.telemetry import import_openvino
 from placeit.devices.onnxruntime import ort_failures, ort_reason
 
-__all__ = ["OnnxFileModel", "load_onnx"]
+__all__ = ["OnnxFileModel", "read_onnx"]
 
 openvino = import_openvino()
 
@@ -143,21 +143,12 @@ _WEIGHTS = frozenset(
 )
 
 
-def load_onnx(
-    path: Path,
-    *,
-    input_shapes: Mapping[str, Sequence[int]] | None = None,
-    batch: int | None = None,
-    sample_shapes: Mapping[str, Sequence[int]] | None = None,
-    why: str = "",
-) -> OnnxFileModel:
+def read_onnx(path: Path, sizes: Sizes, why: str = "") -> OnnxFileModel:
     """Read an ONNX file with ONNX Runtime, for ONNX Runtime alone.
 
     Args:
         path: the file.
-        input_shapes: sizes by input name, for inputs that the file leaves open, or to change.
-        batch: the first size of every input where the file leaves it open.
-        sample_shapes: shapes of the inputs that the model is to run on, by name: the sizes where all else leaves them open.
+        sizes: what the user says of the sizes of its inputs.
         why: why OpenVINO does not run it, in a sentence.
 
     Raises:
@@ -165,10 +156,6 @@ def load_onnx(
         ModelError: ONNX Runtime does not run it, a size is left open, or an input or output is no tensor of numbers.
         DeviceError: ONNX Runtime is not installed.
     """
-    shapes, samples = (
-        {name: tuple(int(size) for size in shape) for name, shape in (given or {}).items()}
-        for given in (input_shapes, sample_shapes)
-    )
     try:
         proto = onnx.load(path)
     except (OSError, ValueError, DecodeError, onnx.checker.ValidationError) as error:
@@ -181,7 +168,7 @@ def load_onnx(
     partial = {value.name: _partial_shape(value) for value in given}
     _unzip(proto.graph)
     try:
-        wanted = resolve_shapes(path, partial, shapes, batch, samples)
+        wanted = resolve_shapes(path, partial, sizes)
     except OpenSizesError as error:
         known = error.partial
         raise with_suggestion(error, lambda more: _check_sizes(path, proto, {**known, **more}), str) from None

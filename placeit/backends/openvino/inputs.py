@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from placeit.core.errors import ModelError, UsageError
 from placeit.core.telemetry import import_openvino
 
-__all__ = ["NO_RULE", "OpenSizesError", "resolve_shapes", "with_suggestion"]
+__all__ = ["NO_RULE", "OpenSizesError", "Sizes", "resolve_shapes", "with_suggestion"]
 
 openvino = import_openvino()
 
@@ -35,27 +36,49 @@ class OpenSizesError(ModelError):
         self.partial = partial
 
 
-def resolve_shapes(
-    path: Path,
-    partial: Mapping[str, Any],
-    shapes: Mapping[str, tuple[int, ...]],
-    batch: int | None,
-    samples: Mapping[str, tuple[int, ...]],
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Sizes:
+    """What a user says of the sizes of a model's inputs.
+
+    Attributes:
+        shapes: shapes that were asked for, by input name.
+        batch: the first size of every input that leaves it open; None if the user does not say.
+        samples: shapes of the inputs that the model is to run on, by name; they count where all else leaves sizes open.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    batch: int | None = None
+    samples: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        input_shapes: Mapping[str, Sequence[int]] | None,
+        batch: int | None,
+        sample_shapes: Mapping[str, Sequence[int]] | None,
+    ) -> Self:
+        """Take the options of a function that reads a model."""
+        shapes, samples = (
+            {name: tuple(int(size) for size in shape) for name, shape in (given or {}).items()}
+            for given in (input_shapes, sample_shapes)
+        )
+        return cls(shapes, batch, samples)
+
+
+def resolve_shapes(path: Path, partial: Mapping[str, Any], sizes: Sizes) -> dict[str, Any]:
     """Return a static ``PartialShape`` for every input.
 
     Args:
         path: the file, for messages.
         partial: shapes in the file, by input name.
-        shapes: shapes that were asked for.
-        batch: the first size of every input that leaves it open.
-        samples: shapes of the inputs that the model is to run on; they count where all else leaves sizes open.
+        sizes: what the user says of them.
 
     Raises:
         OpenSizesError: a size is left open.
         ModelError: an option does not fit the model.
         UsageError: an input that the model is to run on does not fit it.
     """
+    shapes, batch, samples = sizes.shapes, sizes.batch, sizes.samples
     if batch is not None and not 1 <= batch <= _LARGEST:
         raise ModelError(f"{path}: a batch of {batch} makes no sense; it is the number of samples in one inference.")
     for name in shapes:

@@ -7,12 +7,22 @@ import io
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
-from placeit.backends.onnx.file import check_external_files, check_nodes, node_names, read_plain, unusual_parts
+from placeit.backends.onnx.file import (
+    FOREIGN_OPS,
+    check_external_files,
+    check_inputs,
+    check_nodes,
+    find_ops,
+    node_names,
+    read_plain,
+    unusual_parts,
+)
 from placeit.backends.openvino.graph import fix_shapes, name_nodes
-from placeit.backends.openvino.inputs import NO_RULE, OpenSizesError, resolve_shapes, with_suggestion
+from placeit.backends.openvino.inputs import NO_RULE, OpenSizesError, Sizes, resolve_shapes, with_suggestion
 from placeit.backends.openvino.ir import weights_end
 from placeit.backends.openvino.model import OpenVinoModel, describe_fused, tensor_name
 from placeit.core.errors import FileError, ModelError
@@ -21,7 +31,7 @@ from placeit.core.memory import give_back_freed_memory
 from placeit.core.telemetry import import_openvino
 from placeit.devices.openvino import openvino_core
 
-__all__ = ["FAILURES", "UNKNOWN_OPS", "check_readable", "load"]
+__all__ = ["FAILURES", "UNKNOWN_OPS", "check_readable", "load", "read"]
 
 openvino = import_openvino()
 
@@ -68,30 +78,28 @@ def load(
     """
     path = Path(path)
     check_readable(path)
-    shapes, samples = (
-        {name: tuple(int(size) for size in shape) for name, shape in (given or {}).items()}
-        for given in (input_shapes, sample_shapes)
-    )
+    return read(path, Sizes.of(input_shapes, batch, sample_shapes))
+
+
+def read(path: Path, sizes: Sizes) -> OpenVinoModel:
+    """Read a file that :func:`check_readable` takes. Raises UsageError and ModelError as :func:`load` does."""
     with _explaining(path):
         try:
-            found = _load(path, lambda partial: resolve_shapes(path, partial, shapes, batch, samples))
+            found = _read(path, sizes)
         except OpenSizesError as error:
+            asked = sizes.shapes
 
             def again(more: Mapping[str, tuple[int, ...]]) -> OpenVinoModel:
-                return _load(path, lambda partial: resolve_shapes(path, partial, {**shapes, **more}, None, samples))
+                return _read(path, replace(sizes, shapes={**asked, **more}, batch=None))
 
             raise with_suggestion(error, again, _useful_line) from None
     give_back_freed_memory()  # what the file was read into, and the copy that ops were fused in
     return found
 
 
-_Resolve: TypeAlias = Callable[[Mapping[str, Any]], dict[str, Any]]
-"""Makes static shapes of those in the file, by input name."""
-
-
-def _load(path: Path, resolve: _Resolve) -> OpenVinoModel:
-    read = _read_ir if path.suffix.lower() == ".xml" else _read_onnx
-    model, keep = read(path, resolve)
+def _read(path: Path, sizes: Sizes) -> OpenVinoModel:
+    read_file = _read_ir if path.suffix.lower() == ".xml" else _read_onnx
+    model, keep = read_file(path, sizes)
     fix_shapes(model)
     name_nodes(model, keep)
     return describe_fused(model, path)
@@ -114,6 +122,7 @@ def check_readable(path: Path) -> None:
             raise ModelError(f"{file} is a zip archive, as PyTorch writes them, and not a model to read: export it to ONNX.")
     if path.suffix.lower() == ".onnx":
         check_external_files(path)
+        check_inputs(path)
 
 
 @contextlib.contextmanager
@@ -161,13 +170,13 @@ def _useful_line(message: str) -> str:
     return where + best.removeprefix("-- ").rstrip(".") + "."
 
 
-def _read_ir(path: Path, resolve: _Resolve) -> tuple[Any, Callable[[str], bool]]:
+def _read_ir(path: Path, sizes: Sizes) -> tuple[Any, Callable[[str], bool]]:
     weights = path.with_suffix(".bin")
     _check_weights(path, weights)
     model = openvino_core().read_model(str(path), str(weights))
     inputs = {tensor_name(port, port.get_node()): port for port in model.inputs}
     partial = {name: port.get_partial_shape() for name, port in inputs.items()}
-    wanted = resolve(partial)
+    wanted = resolve_shapes(path, partial, sizes)
     if any(wanted[name] != shape for name, shape in partial.items()):
         model.reshape({port: wanted[name] for name, port in inputs.items()})
     return model, lambda _: True
@@ -182,7 +191,9 @@ def _check_weights(path: Path, weights: Path) -> None:
         )
 
 
-def _read_onnx(path: Path, resolve: _Resolve) -> tuple[Any, Callable[[str], bool]]:
+def _read_onnx(path: Path, sizes: Sizes) -> tuple[Any, Callable[[str], bool]]:
+    if foreign := find_ops(path, FOREIGN_OPS):  # before it reads their tables
+        raise ModelError(f"Cannot read a model from {path}: {UNKNOWN_OPS}{', '.join(foreign)}.")
     front_end = openvino.frontend.FrontEndManager().load_by_framework("onnx")
     if not front_end.supported(str(path)):
         raise ModelError(f"Cannot read a model from {path}: OpenVINO does not recognise it as an ONNX model.")
@@ -190,7 +201,7 @@ def _read_onnx(path: Path, resolve: _Resolve) -> tuple[Any, Callable[[str], bool
     source = front_end.load(io.BytesIO(read_plain(path).SerializeToString()) if unusual_parts(path) else str(path))
     places = {place.get_names()[0]: place for place in source.get_inputs()}
     partial = {name: source.get_partial_shape(place) for name, place in places.items()}
-    wanted = resolve(partial)
+    wanted = resolve_shapes(path, partial, sizes)
     for name, place in places.items():
         if wanted[name] != partial[name]:  # some models can be read only if the sizes are known
             source.set_partial_shape(place, wanted[name])
