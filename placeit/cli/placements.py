@@ -56,7 +56,7 @@ def open_session(
     """
     from placeit.core.placement import Placement
     from placeit.devices.clusterfile import find_cluster
-    from placeit.devices.plain import in_throughput_mode, plain_devices
+    from placeit.devices.plain import whole_devices
 
     placements = [Placement.load(path) for path in files]
     options = _as_found(options, files, placements)
@@ -64,10 +64,9 @@ def open_session(
     several = [name for placement in placements if len(placement.device_names) > 1 for name in placement.device_names]
     reach_nodes(named if options.devices is None else options.devices, options.ray_address, options.compress, options.patience)
     with contextlib.suppress(DeviceError, UsageError):  # a placement on a plain device names what other placements share
-        found = find_cluster(list(dict.fromkeys(several)))
-        mode, onnx = in_throughput_mode(found), options.model.suffix.lower() == ".onnx"
-        plain = {device.name for device in (*plain_devices(found, onnx=onnx), *([] if mode is None else [mode]))}
-        named = [name for name in named if name not in plain]
+        found, onnx = find_cluster(list(dict.fromkeys(several))), options.model.suffix.lower() == ".onnx"
+        whole = {device.name for device in whole_devices(found, onnx=onnx)}
+        named = [name for name in named if name not in whole]
     try:
         cluster = find_cluster(
             named if options.devices is None and named else options.devices, precision=options.precision.value

@@ -10,7 +10,7 @@ from placeit.core.cluster import Cluster, Device
 from placeit.devices.host import allowed_cores, memory_bytes, one_per_physical_core
 from placeit.devices.onnxruntime import has_onnxruntime, onnxruntime
 
-__all__ = ["all_here", "in_throughput_mode", "other_precision", "plain_devices"]
+__all__ = ["all_here", "in_throughput_mode", "other_precision", "plain_devices", "whole_devices"]
 
 _SHORTER = (("bf16", "bf16"), ("f16", "fp16"))  # precisions that may be faster than f32, each with OpenVINO's tag
 
@@ -43,42 +43,44 @@ def plain_devices(cluster: Cluster, *, onnx: bool = False) -> list[Device]:
 
 def _plain_ort(sets: Sequence[Device]) -> Device:
     """The CPU for ONNX Runtime, or as much of it as core sets are."""
-    cores, allowed = {core for device in sets for core in device.cores}, allowed_cores()
-    everything = cores.issuperset(one_per_physical_core(allowed))
-    address = Address("CPU", () if everything else tuple(sorted(cores)), runtime="ort")
-    return replace(
-        sets[0],
-        name=str(address),
-        kind="ort",
-        address=address,
-        all_cores=allowed if everything else (),
-        memory_bytes=min(memory_bytes(), *(device.memory_bytes for device in sets)),
-        power=None,
-        driver=f"ONNX Runtime {onnxruntime().__version__}",
-        plain=True,
-    )
+    driver = f"ONNX Runtime {onnxruntime().__version__}"
+    return replace(_together(sets[0], sets, "ort"), kind="ort", driver=driver, plain=True)
 
 
 def _plain_devices(sets: Sequence[Device]) -> dict[str, Device]:
     """All core sets as one device, by the runtime that drives some of them."""
-    cores, allowed = {core for device in sets for core in device.cores}, allowed_cores()
-    everything = cores.issuperset(one_per_physical_core(allowed))
     found: dict[str, Device] = {}
     for like in sets:
         # a model comes back to its runtime by itself, unless it was asked for by name for all of them
         asked = {device.where.runtime for device in sets if device.kind == like.kind}
-        address = Address("CPU", () if everything else tuple(sorted(cores)), runtime=asked.pop() if len(asked) == 1 else "")
-        if any(device.kind == like.kind and device.where.cores == address.cores for device in sets):
-            continue
-        found[like.kind] = replace(
-            like,
-            name=str(address),
-            address=address,
-            all_cores=allowed if everything else (),
-            memory_bytes=min(memory_bytes(), *(device.memory_bytes for device in sets)),
-            power=None,
-        )
+        whole = _together(like, sets, asked.pop() if len(asked) == 1 else "")
+        if not any(device.kind == like.kind and device.where.cores == whole.where.cores for device in sets):
+            found[like.kind] = whole
     return found
+
+
+def _together(like: Device, sets: Sequence[Device], runtime: str) -> Device:
+    """Core sets as one device, otherwise like one of them."""
+    cores, allowed = {core for device in sets for core in device.cores}, allowed_cores()
+    everything = cores.issuperset(one_per_physical_core(allowed))
+    address = Address("CPU", () if everything else tuple(sorted(cores)), runtime=runtime)
+    return replace(
+        like,
+        name=str(address),
+        address=address,
+        all_cores=allowed if everything else (),
+        memory_bytes=min(memory_bytes(), *(device.memory_bytes for device in sets)),
+        power=None,
+    )
+
+
+def whole_devices(cluster: Cluster, *, onnx: bool = False) -> list[Device]:
+    """Find the devices that are none of a cluster's as such, and that yet may be the answer of a search on it.
+
+    They are its plain devices (:func:`plain_devices`), and its cores in throughput mode (:func:`in_throughput_mode`).
+    """
+    mode = in_throughput_mode(cluster)
+    return [*plain_devices(cluster, onnx=onnx), *([] if mode is None else [mode])]
 
 
 def in_throughput_mode(cluster: Cluster) -> Device | None:

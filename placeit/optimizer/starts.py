@@ -14,7 +14,7 @@ from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, PlacementError, UsageError
 from placeit.core.placement import Placement
 from placeit.devices.clusterfile import find_cluster
-from placeit.devices.plain import all_here, in_throughput_mode
+from placeit.devices.plain import all_here
 from placeit.optimizer.candidates import Alone, alone_on
 from placeit.optimizer.replicas import enter_given
 from placeit.optimizer.search import Search
@@ -74,8 +74,7 @@ def _other_cores(session: Session, placement: Placement) -> Device | None:
     names = set(placement.as_dict().values())
     if len(names) > 1 or placement.replicas or not names.isdisjoint(session.cluster.names):
         return None
-    mode = in_throughput_mode(session.cluster)
-    for device in (*session.plain_devices, *([] if mode is None else [mode])):
+    for device in session.whole_devices:
         if device.name in names:
             return device
     try:

@@ -26,7 +26,7 @@ from placeit.devices.caps import capped
 from placeit.devices.clusterfile import find_cluster
 from placeit.devices.expected import with_expected
 from placeit.devices.nodes.connection import compression
-from placeit.devices.plain import in_throughput_mode, plain_devices
+from placeit.devices.plain import plain_devices, whole_devices
 from placeit.planning.coarsen import Grouping
 from placeit.planning.placing import Placing
 from placeit.planning.room import check_room
@@ -218,7 +218,7 @@ class Session:
         and yet `placeit optimize` may choose it.
         """
         used = set(placement.as_dict().values())
-        for device in () if self.pins else self._plain:
+        for device in () if self.pins else self.whole_devices:
             if used == {device.name} and (device.name not in self.cluster.names or placement.device_names == (device.name,)):
                 return self.alone(device)
         return self
@@ -226,14 +226,17 @@ class Session:
     @property
     def plain_devices(self) -> list[Device]:
         """Plain devices of the cluster for the model (:func:`placeit.devices.plain.plain_devices`)."""
-        onnx = self.precision == "f32" and self.model.path.suffix.lower() == ".onnx" and self.model.path.is_file()
-        return plain_devices(self.cluster, onnx=onnx)
+        return plain_devices(self.cluster, onnx=self._opens_onnx)
 
     @property
-    def _plain(self) -> list[Device]:
+    def whole_devices(self) -> list[Device]:
         """Devices that are none of the cluster's, and that yet may be the answer of a search on it."""
-        mode = in_throughput_mode(self.cluster)
-        return [*self.plain_devices, *([] if mode is None else [mode])]
+        return whole_devices(self.cluster, onnx=self._opens_onnx)
+
+    @property
+    def _opens_onnx(self) -> bool:
+        """Whether there is an ONNX file that ONNX Runtime opens in the precision of the session."""
+        return self.precision == "f32" and self.model.path.suffix.lower() == ".onnx" and self.model.path.is_file()
 
     @property
     def executable(self) -> bool:
@@ -451,7 +454,7 @@ class Session:
         Close it when it is not needed any more. A plan on a plain device of the cluster runs there, in :meth:`alone`.
         """
         if plan.problem.device_names != self.cluster.names:
-            for device in self._plain:
+            for device in self.whole_devices:
                 if plan.problem.device_names == (device.name,):
                     return self.alone(device).executor(plan, requests=requests)
         executor = self.runtime.executor(plan, requests=requests)
