@@ -294,10 +294,8 @@ class Search(Races):
         room = self.left() * _FIRST_SHARE
         while len(racing) > 2 and needed(map(self.run_s, racing), 1) > room:
             racing.pop()
-        each = sum(map(self.run_s, self.with_others(racing)))
-        rounds = int(np.clip(room / each - WARMUP - CHECKS, 1, _ROUNDS)) if each > 0 else _ROUNDS
         with self.ledger.on(MEASURING):
-            what = "measuring what serves whole requests"
+            what, rounds = "measuring what serves whole requests", self.rounds_within(room, racing)
             self.race(racing, what, rounds=rounds, share=_FIRST_SHARE, min_rounds=1, anchor=racing[0])
 
     def improve(self) -> None:
@@ -407,6 +405,11 @@ class Search(Races):
                 chosen.append(one)
         return chosen
 
+    def rounds_within(self, room: float, candidates: Sequence[Candidate]) -> int:
+        """How many rounds of a race in a turn there is time for in some seconds; one at least."""
+        each = sum(map(self.run_s, self.with_others(candidates)))
+        return int(np.clip(room / each - WARMUP - CHECKS, 1, _ROUNDS)) if each > 0 else _ROUNDS
+
     def run_s(self, candidate: Candidate) -> float:
         """Seconds that a run takes, with all its requests, as it was measured, or else simulated."""
         if candidate.measured is not None:
@@ -459,9 +462,7 @@ class Search(Races):
         """Race what is promising; where all of it fails, what is promising then, so that something is left if anything runs."""
         while (promising := self.promising()) and any(one.measured is None for one in promising):
             what = f"measuring {len(promising)} placement{'s' if len(promising) > 1 else ''}"
-            each = sum(map(self.run_s, self.with_others(promising)))
-            left = max(self.spare() - self.compiling_s(promising), TRIFLE_S)
-            rounds = int(np.clip(left / each - WARMUP - CHECKS, 1, _ROUNDS)) if each > 0 else _ROUNDS
+            rounds = self.rounds_within(max(self.spare() - self.compiling_s(promising), TRIFLE_S), promising)
             self.race(promising, what, rounds=rounds, share=_TURN_SHARE, min_rounds=rounds, anchor=self.anchor_of(promising))
             if self.ranked:
                 return
