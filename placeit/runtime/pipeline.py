@@ -242,22 +242,30 @@ class Pipeline:
         self._workers[-1].submit(work)
 
     def _work(self, number: int, stage: Stage, before: Stage | None) -> None:
-        """Take items through a stage; one for which anything fails goes on with the error."""
-        inbox, outbox = self._queues[number], self._queues[number + 1]
+        """Take items through a stage."""
+        outbox = self._queues[number + 1]
+
+        def go_on(one: _Tuple) -> None:
+            if one.error is None:
+                self._ask(one, stage)
+            outbox.put(one)
+
+        self._each(self._queues[number], before, go_on)
+        outbox.put(None)
+
+    def _each(self, inbox: SimpleQueue[_Tuple | None], before: Stage | None, go_on: Callable[[_Tuple], None]) -> None:
+        """Take each item out of a stage and have it go on; one for which anything fails goes on with the error."""
         one: _Tuple | None = None
         while True:
             try:
                 if one is None and (one := inbox.get()) is None:
-                    break
+                    return
                 self._join(one, before)
-                if one.error is None:
-                    self._ask(one, stage)
-                outbox.put(one)
+                go_on(one)
                 one = None
             except BaseException as error:  # noqa: BLE001 (whatever it is, it is this item's, and others follow)
                 if one is not None:
                     one.error = error
-        outbox.put(None)
 
     def _ask(self, one: _Tuple, stage: Stage) -> None:
         """Submit what an item leads to in a stage."""
@@ -283,18 +291,8 @@ class Pipeline:
                 one.answers.pop(0)
 
     def _sink(self, last: Stage) -> None:
-        """End items; one for which anything fails ends with the error."""
-        one: _Tuple | None = None
-        while True:
-            try:
-                if one is None and (one := self._queues[-1].get()) is None:
-                    break
-                self._join(one, last)
-                self._leave(one)
-                one = None
-            except BaseException as error:  # noqa: BLE001 (whatever it is, it is this item's, and others follow)
-                if one is not None:
-                    one.error = error
+        """End items."""
+        self._each(self._queues[-1], last, self._leave)
         self._ended.open()
 
     def _leave(self, one: _Tuple) -> None:
