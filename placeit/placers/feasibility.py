@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from placeit.core.errors import InfeasibleError
 from placeit.core.problem import Problem
-from placeit.core.units import about_bytes
+from placeit.planning.room import of_one_op, too_little
 
 __all__ = ["fits", "pack", "random_placements", "repair"]
 
@@ -110,14 +110,5 @@ def pack(problem: Problem) -> NDArray[np.int32]:
 
 def _too_little(problem: Problem) -> str:
     """Say why weights do not fit."""
-    size, memory = problem.param_bytes, problem.memory
-    held = ", ".join(f"{name} {about_bytes(room)}" for name, room in zip(problem.device_names, memory.tolist(), strict=True))
-    why = f"they take {about_bytes(float(size.sum()))} in all, and the devices may hold {held}"
-    alone = np.flatnonzero(~(problem.feasible & (size[:, None] <= memory)).any(axis=1))
-    if len(alone):
-        op = int(alone[size[alone].argmax()])
-        able = ", ".join(problem.device_names[d] for d in np.flatnonzero(problem.feasible[op]).tolist())
-        why += (
-            f"; those of '{problem.op_names[op]}' alone, {about_bytes(float(size[op]))}, fit on none that can run it ({able})"
-        )
-    return f"No placement was found in which the weights fit: {why}. Add a device or memory, or use a smaller model."
+    size, names, memory = problem.param_bytes, problem.device_names, problem.memory
+    return too_little(size, names, memory, of_one_op(problem.op_names, size, problem.feasible, names, memory))

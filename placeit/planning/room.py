@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,7 +12,9 @@ from placeit.core.errors import InfeasibleError
 from placeit.core.units import about_bytes
 from placeit.planning.coarsen import Grouping
 
-__all__ = ["check_room"]
+__all__ = ["check_room", "of_one_op", "too_little"]
+
+_SMALLER = "Add a device or memory, or use a smaller model."
 
 
 def check_room(grouping: Grouping, able: NDArray[np.bool_], cluster: Cluster) -> None:
@@ -30,38 +34,61 @@ def check_room(grouping: Grouping, able: NDArray[np.bool_], cluster: Cluster) ->
     weights, total = graph.param_bytes, float(graph.param_bytes.sum())
     if total <= memory.min():
         return
-    in_all = (
-        f"they take {about_bytes(total)} in all, and the devices may hold "
-        f"{', '.join(f'{name} {about_bytes(room)}' for name, room in zip(names, memory.tolist(), strict=True))}"
+    why, advice = of_one_op(graph.names, weights, able, names, memory), _SMALLER
+    if not why and total <= memory.sum():
+        if (crowded := _crowded(weights, able, memory)) is not None:
+            device, ops = crowded
+            op = int(ops[weights[ops].argmax()])
+            why = (
+                f"; those of the {len(ops)} ops that can be on {names[device]} only take "
+                f"{about_bytes(float(weights[ops].sum()))} (the largest is '{graph.names[op]}' with "
+                f"{about_bytes(float(weights[op]))})"
+            )
+        elif (group := _too_large(grouping, able, memory)) is not None:
+            members = np.flatnonzero(grouping.group_of == group)
+            op = int(members[weights[members].argmax()])
+            why = (
+                f"; those of the {len(members)} ops that are placed together with '{graph.names[op]}' take "
+                f"{about_bytes(float(weights[members].sum()))}, and fit on no device that can run them all"
+            )
+            advice = "Add a device or memory, or allow more groups."
+        else:
+            return
+    raise InfeasibleError(too_little(weights, names, memory, why, advice))
+
+
+def too_little(
+    weights: NDArray[np.float64], names: Sequence[str], memory: NDArray[np.float64], why: str, advice: str = _SMALLER
+) -> str:
+    """Say that weights do not fit, given what else is known of why."""
+    held = ", ".join(f"{name} {about_bytes(room)}" for name, room in zip(names, memory.tolist(), strict=True))
+    return (
+        f"No placement was found in which the weights fit: they take {about_bytes(float(weights.sum()))} in all, and the "
+        f"devices may hold {held}{why}. {advice}"
     )
-    advice = "Add a device or memory, or use a smaller model."
-    nowhere = np.flatnonzero(able.any(axis=1) & ~(able & (weights[:, None] <= memory)).any(axis=1))
-    if len(nowhere):
-        op = int(nowhere[weights[nowhere].argmax()])
-        why = (
-            f"; those of '{graph.names[op]}' alone, {about_bytes(float(weights[op]))}, fit on none that can run it "
-            f"({', '.join(names[d] for d in np.flatnonzero(able[op]).tolist())})"
-        )
-    elif total > memory.sum():
-        why = ""
-    elif (crowded := _crowded(weights, able, memory)) is not None:
-        device, ops = crowded
-        op = int(ops[weights[ops].argmax()])
-        why = (
-            f"; those of the {len(ops)} ops that can be on {names[device]} only take {about_bytes(float(weights[ops].sum()))} "
-            f"(the largest is '{graph.names[op]}' with {about_bytes(float(weights[op]))})"
-        )
-    elif (group := _too_large(grouping, able, memory)) is not None:
-        members = np.flatnonzero(grouping.group_of == group)
-        op = int(members[weights[members].argmax()])
-        why = (
-            f"; those of the {len(members)} ops that are placed together with '{graph.names[op]}' take "
-            f"{about_bytes(float(weights[members].sum()))}, and fit on no device that can run them all"
-        )
-        advice = "Add a device or memory, or allow more groups."
-    else:
-        return
-    raise InfeasibleError(f"No placement was found in which the weights fit: {in_all}{why}. {advice}")
+
+
+def of_one_op(
+    ops: Sequence[str],
+    weights: NDArray[np.float64],
+    able: NDArray[np.bool_],
+    names: Sequence[str],
+    memory: NDArray[np.float64],
+) -> str:
+    """Say that the weights of an op alone fit on none of the devices that can run it; empty if there is no such op."""
+    found = _nowhere(weights, able, memory)
+    if found is None:
+        return ""
+    return (
+        f"; those of '{ops[found]}' alone, {about_bytes(float(weights[found]))}, fit on none that can run it "
+        f"({', '.join(names[d] for d in np.flatnonzero(able[found]).tolist())})"
+    )
+
+
+def _nowhere(weights: NDArray[np.float64], able: NDArray[np.bool_], memory: NDArray[np.float64]) -> int | None:
+    """What has the most weights of all that fit on none of the devices that can run it, of which there are some."""
+    found = np.flatnonzero(able.any(axis=1) & ~(able & (weights[:, None] <= memory)).any(axis=1))
+    return int(found[weights[found].argmax()]) if len(found) else None
 
 
 def _crowded(
@@ -80,6 +107,4 @@ def _too_large(grouping: Grouping, able: NDArray[np.bool_], memory: NDArray[np.f
     """The largest group that some device can run, and none can hold."""
     groups = np.ones((len(grouping.groups), len(memory)), bool)
     np.logical_and.at(groups, grouping.group_of, able)
-    size = grouping.groups.param_bytes
-    large = np.flatnonzero(groups.any(axis=1) & ~(groups & (size[:, None] <= memory)).any(axis=1))
-    return int(large[size[large].argmax()]) if len(large) else None
+    return _nowhere(grouping.groups.param_bytes, groups, memory)
