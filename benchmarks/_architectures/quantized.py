@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -51,42 +51,46 @@ class _Drawn:
 def static_int8(make: Make) -> Make:
     """Return what makes a model in ``int8`` with ``QuantizeLinear`` and ``DequantizeLinear``, scales by channel."""
 
-    def quantized(folder: Path) -> Sample:
-        sample, path, prepared = make(folder), folder / "int8.onnx", folder / "prepared.onnx"
-        with _quiet():
-            from onnxruntime.quantization import QuantFormat, quantize_static  # noqa: TID251
-            from onnxruntime.quantization.shape_inference import quant_pre_process  # noqa: TID251
+    def write(source: Path, path: Path) -> None:
+        from onnxruntime.quantization import QuantFormat, quantize_static  # noqa: TID251
+        from onnxruntime.quantization.shape_inference import quant_pre_process  # noqa: TID251
 
-            quant_pre_process(sample.path, prepared, skip_symbolic_shape=True)
-            quantize_static(prepared, path, _Drawn(prepared), quant_format=QuantFormat.QDQ, per_channel=True)
-        return Sample(path, sample.shapes, sample.inputs)
+        prepared = path.with_name("prepared.onnx")
+        quant_pre_process(source, prepared, skip_symbolic_shape=True)
+        quantize_static(prepared, path, _Drawn(prepared), quant_format=QuantFormat.QDQ, per_channel=True)
 
-    return quantized
+    return _written(make, "int8.onnx", write)
 
 
 def dynamic_int8(make: Make) -> Make:
     """Return what makes a model with weights in ``int8`` whose values are quantised as they come."""
 
-    def quantized(folder: Path) -> Sample:
-        sample, path = make(folder), folder / "int8.onnx"
-        with _quiet():
-            from onnxruntime.quantization import quantize_dynamic  # noqa: TID251
+    def write(source: Path, path: Path) -> None:
+        from onnxruntime.quantization import quantize_dynamic  # noqa: TID251
 
-            quantize_dynamic(sample.path, path)
-        return Sample(path, sample.shapes, sample.inputs)
+        quantize_dynamic(source, path)
 
-    return quantized
+    return _written(make, "int8.onnx", write)
 
 
 def half_of(make: Make) -> Make:
     """Return what makes a model with weights in float16 that takes and returns float32."""
 
-    def halved(folder: Path) -> Sample:
-        sample, path = make(folder), folder / "half.onnx"
-        with _quiet():
-            from onnxruntime.transformers.float16 import convert_float_to_float16  # noqa: TID251
+    def write(source: Path, path: Path) -> None:
+        from onnxruntime.transformers.float16 import convert_float_to_float16  # noqa: TID251
 
-            onnx.save(convert_float_to_float16(onnx.load(sample.path), keep_io_types=True), path)
+        onnx.save(convert_float_to_float16(onnx.load(source), keep_io_types=True), path)
+
+    return _written(make, "half.onnx", write)
+
+
+def _written(make: Make, name: str, write: Callable[[Path, Path], None]) -> Make:
+    """Return what makes a model and then writes another one of it, for the same inputs, under a name."""
+
+    def made(folder: Path) -> Sample:
+        sample, path = make(folder), folder / name
+        with _quiet():
+            write(sample.path, path)
         return Sample(path, sample.shapes, sample.inputs)
 
-    return halved
+    return made

@@ -582,17 +582,22 @@ def test_lanes_name_the_argument_that_they_cannot_take(
         call(lanes_of())
 
 
+def run_both(lanes: _core.Lanes) -> None:
+    """Run two lanes, each on a thread of its own, until both have left or it takes too long."""
+    threads = [threading.Thread(target=lanes.work, args=(k,)) for k in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+
+
 def test_a_deadline_ends_a_run_that_nobody_stops() -> None:
     lanes = lanes_of(1)
     lanes.set_call(0, 0, lambda: time.sleep(0.05))
     lanes.set_call(1, 1, lambda: time.sleep(0.05))
     deadline = time.perf_counter() + 0.2
     lanes.prepare(np.array([0], np.int32), 10**9, None, deadline)
-    threads = [threading.Thread(target=lanes.work, args=(k,)) for k in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
+    run_both(lanes)
     (event,) = lanes.events()
     assert isinstance(event, _core.Late)
     assert event.deadline == deadline
@@ -604,11 +609,7 @@ def test_a_run_whose_deadline_is_over_does_not_begin() -> None:
     lanes, calls = lanes_of(1), list[int]()
     lanes.set_call(0, 0, lambda: calls.append(0))
     lanes.prepare(np.array([0], np.int32), 0, None, time.perf_counter())
-    threads = [threading.Thread(target=lanes.work, args=(k,)) for k in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
+    run_both(lanes)
     (event,) = lanes.events()
     assert isinstance(event, _core.Late)
     assert (event.running, calls, lanes.begun) == ([], [], False)
@@ -618,11 +619,7 @@ def test_rules_that_contradict_what_happens_break_the_run_and_not_its_threads() 
     lanes = lanes_of(2)
     lanes.set_call(0, 0, int)
     lanes.prepare(np.array([0, 0], np.int32), 0, None, np.inf)  # a slot takes one request at a time
-    threads = [threading.Thread(target=lanes.work, args=(k,)) for k in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
+    run_both(lanes)
     assert [type(event) for event in lanes.events()] == [_core.Broken]
 
 
