@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,6 +15,7 @@ from benchmarks._anytime_placers import in_full
 from benchmarks._anytime_plan import answered, problems_at
 from benchmarks._anytime_simulated import prepare
 from placeit.backends.base import Model
+from placeit.core import clock
 from placeit.core.cluster import Cluster
 from placeit.core.errors import PlaceitError
 from placeit.optimizer.measured_cost import MeasuredCost
@@ -72,14 +72,14 @@ class Measured:
         """Ask about the smallest budget first, each in as many settings as there is time for; return in how many."""
         logging.getLogger("placeit.optimizer.measured_cost").setLevel(logging.ERROR)  # that time is up is no news here
         prepare(self.placers)
-        end = time.perf_counter() + limit_s
+        end = clock.now() + limit_s
         tried: dict[float, int] = {}
         for i, budget in enumerate(budgets):
             costs = [self._expected(budgets[:i], later, settings) for later in budgets[i:]]
-            tried[budget] = problems_at(end - time.perf_counter(), costs, min([len(settings), *tried.values()]))
+            tried[budget] = problems_at(end - clock.now(), costs, min([len(settings), *tried.values()]))
             _tell(f"{budget:g} s measured: {tried[budget]} settings, {tried[budget] * costs[0]:.0f} s expected at most")
             for setting in settings[: tried[budget]]:
-                if time.perf_counter() < end:
+                if clock.now() < end:
                     self._ask_all(setting, budgets[: i + 1], end)
         return tried
 
@@ -96,10 +96,10 @@ class Measured:
             return
         _tell(f"racing {len(rows)} placements of {setting.name}")
         with self._session(setting) as session:
-            began = time.perf_counter()
+            began = clock.now()
             cost = MeasuredCost(session, rounds=_RACE_ROUNDS, hopeless=None, seed=self.seed)
             values = cost(np.array(rows, np.int32))
-            took = time.perf_counter() - began
+            took = clock.now() - began
         for row, value in zip(rows, values.tolist(), strict=True):
             known, why = (value, None) if np.isfinite(value) else (None, "It could not be raced.")
             self.journal.add(self._race_key(setting.name, row), Answer(known, took, len(rows), why, commit=self.commit))
@@ -142,26 +142,24 @@ class Measured:
         budget, model = budgets[-1], None
         for placer in self.contenders:
             key = self._key(setting.name, placer, budget)
-            if time.perf_counter() + budget > end or budget in answered(
-                self.runs(setting.name, placer, budgets), _UNIT, budgets
-            ):
+            if clock.now() + budget > end or budget in answered(self.runs(setting.name, placer, budgets), _UNIT, budgets):
                 continue
             if model is None:
                 _tell(f"profiling {setting.name}")
                 self._session(setting).close()  # what it takes is no part of any budget
                 model = setting.load()
             _tell(f"{setting.name}: {placer}, {budget:g} s")
-            began = time.perf_counter()
+            began = clock.now()
             try:
                 answer = (self._optimized if placer == CALIBRATED else self._asked)(model, setting, key)
             except PlaceitError as error:
-                answer = Answer(None, time.perf_counter() - began, 0, str(error))
+                answer = Answer(None, clock.now() - began, 0, str(error))
             self.journal.add(key, replace(answer, commit=self.commit))
 
     def _optimized(self, model: Model, setting: Setting, key: Key) -> Answer:
-        began = time.perf_counter()
+        began = clock.now()
         found = optimize(model, setting.cluster, budget=key.budget, seed=key.seed, plain=False, cache=self.cache)
-        took = time.perf_counter() - began
+        took = clock.now() - began
         with Session(model, setting.cluster, cache=None) as session:
             devices = session.placing.groups_of(found.placement)
         measured = sum(one.measured is not None for one in found.candidates)
@@ -170,7 +168,7 @@ class Measured:
 
     def _asked(self, model: Model, setting: Setting, key: Key) -> Answer:
         """Let a placer search with measured values; of those that ask for none, measure the answer."""
-        began = time.perf_counter()
+        began = clock.now()
         deadline = began + key.budget
         with Session(model, setting.cluster, cache=self.cache) as session:
             session.profile()  # from the cache
@@ -182,7 +180,7 @@ class Measured:
             except PlaceitError as error:
                 why = str(error)
             best, measured = cost.incumbent, sum(one.source == "measured" for one in cost.tried)
-        took = time.perf_counter() - began
+        took = clock.now() - began
         if best is None:
             return Answer(None, took, measured, why or "Nothing was measured in time.")
         return Answer(best.value, took, measured, why, devices=_row(best.devices))

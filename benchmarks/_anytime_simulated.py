@@ -18,6 +18,7 @@ from benchmarks._anytime_journal import Answer, Journal, Key, Unit
 from benchmarks._anytime_placers import in_full, needs_time
 from benchmarks._anytime_plan import answered, problems_at
 from benchmarks._anytime_problems import EXECUTED, Case
+from placeit.core import clock
 from placeit.core.errors import PlaceitError
 from placeit.placers.annealing import Annealing
 from placeit.placers.bound import lower_bound
@@ -73,7 +74,7 @@ class Simulated:
     def reference(self, cases: Sequence[Case], seconds: float, limit_s: float) -> None:
         """Anneal every problem for some seconds with another seed, and have cp-sat bound it from below for half as long."""
         keys = [(Key("reference", case.name, REFERENCE, seconds, self.seed), case) for case in cases]
-        self._run(keys, time.perf_counter() + limit_s)
+        self._run(keys, clock.now() + limit_s)
 
     def budgets(self, unit: Unit, budgets: Sequence[float], cases: Sequence[Case], limit_s: float) -> dict[float, int]:
         """Ask about the smallest budget first, each on as many problems as there is time for; return how many that were.
@@ -84,12 +85,12 @@ class Simulated:
             cases: in the order in which they take part.
             limit_s: seconds for all of it; what has begun is ended.
         """
-        end = time.perf_counter() + limit_s
+        end = clock.now() + limit_s
         placers = self.asked_about(unit)
         tried: dict[float, int] = {}
         for i, budget in enumerate(budgets):
             costs = [self._expected(unit, budgets[:i], later, cases) / max(1, self.workers) for later in budgets[i:]]
-            now = time.perf_counter()
+            now = clock.now()
             tried[budget] = problems_at(end - now, costs, min([len(cases), *tried.values()]))
             expected = tried[budget] * costs[0]
             _tell(f"{budget:g} {unit}: {tried[budget]} problems, {expected:.0f} s expected at most")
@@ -142,11 +143,11 @@ class Simulated:
         if not waiting:
             return
         running: dict[Future[Answer], Key] = {}
-        count, began = len(waiting), time.perf_counter()
+        count, began = len(waiting), clock.now()
         while waiting or running:
             while waiting and len(running) < max(1, self.workers):
                 key, case = waiting[0]
-                if time.perf_counter() + (key.budget if key.unit == "seconds" else 0.0) > end:
+                if clock.now() + (key.budget if key.unit == "seconds" else 0.0) > end:
                     break
                 del waiting[0]
                 running[self._pool.submit(_answer, key, case)] = key
@@ -160,7 +161,7 @@ class Simulated:
                 self.journal.add(key, replace(answer, commit=self.commit))
                 self.asked += 1
                 done = count - len(waiting) - len(running)
-                _progress(f"[{time.perf_counter() - began:6.1f} s] {done}/{count} {key.problem}: {key.placer}", done == count)
+                _progress(f"[{clock.now() - began:6.1f} s] {done}/{count} {key.problem}: {key.placer}", done == count)
         if waiting:
             _tell(f"There was no time left for {len(waiting)} of {count} runs; the same command goes on with them.")
 
@@ -194,7 +195,7 @@ def prepare(placers: Sequence[str]) -> None:
     for placer in placers:
         for rules in ({}, EXECUTED):
             with contextlib.suppress(Exception):  # it is asked again, and what it raises is told
-                deadline = time.perf_counter() + _WARM_S
+                deadline = clock.now() + _WARM_S
                 parse_placer(placer).place(problem, SimulatedCost(problem, **rules), seed=0, evaluations=40, deadline=deadline)
 
 
@@ -204,7 +205,7 @@ def _answer(key: Key, case: Case) -> Answer:
         return _searched_long(key, case)
     placer, cost = parse_placer(key.placer), _Counted(case.problem, **case.rules)
     timed = key.unit == "seconds"
-    began = time.perf_counter()
+    began = clock.now()
     value, why = None, None
     try:
         placement = placer.place(
@@ -214,23 +215,23 @@ def _answer(key: Key, case: Case) -> Answer:
             evaluations=None if timed else int(key.budget),
             deadline=began + key.budget if timed else None,
         )
-        took = time.perf_counter() - began
+        took = clock.now() - began
         value = float(case.cost()(case.problem.check(placement)[None])[0])
     except PlaceitError as error:
-        took, why = time.perf_counter() - began, str(error)
+        took, why = clock.now() - began, str(error)
     return Answer(value, took, cost.asked, why)
 
 
 def _searched_long(key: Key, case: Case) -> Answer:
-    problem, cost, began = case.problem, case.cost(), time.perf_counter()
+    problem, cost, began = case.problem, case.cost(), clock.now()
     long = Annealing(evaluations=10**12)
     found = [long.place(problem, cost, seed=key.seed + _REFERENCE_SEED, evaluations=None, deadline=began + key.budget)]
     bound = lower_bound(problem)
     if len(problem.edges) * problem.devices**2 <= _CONSTRAINTS:
-        plan, proven = CpSat(effort=1e6).plan(problem, seed=key.seed, deadline=time.perf_counter() + key.budget / 2)
+        plan, proven = CpSat(effort=1e6).plan(problem, seed=key.seed, deadline=clock.now() + key.budget / 2)
         found.append(plan.placement)
         bound = max(bound, proven)
-    return Answer(float(cost(np.stack(found)).min()), time.perf_counter() - began, 0, bound=bound)
+    return Answer(float(cost(np.stack(found)).min()), clock.now() - began, 0, bound=bound)
 
 
 def _tell(text: str) -> None:
@@ -242,6 +243,6 @@ _said = [0.0]
 
 def _progress(text: str, last: bool) -> None:
     """Say how far it is, twice a second at most."""
-    if last or time.perf_counter() - _said[0] > 0.5:
-        _said[0] = time.perf_counter()
+    if last or clock.now() - _said[0] > 0.5:
+        _said[0] = clock.now()
         _tell(text)

@@ -25,6 +25,7 @@ import numpy as np
 from benchmarks._harness import Args, Report, main
 from benchmarks._sleeping import TimedDevice
 from placeit.backends.openvino.model import OpenVinoModel, describe
+from placeit.core import clock
 from placeit.core.cluster import Cluster, Link
 from placeit.core.telemetry import import_openvino
 from placeit.devices import discover
@@ -116,9 +117,9 @@ def _graph(
                 ways["nothing"] = lambda: before
             plans, decided = {}, {}
             for who, decide in ways.items():
-                begin = time.perf_counter()
+                begin = clock.now()
                 plans[who] = decide()
-                decided[who] = time.perf_counter() - begin
+                decided[who] = clock.now() - begin
             took = _measured(runtime, plans, rounds)
             for who, plan in plans.items():
                 found[what, who] = decided[who], took[who]
@@ -156,7 +157,7 @@ def _policy(segmenter: Segmenter) -> Plan:
 
 
 def _search(segmenter: Segmenter) -> Plan:
-    deadline, problem = time.perf_counter() + SEARCH_S, segmenter.problem()
+    deadline, problem = clock.now() + SEARCH_S, segmenter.problem()
     first = starts(problem)
     best = first[int(np.argmin(segmenter.seconds(first)))]
     return segmenter.plan(segmenter.search(best, problem, steps=STEPS, seed=0, deadline=deadline))

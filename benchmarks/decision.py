@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Self, cast
@@ -17,6 +16,7 @@ from typing import Self, cast
 import numpy as np
 
 from benchmarks._harness import Args, Report, main
+from placeit.core import clock
 from placeit.optimizer.candidates import Candidate
 from placeit.optimizer.search import Search
 from placeit.planning.placing import Placing
@@ -124,7 +124,7 @@ def search_of(case: Case, machine: Machine, *, seed: int, left_s: float = 1e9, p
         compiling=SimpleNamespace(),
         runtime=SimpleNamespace(compiling_takes=lambda _: 0.0),
     )
-    search = Search(cast("Session", session), _LATENCY, time.perf_counter() + left_s, seed, progress)
+    search = Search(cast("Session", session), _LATENCY, clock.now() + left_s, seed, progress)
     for placer, times in (("single", case.singles), ("drawn", case.splits)):
         for i, seconds in enumerate(times):
             name = f"{placer} {i}"

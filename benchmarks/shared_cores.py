@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import tempfile
-import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,6 +27,7 @@ from benchmarks._bidirectional import BIDIRECTIONAL, export_bidirectional
 from benchmarks._harness import Args, Report, main
 from benchmarks._models import fastest_split, progress, settled_race, two_cores
 from placeit import backends
+from placeit.core import clock
 from placeit.core.address import format_cores
 from placeit.core.errors import UsageError
 from placeit.core.files import cache_folder
@@ -101,7 +101,7 @@ def _model(name: str, cache: Cache, args: Args, report: Report) -> bool:
         seconds = 15 if args.quick else 60
         progress(f"{seconds} s of cp-sat on {name}")
         segmenter = Segmenter(session.grouping, costs)
-        exact, bound = CpSat(effort=_EFFORT).plan(segmenter.problem(), seed=args.seed, deadline=time.perf_counter() + seconds)
+        exact, bound = CpSat(effort=_EFFORT).plan(segmenter.problem(), seed=args.seed, deadline=clock.now() + seconds)
         planned = segmenter.plan(exact.placement)
         results, _ = _race(name, session, plans | {EXACT: planned}, args, report)
     better = min(plans, key=lambda who: known[who].median)

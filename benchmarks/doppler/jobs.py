@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ from benchmarks._lab import Job, Outcome
 from benchmarks.doppler.graphs import Case
 from benchmarks.doppler.sizes import Sizes
 from benchmarks.doppler.training import distilling, learn, met, of_policy, paper_stages, stages
+from placeit.core import clock
 from placeit.core.errors import InfeasibleError
 from placeit.placers import parse_placer
 from placeit.placers.learned.agents.doppler.agent import DopplerAgent
@@ -70,7 +70,7 @@ class Training(Job):
     def run(self, setup: Setup) -> Outcome:
         """Do it; the policy is kept beside the outcome."""
         seed, instance = setup.seed + self.number, self.case.instance()
-        began = time.perf_counter()
+        began = clock.now()
         agent = parse_agent(self.agent, seed=seed)
         if self.begin is not None:
             agent = load_agent(setup.folder / f"{self.begin.name}.safetensors")
@@ -79,7 +79,7 @@ class Training(Job):
             own = [*stages(agent, self.episodes, imitation=self.imitation), *distilling(agent)]
             plan = paper_stages(self.episodes) if self.by_paper else own
             watched = learn(agent, plan, instance, seed=seed)
-        spent = time.perf_counter() - began
+        spent = clock.now() - began
         save_agent(agent, setup.folder / f"{self.name}.safetensors")
         kept = met(watched) if watched else {}
         drawn = of_policy(agent, instance, setup.sizes.samples, seed) if isinstance(agent, DopplerAgent) else {}
@@ -109,10 +109,10 @@ class Placed(Job):
         problem, cost, placer = self.case.problem, self.case.cost(), parse_placer(self.placer)
         if self.limited:  # so that nothing is compiled meanwhile
             placer.place(problem, cost, seed=setup.seed, evaluations=100)
-        began = time.perf_counter()
+        began = clock.now()
         deadline = began + setup.sizes.search_s if self.limited else None
         try:
             placement = placer.place(problem, cost, seed=setup.seed, evaluations=None, deadline=deadline)
         except InfeasibleError:
-            return {"cost": np.array(np.inf), "seconds": np.array(time.perf_counter() - began)}
-        return {"cost": np.array(cost(placement[None])[0]), "seconds": np.array(time.perf_counter() - began)}
+            return {"cost": np.array(np.inf), "seconds": np.array(clock.now() - began)}
+        return {"cost": np.array(cost(placement[None])[0]), "seconds": np.array(clock.now() - began)}

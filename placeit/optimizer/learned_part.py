@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 
+from placeit.core import clock
 from placeit.optimizer.candidates import Candidate, value_of
 from placeit.optimizer.decision import Decision
 from placeit.optimizer.learning import learn_measured
@@ -93,7 +92,7 @@ def _room(search: Search) -> float:
 def _search(search: Search) -> bool:
     """Train on runs, and enter the best that was met; return whether any of it looks better than what was known."""
     session, problem = search.session, search.segmenter.problem()
-    deadline = time.perf_counter() + _room(search)
+    deadline = clock.now() + _room(search)
     starts = np.stack([one.groups for one in _measured(search)[:_BEST]])
     cost = MeasuredCost(
         session,

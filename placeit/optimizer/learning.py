@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
-import time
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.core import clock
 from placeit.core.errors import ProblemError, UsageError
 from placeit.core.problem import CostFunction, Problem
 from placeit.optimizer.measured_cost import MeasuredCost, Source
@@ -92,7 +92,7 @@ class MeasuredCosts:
         progress: told what is being done.
 
     Attributes:
-        deadline: from when on nothing is measured any more, by ``time.perf_counter()``; training sets it.
+        deadline: from when on nothing is measured any more, by ``clock.now()``; training sets it.
         sources: where the costs of placements are from, by the bytes of the placement; of this process
             (:attr:`placeit.optimizer.measured_cost.Outcome.source`).
 
@@ -155,7 +155,7 @@ def learn_measured(
         cost: measures placements, and keeps to the same deadline.
         instance: the problem, with costs corrected by measured runs, and its simulated cost.
         starts: placements that were measured before, ``int32[N, G]``, at least one: the values of others are ratios to theirs.
-        deadline: by ``time.perf_counter()``; the gradient step under way is completed.
+        deadline: by ``clock.now()``; the gradient step under way is completed.
         seed: of everything random.
         progress: told what is being done.
     """
@@ -164,7 +164,7 @@ def learn_measured(
     from placeit.placers.learned.agents.doppler.agent import DopplerAgent
     from placeit.placers.learned.training.loop import Stage, train
 
-    begin = time.perf_counter()
+    begin = clock.now()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed % 2**63)
         agent = DopplerAgent()
@@ -179,7 +179,7 @@ def learn_measured(
     trained = train(agent, stages, evaluate_on=(), seed=seed, progress=progress)
     cost(starts)
     agent.recall({})  # what it remembers is by simulated costs
-    if (found := trained.stages[-1].found) and time.perf_counter() < deadline:
+    if (found := trained.stages[-1].found) and clock.now() < deadline:
         starts = np.concatenate([starts, found[0].placement[None]])
     agent.meet(instance.problem, starts, dropping(cost)(starts) / instance.unit)
     measured = Stage(
@@ -212,5 +212,5 @@ class _Promising:
         self.stale = 0 if better else self.stale + 1
         self.best = best.value if better and best is not None else self.best
         self.tried = tried
-        over = time.perf_counter() >= self.deadline or self.idle >= _IDLE or self.stale >= _PATIENCE
+        over = clock.now() >= self.deadline or self.idle >= _IDLE or self.stale >= _PATIENCE
         return [] if over else [self.instance] * count

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 from typing import NamedTuple
+
+from placeit.core import clock
 
 __all__ = ["COMPILING", "DECIDING", "LOADING", "MEASURING", "PROFILING", "REST", "Item", "Ledger"]
 
@@ -35,7 +36,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.seconds: dict[Item, float] = {}
-        self._open, self._since = [REST], time.perf_counter()
+        self._open, self._since = [REST], clock.now()
 
     @contextlib.contextmanager
     def on(self, item: Item) -> Iterator[None]:
@@ -51,7 +52,7 @@ class Ledger:
 
     def book(self) -> float:
         """Book the time until now; return the sum of all that is booked."""
-        now = time.perf_counter()
+        now = clock.now()
         item = self._open[-1]
         self.seconds[item] = self.seconds.get(item, 0.0) + now - self._since
         self._since = now

@@ -99,7 +99,7 @@ class MeasuredCost:
         rounds: runs of each plan, after the two by which its outputs are checked.
         hopeless: what the calibrated simulator expects to be more than so many times as bad as the incumbent is not run; its
             value is the expected one, and its ``source`` says so. None to run everything.
-        deadline: from when on nothing is measured any more, by ``time.perf_counter()``. It is exceeded by one plan at most.
+        deadline: from when on nothing is measured any more, by ``clock.now()``. It is exceeded by one plan at most.
         seed: decides the order within rounds.
         progress: told what is being done.
 
@@ -213,7 +213,7 @@ class MeasuredCost:
 
     @property
     def deadline(self) -> float:
-        """From when on nothing is measured any more, by ``time.perf_counter()``."""
+        """From when on nothing is measured any more, by ``clock.now()``."""
         return self._races.deadline
 
     @deadline.setter

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import math
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.backends.base import Arrays, Model
+from placeit.core import clock
 from placeit.core.cluster import Cluster
 from placeit.core.errors import UsageError
 from placeit.devices.clusterfile import find_cluster
@@ -142,29 +142,29 @@ def optimize(
     if seed < 0:
         raise UsageError(f"The seed is {seed}; it must not be negative.")
     check_tolerance(tolerance)
-    begin = time.perf_counter()
+    begin = clock.now()
     named = placers is not None
     placers = DEFAULT_PLACERS if placers is None else [placers] if isinstance(placers, str) else placers
     others = [name for name in placers if name != LEARNING]
     # a typing error should not cost a profile first
     asked_for = {name: parse_placer("doppler" if name == LEARNING else name) for name in placers}
-    importing = time.perf_counter() - begin  # PyTorch takes seconds
+    importing = clock.now() - begin  # PyTorch takes seconds
     starts = read_starts(start)
     cluster = find_cluster(devices, precision=precision)
     wanted = get_objective(objective, cluster)
     if named:  # those that are asked by default need nothing that may be missing
-        begin = time.perf_counter()
+        begin = clock.now()
         for name, placer in asked_for.items():
             check_able(name, placer, len(cluster))
-        importing += time.perf_counter() - begin
-    ledger, begin = Ledger(), time.perf_counter() - importing
+        importing += clock.now() - begin
+    ledger, begin = Ledger(), clock.now() - importing
     ledger.seconds[LOADING] = importing
 
     asked: list[bool] = []  # whether it is worth it, once that is known
 
     def worth(seconds: NDArray[np.float64]) -> bool:
         finite = seconds[np.isfinite(seconds)]
-        enough = least(finite) <= max(begin + budget - time.perf_counter(), TRIFLE_S)
+        enough = least(finite) <= max(begin + budget - clock.now(), TRIFLE_S)
         if len(seconds) > 1 and len(finite) and not enough:
             _LOG.warning(
                 "A run takes %.3g s. Comparing placements takes at least about %.3g s, but of the budget of %g s only "
@@ -172,7 +172,7 @@ def optimize(
                 finite.min(),
                 least(finite),
                 budget,
-                max(0.0, begin + budget - time.perf_counter()),
+                max(0.0, begin + budget - clock.now()),
             )
         asked.append(enough or not len(finite))
         return asked[-1]
@@ -286,7 +286,7 @@ def decide(
         InfeasibleError: nothing was given, and no single device can run the model.
         ExecutionError: every placement failed; says why each did.
     """
-    begin = time.perf_counter()
+    begin = clock.now()
     search = Search(session, get_objective(objective, session.cluster), begin + budget, seed, progress)
     if journal is not None and session.executable:
         search.journal = open_journal(journal, session, search.objective)

@@ -7,13 +7,13 @@ import functools
 import logging
 import math
 import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from placeit.core import clock
 from placeit.core.errors import DeviceError, ExecutionError, NoRoomError, PlaceitError
 from placeit.devices.host import free_bytes
 from placeit.optimizer.candidates import Alone, Candidate, Raced
@@ -49,7 +49,7 @@ class Races:
     Args:
         session: a model on its devices.
         objective: what runs are valued by.
-        deadline: when the last of them should be over, by ``time.perf_counter()``.
+        deadline: when the last of them should be over, by ``clock.now()``.
         seed: decides the order within each round.
         progress: told what is being done.
         ledger: what time is booked on; None for one of its own.
@@ -164,7 +164,7 @@ class Races:
 
     def left(self) -> float:
         """Seconds until the search should be over."""
-        return self.deadline - time.perf_counter()
+        return self.deadline - clock.now()
 
     def has_room(self) -> bool:
         """Whether this machine has memory for another copy of the model's weights, and as much again for all else."""
@@ -268,7 +268,7 @@ class Races:
         waiting = [candidate for candidate in waiting if anchor is None or candidate.name != anchor.name]
         while waiting or first:
             with contextlib.ExitStack() as stack:
-                stack.callback(self._spent, time.perf_counter() - self.opening_s)
+                stack.callback(self._spent, clock.now() - self.opening_s)
                 runners: dict[str, Runner] = {}
                 later: list[Candidate] = []
                 for i, candidate in enumerate([*first, *waiting]):
@@ -305,7 +305,7 @@ class Races:
         return {candidate.name: found[candidate.name] for candidate in candidates if candidate.name in found}
 
     def _spent(self, begin: float) -> None:
-        self.running_s += time.perf_counter() - self.opening_s - begin
+        self.running_s += clock.now() - self.opening_s - begin
 
     def raced(
         self,

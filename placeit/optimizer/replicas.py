@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.core import clock
 from placeit.core.conflicts import together
 from placeit.core.errors import InfeasibleError
 from placeit.core.problem import Problem
@@ -42,7 +42,7 @@ def enter_replicas(search: Search) -> None:
         return
     search.say("dividing devices into replicas", 0.0)
     with search.ledger.on(Item(REPLICAS, placer=True)):
-        deadline = time.perf_counter() + max(0.0, search.left()) * _SHARE
+        deadline = clock.now() + max(0.0, search.left()) * _SHARE
         splits: dict[tuple[int, ...], NDArray[np.int32] | None] = {}
         found: dict[frozenset[tuple[int, ...]], Candidate] = {}
         for groups in sorted(_divisions(devices), key=len, reverse=True):  # replicas on single devices first

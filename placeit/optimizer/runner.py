@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.core import clock
 from placeit.optimizer.candidates import Alone
 from placeit.optimizer.deployed import Deployed
 from placeit.runtime.measure import Measurement, summed_up
@@ -29,9 +28,9 @@ class Runner:
 
     def __call__(self) -> float:
         """Run once and return the seconds it took, or if many requests are in flight the seconds per request."""
-        begin = time.perf_counter()
+        begin = clock.now()
         seconds = self.deployed.time()
-        self.took = time.perf_counter() - begin
+        self.took = clock.now() - begin
         self.values.append(self.objective.of_run(seconds, self.work))
         return seconds
 

@@ -6,13 +6,13 @@ import functools
 import itertools
 import logging
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.core import clock
 from placeit.core.errors import FileError, UsageError
 from placeit.core.problem import CostFunction, Problem
 from placeit.optimizer.candidates import (
@@ -221,7 +221,7 @@ class Search(Races):
         for i, placer in enumerate(placers):
             kind, name = placer.partition(":")[0], placer if turn == 1 else f"{placer}, turn {turn}"
             self.say(f"asking {kind}", i / len(placers))
-            deadline = time.perf_counter() + max(0.0, self.spare()) * share / (len(placers) - i)
+            deadline = clock.now() + max(0.0, self.spare()) * share / (len(placers) - i)
             with self.ledger.on(Item(kind, placer=True)):  # PyTorch may have to be imported
                 who = parse_placer(placer)
             start = ranked[0].name if measured is not None and isinstance(who, Refiner) else None
@@ -255,7 +255,7 @@ class Search(Races):
 
     def improved(self, groups: NDArray[np.int32], seed: int) -> NDArray[np.int32]:
         """Search among plans from a placement on."""
-        deadline = time.perf_counter() + max(0.0, self.spare()) * _ASKED_SHARE / _STARTS
+        deadline = clock.now() + max(0.0, self.spare()) * _ASKED_SHARE / _STARTS
         if self.objective.is_measured:
             return self.segmenter.search(groups, self.problem, steps=_STEPS, seed=seed, deadline=deadline)
         rng, now = np.random.default_rng(seed), self.expected(groups[None])[0]
@@ -308,10 +308,10 @@ class Search(Races):
                 self.time_singles()
                 return
         for turn in range(_TURNS):
-            begin = time.perf_counter()
+            begin = clock.now()
             with self.ledger.on(MEASURING):
                 self.measure()
-            one_more = self.left() - (time.perf_counter() - begin) > self.final_s()
+            one_more = self.left() - (clock.now() - begin) > self.final_s()
             if self.excluded is not None or not one_more or turn == _TURNS - 1 or self.indivisible:
                 return
             self.learn()

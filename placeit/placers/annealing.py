@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placeit import _core
+from placeit.core import clock
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import Incumbent, Measured, is_over, option
 from placeit.placers.local_search import LocalSearch, starts
@@ -87,13 +87,13 @@ class Annealing:
             if ends and is_over(deadline):
                 break
             walk = _core.Annealing(model, start, scale, seeds[i])
-            began = now = time.perf_counter()
+            began = now = clock.now()
             until = None if deadline is None else now + (deadline - now) / (len(seeds) - i)
             first, last = 0, steps
             while first < last:  # between slices Ctrl-C is heard
                 upto = 1 if first == 0 else min(first + several, last)
                 walk.run(first, upto, last)
-                now, first = time.perf_counter(), upto
+                now, first = clock.now(), upto
                 if first == 1:
                     began = now  # the first step values the start, and allocates: it says nothing of the speed
                 elif until is not None:  # as many steps as there is time for

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.core import clock
 from placeit.core.errors import FileError, PlaceitError, PlacementError, UsageError
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import Measured, Placer, Refiner
@@ -50,7 +51,7 @@ def ask(
         cost: values placements.
         seed: of everything random.
         evaluations: most placements that it may value when it places; None for its own default.
-        deadline: by ``time.perf_counter()``.
+        deadline: by ``clock.now()``.
         measured: what to go on from, for placers that can (:class:`placeit.placers.base.Refiner`); the others are asked to
             place. None to ask all of them to place.
 
@@ -81,9 +82,9 @@ def ask(
         worker.submit(run)
         # those of placeit keep to their deadline
         own = type(placer).__module__.startswith("placeit.")
-        if not _wait(over, math.inf if own else deadline + _GRACE_S):
+        if not _wait(over, math.inf if own else deadline - clock.now() + _GRACE_S):
             _end(ident[0])
-            _wait(over, time.perf_counter() + _GRACE_S)
+            _wait(over, _GRACE_S)
     except BaseException:
         if not over.is_open:
             _end(ident[0])
@@ -126,7 +127,8 @@ def check_able(name: str, placer: Placer, devices: int) -> None:
         return  # whatever else it is, the search says so when it is asked about the model
 
 
-def _wait(over: Gate, until: float) -> bool:
+def _wait(over: Gate, seconds: float) -> bool:
+    until = time.perf_counter() + seconds
     while not over.is_open and (left := until - time.perf_counter()) > 0:
         over.wait(min(_LOOK_S, left))
     return over.is_open

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.core import clock
 from placeit.core.problem import CostFunction, Problem
 
 __all__ = ["Incumbent", "Measured", "Placer", "Refiner", "best", "is_over", "option"]
@@ -31,7 +31,7 @@ class Placer(Protocol):
             cost: values placements, in bulk; a heuristic that needs no cost function ignores it.
             seed: the same seed gives the same placement, in any process.
             evaluations: most placements that ``cost`` may be asked about, zero included; None for the placer's own default.
-            deadline: when to answer with the best placement so far, by ``time.perf_counter()``; None for no limit. One that has
+            deadline: when to answer with the best placement so far, by ``clock.now()``; None for no limit. One that has
                 passed leaves time for a first placement.
 
         Raises:
@@ -71,7 +71,7 @@ class Refiner(Placer, Protocol):
             measured: placements with what they really took, from which to go on. To return one of them is to have found
                 nothing better.
             seed: the same seed gives the same placement, in any process.
-            deadline: when to answer with the best placement so far, by ``time.perf_counter()``; None for no limit.
+            deadline: when to answer with the best placement so far, by ``clock.now()``; None for no limit.
 
         Raises:
             InfeasibleError: no placement that fits the devices and their memory was found.
@@ -97,7 +97,7 @@ class Incumbent:
     Args:
         cost: values placements.
         evaluations: how many placements it may be asked about; None for any number.
-        deadline: of the search, by ``time.perf_counter()``; None for none.
+        deadline: of the search, by ``clock.now()``; None for none.
 
     Attributes:
         placement: ``int32[V]``, of least cost, the first of equals; the first one offered while nothing may be valued.
@@ -145,7 +145,7 @@ def best(
         cost: values placements.
         candidates: ``int32[B, V]``, at least one, the most promising first.
         evaluations: how many of them may be valued; if not even one, the first is the answer.
-        deadline: when to stop valuing, by ``time.perf_counter()``; None for never.
+        deadline: when to stop valuing, by ``clock.now()``; None for never.
     """
     incumbent = Incumbent(cost, 0 if len(candidates) == 1 else evaluations, deadline)  # one alone is the best of one
     for first in range(0, len(candidates), _AT_ONCE):
@@ -157,4 +157,4 @@ def best(
 
 def is_over(deadline: float | None) -> bool:
     """Whether a deadline has passed; None never does."""
-    return deadline is not None and time.perf_counter() >= deadline
+    return deadline is not None and clock.now() >= deadline

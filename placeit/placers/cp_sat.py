@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.core import clock
 from placeit.core.conflicts import cliques
 from placeit.core.errors import UsageError
 from placeit.core.problem import CostFunction, Problem
@@ -79,7 +79,7 @@ class CpSat:
         solver.parameters.max_deterministic_time = self.effort
         solver.parameters.catch_sigint_signal = False  # it would take Ctrl-C for a time limit, and all else would go on
         if deadline is not None:
-            solver.parameters.max_time_in_seconds = max(0.0, deadline - time.perf_counter())
+            solver.parameters.max_time_in_seconds = max(0.0, deadline - clock.now())
         found = solver.solve(model) in (cp_model.OPTIMAL, cp_model.FEASIBLE)
         bound = max(0.0, solver.best_objective_bound) * known.makespan / _TICKS
         if not found:

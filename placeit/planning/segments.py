@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from placeit import _core
+from placeit.core import clock
 from placeit.core.cluster import Cluster, Link
 from placeit.core.conflicts import exclusive, shares_beside
 from placeit.core.errors import PlacementError
@@ -318,7 +318,7 @@ class Segmenter:
             steps: moves of one group that are tried; each is a plan, which takes milliseconds.
             seed: the same seed gives the same answer.
             heat: first temperature, as a share of these seconds.
-            deadline: when to end with the best so far, by ``time.perf_counter()``.
+            deadline: when to end with the best so far, by ``clock.now()``.
 
         Raises:
             PlacementError: the placement to start from is infeasible.
@@ -330,7 +330,7 @@ class Segmenter:
         with generator.lock:
             while not search.over:
                 search.advance(_AT_ONCE)
-                if time.perf_counter() >= deadline:
+                if clock.now() >= deadline:
                     break
         search.write_best(best)
         return best

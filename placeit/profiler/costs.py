@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.backends.base import Model
+from placeit.core import clock
 from placeit.core.cluster import Cluster, Link
 from placeit.core.conflicts import beside
 from placeit.core.errors import NoRoomError
@@ -97,7 +98,7 @@ def profile(
             OpenVINO that all run the whole model, unless the costs were kept. If it says yes, nothing else is measured: cut
             groups then cost nothing beyond that.
     """
-    begin = time.perf_counter()
+    begin = clock.now()
     can = supported(model, grouping, cluster)
     key = cost_key(grouping, cluster, runtime)
     found = find(cache, key, can) if cache is not None else None
@@ -204,12 +205,12 @@ class _Profile:
                 return None
             able = [timed for timed in whole if timed is not None]
             kinds = {device.kind for device in self.runtime.cluster.devices}
-            quick = _SHORTLY * once < deadline - time.perf_counter()
+            quick = _SHORTLY * once < deadline - clock.now()
             if certain is not None and quick and len(able) == self.devices > 1 and kinds == {"openvino"}:
                 least = self.least(able)
                 if certain(least.core):
                     return least
-            left = max(deadline - time.perf_counter(), STEP_S)
+            left = max(deadline - clock.now(), STEP_S)
             self.short = left < once * (_FULL if self.devices > 1 else _FULL_ALONE)
             if any(timed is not None for timed in whole):  # what is between cut groups gets shares of the whole model
                 self._choose(left, np.array([timed is not None for timed in whole]) | ~self.can.all(axis=0))
@@ -221,7 +222,7 @@ class _Profile:
             cut = [placed(self._on(of, d)) for d in devices]
             apart = [placed(self._apart(of, turn)) for turn in devices] if self.devices > 1 and not self.short else []
             others = [*(timed for timed in whole if timed is not None), *apart]
-            deadline = max(deadline, time.perf_counter() + STEP_S)
+            deadline = max(deadline, clock.now() + STEP_S)
             self._repeat(cut, [] if self.short else others, deadline, progress)
             return self._costs(of, cut, whole, apart)
 
@@ -285,7 +286,7 @@ class _Profile:
             timed.run()
             timed.forget()
         while done < most and not all(timed.settled for timed in (*cut, *others)):
-            begin = time.perf_counter()
+            begin = clock.now()
             if begin + last >= deadline and (done >= fewest or (done > 0 and begin >= deadline)):
                 break
             for timed in (*cut, *others):
@@ -293,7 +294,7 @@ class _Profile:
             if len(cut) > 1 and not self.short:
                 for timed, neighbours in zip(cut, at_once, strict=True):
                     timed.run_beside(neighbours, phase=(0.5 + done * _GOLDEN) % 1)
-            last = time.perf_counter() - begin
+            last = clock.now() - begin
             done += 1
             self.complete = not self.short and done >= fewest
             if progress is not None:

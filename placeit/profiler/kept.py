@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.core import clock
 from placeit.core.cluster import Cluster
 from placeit.core.memory import freed_memory_is_kept
 from placeit.core.units import about_seconds
@@ -90,7 +91,7 @@ def contradicted(
     once = sum(high for _, high in before.values())
     if not before or 3 * once > budget:
         return False
-    deadline = time.perf_counter() + budget
+    deadline = clock.now() + budget
     if progress is not None:
         progress("checking costs", 0.0)
     groups = len(can)
@@ -105,7 +106,7 @@ def contradicted(
             now[d].run()
             now[d].forget()
         for turn in range(_CHECKS):
-            if turn >= 2 and time.perf_counter() + once > deadline:
+            if turn >= 2 and clock.now() + once > deadline:
                 break
             for passes in now.values():
                 passes.run()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.backends.base import Model
+from placeit.core import clock
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.memory import freed_memory_is_kept
 from placeit.devices.host import cpu_name
@@ -88,7 +88,7 @@ def probe(
         precision: inference precision of every device.
         cache: where to look for earlier results and keep new ones.
         afresh: whether to measure even what the cache holds.
-        deadline: by ``time.perf_counter()``, when to make do with fewer passes, at least one, and to keep nothing.
+        deadline: by ``clock.now()``, when to make do with fewer passes, at least one, and to keep nothing.
         compiling: what the chains are counted in that have to be compiled.
     """
     if chain is None:
@@ -192,12 +192,12 @@ def _time_routes(
     with contextlib.ExitStack() as stack:
         plans = {route: segmenter.plan([route[g % 2] for g in range(groups)], merge=False) for route in routes}
         executors = {route: stack.enter_context(runtime.executor(plan)) for route, plan in plans.items()}
-        deadline = max(deadline, time.perf_counter() + STEP_S)
+        deadline = max(deadline, clock.now() + STEP_S)
         for turn in range(_PASSES + _WARMUP):
             for route, executor in executors.items():
                 seconds = executor.time()
                 samples[route].append(seconds)
-            if time.perf_counter() >= deadline:
+            if clock.now() >= deadline:
                 break
             if turn < _WARMUP:
                 for taken in samples.values():

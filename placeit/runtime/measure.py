@@ -18,6 +18,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from placeit.core import clock
 from placeit.core.errors import ExecutionError, PlaceitError, UsageError
 
 __all__ = [
@@ -168,11 +169,11 @@ class Race:
             raise UsageError("A race needs an end: give the number of rounds, or a budget in seconds.")
         most = math.inf if rounds is None else rounds
         budget = math.inf if budget_s is None else budget_s
-        begin = time.perf_counter()
+        begin = clock.now()
         self.warm_up()
         done, last = 0, 0.0
         while done < most and self._running:
-            elapsed = time.perf_counter() - begin
+            elapsed = clock.now() - begin
             if done >= min_rounds and elapsed + last > budget:
                 break
             for name in [self._running[number] for number in self._random.permutation(len(self._running))]:
@@ -183,7 +184,7 @@ class Race:
             done += 1
             if drop_losers and len(self._running) > _LEAST and done >= min_rounds and (done - min_rounds) % _LOOK_EVERY == 0:
                 self._drop()
-            spent = time.perf_counter() - begin
+            spent = clock.now() - begin
             last = spent - elapsed
             if progress is not None:
                 progress(done, min(1.0, max(done / most, spent / budget if budget > 0 else 1.0)))

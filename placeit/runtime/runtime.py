@@ -7,7 +7,6 @@ import functools
 import itertools
 import os
 import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any, Self, TypeAlias, cast
 from weakref import WeakSet
 
 from placeit.backends.base import Format, Model
+from placeit.core import clock
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError, ExecutionError, GraphError
 from placeit.core.memory import Use
@@ -253,7 +253,7 @@ class Runtime:
 
     def _tell(self, batch: _Batch) -> None:
         if self.compiling.progress is not None and batch.total:
-            self.compiling.progress(*batch.said(time.perf_counter()))
+            self.compiling.progress(*batch.said(clock.now()))
 
     def _compile_all(self, segments: Sequence[Segment], batch: _Batch) -> list[Program | StreamProgram]:
         keys = [self._key(segment) for segment in segments]
@@ -262,14 +262,14 @@ class Runtime:
             missing = [segments[place] for place in places]
             batch.devices = ", ".join(dict.fromkeys(self.cluster.names[segment.device] for segment in missing))
             batch.expected = sum(map(self._takes, missing))
-            batch.begin, batch.total = time.perf_counter(), len(missing)
+            batch.begin, batch.total = clock.now(), len(missing)
             compile_one = functools.partial(self._compile, batch)
             if in_background():
                 made = [*map(compile_one, missing)]
             else:
                 with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "placeit compile") as pool:
                     made = list(pool.map(compile_one, missing))
-            self._book(missing, made, time.perf_counter() - batch.begin)
+            self._book(missing, made, clock.now() - batch.begin)
             return [program for program, _ in made]
 
         for key, segment in dict(zip(keys, segments, strict=True)).items():
@@ -289,11 +289,11 @@ class Runtime:
         if batch.given_up.is_open:
             raise ExecutionError("Nobody waits for this segment to be compiled any more.")
         compile_one = self.devices[segment.device].compile if self.streams is None else self.streams.compile
-        begin, whole = time.perf_counter(), len(segment.groups) == len(self.grouping.groups)
+        begin, whole = clock.now(), len(segment.groups) == len(self.grouping.groups)
         with self.on(segment.device), naming_ops(self.op_names(segment), whole=whole):
             program = compile_one(self.source(segment))
         batch.done += 1
-        return program, time.perf_counter() - begin
+        return program, clock.now() - begin
 
     @contextlib.contextmanager
     def on(self, device: int) -> Iterator[None]:
@@ -456,7 +456,7 @@ class _Batch:
         given_up: opened when nobody waits any more.
         devices: names of those that they are for.
         total, done: how many there are, and how many of them are compiled.
-        begin: when the first was begun, by ``time.perf_counter()``.
+        begin: when the first was begun, by ``clock.now()``.
         expected: seconds that all of them may take.
     """
 

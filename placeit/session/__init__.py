@@ -6,7 +6,6 @@ import contextlib
 import copy
 import functools
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from placeit import backends
 from placeit.backends.base import Arrays, Model
+from placeit.core import clock
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError, InfeasibleError, UsageError
 from placeit.core.interrupts import come_through
@@ -314,10 +314,10 @@ class Session:
             InfeasibleError: no device supports some op, or not the one that it is pinned to.
             DeviceError: a device compiles nothing, or no other one supports what it does not compile.
         """
-        self.compiling.progress, begin = progress, time.perf_counter()
+        self.compiling.progress, begin = progress, clock.now()
         self._divide_by_support()
         while True:
-            left = max(budget_s / _AGAIN, budget_s - (time.perf_counter() - begin))
+            left = max(budget_s / _AGAIN, budget_s - (clock.now() - begin))
             measured = functools.partial(
                 profile, self.model, self.grouping, budget=left, cache=self._cache, check=check, progress=progress
             )

@@ -18,13 +18,13 @@ import contextlib
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from placeit.core import clock
 from placeit.core.errors import InfeasibleError, UsageError
 from placeit.core.problem import Problem
 from placeit.placers import CostFunction, Measured, Refiner, get_placer, parse_placer, place, placer_options
@@ -130,9 +130,7 @@ class PlacerConformance:
             problem = random_problem(ops, devices, everywhere=1.0)
             with contextlib.suppress(UsageError):
                 made = parse_placer(self.placer)
-                problem.check(
-                    made.place(problem, SimulatedCost(problem), seed=0, evaluations=None, deadline=time.perf_counter())
-                )
+                problem.check(made.place(problem, SimulatedCost(problem), seed=0, evaluations=None, deadline=clock.now()))
 
     def test_it_goes_on_from_what_was_measured(self) -> None:
         """Asked again, with other costs: the answer is valid, by the seed, and no worse than the best, if it can ``refine``."""
@@ -146,7 +144,7 @@ class PlacerConformance:
         assert measured.placements.tolist() == placements[order].tolist()
         if isinstance(made, Refiner):
             assert cost(first[None])[0] <= values.min()
-            late = made.refine(problem, cost, measured, seed=3, deadline=time.perf_counter())
+            late = made.refine(problem, cost, measured, seed=3, deadline=clock.now())
             assert problem.check(late).shape == (len(problem),)
 
     def test_the_same_seed_gives_the_same_placement_in_another_process(self, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from small_models import inception_like
 
+from placeit.core import clock
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.devices.host import allowed_cores
@@ -25,13 +26,19 @@ def slowed(*slowdowns: float, bandwidth: float = 1e9) -> Cluster:
     return Cluster(devices, {(a, b): Link(bandwidth, 1e-5, "emulated") for a in names for b in names if a != b})
 
 
+@pytest.fixture
+def real_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let time pass as it does, where a busy machine only makes a budget that is too short shorter still."""
+    monkeypatch.setattr(clock, "now", time.perf_counter)
+
+
+@pytest.mark.usefixtures("real_time")
 def test_a_model_too_slow_for_its_budget_is_run_once_on_each_device(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     cluster = slowed(300.0, 330.0)
-    begin = time.perf_counter()
     found = optimize(inception_like(), cluster, placers=("heft",), budget=0.6, cache=None)
-    assert time.perf_counter() - begin < 60  # it took minutes
+    assert max(len(candidate.measured.samples) for candidate in found.candidates if candidate.measured is not None) == 1
     assert found.chosen.placer == "single"
     assert all(candidate.measured is not None for candidate in found.candidates)
     assert found.least_s is not None
@@ -68,6 +75,7 @@ def test_enough_time_says_nothing_and_profiles(tmp_path: Any, caplog: pytest.Log
     assert found.least_s < 20
 
 
+@pytest.mark.usefixtures("real_time")
 def test_where_pins_rule_out_every_single_device_a_short_budget_still_finds_a_placement() -> None:
     model = inception_like()
     first, last = model.graph.names[0], model.graph.names[-1]
@@ -79,6 +87,7 @@ def test_where_pins_rule_out_every_single_device_a_short_budget_still_finds_a_pl
     assert found.reason
 
 
+@pytest.mark.usefixtures("real_time")
 def test_what_was_profiled_in_a_hurry_is_not_kept(tmp_path: Any) -> None:
     kept = Cache(tmp_path)
     optimize(inception_like(), slowed(300.0, 330.0), placers=("heft",), budget=0.6, cache=kept)

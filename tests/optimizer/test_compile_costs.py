@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import time
 from types import SimpleNamespace
 from typing import Any, Self, cast
 
 import numpy as np
 import pytest
 
+from placeit.core import clock
 from placeit.optimizer.candidates import Candidate
 from placeit.optimizer.search import Search
 from placeit.planning.placing import Placing
@@ -68,7 +68,7 @@ class Compiler:
 def searching(left_s: float, **splits: tuple[float, float]) -> tuple[Search, Compiler]:
     """A search with a compiled single device of 1 ms, and splits of so many ms that take so many seconds to compile."""
     compiler = Compiler()
-    search = Search(cast("Session", compiler.session), Latency(), time.perf_counter() + left_s, 0, None)
+    search = Search(cast("Session", compiler.session), Latency(), clock.now() + left_s, 0, None)
     for name, (ms, compiling) in {"single": (1.0, 0.0), **splits}.items():
         plan = cast("Plan", SimpleNamespace(seconds=ms * 1e-3, compiling=compiling))
         placer = "single" if name == "single" else "drawn"

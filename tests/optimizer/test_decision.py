@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import time
 
 import numpy as np
 import pytest
 
 from benchmarks.decision import FASTER, NOT_FASTER, Case, Machine, search_of, summary
+from placeit.core import clock
 
 
 def name_of(case: Case) -> str:
@@ -85,7 +85,7 @@ def test_what_was_measured_before_the_decision_does_not_enter_it() -> None:
 def test_the_decision_keeps_to_the_time_that_is_left(left_s: float, rounds: int) -> None:
     search = search_of(Case((0.5,), 0.01, (1.0,)), machine(), seed=0)
     search.measure()
-    search.deadline = time.perf_counter() + left_s
+    search.deadline = clock.now() + left_s
     winner = search.confirm().winner
     assert winner is not None
     assert winner.placer == "drawn"
@@ -97,7 +97,7 @@ def test_the_decision_keeps_to_the_time_that_is_left(left_s: float, rounds: int)
 def test_without_time_for_a_decision_the_single_device_stays(left_s: float) -> None:
     search = search_of(Case((0.5, 0.6), 0.01, (1.0, 1.1)), machine(), seed=0)
     search.measure()
-    search.deadline = time.perf_counter() + left_s
+    search.deadline = clock.now() + left_s
     decision = search.confirm()
     assert decision.winner is not None
     assert decision.winner.name == "single 0"

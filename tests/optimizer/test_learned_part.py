@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from small_models import inception_like
 
+from placeit.core import clock
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.devices.host import allowed_cores
@@ -124,7 +124,7 @@ def test_learning_ends_when_it_finds_nothing_new(monkeypatch: pytest.MonkeyPatch
     instance = simulated(random_problem(4, 2, seed=1))
     cost: Any = Measuring(instance.problem)
     starts = np.zeros((1, 4), np.int32)
-    learn_measured(cost, instance, starts, deadline=time.perf_counter() + 3600)
+    learn_measured(cost, instance, starts, deadline=clock.now() + 3600)
     assert starts[0].tobytes() in cost.known
     assert 1 < len(cost.known) <= 2**4
 
@@ -134,7 +134,7 @@ def test_learning_measures_nothing_after_its_deadline(monkeypatch: pytest.Monkey
     monkeypatch.setattr(learning, "_SIMULATION", 1)
     instance = simulated(random_problem(4, 2, seed=1))
     cost: Any = Measuring(instance.problem)
-    learn_measured(cost, instance, np.zeros((1, 4), np.int32), deadline=time.perf_counter())
+    learn_measured(cost, instance, np.zeros((1, 4), np.int32), deadline=clock.now())
     assert len(cost.known) == 1  # what it is compared with
 
 

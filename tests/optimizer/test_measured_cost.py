@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from small_models import random_model
 
 from placeit import MeasuredCost, place
+from placeit.core import clock
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.errors import ExecutionError, FileError, NoRoomError, PlacementError, UsageError
@@ -399,7 +400,7 @@ def test_placers_search_by_measured_costs_as_by_simulated_ones(session: Session)
 
 def test_the_deadline_is_kept_and_what_was_not_measured_says_so(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = placements(session, 30)
-    assert [one.source for one in MeasuredCost(session, deadline=time.perf_counter()).outcomes(rows[:2])] == ["dropped"] * 2
+    assert [one.source for one in MeasuredCost(session, deadline=clock.now()).outcomes(rows[:2])] == ["dropped"] * 2
     end = truth[0].now + 3.0
     monkeypatch.setattr(Races, "left", lambda _: end - truth[0].now)
     cost = MeasuredCost(session, hopeless=None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import signal
 import threading
-import time
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
@@ -16,6 +15,7 @@ import pytest
 from alarms import alarm
 from numpy.typing import NDArray
 
+from placeit.core import clock
 from placeit.core.errors import InfeasibleError, PlacementError, UsageError
 from placeit.placers import Measured, parse_placer, place
 from placeit.placers.asking import ask
@@ -39,7 +39,7 @@ PROBLEM = random_problem(25, 3, everywhere=1.0)
 
 @pytest.mark.parametrize("name", ENDLESS)
 def test_a_placer_that_would_go_on_for_years_answers_by_its_deadline(name: str) -> None:
-    deadline = time.perf_counter() + 0.3
+    deadline = clock.now() + 0.3
     found = parse_placer(name).place(PROBLEM, SimulatedCost(PROBLEM), seed=0, evaluations=None, deadline=deadline)
     PROBLEM.check(found)
 
@@ -50,15 +50,13 @@ def test_exact_search_says_that_it_had_no_time_to_prove_anything(bounded: bool) 
     simulated = SimulatedCost(problem)
     cost = simulated if bounded else partial(simulated)  # which nobody can look into
     with pytest.raises(UsageError, match="within the time that it has"):
-        parse_placer("exact:nodes=1000000000000").place(
-            problem, cost, seed=0, evaluations=None, deadline=time.perf_counter() + 0.3
-        )
+        parse_placer("exact:nodes=1000000000000").place(problem, cost, seed=0, evaluations=None, deadline=clock.now() + 0.3)
 
 
 def test_the_solver_of_cp_sat_keeps_to_the_deadline() -> None:
     pytest.importorskip("ortools")
     problem = random_problem(40, 4, everywhere=1.0)
-    deadline = time.perf_counter() + 0.5
+    deadline = clock.now() + 0.5
     made = parse_placer("cp-sat:effort=1e6").place(problem, SimulatedCost(problem), seed=0, evaluations=None, deadline=deadline)
     problem.check(made)
 
@@ -81,7 +79,7 @@ class Deaf:
 @pytest.mark.parametrize("forgiving", [True, False])
 def test_a_placer_that_ignores_its_deadline_is_ended(forgiving: bool) -> None:
     with pytest.raises(PlacementError, match=r"gave no answer by its deadline. It was ended"):
-        ask(Deaf(forgiving), PROBLEM, SimulatedCost(PROBLEM), seed=0, deadline=time.perf_counter() + 0.1)
+        ask(Deaf(forgiving), PROBLEM, SimulatedCost(PROBLEM), seed=0, deadline=clock.now() + 0.1)
 
 
 @dataclass(frozen=True)
@@ -105,7 +103,7 @@ class Goes:
 def test_who_can_go_on_from_what_was_measured_is_asked_to_and_the_others_place_again() -> None:
     cost, rows = SimulatedCost(PROBLEM), np.ones((1, len(PROBLEM)), np.int32)
     measured = Measured(rows, np.ones(1))
-    deadline = time.perf_counter() + 60
+    deadline = clock.now() + 60
     for end in (math.inf, deadline):
         assert ask(Goes(), PROBLEM, cost, seed=0, deadline=end).tolist() == [0] * len(PROBLEM)
         assert ask(Goes(), PROBLEM, cost, seed=0, deadline=end, measured=measured).tolist() == rows[0].tolist()
@@ -116,7 +114,7 @@ def test_who_can_go_on_from_what_was_measured_is_asked_to_and_the_others_place_a
 def test_who_goes_on_for_too_long_is_ended() -> None:
     measured = Measured(np.zeros((1, len(PROBLEM)), np.int32), np.ones(1))
     with pytest.raises(PlacementError, match=r"gave no answer by its deadline. It was ended"):
-        ask(Goes(deaf=True), PROBLEM, SimulatedCost(PROBLEM), seed=0, deadline=time.perf_counter() + 0.1, measured=measured)
+        ask(Goes(deaf=True), PROBLEM, SimulatedCost(PROBLEM), seed=0, deadline=clock.now() + 0.1, measured=measured)
 
 
 def test_a_placement_that_could_not_be_measured_is_never_the_best() -> None:
@@ -146,7 +144,7 @@ def test_a_placer_in_code_that_cannot_be_ended_is_left_behind() -> None:
             return np.zeros(len(PROBLEM), np.int32)
 
     with pytest.raises(PlacementError, match="It still runs, and slows down what is measured"):
-        ask(Asleep(), PROBLEM, SimulatedCost(PROBLEM), seed=0, deadline=time.perf_counter() + 0.1)
+        ask(Asleep(), PROBLEM, SimulatedCost(PROBLEM), seed=0, deadline=clock.now() + 0.1)
     leave.set()
 
 
@@ -185,8 +183,8 @@ def test_an_answer_that_is_no_placement_is_refused() -> None:
 
 def test_an_incumbent_is_over_after_its_evaluations_or_its_deadline() -> None:
     cost, row = SimulatedCost(PROBLEM), np.zeros((1, len(PROBLEM)), np.int32)
-    for incumbent in (Incumbent(cost, 1), Incumbent(cost, None, time.perf_counter() + 1e-9)):
+    for incumbent in (Incumbent(cost, 1), Incumbent(cost, None, clock.now() + 1e-9)):
         incumbent.offer(row)
         assert incumbent.over
-    assert not Incumbent(cost, None, time.perf_counter() + 1e9).over
+    assert not Incumbent(cost, None, clock.now() + 1e9).over
     assert not Incumbent(cost, 1).over

@@ -4,15 +4,14 @@ import itertools
 import json
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from placeit.core import clock
 from placeit.core.problem import Problem
-from placeit.placers import annealing
 from placeit.placers.annealing import Annealing
 from placeit.placers.exact import Exact
 from placeit.placers.heft import Heft
@@ -105,7 +104,7 @@ def test_annealing_moves_ops_together_that_no_move_of_one_could_part() -> None:
 
 def test_annealing_cools_down_by_its_deadline_if_there_is_no_time_for_all_evaluations(monkeypatch) -> None:
     ticks = itertools.count()
-    monkeypatch.setattr(annealing, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))  # a second for each look
+    monkeypatch.setattr(clock, "now", lambda: float(next(ticks)))  # a second for each look
     problem = random_problem(60, 4, 1, everywhere=1.0)
     cost = SimulatedCost(problem)
     hurried = Annealing(evaluations=10**12).place(problem, cost, seed=0, evaluations=None, deadline=10.0)

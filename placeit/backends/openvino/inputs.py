@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from placeit.core import clock
 from placeit.core.errors import ModelError, UsageError
 from placeit.core.telemetry import import_openvino
 
@@ -133,14 +133,14 @@ def with_suggestion(
             not fit.
         explain: makes a sentence of what it raises.
     """
-    begin = time.perf_counter()
+    begin = clock.now()
     tried: list[dict[str, tuple[int, ...]]] = []
     why = ""
     for image, other in _SIZES:
         shapes = {name: _filled(shape, image, other) for name, shape in error.partial.items() if shape.is_dynamic}
         if shapes in tried:
             continue
-        if tried and time.perf_counter() - begin > _TRYING_S:
+        if tried and clock.now() - begin > _TRYING_S:
             break
         tried.append(shapes)
         try:

@@ -117,6 +117,14 @@ def test_a_file_with_any_byte_changed_is_refused(saved, tmp_path, data):
         load_agent(path, find)
 
 
+def test_a_number_written_in_other_digits_is_a_change(saved, tmp_path):
+    path = tmp_path / "damaged.safetensors"
+    path.write_bytes(saved.read_bytes().replace(b'pace\\": 1.0', b'pace\\": 1e0'))
+    assert path.read_bytes() != saved.read_bytes()
+    with pytest.raises(FileError, match=r"damaged\.safetensors"):
+        load_agent(path, find)
+
+
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 no safetensors", b"\xff" * 64])
 def test_a_file_of_another_kind_is_an_error(tmp_path, content):
     path = tmp_path / "model.onnx"

@@ -1,19 +1,16 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from placeit.core import clock
 from placeit.core.errors import UsageError
 from placeit.core.problem import Problem
-from placeit.placers import base
 from placeit.placers.exact import Exact
 from placeit.placers.feasibility import fits
 from placeit.placers.heft import Heft
-from placeit.placers.learned.agents.giph import guided
 from placeit.placers.learned.agents.giph.agent import GiphAgent
 from placeit.placers.learned.agents.giph.guided import Guided
 from placeit.placers.learned.checkpoint import save_agent
@@ -162,9 +159,7 @@ def test_it_cools_down_by_its_deadline_if_there_is_no_time_for_all_evaluations(m
         now[0] += len(placements)
         return cost(placements)
 
-    clock = SimpleNamespace(perf_counter=lambda: now[0])
-    monkeypatch.setattr(guided, "time", clock)
-    monkeypatch.setattr(base, "time", clock)
+    monkeypatch.setattr(clock, "now", lambda: now[0])
     hurried = [
         Guided(evaluations=10**6).place(problem, slow, seed=s, evaluations=None, deadline=now[0] + 400) for s in range(4)
     ]

@@ -1,13 +1,12 @@
 """Stages with a limit of time, whose costs take time and can be told when to end."""
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from toy_agent import FEW, stage, toy
 
-from placeit.placers.learned.training import clock
+from placeit.core import clock
 from placeit.placers.learned.training.loop import train
 
 
@@ -16,7 +15,7 @@ class Slow:
 
     def __init__(self, monkeypatch, spare=0.0):
         self.now, self.end, self.spare, self.deadline, self.told = 0.0, math.inf, spare, math.nan, []
-        monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: self.now))
+        monkeypatch.setattr(clock, "now", lambda: self.now)
 
     def __call__(self, instance):
         def cost(placements):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections.abc import Iterator
 
+from placeit.core import clock
 from placeit.placers.learned.training.stages import CostFactory, Stage, Timed
 
 __all__ = ["StageClock"]
@@ -24,7 +24,7 @@ class StageClock:
     """
 
     def __init__(self, stage: Stage, costs: CostFactory | None, spent: float) -> None:
-        self._began = time.perf_counter() - spent
+        self._began = clock.now() - spent
         self._costs = costs if isinstance(costs, Timed) else None
         self._end, self._longest = math.inf, 0.0
         if stage.seconds is not None:
@@ -36,7 +36,7 @@ class StageClock:
     @property
     def spent(self) -> float:
         """Seconds of the stage so far."""
-        return time.perf_counter() - self._began
+        return clock.now() - self._began
 
     @property
     def share(self) -> float:
@@ -46,20 +46,20 @@ class StageClock:
     @property
     def is_late(self) -> bool:
         """Whether no time is left for another update."""
-        return time.perf_counter() >= self._until
+        return clock.now() >= self._until
 
     def begin_update(self, *, judged: bool) -> None:
         """Leave as much time for an evaluation as the longest took, but half of what is left at most."""
-        left = max(0.0, self._end - time.perf_counter())
+        left = max(0.0, self._end - clock.now())
         self._tell(self._end - (min(self._longest, left / 2) if judged and self._costs is not None else 0.0))
 
     @contextlib.contextmanager
     def evaluation(self, *, last: bool = False) -> Iterator[None]:
         """Let an evaluation take half of what is left; the last one all of it."""
-        began = time.perf_counter()
+        began = clock.now()
         self._tell(self._end if last else began + max(0.0, self._end - began) / 2)
         yield
-        self._longest = max(time.perf_counter() - began, self._longest if self._timed else 0.0)
+        self._longest = max(clock.now() - began, self._longest if self._timed else 0.0)
         self._timed = True
 
     def _tell(self, until: float) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from placeit.core import clock
 from placeit.core.errors import TrainingError, UsageError
 from placeit.core.version import __version__
 from placeit.placers.learned.agent import Agent, ProblemInstance, Remembering
@@ -164,7 +164,7 @@ class _Training:
 
     def __post_init__(self) -> None:
         run = self.run
-        self._started = time.perf_counter() - (run.history[-1].seconds if run.history else 0.0)
+        self._started = clock.now() - (run.history[-1].seconds if run.history else 0.0)
 
     def play(self, stage: Stage) -> None:
         """Play a stage, from where it stands to its end."""
@@ -252,7 +252,7 @@ class _Training:
 
     def _report(self, figures: Mapping[str, Any], evaluation: float | None) -> None:
         run = self.run
-        seconds = time.perf_counter() - self._started
+        seconds = clock.now() - self._started
         record = Record(run.stage + 1, run.update, seconds, evaluation=evaluation, **figures)
         run.history.append(record)
         self.logs.write(record)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from placeit.core import clock
 from placeit.core.errors import UsageError
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import Incumbent, Measured, option
@@ -93,7 +93,7 @@ class Guided:
         moves = _Moves(agent, problem, current)
         rng = np.random.default_rng(seed)
         idle = 0
-        reach, began, looked, seen = total, time.perf_counter(), 0.0, time.perf_counter()
+        reach, began, looked, seen = total, clock.now(), 0.0, clock.now()
         for _ in range(int(_PROPOSALS * total)):
             drawn = moves.draw(self.batch, rng)
             if not len(drawn) or found.left < 1 or found.over:
@@ -105,8 +105,8 @@ class Guided:
             idle = idle + 1 if found.left == left else 0
             at = int(np.argmin(costs))
             valued = total - left
-            if deadline is not None and valued and (valued - looked >= _LOOK or time.perf_counter() - seen >= _LOOK_S):
-                looked, seen = valued, time.perf_counter()
+            if deadline is not None and valued and (valued - looked >= _LOOK or clock.now() - seen >= _LOOK_S):
+                looked, seen = valued, clock.now()
                 reach = min(
                     total, valued * max(1.0, (deadline - began) / max(seen - began, 1e-9))
                 )  # as many as there is time for
