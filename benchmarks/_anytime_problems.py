@@ -20,17 +20,17 @@ from placeit.core.errors import UsageError
 from placeit.core.problem import Problem
 from placeit.devices.clusterfile import read_cluster
 from placeit.session import Session
+from placeit.simulator.scheduler import EXECUTED_RULES, GIPH_RULES, Rules
 from placeit.simulator.simulate import SimulatedCost
 from placeit.workloads.datasets import DatasetKind, cases
 
-__all__ = ["EXECUTED", "FAMILIES", "LIGHT", "Case", "family", "measured_model", "placing", "unequal_cores"]
+__all__ = ["FAMILIES", "LIGHT", "Case", "family", "measured_model", "placing", "unequal_cores"]
 
 LIGHT = tuple(
     f"light_{name}" for name in ("inception_v1", "squeezenet", "resnet50", "shufflenet", "inception_v2", "densenet121")
 )
 """Models of several groups that come with the package onnx, without weights."""
 _OTHERS = ("inception_v3", "bert_base", "text_detector", "text_recognizer")
-EXECUTED: Mapping[str, Any] = {"links": "channel", "queue": "priority"}
 """Rules of the simulator by which models are executed."""
 _KINDS: tuple[DatasetKind, ...] = ("multi", "recurrent", "single", "sensor-fusion")
 _FIRST_SEED = 1  # the shipped policy of GiPH has seen the scene of seed 0
@@ -56,16 +56,16 @@ class Case:
     Attributes:
         name: unique among all families.
         problem: the problem.
-        rules: options of the simulator.
+        rules: of the simulator.
     """
 
     name: str
     problem: Problem
-    rules: Mapping[str, Any]
+    rules: Rules
 
     def cost(self) -> SimulatedCost:
         """Return a simulator of the problem."""
-        return SimulatedCost(self.problem, **self.rules)
+        return SimulatedCost(self.problem, rules=self.rules)
 
 
 def family(name: str, count: int, seed: int) -> list[Case]:
@@ -97,7 +97,7 @@ def _giph(count: int, seed: int) -> list[Case]:
         kind: (case.problem for case in cases(kind, "test", seed + _FIRST_SEED)) for kind in _KINDS
     }
     turns = [(kind, number) for number in range(-(-count // len(sets))) for kind in sets]
-    return [Case(f"{kind} {number}, seed {seed}", next(sets[kind]), {}) for kind, number in turns[:count]]
+    return [Case(f"{kind} {number}, seed {seed}", next(sets[kind]), GIPH_RULES) for kind, number in turns[:count]]
 
 
 def _tensor(count: int, seed: int) -> list[Case]:
@@ -157,7 +157,7 @@ def _executed(name: str, model: Model, devices: Sequence[str], link: str) -> Cas
     """A problem under the rules by which models are executed."""
     lines = "".join(f"  d{i}: {{catalog: {device}}}\n" for i, device in enumerate(devices))
     cluster = _read(f"devices:\n{lines}default_link: {{{link}}}\n")
-    return Case(name, placing(model, cluster), EXECUTED)
+    return Case(name, placing(model, cluster), EXECUTED_RULES)
 
 
 def _read(text: str) -> Cluster:

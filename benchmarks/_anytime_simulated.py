@@ -17,13 +17,14 @@ from numpy.typing import ArrayLike, NDArray
 from benchmarks._anytime_journal import Answer, Journal, Key, Unit
 from benchmarks._anytime_placers import in_full, needs_time
 from benchmarks._anytime_plan import answered, problems_at
-from benchmarks._anytime_problems import EXECUTED, Case
+from benchmarks._anytime_problems import Case
 from placeit.core import clock
 from placeit.core.errors import PlaceitError
 from placeit.placers.annealing import Annealing
 from placeit.placers.bound import lower_bound
 from placeit.placers.cp_sat import CpSat
 from placeit.placers.registry import parse_placer
+from placeit.simulator.scheduler import EXECUTED_RULES, GIPH_RULES
 from placeit.simulator.simulate import SimulatedCost
 from placeit.testing.problems import random_problem
 
@@ -193,17 +194,18 @@ def prepare(placers: Sequence[str]) -> None:
     keep_freed_memory()
     problem = random_problem(6, 2)
     for placer in placers:
-        for rules in ({}, EXECUTED):
+        for rules in (GIPH_RULES, EXECUTED_RULES):
             with contextlib.suppress(Exception):  # it is asked again, and what it raises is told
                 deadline = clock.now() + _WARM_S
-                parse_placer(placer).place(problem, SimulatedCost(problem, **rules), seed=0, evaluations=40, deadline=deadline)
+                cost = SimulatedCost(problem, rules=rules)
+                parse_placer(placer).place(problem, cost, seed=0, evaluations=40, deadline=deadline)
 
 
 def _answer(key: Key, case: Case) -> Answer:
     """Ask a placer about a problem."""
     if key.unit == "reference":
         return _searched_long(key, case)
-    placer, cost = parse_placer(key.placer), _Counted(case.problem, **case.rules)
+    placer, cost = parse_placer(key.placer), _Counted(case.problem, rules=case.rules)
     timed = key.unit == "seconds"
     began = clock.now()
     value, why = None, None

@@ -130,7 +130,7 @@ def _model(model: str, cluster: Cluster, args: Args, report: Report) -> None:
 def _chosen(session: Session, seed: int) -> dict[str, NDArray[np.int32]]:
     """What placers answer that uses both devices, by who chose it."""
     problem = session.segmenter.problem()
-    cost = SimulatedCost(problem, links="channel", queue="priority")
+    cost = SimulatedCost(problem)
     found = {}
     for name in ("heft", "cpop"):
         groups = problem.check(parse_placer(name).place(problem, cost, seed=seed, evaluations=None))

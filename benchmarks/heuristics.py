@@ -22,6 +22,7 @@ from placeit.placers.annealing import Annealing
 from placeit.placers.base import Placer
 from placeit.placers.heft import Heft
 from placeit.placers.learned.agents.giph.guided import Guided
+from placeit.simulator.scheduler import GIPH_RULES
 from placeit.simulator.simulate import SimulatedCost, simulate
 from placeit.testing.problems import random_problem
 
@@ -63,7 +64,7 @@ def _guided(problems: list[Problem], bounds: list[float], args: Args, report: Re
     def mean_slr(placer: Placer, evaluations: int) -> float:
         ratios = []
         for problem, bound in zip(problems, bounds, strict=True):
-            cost = SimulatedCost(problem)
+            cost = SimulatedCost(problem, rules=GIPH_RULES)
             found = [placer.place(problem, cost, seed=seed, evaluations=evaluations) for seed in seeds]
             ratios += (cost(np.stack(found)) / bound).tolist()
         return round(float(np.mean(ratios)), 3)
@@ -90,17 +91,17 @@ def _row(
     """Add a row for a placer's own answers, executed first in first out; returns the mean ratio and seconds an instance."""
     made = parse_placer(placer)
     tiny = random_problem(4, 2)
-    made.place(tiny, SimulatedCost(tiny), seed=seed, evaluations=100)  # compiles
+    made.place(tiny, SimulatedCost(tiny, rules=GIPH_RULES), seed=seed, evaluations=100)  # compiles
     ratios, seconds = [], []
     for problem, unit in zip(problems, units, strict=True):
-        cost = SimulatedCost(problem)
+        cost = SimulatedCost(problem, rules=GIPH_RULES)
         start = time.perf_counter()
         try:
             placement = made.place(problem, cost, seed=seed, evaluations=None)
         except (InfeasibleError, UsageError):  # no device can run all, or too large for an exact answer
             continue
         seconds.append(time.perf_counter() - start)
-        ratios.append(float(simulate(problem, placement[None])[0]) / unit)
+        ratios.append(float(simulate(problem, placement[None], rules=GIPH_RULES)[0]) / unit)
     ratio = float(np.mean(ratios)) if len(ratios) == len(problems) else None
     mean_seconds = float(np.mean(seconds)) if seconds else None
     report.row(placer=placer, **{column: ratio}, placed=len(ratios), of=len(problems), seconds_each=mean_seconds)

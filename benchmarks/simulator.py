@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from benchmarks._harness import Args, Report, main
 from placeit.core.problem import Problem
-from placeit.simulator.scheduler import LinkModel, Queue, Scheduler, b_level
+from placeit.simulator.scheduler import GIPH_RULES, LinkModel, Queue, Rules, Scheduler, b_level
 from placeit.simulator.simulate import SimulatedCost, schedule
 
 _DEVICES = 8
@@ -101,7 +101,7 @@ def run(args: Args, report: Report) -> None:
     worst = 0.0
     queues: tuple[Queue, ...] = ("fifo", "priority")
     for links, queue in product(get_args(LinkModel), queues):
-        cost = SimulatedCost(problem, links=links, queue=queue)
+        cost = SimulatedCost(problem, rules=Rules(links, queue))
         ours = best(partial(cost, placements), seconds) / len(placements)
         makespans = [in_simpy(problem, place, links, queue) for place in few.tolist()]
         theirs = best(partial(in_simpy, problem, few[0].tolist(), links, queue), 0)
@@ -127,20 +127,20 @@ def run(args: Args, report: Report) -> None:
     for size in sizes:
         large = random_problem(size, 2, rng)
         many = placements_of(large, max(3, 100_000 // size), rng)
-        times.append(best(partial(SimulatedCost(large), many), seconds) / len(many))
+        times.append(best(partial(SimulatedCost(large, rules=GIPH_RULES), many), seconds) / len(many))
         report.row(tasks=size, edges=len(large.edges), us_each=times[-1] * 1e6, ns_per_task=times[-1] / size * 1e9)
     exponent = float(np.polyfit(np.log(sizes), np.log(times), 1)[0])
     report.claim("growth from 100 to 10,000 tasks: exponent of time over tasks", exponent, "", at_most=1.2)
 
     dense = random_problem(100, 4, rng)
-    single = SimulatedCost(problem)
+    single = SimulatedCost(problem, rules=GIPH_RULES)
     variants: dict[str, tuple[Callable[[], object], int]] = {
-        "4 inputs an op": (partial(SimulatedCost(dense), placements), len(placements)),
-        "memory limit": (partial(SimulatedCost(problem, memory=True), placements), len(placements)),
-        "noise": (partial(SimulatedCost(problem, noise=0.2), placements), len(placements)),
-        "all cores": (partial(SimulatedCost(problem, threads=None), placements), len(placements)),
+        "4 inputs an op": (partial(SimulatedCost(dense, rules=GIPH_RULES), placements), len(placements)),
+        "memory limit": (partial(SimulatedCost(problem, rules=GIPH_RULES, memory=True), placements), len(placements)),
+        "noise": (partial(SimulatedCost(problem, rules=GIPH_RULES, noise=0.2), placements), len(placements)),
+        "all cores": (partial(SimulatedCost(problem, rules=GIPH_RULES, threads=None), placements), len(placements)),
         "batches of one": (lambda: [single(place) for place in placements[:100]], 100),
-        "full schedules": (lambda: [schedule(problem, place) for place in placements[:100]], 100),
+        "full schedules": (lambda: [schedule(problem, place, rules=GIPH_RULES) for place in placements[:100]], 100),
     }
     for name, (work, count) in variants.items():
         report.row(variant=name, us_each=best(work, seconds) / count * 1e6)
@@ -150,7 +150,7 @@ def run(args: Args, report: Report) -> None:
 
 def _scheduler_seconds(problem: Problem, place: NDArray[np.int32], seconds: float) -> float:
     """Seconds of the executor's scheduler for each event, in the order of a simulated run."""
-    plan = schedule(problem, place, links="channel", queue="priority")
+    plan = schedule(problem, place, rules=GIPH_RULES)
     moved = plan.transfers
     events = sorted(
         [(t, True, v, 0) for v, t in enumerate(plan.finish.tolist())]

@@ -29,7 +29,7 @@ def in_a_row(seconds: Sequence[float], where: Sequence[int]) -> Plan:
     links = np.full((devices, devices), np.inf), np.zeros((devices, devices))
     problem = Problem.from_arrays(compute, edges, np.zeros(count - 1), *links)
     placement = np.array(where, np.int32)
-    made = schedule(problem, placement, links="channel", queue="priority")
+    made = schedule(problem, placement)
     plan = Plan((), problem, (), made)
     vars(plan)["placement"] = placement
     return plan

@@ -17,6 +17,7 @@ from placeit.devices.caps import capped
 from placeit.devices.clusterfile import read_cluster
 from placeit.placers.learned.agent import ProblemInstance
 from placeit.placers.learned.training.valuing import dropping
+from placeit.simulator.scheduler import GIPH_RULES
 from placeit.simulator.simulate import SimulatedCost
 from placeit.workloads.tensor_graphs import tensor_graph
 from placeit.workloads.tensors import BlockProgram, shard
@@ -77,8 +78,8 @@ class Case:
     def cost(self) -> SimulatedCost:
         """Make what values placements, in seconds (of published graphs in their unit); infinite for what does not fit."""
         if self.where == "published":
-            return SimulatedCost(self.problem)
-        return SimulatedCost(self.problem, links="channel", queue="priority", memory=self.limit is not None)
+            return SimulatedCost(self.problem, rules=GIPH_RULES)
+        return SimulatedCost(self.problem, memory=self.limit is not None)
 
     def instance(self) -> ProblemInstance:
         """Return it to be learned from; what does not fit is left out."""

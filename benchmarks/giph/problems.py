@@ -15,6 +15,7 @@ from placeit.core.problem import CostFunction, Problem
 from placeit.placers.heft import Heft
 from placeit.placers.learned.agent import ProblemInstance
 from placeit.simulator.cost_functions import EnergyCost, TotalCost
+from placeit.simulator.scheduler import GIPH_RULES
 from placeit.simulator.simulate import SimulatedCost, simulate
 from placeit.workloads.churn import churn
 from placeit.workloads.datasets import CHURN_NETWORK_CHOICES, GRAPH_CHOICES, DatasetKind, giph_dataset
@@ -64,14 +65,14 @@ class NoisyCost:
         self._rng = np.random.default_rng(seed)
 
     def __call__(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
-        return simulate(self._problem, placements, noise=self._noise, seed=int(self._rng.integers(2**63)))
+        return simulate(self._problem, placements, rules=GIPH_RULES, noise=self._noise, seed=int(self._rng.integers(2**63)))
 
 
 def instance(problem: Problem, objective: str = "latency", noise: float = 0.0, seed: int = 0) -> ProblemInstance:
     """Return a problem with an objective, in multiples of a lower bound of it: for latencies that is the SLR."""
     cost: CostFunction
     if objective == "latency":
-        cost = NoisyCost(problem, noise, seed) if noise else SimulatedCost(problem)
+        cost = NoisyCost(problem, noise, seed) if noise else SimulatedCost(problem, rules=GIPH_RULES)
         return ProblemInstance(problem, cost, problem.critical_path)
     if objective == "total-cost":
         return ProblemInstance(problem, TotalCost(problem), float(problem.compute.min(axis=1).sum()))
@@ -123,5 +124,5 @@ def heft_slr(problems: list[Problem]) -> tuple[NDArray[np.float64], NDArray[np.f
     """SLRs of HEFT's placements run first in, first out, and of its planned schedules."""
     plans = [Heft().plan(problem) for problem in problems]
     units = np.array([problem.critical_path for problem in problems])
-    run = [float(simulate(problem, plan.placement)[0]) for problem, plan in zip(problems, plans, strict=True)]
+    run = [float(simulate(problem, plan.placement, rules=GIPH_RULES)[0]) for problem, plan in zip(problems, plans, strict=True)]
     return np.array(run) / units, np.array([plan.makespan for plan in plans]) / units

@@ -65,7 +65,7 @@ def session_source(session: Session, problem: Problem | None = None, *, objectiv
         )
     if not problem.critical_path > 0:
         raise ProblemError(f"{session.model.path} takes no time on these devices, so nothing can be learned from it.")
-    cost = wanted.cost(problem, SimulatedCost(problem, links="channel", queue="priority"))
+    cost = wanted.cost(problem, SimulatedCost(problem))
     if wanted.is_makespan:
         unit, of = problem.critical_path, "critical path"
     elif wanted.steady:

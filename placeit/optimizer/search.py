@@ -234,7 +234,7 @@ class Search(Races):
 
     def simulated(self, problem: Problem) -> CostFunction:
         """The objective of placements of a problem, by the rules by which the session's executors run."""
-        return self.objective.cost(problem, SimulatedCost(problem, links="channel", queue="priority"))
+        return self.objective.cost(problem, SimulatedCost(problem))
 
     @property
     def indivisible(self) -> bool:

@@ -31,8 +31,7 @@ def place(
         seed: the same seed gives the same placement, in any process.
         evaluations: most placements that ``cost`` may be asked about, the comparison with single devices included; None for
             the placer's own default.
-        cost: values placements, in seconds; None for the simulator with links without contention and first-in-first-out
-            queues.
+        cost: values placements, in seconds; None for the simulator by the rules of executors.
 
     Raises:
         UsageError: the placer is not known, or ``evaluations`` is too small for the comparison with single devices.

@@ -29,7 +29,7 @@ class CpSat:
     """Optimal placement and order in HEFT's model, where links have no contention, by constraint programming.
 
     Other placers leave the order to the queues of the executor; here it is chosen, so the plan is to be executed in planned
-    order (``queue="planned"``). For up to about a hundred ops: each edge takes a constraint per pair of devices. Needs
+    order (the queue ``planned``). For up to about a hundred ops: each edge takes a constraint per pair of devices. Needs
     ``pip install placeit[exact]``.
     """
 

@@ -39,7 +39,5 @@ def in_service(plan: Plan) -> int:
 
 def _seconds(plan: Plan, requests: int) -> float:
     """Simulated seconds of a run with so many in flight."""
-    flights = schedule(
-        plan.problem, plan.placement, requests=_SIMULATED, in_flight=requests, links="channel", queue="priority"
-    ).requests
+    flights = schedule(plan.problem, plan.placement, requests=_SIMULATED, in_flight=requests).requests
     return float(flights.ended.max())

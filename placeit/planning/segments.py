@@ -385,7 +385,7 @@ class Segmenter:
             device_names=self.costs.cluster.names,
         )
         placement = np.array([segment.device for segment in segments], np.int32)
-        simulated = schedule(problem, placement, links="channel", queue="priority")
+        simulated = schedule(problem, placement)
         return Plan(tuple(segments), problem, tuple(tensors.tolist()), simulated)
 
 

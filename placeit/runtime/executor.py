@@ -90,7 +90,7 @@ class Executor(PlanExecutor):
         self._devices, self._transports = runtime.devices, runtime.transports
         compiled = iter(cast("list[Program]", runtime.compile(plan.programs)))
         self.programs = [None if segment.passthrough else next(compiled) for segment in plan.segments]
-        self._scheduler = Scheduler(plan.problem, plan.placement, links="channel", queue="priority", requests=requests)
+        self._scheduler = Scheduler(plan.problem, plan.placement, requests=requests)
         self._samples = empty_samples(len(plan.segments))
         self._slots = [
             Slot(runtime, plan, self.programs, number, self.op_done, self.transfer_done) for number in range(requests)

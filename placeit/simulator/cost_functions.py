@@ -122,7 +122,7 @@ class EnergyCost:
         power_w: ``float[D]``, or one for all: watts of a device that computes.
         idle_w: the same, of a device that does not.
         joules_per_byte: ``float[D, D]``, or one for all links: what moving a byte takes; nothing within a device.
-        makespan: seconds of placements; None for the simulator with links without contention and first-in-first-out queues.
+        makespan: seconds of placements; None for the simulator by the rules of executors.
 
     Raises:
         UsageError: power of the wrong shape, NaN, infinite or negative, or idle power above that of a busy device.

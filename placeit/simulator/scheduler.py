@@ -6,6 +6,7 @@ that began first goes first; under ``fifo``, whatever was queued first.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
@@ -19,20 +20,63 @@ from placeit.core.problem import Problem
 from placeit.simulator.compiled import compiled
 
 __all__ = [
+    "EXECUTED_RULES",
+    "GIPH_RULES",
     "Instruction",
     "LinkModel",
     "Queue",
     "RequestDone",
+    "Rules",
     "Scheduler",
     "Start",
     "Transfer",
     "b_level",
     "deadlock",
-    "disciplined",
 ]
 
 LinkModel: TypeAlias = Literal["contention-free", "channel"]
 Queue: TypeAlias = Literal["fifo", "priority", "planned"]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How links move tensors, and which ready op a device runs next; by default, as executors do it.
+
+    Attributes:
+        links: ``channel`` for one tensor at a time between each ordered pair of devices (DOPPLER, Algorithm 1);
+            ``contention-free`` for any number (GiPH, Appendix B.5).
+        queue: ``priority`` for the most urgent op first, ``fifo`` for the one that has waited longest, ``planned`` for each
+            device to run the ops of a request strictly in the order of priority (of several requests, the earliest one whose
+            next op is ready).
+
+    Raises:
+        UsageError: there are no such links, or no such queue.
+    """
+
+    links: LinkModel = "channel"
+    queue: Queue = "priority"
+
+    def __post_init__(self) -> None:
+        for option, value, choices in (("links", self.links, get_args(LinkModel)), ("queue", self.queue, get_args(Queue))):
+            if value not in choices:
+                raise UsageError(f"'{option}' is '{value}'; it must be one of {', '.join(choices)}.")
+
+    def check_priority(self, priority: object) -> None:
+        """Raise UsageError for priorities that nothing would look at."""
+        if priority is not None and self.queue == "fifo":
+            raise UsageError("'priority' has no meaning with the queue 'fifo'; use 'priority' or 'planned'.")
+
+    @property
+    def compiled(self) -> tuple[_core.LinkModel, _core.Discipline]:
+        """The same, as compiled code takes it."""
+        return _core.LinkModel(get_args(LinkModel).index(self.links)), _core.Discipline(get_args(Queue).index(self.queue))
+
+
+EXECUTED_RULES = Rules()
+"""The rules of executors."""
+
+GIPH_RULES = Rules("contention-free", "fifo")
+"""The rules of GiPH's simulator (Appendix B.5), which its placers and those that it is compared with are trained by."""
 
 
 class Start(NamedTuple):
@@ -70,9 +114,7 @@ class Scheduler:
     Args:
         problem: ops, tensors and costs.
         placement: ``int32[V]``.
-        links: ``channel``, or ``contention-free`` for links that move everything at once.
-        queue: ``fifo``, ``priority``, or ``planned`` for each device to run the ops of a request strictly in the order of
-            priority (of several requests, the earliest one whose next op is ready).
+        rules: how links move tensors, and which ready op goes first.
         priority: ``float64[V]``, the higher goes first; None for the b-level. Not for ``fifo``.
         requests: for how many in flight to make room at first; there may be more.
 
@@ -87,12 +129,11 @@ class Scheduler:
         problem: Problem,
         placement: ArrayLike,
         *,
-        links: LinkModel = "channel",
-        queue: Queue = "priority",
+        rules: Rules = EXECUTED_RULES,
         priority: ArrayLike | None = None,
         requests: int = 1,
     ) -> None:
-        model, discipline = disciplined(links, queue, priority)
+        rules.check_priority(priority)
         place = np.array(problem.check(placement), np.int32)
         ops = len(problem)
         self._names, self._place = problem.op_names, place.tolist()
@@ -100,13 +141,13 @@ class Scheduler:
         self._slot_of: dict[int, int] = {}
         self._number_of: dict[int, int] = {}
         self._free = list(range(requests))[::-1]
-        self._machine = _core.Machine(compiled(problem), place, model, discipline, requests)
-        if queue != "fifo":
+        self._machine = _core.Machine(compiled(problem), place, *rules.compiled, requests)
+        if rules.queue != "fifo":
             high = b_level(problem, place) if priority is None else np.asarray(priority, np.float64)
             if high.shape != (ops,) or np.isnan(high).any():
                 raise ProblemError(f"'priority' must be {ops} numbers, one for each op, and none of them NaN.")
             self._machine.rank(high)
-            if queue == "planned":
+            if rules.queue == "planned":
                 _check_plan(problem, place, high)
         edges = problem.successors.edge
         (tail, head), tensor = problem.edges[edges].T.tolist(), problem.edge_tensor[edges].tolist()
@@ -221,16 +262,6 @@ class Scheduler:
         slots = len(self._number_of)
         self._machine.grow(2 * slots)
         self._free = list(range(slots, 2 * slots))[::-1]
-
-
-def disciplined(links: str, queue: str, priority: object) -> tuple[_core.LinkModel, _core.Discipline]:
-    """Check the options that simulator and scheduler share, and return them for compiled code. Raises UsageError."""
-    for option, value, choices in (("links", links, get_args(LinkModel)), ("queue", queue, get_args(Queue))):
-        if value not in choices:
-            raise UsageError(f"'{option}' is '{value}'; it must be one of {', '.join(choices)}.")
-    if priority is not None and queue == "fifo":
-        raise UsageError("'priority' has no meaning with queue='fifo'; use queue='priority' or 'planned'.")
-    return _core.LinkModel(get_args(LinkModel).index(links)), _core.Discipline(get_args(Queue).index(queue))
 
 
 def b_level(problem: Problem, placement: ArrayLike) -> NDArray[np.float64]:

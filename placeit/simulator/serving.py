@@ -71,8 +71,6 @@ def _schedule(replica: Replica, arrivals: NDArray[np.float64]) -> tuple[NDArray[
     simulated = schedule(
         replica.problem,
         replica.placement,
-        links="channel",
-        queue="priority",
         arrivals=arrivals,
         in_flight=replica.in_flight,
     )

@@ -41,7 +41,7 @@ from placeit.core.errors import PlacementError, ProblemError, UsageError
 from placeit.core.problem import Problem
 from placeit.core.units import about_bytes
 from placeit.simulator.compiled import compiled
-from placeit.simulator.scheduler import LinkModel, Queue, deadlock, disciplined
+from placeit.simulator.scheduler import EXECUTED_RULES, Rules, deadlock
 
 __all__ = ["Requests", "Schedule", "SimulatedCost", "Transfers", "schedule", "simulate", "simulator"]
 
@@ -135,8 +135,7 @@ class SimulatedCost:
 
     Args:
         problem: what is simulated.
-        links: ``contention-free`` or ``channel``.
-        queue: ``fifo``, ``priority`` or ``planned``.
+        rules: how links move tensors, and which ready op goes first.
         priority: ``float64[V]``, or ``float64[B, V]`` for batches of ``B``; the higher goes first. None for the b-level (the
             longest path to an exit, transfers under the placement included). Not for ``fifo``.
         noise: every duration is multiplied by a factor drawn uniformly from [1 - noise, 1 + noise] (GiPH, Appendix B.5).
@@ -159,8 +158,7 @@ class SimulatedCost:
         self,
         problem: Problem,
         *,
-        links: LinkModel = "contention-free",
-        queue: Queue = "fifo",
+        rules: Rules = EXECUTED_RULES,
         priority: ArrayLike | None = None,
         noise: float = 0.0,
         seed: int = 0,
@@ -170,7 +168,7 @@ class SimulatedCost:
         in_flight: int | None = None,
         threads: int | None = 1,
     ) -> None:
-        model, discipline = disciplined(links, queue, priority)
+        rules.check_priority(priority)
         self._arrivals = _arrivals(requests, arrivals)
         _check_in_flight(in_flight)
         if not 0 <= noise < 1:
@@ -179,7 +177,7 @@ class SimulatedCost:
             raise UsageError(f"'threads' is {threads}; it must be at least 1, or None for all cores.")
         self.problem = problem
         kept = _core.Memory.limit if memory else _core.Memory.weights_only
-        self._options = _core.Options(model, discipline, kept, float(noise))
+        self._options = _core.Options(*rules.compiled, kept, float(noise))
         self._priority = _priority(priority, len(problem))
         self._seed = seed % 2**64
         self._slots = min(len(self._arrivals), in_flight or len(self._arrivals))
@@ -240,8 +238,7 @@ def simulate(
     problem: Problem,
     placements: ArrayLike,
     *,
-    links: LinkModel = "contention-free",
-    queue: Queue = "fifo",
+    rules: Rules = EXECUTED_RULES,
     priority: ArrayLike | None = None,
     noise: float = 0.0,
     seed: int = 0,
@@ -259,8 +256,7 @@ def simulate(
     """
     cost = SimulatedCost(
         problem,
-        links=links,
-        queue=queue,
+        rules=rules,
         priority=priority,
         noise=noise,
         seed=seed,
@@ -277,8 +273,7 @@ def schedule(
     problem: Problem,
     placement: ArrayLike,
     *,
-    links: LinkModel = "contention-free",
-    queue: Queue = "fifo",
+    rules: Rules = EXECUTED_RULES,
     priority: ArrayLike | None = None,
     noise: float = 0.0,
     seed: int = 0,
@@ -298,8 +293,7 @@ def schedule(
     """
     cost = SimulatedCost(
         problem,
-        links=links,
-        queue=queue,
+        rules=rules,
         priority=priority,
         noise=noise,
         seed=seed,

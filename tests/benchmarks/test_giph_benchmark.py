@@ -20,6 +20,7 @@ from benchmarks.giph.policies import UNTRAINED, VARIANTS, search
 from benchmarks.giph.problems import NoisyCost, changing, depth, heft_slr, instance
 from benchmarks.giph.sizes import FULL, QUICK, Sizes
 from placeit.placers.learned.registry import make_agent
+from placeit.simulator.scheduler import GIPH_RULES
 from placeit.simulator.simulate import simulate
 from placeit.testing.problems import random_problem
 from placeit.workloads.datasets import cases
@@ -244,7 +245,7 @@ def test_under_noise_the_placement_shown_is_one_that_was_visited(done):
     problems = done.setup.dataset("multi", 0).test
     paths = search("random-task-eft", problems, starts(problems, 0), np.random.default_rng([0, 0, 2]))
     for problem, path, curve in zip(problems, paths, lab[job]["curve"], strict=True):
-        visited = simulate(problem, path) / problem.critical_path
+        visited = simulate(problem, path, rules=GIPH_RULES) / problem.critical_path
         assert np.isin(curve, visited).all()
 
 
@@ -310,7 +311,7 @@ def test_searches_visit_feasible_placements_and_move_one_op_at_a_time(policy):
     for problem, start, path in zip(problems, begin, search(agent, problems, begin, np.random.default_rng(0)), strict=True):
         assert path.shape == (2 * len(problem) + 1, len(problem))
         assert (path[0] == start).all()
-        assert np.isfinite(simulate(problem, path)).all()
+        assert np.isfinite(simulate(problem, path, rules=GIPH_RULES)).all()
         if policy != "random":
             assert ((path[1:] != path[:-1]).sum(axis=1) <= 1).all()
 
@@ -322,7 +323,7 @@ def test_noise_is_drawn_anew_at_every_evaluation_and_from_the_seed():
     values = np.concatenate([cost(placements), cost(placements)])
     assert len(np.unique(values)) == 6
     assert (np.concatenate([again(placements), again(placements)]) == values).all()
-    exact = simulate(problem, placements)[0]
+    exact = simulate(problem, placements, rules=GIPH_RULES)[0]
     assert (np.abs(values / exact - 1) <= 0.2).all()
 
 

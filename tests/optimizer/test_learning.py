@@ -38,7 +38,7 @@ def test_the_groups_of_a_session_are_simulated_as_its_executors_run_them(session
     assert source.draw(np.random.default_rng(0), 3, 0.0) == [instance] * 3
     assert len(instance.problem) == len(session.grouping.groups)
     placements = np.zeros((1, len(instance.problem)), np.int32)
-    expected = simulate(instance.problem, placements, links="channel", queue="priority")
+    expected = simulate(instance.problem, placements)
     assert instance.cost(placements) == expected
     assert instance.unit == instance.problem.critical_path
 

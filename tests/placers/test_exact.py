@@ -16,6 +16,7 @@ from placeit.placers.exact import Exact
 from placeit.placers.heft import Heft
 from placeit.placers.registry import get_placer
 from placeit.simulator.compiled import compiled
+from placeit.simulator.scheduler import GIPH_RULES, Rules
 from placeit.simulator.simulate import SimulatedCost, schedule
 from placeit.testing.problems import random_problem
 
@@ -72,7 +73,7 @@ def _conflicts(seed, devices):
     queue=st.sampled_from(["fifo", "priority"]),
 )
 def test_no_placement_at_all_is_better_and_none_beats_the_bound(problem, links, queue):
-    cost = SimulatedCost(problem, links=links, queue=queue)
+    cost = SimulatedCost(problem, rules=Rules(links, queue))
     answer = Exact().place(problem, cost, seed=0, evaluations=None)
     assert cost(answer[None])[0] == best_of_all(problem, cost)
     assert lower_bound(problem) <= cost(answer[None])[0] * (1 + 1e-9)
@@ -100,7 +101,7 @@ def test_bounds_leave_most_placements_out():
 def test_what_is_too_large_is_an_error_and_not_a_guess():
     problem = random_problem(60, 4, everywhere=1.0)
     with pytest.raises(UsageError, match="best placement of 60 ops on 4 devices for certain within 10 evaluations"):
-        Exact().place(problem, SimulatedCost(problem), seed=0, evaluations=10)
+        Exact().place(problem, SimulatedCost(problem, rules=GIPH_RULES), seed=0, evaluations=10)
     with pytest.raises(UsageError, match="within 1000 partial placements"):
         Exact(nodes=1000).place(problem, SimulatedCost(problem), seed=0, evaluations=None)
 
@@ -124,7 +125,7 @@ def test_the_best_planned_order_is_at_least_as_short_as_the_best_first_in_first_
     best = cost(Exact().place(problem, cost, seed=0, evaluations=None)[None])[0]
     assert plan.makespan <= best * (1 + 1e-4)
     assert bound <= plan.makespan * (1 + 1e-9)
-    executed = schedule(problem, plan.placement, queue="planned", priority=plan.priority)
+    executed = schedule(problem, plan.placement, rules=Rules("contention-free", "planned"), priority=plan.priority)
     assert executed.makespan == pytest.approx(plan.makespan, rel=1e-9)
 
 
@@ -169,7 +170,7 @@ CLASSIC = ("annealing", "cpop", "critical-path", "heft", "local-search", "metis"
 def test_no_placer_beats_the_best_placement_where_devices_conflict(name):
     for seed in range(4):
         problem = random_problem(6, 3, seed, everywhere=0.8, conflicts=0.6) if seed else on_two_cores(chains=2)
-        cost = SimulatedCost(problem, queue="priority" if seed % 2 else "fifo")
+        cost = SimulatedCost(problem, rules=Rules("contention-free", "priority" if seed % 2 else "fifo"))
         best = cost(Exact().place(problem, cost, seed=0, evaluations=None)[None])[0]
         found = get_placer(name).place(problem, cost, seed=0, evaluations=3000)
         assert cost(problem.check(found)[None])[0] >= best >= lower_bound(problem) * (1 - 1e-9)

@@ -10,6 +10,7 @@ from placeit.placers.cp_sat import CpSat
 from placeit.placers.cpop import Cpop
 from placeit.placers.heft import Heft
 from placeit.placers.list_scheduling import list_schedule, pinned
+from placeit.simulator.scheduler import Rules
 from placeit.simulator.simulate import schedule
 from placeit.testing.problems import random_problem
 
@@ -93,7 +94,7 @@ def test_a_plan_keeps_precedence_and_runs_one_op_at_a_time_on_each_device(placer
 @given(problem=problems)
 def test_the_plan_executed_in_planned_order_takes_as_long_as_planned(problem):
     plan = Heft().plan(problem)
-    executed = schedule(problem, plan.placement, queue="planned", priority=plan.priority)
+    executed = schedule(problem, plan.placement, rules=Rules("contention-free", "planned"), priority=plan.priority)
     assert executed.makespan == pytest.approx(plan.makespan, rel=1e-12)
     np.testing.assert_allclose(executed.start[: len(problem)], plan.start, rtol=1e-9)
 
@@ -102,7 +103,7 @@ def test_the_plan_executed_in_planned_order_takes_as_long_as_planned(problem):
 @given(problem=lumpy_problems())
 def test_a_plan_with_ties_and_cuts_can_be_executed_in_planned_order(problem):
     plan = Heft().plan(problem)
-    executed = schedule(problem, plan.placement, queue="planned", priority=plan.priority)
+    executed = schedule(problem, plan.placement, rules=Rules("contention-free", "planned"), priority=plan.priority)
     if not problem.cut.any():  # cuts keep devices busy, which plans treat as part of the transfer
         assert executed.makespan <= plan.makespan + 1e-9
     assert np.isfinite(executed.makespan)

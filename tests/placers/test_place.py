@@ -10,6 +10,7 @@ from placeit.core.placement import Placement
 from placeit.core.problem import Problem
 from placeit.placers import place
 from placeit.placers.heft import Heft
+from placeit.simulator.scheduler import GIPH_RULES
 from placeit.simulator.simulate import SimulatedCost, simulate
 from placeit.testing.problems import random_problem
 
@@ -49,6 +50,17 @@ def test_an_answer_worse_than_a_single_device_is_replaced_by_it():
 def test_an_answer_no_better_than_a_single_device_is_replaced_by_it():
     # 3 + 2 seconds on one device; here the transfer takes as long as the ops that it lets run at the same time
     assert place(two_devices(3.0), Fixed((1, 0, 1))).devices.tolist() == [0, 0, 0]
+
+
+def test_answers_are_judged_by_the_rules_of_executors_unless_others_are_asked_for():
+    # the second tensor waits for the first on a channel: 9 seconds on one device, 10 on both, and 8.5 without contention
+    edges = [(0, v) for v in range(1, 5)]
+    costs = [[1.0, 1.0]] + 4 * [[2.0, 2.0]]
+    problem = Problem.from_arrays(costs, edges, [3.5] * 4, np.ones((2, 2)), np.zeros((2, 2)))
+    split = Fixed((0, 1, 1, 0, 0))
+    assert place(problem, split).devices.tolist() == [0] * 5
+    assert place(problem, split, cost=SimulatedCost(problem, rules=GIPH_RULES)).devices.tolist() == [0, 1, 1, 0, 0]
+    assert simulate(problem, [split.answer]).tolist() == [10.0]
 
 
 def test_the_cost_function_decides_what_better_means():

@@ -14,7 +14,7 @@ from placeit.simulator.simulate import schedule
 
 def seconds(plan: Plan, requests: int) -> float:
     """Simulated seconds of 64 requests with so many in flight."""
-    made = schedule(plan.problem, plan.placement, requests=64, in_flight=requests, links="channel", queue="priority")
+    made = schedule(plan.problem, plan.placement, requests=64, in_flight=requests)
     return float(made.requests.ended.max())
 
 

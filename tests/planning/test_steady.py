@@ -31,8 +31,7 @@ def test_a_placement_is_valued_by_what_its_plan_keeps_busy(like: Segmenter, seed
     assert Throughput().of_plan(plan) == bound
     assert Throughput().of_plans(segmenter, np.stack([placement, placement])) == pytest.approx([bound, bound])
     assert segmenter.priced(plan).problem.compute == pytest.approx(plan.problem.compute)
-    options = {"links": "channel", "queue": "priority", "requests": 8}
-    assert simulate(plan.problem, [plan.placement], **options)[0] / 8 >= bound * (1 - 1e-9)
+    assert simulate(plan.problem, [plan.placement], requests=8)[0] / 8 >= bound * (1 - 1e-9)
 
 
 @settings(max_examples=60)

@@ -9,7 +9,7 @@ import numpy as np
 import slow_simulator as slow
 
 from placeit.core.errors import ExecutionError
-from placeit.simulator.scheduler import RequestDone, Start, Transfer
+from placeit.simulator.scheduler import EXECUTED_RULES, RequestDone, Start, Transfer
 
 
 class _Request:
@@ -48,15 +48,14 @@ class ReferenceScheduler:
         problem,
         placement,
         *,
-        links="channel",
-        queue="priority",
+        rules=EXECUTED_RULES,
         priority=None,
     ):
         place = problem.check(placement).tolist()
         ops, devices = len(problem), problem.devices
         self._names = problem.op_names
         self._place, self._devices = place, devices
-        self._fifo, self._planned, self._contended = queue == "fifo", queue == "planned", links == "channel"
+        self._fifo, self._planned, self._contended = rules.queue == "fifo", rules.queue == "planned", rules.links == "channel"
         self._rivals = [np.flatnonzero(row).tolist() for row in problem.conflicts]
         self._pending = np.bincount(problem.edges[:, 1], minlength=ops).tolist()
         self._entries = [v for v in range(ops) if self._pending[v] == 0]

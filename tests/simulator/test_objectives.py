@@ -21,6 +21,7 @@ from placeit.placers.feasibility import fits
 from placeit.placers.local_search import LocalSearch
 from placeit.simulator.cost_functions import AmortisedCost, EnergyCost, RelocationCost, TotalCost
 from placeit.simulator.objectives import Latency, get_objective, objective_names
+from placeit.simulator.scheduler import Rules
 from placeit.simulator.simulate import Schedule, SimulatedCost, schedule
 from placeit.testing.problems import random_problem
 
@@ -85,7 +86,7 @@ def test_costs_are_those_of_counting_by_hand(seed: int, ops: int, devices: int) 
     rng = np.random.default_rng(seed)
     idle, joules_per_byte = rng.uniform(0, 2, devices), rng.uniform(0, 1, (devices, devices))
     power = idle + rng.uniform(0, 5, devices)
-    makespan = SimulatedCost(problem, links="channel", queue="priority")
+    makespan = SimulatedCost(problem)
     total = TotalCost(problem)(placements)
     energy = EnergyCost(problem, power, idle, joules_per_byte=joules_per_byte, makespan=makespan)(placements)
     for b, row in enumerate(placements):
@@ -107,7 +108,7 @@ def test_the_total_cost_is_the_time_that_a_simulated_schedule_keeps_devices_and_
     problem = problem_of_everything(seed, ops, 3)
     for row in some_placements(problem, seed):
         if fits(problem, row):
-            done = schedule(problem, row, links="channel", queue=queue)  # type: ignore[arg-type]
+            done = schedule(problem, row, rules=Rules(queue=queue))  # type: ignore[arg-type]
             busy = done.busy.sum() + (done.transfers.finish - done.transfers.start).sum()
             assert TotalCost(problem)(row)[0] == pytest.approx(busy)
 
@@ -274,10 +275,10 @@ class Whole(NamedTuple):
 def test_an_objective_values_placements_as_it_values_their_simulated_runs(name: str, seed: int) -> None:
     problem = problem_of_everything(seed, 8, 2)
     objective = get_objective(name, POWERED)
-    cost = objective.cost(problem, SimulatedCost(problem, links="channel", queue="priority"))
+    cost = objective.cost(problem, SimulatedCost(problem))
     for row in some_placements(problem, seed):
         if fits(problem, row):
-            plan = Whole(problem, row, schedule(problem, row, links="channel", queue="priority"))
+            plan = Whole(problem, row, schedule(problem, row))
             assert cost(row[None])[0] == pytest.approx(objective.of_plan(plan))
 
 

@@ -52,7 +52,7 @@ def test_one_replica_is_what_the_simulator_says(seed, in_flight):
     problem = slow.random_problem(seed, 5, 2)
     place = np.random.default_rng(seed).integers(0, 2, 5).astype(np.int32)
     arrivals = poisson_arrivals(0.3, 20, seed=seed)
-    flights = schedule(problem, place, links="channel", queue="priority", arrivals=arrivals, in_flight=in_flight).requests
+    flights = schedule(problem, place, arrivals=arrivals, in_flight=in_flight).requests
     wanted = LoadReport.of(flights.arrived, flights.begun, flights.ended)
     ours = serve([Replica(problem, place, in_flight)], arrivals)
     assert figures(ours) == figures(wanted)

@@ -11,7 +11,7 @@ from oracle import ReferenceScheduler
 from slow_simulator import holds_for
 
 from placeit.core.errors import ExecutionError, UsageError
-from placeit.simulator.scheduler import RequestDone, Scheduler, Start, Transfer
+from placeit.simulator.scheduler import RequestDone, Rules, Scheduler, Start, Transfer
 from placeit.simulator.simulate import schedule, simulate
 
 seeds = st.integers(0, 2**32 - 1)
@@ -40,7 +40,7 @@ def test_every_call_answers_what_the_readable_rules_answer(seed, ops, devices, l
     priority = None
     if own and queue != "fifo":
         priority = -np.argsort(problem.order) // 2 if queue == "planned" else rng.integers(0, 3, ops)
-    options = {"links": links, "queue": queue, "priority": priority}
+    options = {"rules": Rules(links, queue), "priority": priority}
     ours, theirs = Scheduler(problem, place, **options), ReferenceScheduler(problem, place, **options)
     running, sent, in_flight, begun = [], set(), set(), 0
     for _ in range(400):
@@ -78,7 +78,7 @@ def test_every_call_answers_what_the_readable_rules_answer(seed, ops, devices, l
 
 def pipelined(problem, place, links, queue, arrivals, in_flight):
     """When each request began and ended, and when each op and transfer of each started, by the readable rules."""
-    scheduler = ReferenceScheduler(problem, place, links=links, queue=queue)
+    scheduler = ReferenceScheduler(problem, place, rules=Rules(links, queue))
     seconds, moves = slow.durations(problem, place)
     events = [(when, r - len(arrivals), r) for r, when in enumerate(arrivals)]  # arrivals come before all else of their time
     begun, ended, started, waiting, flying, sequence = {}, {}, {}, [], set(), 0
@@ -128,7 +128,7 @@ def test_requests_in_flight_are_simulated_by_the_readable_rules(
     seed, ops, devices, cut, links, queue, requests, interval, in_flight, conflicts
 ):
     problem, place = some_case(seed, ops, devices, cut, conflicts)
-    options = {"links": links, "queue": queue, "in_flight": in_flight}
+    options = {"rules": Rules(links, queue), "in_flight": in_flight}
     if interval is None:  # any times
         arrivals = np.random.default_rng([seed, 5]).integers(0, 8, requests).cumsum().astype(float).tolist()
     else:
@@ -168,7 +168,7 @@ def test_the_faster_loop_for_one_request_says_what_the_rules_say(seed, ops, devi
     rng = np.random.default_rng([seed, 1])
     placements = rng.integers(0, devices, (20, ops))
     priority = rng.integers(0, 3, ops) if own and queue == "priority" else None
-    options = {"links": links, "queue": queue, "noise": noise, "seed": seed, "priority": priority}
+    options = {"rules": Rules(links, queue), "noise": noise, "seed": seed, "priority": priority}
     by_rules = simulate(problem, placements, memory=True, **options)  # memory is unlimited, and only the rules track it
     assert simulate(problem, placements, **options).tolist() == by_rules.tolist()
 
@@ -176,7 +176,7 @@ def test_the_faster_loop_for_one_request_says_what_the_rules_say(seed, ops, devi
 @holds_for(seed=seeds, links=links_, queue=queues, after=st.integers(0, 25), lost=st.integers(0, 2), conflicts=st.booleans())
 def test_only_requests_that_need_a_lost_device_are_aborted(seed, links, queue, after, lost, conflicts):
     problem, place = some_case(seed, 8, 3, conflicts=conflicts)
-    scheduler, readable = (of(problem, place, links=links, queue=queue) for of in (Scheduler, ReferenceScheduler))
+    scheduler, readable = (of(problem, place, rules=Rules(links, queue)) for of in (Scheduler, ReferenceScheduler))
     rng = np.random.default_rng([seed, 4])
     running, finished, arrived, done = [], set(), set(), set()
 
@@ -258,10 +258,10 @@ def test_requests_that_make_no_sense_are_refused(options):
 def test_the_time_between_requests_decides_whether_they_wait_for_each_other():
     # two ops of 1 s each on two devices, and 1 s from one to the other: 3 s, of which 1 s on each device and on the link
     problem, place = slow.Problem.from_arrays(np.ones((2, 2)), [(0, 1)], [1.0], np.ones((2, 2)), np.zeros((2, 2))), [0, 1]
-    apart = schedule(problem, place, links="channel", arrivals=np.arange(5) * 3.0)
+    apart = schedule(problem, place, rules=Rules(queue="fifo"), arrivals=np.arange(5) * 3.0)
     assert apart.requests.latency.tolist() == [3.0] * 5
-    close = schedule(problem, place, links="channel", requests=5)
+    close = schedule(problem, place, rules=Rules(queue="fifo"), requests=5)
     assert close.requests.ended.tolist() == [3.0, 4.0, 5.0, 6.0, 7.0]
-    one = schedule(problem, place, links="channel", requests=5, in_flight=1)
+    one = schedule(problem, place, rules=Rules(queue="fifo"), requests=5, in_flight=1)
     assert one.requests.ended.tolist() == [3.0, 6.0, 9.0, 12.0, 15.0]
     assert one.busy.tolist() == [5.0, 5.0]

@@ -8,7 +8,7 @@ from slow_simulator import holds_for
 
 from placeit.core.errors import ExecutionError, PlacementError, ProblemError, UsageError
 from placeit.core.problem import Problem
-from placeit.simulator.scheduler import RequestDone, Scheduler, Start, Transfer
+from placeit.simulator.scheduler import GIPH_RULES, RequestDone, Rules, Scheduler, Start, Transfer
 from placeit.simulator.simulate import schedule
 
 seeds = st.integers(0, 2**32 - 1)
@@ -92,8 +92,8 @@ def test_the_scheduler_does_what_the_simulator_says_event_for_event(seed, ops, d
         priority = np.random.default_rng([seed, 2]).integers(0, 3, ops)
         if queue == "planned":
             priority = -np.argsort(problem.order) // 2
-    expected = schedule(problem, place, links=links, queue=queue, priority=priority)
-    clock = Clock(Scheduler(problem, place, links=links, queue=queue, priority=priority), problem, place)
+    expected = schedule(problem, place, rules=Rules(links, queue), priority=priority)
+    clock = Clock(Scheduler(problem, place, rules=Rules(links, queue), priority=priority), problem, place)
     clock.carry_out(clock.scheduler.begin(5))
     clock.run()
     assert clock.start == {(5, v): t for v, t in enumerate(expected.start.tolist())}
@@ -109,7 +109,7 @@ def test_the_scheduler_does_what_the_simulator_says_event_for_event(seed, ops, d
 @holds_for(seed=seeds, links=links_, queue=queues, requests=st.integers(2, 4), conflicts=st.booleans())
 def test_every_request_in_flight_runs_each_op_once_and_ends(seed, links, queue, requests, conflicts):
     problem, place = some_case(seed, 10, 3, conflicts=conflicts)
-    clock = Clock(Scheduler(problem, place, links=links, queue=queue), problem, place)
+    clock = Clock(Scheduler(problem, place, rules=Rules(links, queue)), problem, place)
     for request in range(requests):
         clock.carry_out(clock.scheduler.begin(request))
     clock.run()
@@ -130,7 +130,7 @@ def test_every_request_in_flight_runs_each_op_once_and_ends(seed, links, queue, 
 def test_no_device_and_no_channel_is_idle_while_something_is_ready_for_it(seed, links, queue, requests, conflicts):
     problem, place = some_case(seed, 10, 4, conflicts=conflicts)
     tensors = problem.edge_tensor.tolist()
-    clock = Clock(Scheduler(problem, place, links=links, queue=queue), problem, place)
+    clock = Clock(Scheduler(problem, place, rules=Rules(links, queue)), problem, place)
     for request in range(requests):
         clock.carry_out(clock.scheduler.begin(request))
     while clock.events:
@@ -171,7 +171,7 @@ def test_an_earlier_request_goes_first_whatever_its_number():
 
 def test_fifo_serves_requests_in_the_order_of_queueing():
     problem = two_device_problem(3, [(0, 1), (1, 2)])
-    clock = Clock(Scheduler(problem, [0, 0, 0], queue="fifo"), problem, [0, 0, 0])
+    clock = Clock(Scheduler(problem, [0, 0, 0], rules=Rules(queue="fifo")), problem, [0, 0, 0])
     clock.carry_out(clock.scheduler.begin(0))
     clock.carry_out(clock.scheduler.begin(1))
     clock.run()
@@ -181,7 +181,7 @@ def test_fifo_serves_requests_in_the_order_of_queueing():
 def test_the_most_urgent_of_several_tensors_takes_an_idle_channel():
     problem = two_device_problem(3, [(0, 1), (0, 2)])
     for queue, priority, first in (("priority", [3, 1, 2], 1), ("priority", None, 0), ("fifo", None, 0)):
-        scheduler = Scheduler(problem, [0, 1, 1], queue=queue, priority=priority)
+        scheduler = Scheduler(problem, [0, 1, 1], rules=Rules(queue=queue), priority=priority)
         scheduler.begin(0)
         assert scheduler.op_finished(0, 0) == [Transfer(0, first, 0, 1)]
         assert scheduler.transfer_finished(0, first, 1) == [Transfer(0, 1 - first, 0, 1), Start(0, first + 1, 1)]
@@ -190,7 +190,7 @@ def test_the_most_urgent_of_several_tensors_takes_an_idle_channel():
 def test_a_planned_device_takes_another_request_rather_than_wait():
     # op 1 is ready at once, but planned after op 2, which waits for a transfer
     problem = two_device_problem(3, [(0, 2)])
-    scheduler = Scheduler(problem, [0, 1, 1], queue="planned", priority=[3, 1, 2])
+    scheduler = Scheduler(problem, [0, 1, 1], rules=Rules(queue="planned"), priority=[3, 1, 2])
     assert scheduler.begin(0) == [Start(0, 0, 0)]
     assert scheduler.begin(1) == []
     assert scheduler.op_finished(0, 0) == [Transfer(0, 0, 0, 1), Start(1, 0, 0)]
@@ -204,7 +204,7 @@ def test_a_planned_device_takes_another_request_rather_than_wait():
 @holds_for(seed=seeds, links=links_, queue=queues, after=st.integers(0, 12), conflicts=st.booleans())
 def test_an_aborted_request_starts_nothing_more_and_the_others_end(seed, links, queue, after, conflicts):
     problem, place = some_case(seed, 8, 3, conflicts=conflicts)
-    clock = Clock(Scheduler(problem, place, links=links, queue=queue), problem, place)
+    clock = Clock(Scheduler(problem, place, rules=Rules(links, queue)), problem, place)
     for request in range(3):
         clock.carry_out(clock.scheduler.begin(request))
     for _ in range(after):
@@ -256,11 +256,11 @@ def test_reports_of_what_did_not_run_are_refused():
 def test_a_planned_order_that_waits_for_itself_is_refused_at_once():
     problem = two_device_problem(2, [(0, 1)])
     with pytest.raises(ProblemError, match="waits for itself"):
-        Scheduler(problem, [0, 0], queue="planned", priority=[1, 2])
+        Scheduler(problem, [0, 0], rules=Rules(queue="planned"), priority=[1, 2])
     crossed = two_device_problem(4, [(0, 3), (1, 2)])  # each device first waits for what the other does last
     with pytest.raises(ProblemError, match="waits for itself"):
-        Scheduler(crossed, [0, 1, 0, 1], queue="planned", priority=[1, 1, 2, 2])
-    beside = {"links": "contention-free", "queue": "planned", "priority": [1, 2]}
+        Scheduler(crossed, [0, 1, 0, 1], rules=Rules(queue="planned"), priority=[1, 1, 2, 2])
+    beside = {"rules": Rules("contention-free", "planned"), "priority": [1, 2]}
     Scheduler(problem, [0, 1], **beside)
     shared = two_device_problem(2, [(0, 1)], conflicts=~np.eye(2, dtype=bool))  # one order for both devices
     with pytest.raises(ProblemError, match="waits for itself"):
@@ -270,9 +270,7 @@ def test_a_planned_order_that_waits_for_itself_is_refused_at_once():
 @pytest.mark.parametrize(
     ("error", "options"),
     [
-        (UsageError, {"links": "fast"}),
-        (UsageError, {"queue": "lifo"}),
-        (UsageError, {"queue": "fifo", "priority": [1, 2]}),
+        (UsageError, {"rules": GIPH_RULES, "priority": [1, 2]}),
         (ProblemError, {"priority": [1]}),
         (ProblemError, {"priority": [1, float("nan")]}),
     ],

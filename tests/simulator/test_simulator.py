@@ -10,7 +10,7 @@ from slow_simulator import holds_for
 
 from placeit.core.errors import PlacementError, ProblemError, UsageError
 from placeit.core.problem import Problem
-from placeit.simulator.scheduler import b_level
+from placeit.simulator.scheduler import GIPH_RULES, Rules, b_level
 from placeit.simulator.simulate import SimulatedCost, schedule, simulate, simulator
 
 LINKS = ("contention-free", "channel")
@@ -54,10 +54,10 @@ def test_a_schedule_is_that_of_a_slow_and_simple_simulator(seed, ops, devices, c
     problem = slow.random_problem(seed, ops, devices, cut=cut, conflicts=conflicts)
     place = some_placement(problem, seed)
     trace = slow.run(problem, place, links, queue)
-    ours = schedule(problem, place, links=links, queue=queue)
+    ours = schedule(problem, place, rules=Rules(links, queue))
     assert ours.start.tolist() == [trace.start[v] for v in range(ops)]
     assert ours.finish.tolist() == [trace.finish[v] for v in range(ops)]
-    assert ours.makespan == max(trace.finish.values()) == simulate(problem, place, links=links, queue=queue)[0]
+    assert ours.makespan == max(trace.finish.values()) == simulate(problem, place, rules=Rules(links, queue))[0]
     moved = ours.transfers
     keys = list(zip(moved.tensor.tolist(), moved.dst.tolist(), strict=True))
     assert dict(zip(keys, moved.start.tolist(), strict=True)) == trace.sent
@@ -74,13 +74,13 @@ def test_given_priorities_order_queues_as_in_the_slow_simulator(seed, ops, links
     trace = slow.run(problem, place, links, queue, priority)
     if trace is None:
         with pytest.raises(ProblemError, match="waits for itself"):
-            schedule(problem, place, links=links, queue=queue, priority=priority)
+            schedule(problem, place, rules=Rules(links, queue), priority=priority)
         with pytest.raises(ProblemError, match="waits for itself"):
-            simulate(problem, place, links=links, queue=queue, priority=priority)
+            simulate(problem, place, rules=Rules(links, queue), priority=priority)
     else:
-        ours = schedule(problem, place, links=links, queue=queue, priority=priority)
+        ours = schedule(problem, place, rules=Rules(links, queue), priority=priority)
         assert ours.start.tolist() == [trace.start[v] for v in range(ops)]
-        assert ours.makespan == simulate(problem, place, links=links, queue=queue, priority=priority)[0]
+        assert ours.makespan == simulate(problem, place, rules=Rules(links, queue), priority=priority)[0]
 
 
 @holds_for(seed=seeds, ops=st.integers(1, 12), cut=st.booleans(), links=links_, queue=st.sampled_from(["priority", "planned"]))
@@ -89,8 +89,8 @@ def test_the_default_priority_is_the_b_level_under_the_placement(seed, ops, cut,
     place = some_placement(problem, seed)
     level = b_level(problem, place)
     assert level.tolist() == slow.ranks(problem, place)
-    named = schedule(problem, place, links=links, queue=queue, priority=level)
-    assert schedule(problem, place, links=links, queue=queue).start.tolist() == named.start.tolist()
+    named = schedule(problem, place, rules=Rules(links, queue), priority=level)
+    assert schedule(problem, place, rules=Rules(links, queue)).start.tolist() == named.start.tolist()
 
 
 def test_all_published_schedules_of_giph_are_reproduced():
@@ -105,7 +105,7 @@ def test_all_published_schedules_of_giph_are_reproduced():
         edges = np.array(case["edges"])
         problem = Problem.from_arrays(compute, edges[:, :2].astype(int), edges[:, 2], bandwidth, case["delay"])
         for known in (*case["placements"], case["heft"]):
-            ours = schedule(problem, known["assignment"], links="contention-free", queue="fifo")
+            ours = schedule(problem, known["assignment"], rules=GIPH_RULES)
             assert ours.makespan == pytest.approx(known["makespan"], abs=1e-9, rel=0)
             assert ours.start == pytest.approx(known["start"], abs=1e-9, rel=0)
             assert ours.finish == pytest.approx(known["finish"], abs=1e-9, rel=0)
@@ -117,7 +117,7 @@ def test_all_published_schedules_of_giph_are_reproduced():
 def test_a_batch_is_what_one_by_one_gives_on_any_number_of_threads(seed, batch, links, queue, noise):
     problem = slow.random_problem(seed, 9, 3)
     placements = np.random.default_rng(seed).integers(0, 3, (batch, 9))
-    options = {"links": links, "queue": queue, "noise": noise, "seed": seed, "memory": bool(seed % 2)}
+    options = {"rules": Rules(links, queue), "noise": noise, "seed": seed, "memory": bool(seed % 2)}
     together = simulate(problem, placements, **options)
     assert together.shape == (batch,)
     assert together.tolist() == simulate(problem, placements, threads=3, **options).tolist()
@@ -130,7 +130,7 @@ def test_a_batch_is_what_one_by_one_gives_on_any_number_of_threads(seed, batch, 
 @holds_for(seed=seeds, ops=st.integers(1, 12), links=links_, queue=queues)
 def test_no_schedule_beats_the_critical_path_or_the_work_shared_by_all_devices(seed, ops, links, queue):
     problem = slow.random_problem(seed, ops, 3)
-    makespan = simulate(problem, some_placement(problem, seed), links=links, queue=queue)[0]
+    makespan = simulate(problem, some_placement(problem, seed), rules=Rules(links, queue))[0]
     fastest = problem.compute.min(axis=1)
     path = np.zeros(ops)
     for v in problem.order:
@@ -143,7 +143,7 @@ def test_no_schedule_beats_the_critical_path_or_the_work_shared_by_all_devices(s
 @holds_for(seed=seeds, links=links_, queue=queues)
 def test_one_device_computes_everything_without_a_pause(seed, links, queue):
     problem = slow.random_problem(seed, 10, 2, cut=True)
-    ours = schedule(problem, np.ones(10, int), links=links, queue=queue)
+    ours = schedule(problem, np.ones(10, int), rules=Rules(links, queue))
     assert ours.makespan == problem.compute[:, 1].sum() == ours.busy[1]
     assert len(ours.transfers) == 0
     if ours.makespan:
@@ -163,7 +163,7 @@ def test_costs_twice_as_large_take_twice_as_long(seed, links, queue):
         cut=problem.cut * 2,
     )
     placements = np.random.default_rng(seed).integers(0, 3, (5, 12))
-    once, twice = (simulate(p, placements, links=links, queue=queue) for p in (problem, double))
+    once, twice = (simulate(p, placements, rules=Rules(links, queue)) for p in (problem, double))
     assert twice.tolist() == (2 * once).tolist()
 
 
@@ -175,19 +175,19 @@ def test_nothing_to_move_and_links_without_limit_are_the_same(seed, links, queue
     unlimited = Problem.from_arrays(problem.compute, problem.edges, problem.edge_bytes, np.full((3, 3), np.inf), **shared)
     placements = np.random.default_rng(seed).integers(0, 3, (5, 12))
     assert (
-        simulate(nothing, placements, links=links, queue=queue).tolist()
-        == simulate(unlimited, placements, links=links, queue=queue).tolist()
+        simulate(nothing, placements, rules=Rules(links, queue)).tolist()
+        == simulate(unlimited, placements, rules=Rules(links, queue)).tolist()
     )
 
 
 def test_a_tensor_goes_to_a_device_once_however_many_ops_read_it_there():
     place = [0, 1, 1, 1]
     apart, shared = fork(3), fork(3, edge_tensor=[0, 0, 0])
-    assert len(schedule(apart, place, links="channel").transfers) == 3
-    assert simulate(apart, place, links="channel")[0] == 1 + 3 + 1
-    moved = schedule(shared, place, links="channel").transfers
+    assert len(schedule(apart, place, rules=Rules(queue="fifo")).transfers) == 3
+    assert simulate(apart, place, rules=Rules(queue="fifo"))[0] == 1 + 3 + 1
+    moved = schedule(shared, place, rules=Rules(queue="fifo")).transfers
     assert (moved.tensor.tolist(), moved.src.tolist(), moved.dst.tolist()) == ([0], [0], [1])
-    assert simulate(shared, place, links="channel")[0] == 1 + 1 + 3
+    assert simulate(shared, place, rules=Rules(queue="fifo"))[0] == 1 + 1 + 3
 
 
 def test_cutting_costs_are_paid_once_per_tensor_by_its_producer_and_by_each_reader():
@@ -200,35 +200,35 @@ def test_cutting_costs_are_paid_once_per_tensor_by_its_producer_and_by_each_read
 def test_transfers_share_a_link_without_contention_and_queue_on_a_channel():
     problem = fork(4, bandwidth=np.full((2, 2), 0.5))
     place = [0, 1, 1, 1, 1]
-    free, channel = (schedule(problem, place, links=links).transfers for links in LINKS)
+    free, channel = (schedule(problem, place, rules=Rules(links, "fifo")).transfers for links in LINKS)
     assert free.start.tolist() == [1, 1, 1, 1]
     assert channel.start.tolist() == [1, 3, 5, 7]
 
 
 def test_a_channel_moves_what_the_most_urgent_op_waits_for():
     problem = fork(3, edge_tensor=[0, 1, 2])
-    urgent = schedule(problem, [0, 1, 1, 1], links="channel", queue="priority", priority=[9, 0, 1, 2])
+    urgent = schedule(problem, [0, 1, 1, 1], priority=[9, 0, 1, 2])
     assert urgent.transfers.tensor.tolist() == [2, 1, 0]
-    assert schedule(problem, [0, 1, 1, 1], links="channel").transfers.tensor.tolist() == [0, 1, 2]
+    assert schedule(problem, [0, 1, 1, 1], rules=Rules(queue="fifo")).transfers.tensor.tolist() == [0, 1, 2]
 
 
 def test_a_planned_device_waits_where_a_priority_queue_goes_on():
     # op 2 needs the transfer of op 0; op 1 is ready at once but planned after it
     problem = Problem.from_arrays(np.ones((3, 2)), [(0, 2)], [1.0], np.ones((2, 2)), np.zeros((2, 2)))
     place, priority = [0, 1, 1], [3, 1, 2]
-    assert schedule(problem, place, queue="priority", priority=priority).start.tolist() == [0, 0, 2]
-    assert schedule(problem, place, queue="planned", priority=priority).start.tolist() == [0, 3, 2]
+    assert schedule(problem, place, rules=Rules("contention-free", "priority"), priority=priority).start.tolist() == [0, 0, 2]
+    assert schedule(problem, place, rules=Rules("contention-free", "planned"), priority=priority).start.tolist() == [0, 3, 2]
 
 
 def test_priorities_may_differ_for_each_placement_of_a_batch():
     problem = Problem.from_arrays([[1, 1], [2, 2], [9, 5]], [(0, 2)], [0.0], np.ones((2, 2)), np.zeros((2, 2)))
     place = np.array([[0, 0, 1], [0, 0, 1]])
-    costs = simulate(problem, place, queue="priority", priority=[[1, 0, 0], [0, 1, 0]])
+    costs = simulate(problem, place, rules=Rules("contention-free", "priority"), priority=[[1, 0, 0], [0, 1, 0]])
     assert costs.tolist() == [6, 8]
     with pytest.raises(ProblemError, match="2 rows for 1 placements"):
-        simulate(problem, place[0], queue="priority", priority=[[1, 0, 0], [0, 1, 0]])
+        simulate(problem, place[0], rules=Rules("contention-free", "priority"), priority=[[1, 0, 0], [0, 1, 0]])
     with pytest.raises(ProblemError, match="2 rows for one placement"):
-        schedule(problem, place[0], queue="priority", priority=[[1, 0, 0], [0, 1, 0]])
+        schedule(problem, place[0], rules=Rules("contention-free", "priority"), priority=[[1, 0, 0], [0, 1, 0]])
 
 
 def test_memory_holds_weights_and_the_tensors_still_needed():
@@ -256,7 +256,7 @@ def test_an_infeasible_placement_costs_infinity_and_has_no_schedule():
 def test_noise_stays_within_its_bounds(seed, noise, links):
     problem = slow.random_problem(seed, 8, 2, cut=True)
     place = some_placement(problem, seed)
-    ours = schedule(problem, place, links=links, noise=noise, seed=seed)
+    ours = schedule(problem, place, rules=Rules(links, "fifo"), noise=noise, seed=seed)
     seconds, moves = slow.durations(problem, place.tolist())
     moved = ours.transfers
     exact = [moves[key] for key in zip(moved.tensor.tolist(), moved.dst.tolist(), strict=True)]
@@ -300,13 +300,13 @@ def test_small_and_large_shapes():
     long = chain(2000)
     for links in LINKS:
         for queue in QUEUES:
-            assert simulate(long, np.zeros(2000, int), links=links, queue=queue)[0] == 2000
-            assert simulate(long, np.arange(2000) % 2, links=links, queue=queue)[0] == 2000 + 1999
+            assert simulate(long, np.zeros(2000, int), rules=Rules(links, queue))[0] == 2000
+            assert simulate(long, np.arange(2000) % 2, rules=Rules(links, queue))[0] == 2000 + 1999
     wide = fork(2000, edge_tensor=np.zeros(2000, int))
     place = np.arange(2001) % 2
     for links in LINKS:
         for queue in QUEUES:
-            assert simulate(wide, place, links=links, queue=queue)[0] == 1 + 1 + 1000
+            assert simulate(wide, place, rules=Rules(links, queue))[0] == 1 + 1 + 1000
 
 
 def test_placements_may_come_in_any_integer_array():
@@ -322,21 +322,26 @@ def test_placements_may_come_in_any_integer_array():
 
 
 def test_a_cost_function_checks_its_options_once_and_then_values_placements():
-    cost = SimulatedCost(chain(3), links="channel", queue="priority")
+    cost = SimulatedCost(chain(3))
     assert cost(np.array([[0, 0, 0], [0, 1, 0]], np.int32)).tolist() == [3, 5]
     assert cost([0, 0, 0]).tolist() == [3]
     assert simulator(chain(3))([[0, 0, 0]]).tolist() == [3]
 
 
+def test_rules_that_there_are_not_are_named():
+    with pytest.raises(UsageError, match="'links' is 'fast'; it must be one of contention-free, channel"):
+        Rules(links="fast")
+    with pytest.raises(UsageError, match="'queue' is 'lifo'; it must be one of fifo, priority, planned"):
+        Rules(queue="lifo")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"links": "fast"}, "'links' is 'fast'; it must be one of contention-free, channel"),
-        ({"queue": "lifo"}, "'queue' is 'lifo'; it must be one of fifo, priority, planned"),
         ({"noise": 1.0}, "'noise' is 1.0"),
         ({"noise": float("nan")}, "'noise' is nan"),
         ({"threads": 0}, "'threads' is 0"),
-        ({"priority": [1, 2, 3]}, "no meaning with queue='fifo'"),
+        ({"rules": GIPH_RULES, "priority": [1, 2, 3]}, "no meaning with the queue 'fifo'"),
     ],
 )
 def test_options_out_of_range_are_named(options, message):
@@ -347,7 +352,7 @@ def test_options_out_of_range_are_named(options, message):
 @pytest.mark.parametrize("priority", [[1.0, 2.0], [[[1.0, 2.0, 3.0]]], np.zeros((0, 3)), [1.0, np.nan, 2.0]])
 def test_malformed_priorities_are_refused(priority):
     with pytest.raises(ProblemError, match="'priority'"):
-        simulate(chain(3), [0, 0, 0], queue="priority", priority=priority)
+        simulate(chain(3), [0, 0, 0], rules=Rules("contention-free", "priority"), priority=priority)
 
 
 @pytest.mark.parametrize(

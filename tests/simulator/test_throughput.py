@@ -6,6 +6,7 @@ from slow_simulator import holds_for
 
 from placeit.core.errors import PlacementError
 from placeit.core.problem import Problem
+from placeit.simulator.scheduler import Rules
 from placeit.simulator.simulate import SimulatedCost
 from placeit.simulator.throughput import ThroughputCost, bottleneck, relative_throughput
 
@@ -56,7 +57,7 @@ def test_the_bound_is_that_of_a_slow_and_simple_reference(seed, ops, devices, cu
 def test_no_simulation_serves_requests_in_less_than_the_bound(seed, ops, devices, cut, conflicts, queue, flights):
     problem = slow.random_problem(seed, ops, devices, cut=cut, conflicts=conflicts)
     placements = some_placements(problem, seed)
-    simulated = SimulatedCost(problem, links="channel", queue=queue, requests=12, in_flight=flights)(placements) / 12
+    simulated = SimulatedCost(problem, rules=Rules(queue=queue), requests=12, in_flight=flights)(placements) / 12
     assert (ThroughputCost(problem)(placements) <= simulated * (1 + 1e-9)).all()
 
 
@@ -74,7 +75,7 @@ def test_a_pipeline_with_enough_in_flight_comes_close_to_the_bound(seed, ops, de
     )
     placements = np.sort(some_placements(problem, seed), axis=1)  # no device is come back to
     requests = 200
-    simulated = SimulatedCost(problem, links="channel", queue="priority", requests=requests)(placements) / requests
+    simulated = SimulatedCost(problem, requests=requests)(placements) / requests
     bound = ThroughputCost(problem)(placements)
     # the first request fills the pipeline: 4 s at most for each op and each transfer
     assert (simulated <= bound + 2 * ops * 6 / requests).all()

@@ -44,7 +44,7 @@ def throughput(graph, *placements):
     problem = graph.problem()
     bound = relative_throughput(ThroughputCost(problem)(np.array(placements)), RATE)
     tuples = 400
-    cost = SimulatedCost(problem, links="channel", queue="priority", requests=tuples)
+    cost = SimulatedCost(problem, requests=tuples)
     assert relative_throughput(cost(np.array(placements)) / tuples, RATE) == pytest.approx(bound, rel=0.02)
     return bound
 

@@ -28,6 +28,7 @@ from placeit.placers.annealing import Annealing
 from placeit.placers.base import Placer
 from placeit.placers.learned.agents.giph.agent import Giph
 from placeit.placers.learned.agents.giph.guided import Guided
+from placeit.simulator.scheduler import GIPH_RULES
 from placeit.simulator.simulate import SimulatedCost
 from placeit.workloads.datasets import DatasetKind
 
@@ -67,7 +68,7 @@ class Budgeted(Job):
 
 def _place(placer: Placer, problem: Problem, evaluations: int, seed: int) -> tuple[float, float, float]:
     """Return the SLR found, the evaluations that were allowed, and seconds of this thread's processor."""
-    cost = SimulatedCost(problem)
+    cost = SimulatedCost(problem, rules=GIPH_RULES)
     began = time.thread_time()
     placement = placer.place(problem, cost, seed=seed, evaluations=evaluations)
     seconds = time.thread_time() - began

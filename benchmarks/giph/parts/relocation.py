@@ -23,6 +23,7 @@ from benchmarks.giph.policies import search
 from benchmarks.giph.problems import instance
 from placeit.placers.heft import Heft
 from placeit.simulator.cost_functions import AmortisedCost, RelocationCost
+from placeit.simulator.scheduler import GIPH_RULES
 from placeit.simulator.simulate import SimulatedCost
 from placeit.workloads.churn import carry_placement
 from placeit.workloads.datasets import sensor_fusion_cases
@@ -67,7 +68,7 @@ class Relocations(Job):
         heft = np.empty_like(giph)
         for i, ((before, after), was, path) in enumerate(zip(pairs, placed, paths, strict=True)):
             now = _where(before, after, was)
-            makespan = SimulatedCost(after.problem)
+            makespan = SimulatedCost(after.problem, rules=GIPH_RULES)
             startup = np.where(np.isfinite(after.startup_s), after.startup_s, 0.0)
             relocation = RelocationCost(after.problem, now, startup, after.migration_bytes)
             anew = Heft().plan(after.problem).placement

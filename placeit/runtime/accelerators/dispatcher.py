@@ -34,7 +34,7 @@ class Dispatcher:
         self._launcher, self._layout = launcher, layout
         conflicts, memory = plan.problem.conflicts, launcher.accelerator.memory
         self._ahead = [ahead if memory(d) != HOST and not conflicts[d].any() else 1 for d in layout.streams]  # by stream
-        self._scheduler = Scheduler(plan.problem, plan.placement, links="channel", queue="priority")
+        self._scheduler = Scheduler(plan.problem, plan.placement)
         self._clocks = Clocks(len(layout.streams))
         self._marks: list[dict[int, Mark]] = [{} for _ in launcher.slots]  # what each request has launched
         self._arrives = {legs[-1]: move for move, legs in layout.moves.items()}

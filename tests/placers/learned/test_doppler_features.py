@@ -23,6 +23,7 @@ from placeit.placers.learned.agents.doppler.features import (
     static_features,
 )
 from placeit.placers.list_scheduling import mean_comm, mean_compute, priority_order, upward_ranks
+from placeit.simulator.scheduler import Rules
 from placeit.simulator.simulate import schedule
 from placeit.testing.problems import random_problem
 
@@ -178,7 +179,7 @@ def test_the_estimate_of_an_episode_in_order_of_priority_is_a_schedule_that_the_
             state.place([v], [int(np.argmin(state.features([v])[0, :, 4]))])
         turn = np.empty(20)
         turn[order] = np.arange(20, 0, -1)
-        kept = schedule(problem, state.placement[0], queue="planned", priority=turn)
+        kept = schedule(problem, state.placement[0], rules=Rules("contention-free", "planned"), priority=turn)
         np.testing.assert_allclose(kept.finish, state.finish[0], rtol=1e-12)
 
 

@@ -21,6 +21,7 @@ from placeit.placers.learned.registry import make_agent
 from placeit.placers.learned.training.loop import Stage, evaluate, train
 from placeit.placers.learned.training.sources import draw_from, simulated
 from placeit.placers.random_task_eft import earliest_finish_devices
+from placeit.simulator.scheduler import GIPH_RULES
 from placeit.simulator.simulate import SimulatedCost, schedule
 from placeit.testing.problems import random_problem
 
@@ -81,7 +82,7 @@ def test_all_moves_that_fit_are_legal_at_first() -> None:
 
 def earliest_finish_by_definition(problem: Problem, placement: np.ndarray, op: int) -> int:
     """Try every gap of every device, the plain way."""
-    plan = schedule(problem, placement)
+    plan = schedule(problem, placement, rules=GIPH_RULES)
     ends = {}
     for d in np.flatnonzero(problem.feasible[op]).tolist():
         ready = 0.0
@@ -164,7 +165,7 @@ def test_the_shipped_policy_improves_on_random_placements_of_problems_it_has_nev
     ratios = []
     for seed in range(10):
         problem = random_problem(20, 4, seed=1000 + seed)
-        cost = SimulatedCost(problem)
+        cost = SimulatedCost(problem, rules=GIPH_RULES)
         found = get_placer("giph").place(problem, cost, seed=seed, evaluations=None)
         some = random_placements(problem, 1 + 2 * len(problem), np.random.default_rng(seed))
         ratios.append(cost(found[None])[0] / cost(some).min())

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from placeit.core.problem import Problem
 from placeit.placers.feasibility import random_placements
 from placeit.placers.learned.agents.giph.gpnet import EDGE_FEATURES, NODE_FEATURES, GpNets
+from placeit.simulator.scheduler import GIPH_RULES
 from placeit.simulator.simulate import schedule
 from placeit.testing.problems import random_problem
 
@@ -113,7 +114,7 @@ def squashed(x: float) -> float:
 @settings(max_examples=30)
 def test_the_start_time_potential_is_the_earliest_start_less_the_actual_one(problem: Problem, seed: int) -> None:
     placement = placed(problem, seed)
-    nets, plan = net_of(problem, placement), schedule(problem, placement)
+    nets, plan = net_of(problem, placement), schedule(problem, placement, rules=GIPH_RULES)
     column = NODE_FEATURES.index("start-time potential")
     known = {}
     for row in range(len(nets.op)):
@@ -139,7 +140,7 @@ def unit_of(problem: Problem) -> float:
 @settings(max_examples=30)
 def test_slack_load_and_pivots_are_those_of_the_schedule(problem: Problem, seed: int) -> None:
     placement = placed(problem, seed)
-    nets, plan = net_of(problem, placement), schedule(problem, placement)
+    nets, plan = net_of(problem, placement), schedule(problem, placement, rules=GIPH_RULES)
     slack, load, pivot = (nets.nodes[:, NODE_FEATURES.index(name)] for name in ("slack", "load", "pivot"))
     assert slack.min() == pytest.approx(0.0, abs=1e-4)  # some op decides the makespan, and none has less than no time
     assert np.array_equal(pivot == 1, placement[nets.op] == nets.device)

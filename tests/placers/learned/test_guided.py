@@ -14,6 +14,7 @@ from placeit.placers.heft import Heft
 from placeit.placers.learned.agents.giph.agent import GiphAgent
 from placeit.placers.learned.agents.giph.guided import Guided
 from placeit.placers.learned.checkpoint import save_agent
+from placeit.simulator.scheduler import GIPH_RULES
 from placeit.simulator.simulate import SimulatedCost
 from placeit.testing.problems import random_problem
 
@@ -51,8 +52,8 @@ def place(problem, cost, evaluations, seed=0, **options):
 def test_the_answer_is_never_worse_than_heft_by_the_cost_it_was_given(seed, tight, kind):
     problem = random_problem(14, 3, seed, tight=tight)
     costs = {
-        "fifo": SimulatedCost(problem),
-        "channel": SimulatedCost(problem, links="channel", queue="priority"),
+        "fifo": SimulatedCost(problem, rules=GIPH_RULES),
+        "channel": SimulatedCost(problem),
         "noise": SimulatedCost(problem, noise=0.2),
         "load": load_of_devices(problem),
     }

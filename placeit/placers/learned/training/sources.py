@@ -13,6 +13,7 @@ from placeit.core.problem import Problem
 from placeit.placers.heft import Heft
 from placeit.placers.learned.agent import ProblemInstance
 from placeit.placers.learned.training.stages import Draw
+from placeit.simulator.scheduler import GIPH_RULES
 from placeit.simulator.simulate import SimulatedCost
 from placeit.simulator.throughput import ThroughputCost, least_seconds
 from placeit.workloads.datasets import MAX_TASKS
@@ -56,7 +57,7 @@ def simulated(problem: Problem) -> ProblemInstance:
             f"A problem of {len(problem)} ops takes no time on its fastest devices, so nothing can be learned from it. Leave "
             "it out."
         )
-    return ProblemInstance(problem, SimulatedCost(problem), problem.critical_path)
+    return ProblemInstance(problem, SimulatedCost(problem, rules=GIPH_RULES), problem.critical_path)
 
 
 def served(problem: Problem) -> ProblemInstance:
@@ -118,7 +119,7 @@ def _fresh(
 
 def _against_heft(problem: Problem) -> ProblemInstance:
     """Return a problem with its simulated makespan over that of HEFT's placement: where transfers rule, SLRs are no measure."""
-    cost = SimulatedCost(problem)
+    cost = SimulatedCost(problem, rules=GIPH_RULES)
     return ProblemInstance(problem, cost, float(cost(Heft().plan(problem).placement[None])[0]))
 
 
