@@ -30,7 +30,7 @@ from placeit.core.errors import PlaceitError
 from placeit.core.telemetry import import_onnxruntime
 from placeit.devices.openvino import openvino_core
 from placeit.profiler.cache import Cache
-from placeit.runtime.check import OutputError
+from placeit.runtime.check import OutputDifference
 from placeit.runtime.measure import WARMUP, Measurement, Ratio, faster, summed_up, timed
 
 __all__ = ["CALLED", "MOST", "ONNX_RUNTIME", "OPENVINO", "OWN", "PLACEIT", "PYTORCH", "Trial", "Wrong", "serve", "tried"]
@@ -81,7 +81,7 @@ class Trial:
         optimize_s: seconds from the file to the answer.
         memory: most bytes that the process had from the file to the answer, beyond those it had before.
         splits: random placements that were run.
-        error: largest ``OutputError.max_rel`` of them and of the answer.
+        error: largest ``OutputDifference.max_rel`` of them and of the answer.
         tolerance: the largest that is right.
         wrong: what does not hold.
     """
@@ -229,7 +229,9 @@ class _Trying:
         with placeit.Session(model, answer.cluster, inputs=self.sample.inputs) as session:
             self.found.groups = len(session.grouping.groups)
             if plain:
-                best = min((OutputError.between(outputs, run()) for run in plain.values()), key=lambda error: error.max_rel)
+                best = min(
+                    (OutputDifference.between(outputs, run()) for run in plain.values()), key=lambda error: error.max_rel
+                )
                 self._compared(best, where, session.tolerance)
             home = session.home_of(answer.placement)
             with home.executor(home.plan_of(answer.placement)) as executor:
@@ -267,9 +269,9 @@ class _Trying:
                     if report.failed is not None:  # beside placeit's own reference
                         self._fails("right", where, report.failed)
                     else:
-                        self._compared(OutputError.between(report.outputs, expected), where, session.tolerance)
+                        self._compared(OutputDifference.between(report.outputs, expected), where, session.tolerance)
 
-    def _compared(self, error: OutputError, where: str, tolerance: float) -> None:
+    def _compared(self, error: OutputDifference, where: str, tolerance: float) -> None:
         """Judge outputs beside those of the plain runtime."""
         self.found.error = max(self.found.error or 0.0, error.max_rel)
         self.found.tolerance = max(self.found.tolerance or 0.0, tolerance)

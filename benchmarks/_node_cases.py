@@ -24,7 +24,7 @@ from placeit.core.telemetry import import_onnxruntime
 from placeit.devices.openvino import openvino_core
 from placeit.planning.coarsen import coarsen
 from placeit.profiler.cache import Cache
-from placeit.runtime.check import OutputError
+from placeit.runtime.check import OutputDifference
 from placeit.session import Session
 
 __all__ = ["FORMS", "GIVEN", "PLAIN", "Outcome", "serve"]
@@ -162,7 +162,7 @@ class _Case:
             if (ours.shape, ours.dtype) != (value.shape, value.dtype):
                 return Outcome("wrong", f"{name}: {ours.dtype} {ours.shape}, not {value.dtype} {value.shape}", refused)
         known = {name: value for name, value in reference.items() if name not in random and value.dtype.kind in "biuf"}
-        error = OutputError.between(outputs, known)
+        error = OutputDifference.between(outputs, known)
         types = {str(value.dtype) for value in (*_given(self.case).values(), *known.values()) if hasattr(value, "dtype")}
         if error.max_rel > max(_TOLERANCE.get(kind, _EXACT) for kind in types):
             return Outcome("wrong", f"outputs differ by {error.max_rel:.2g} of the largest, {error.max_abs:.2g}", refused)

@@ -47,7 +47,7 @@ from placeit.optimizer.optimize import optimize
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.cache import Cache
-from placeit.runtime.check import OutputError
+from placeit.runtime.check import OutputDifference
 from placeit.runtime.devices.pytorch import use_threads
 from placeit.runtime.drivers import drive
 from placeit.runtime.measure import faster, timed
@@ -124,7 +124,7 @@ def _compare(model: TensorProgram, cluster: Cluster, where: str, cache: Cache, a
         candidates = {who: _Counted(timer) for who, timer in timers.items()}
         results = settled_race(candidates, rounds=10 if args.quick else 24, seed=args.seed)
         reference = session.reference({})
-        errors = {who: OutputError.between(executor.outputs(), reference).max_rel for who, executor in ours.items()}
+        errors = {who: OutputDifference.between(executor.outputs(), reference).max_rel for who, executor in ours.items()}
         dispatch = float(session.costs.dispatch.max())
     level = results.pop(_EMPTY).median / EMPTY_LEVELS
     predicted = {

@@ -22,7 +22,7 @@ from placeit.optimizer.search import Search
 from placeit.planning.placing import Placing
 from placeit.planning.segments import Plan
 from placeit.profiler.costs import Progress
-from placeit.runtime.check import OutputError
+from placeit.runtime.check import OutputDifference
 from placeit.runtime.measure import Ratio
 from placeit.session import Session
 from placeit.simulator.objectives import Latency
@@ -120,7 +120,7 @@ def search_of(case: Case, machine: Machine, *, seed: int, left_s: float = 1e9, p
         grouping=SimpleNamespace(groups=SimpleNamespace(param_bytes=np.zeros(1))),
         segmenter=SimpleNamespace(problem=lambda: None),
         executor=lambda seconds, **_: Drawn(seconds * math.exp(machine.random.normal(0, case.opening)), machine),
-        check_outputs=lambda _, **__: OutputError(0.0, 0.0),
+        check_outputs=lambda _, **__: OutputDifference(0.0, 0.0),
         compiling=SimpleNamespace(),
         runtime=SimpleNamespace(compiling_takes=lambda _: 0.0),
     )

@@ -50,7 +50,7 @@ from placeit.devices.openvino import openvino_core
 from placeit.optimizer.optimize import optimize
 from placeit.optimizer.result import Candidate, Optimized
 from placeit.profiler.cache import Cache
-from placeit.runtime.check import OutputError
+from placeit.runtime.check import OutputDifference
 from placeit.runtime.executor import Executor
 from placeit.runtime.measure import Measurement, faster
 from placeit.runtime.plan_executor import PlanExecutor
@@ -106,7 +106,7 @@ def _model(name: str, cores: tuple[int, int], folder: Path, args: Args, report: 
         others = _others(session.model, path, split.placement, folder, inputs, pinned, bound)
         outputs = {who: by_name(session.model, other.run()) for who, other in others.items()}
         outputs |= {who: executor.run(inputs) for who, executor in ours.items()}
-        errors = {who: OutputError.between(values, outputs[ONE]) for who, values in outputs.items()}
+        errors = {who: OutputDifference.between(values, outputs[ONE]) for who, values in outputs.items()}
         timers = {who: runs.time for who, runs in (others | ours).items()}
         control = [side_by_side(session)]
         results = settled_race(timers, rounds=10 if args.quick else 40, seed=args.seed)
@@ -121,7 +121,7 @@ def _model(name: str, cores: tuple[int, int], folder: Path, args: Args, report: 
 
 
 def _rows(
-    name: str, found: Optimized, results: Mapping[str, Measurement], errors: Mapping[str, OutputError], report: Report
+    name: str, found: Optimized, results: Mapping[str, Measurement], errors: Mapping[str, OutputDifference], report: Report
 ) -> None:
     single = found.best_single
     assert single is not None

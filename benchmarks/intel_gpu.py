@@ -31,7 +31,7 @@ from placeit.core.interrupts import INTERRUPTED
 from placeit.core.placement import Placement
 from placeit.devices.openvino import openvino_core
 from placeit.planning.segments import Costs, Segmenter
-from placeit.runtime.check import OutputError
+from placeit.runtime.check import OutputDifference
 from placeit.session import Session
 from tests.emulated_gpu.build import MISSING, UnavailableError, environment
 from tests.emulated_gpu.models import branches
@@ -101,7 +101,7 @@ def worst_error(tested: Session, exact: Session, placements: int, *, seed: int =
         groups = rng.integers(len(tested.cluster), size=len(tested.grouping.groups))
         inputs = tested.model.random_inputs(seed + turn)
         report = tested.run(placed(tested, groups.tolist(), merge=turn % 2 == 0), runs=1, warmup=0, inputs=inputs)
-        worst = max(worst, OutputError.between(report.outputs, exact.reference(inputs)).max_rel)
+        worst = max(worst, OutputDifference.between(report.outputs, exact.reference(inputs)).max_rel)
     return worst
 
 
@@ -121,7 +121,7 @@ def answers(session: Session, placement: Placement, requests: int, rate: float, 
             except Exception:  # noqa: BLE001 (whatever it was, the request is lost)
                 lost += 1
             else:
-                wrong += OutputError.between(outputs, expected[number % _BATCHES]).wrong(tolerance) is not None
+                wrong += OutputDifference.between(outputs, expected[number % _BATCHES]).wrong(tolerance) is not None
     return lost, wrong
 
 

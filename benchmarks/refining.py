@@ -27,7 +27,7 @@ from placeit.backends.base import Arrays
 from placeit.core.cluster import Cluster
 from placeit.core.errors import PlaceitError
 from placeit.devices.clusterfile import find_cluster
-from placeit.runtime.check import OutputError
+from placeit.runtime.check import OutputDifference
 from placeit.runtime.refining import Refinement
 from placeit.runtime.serving import Answer, Server
 from placeit.session import Session
@@ -126,7 +126,7 @@ class _Load:
             except PlaceitError:
                 self.failed += 1
                 continue
-            self.wrong += OutputError.between(outputs, self._expected[which]).wrong(self._tolerance) is not None
+            self.wrong += OutputDifference.between(outputs, self._expected[which]).wrong(self._tolerance) is not None
             phase = "after" if self.refinement.switches else "trial" if self._trying else "before"
             self.ended.append(_Ended(phase, answer.ended - answer.begun, answer.ended - due))
         found = self.refinement

@@ -33,7 +33,7 @@ from placeit.devices.openvino import openvino_core
 from placeit.optimizer.optimize import optimize
 from placeit.optimizer.result import Candidate
 from placeit.profiler.cache import Cache
-from placeit.runtime.check import OutputError
+from placeit.runtime.check import OutputDifference
 from placeit.runtime.measure import Measurement, faster
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.session import Session
@@ -78,7 +78,7 @@ def _model(name: str, clusters: Mapping[str, tuple[str, str]], cache: Cache, arg
         inputs = model.random_inputs()
         outputs = {who: by_name(model, runs.run()) for who, runs in plain.items()}
         outputs |= {who: executor.run(inputs) for who, executor in ours.items()}
-    errors = {who: OutputError.between(values, outputs[REFERENCE]).max_rel for who, values in outputs.items()}
+    errors = {who: OutputDifference.between(values, outputs[REFERENCE]).max_rel for who, values in outputs.items()}
     _rows(name, results, where, errors, report)
 
 

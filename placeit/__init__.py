@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from placeit.placers.registry import placer_names
     from placeit.planning.coarsen import Grouping, coarsen
     from placeit.profiler.cache import Cache
-    from placeit.runtime.check import OutputError
+    from placeit.runtime.check import OutputDifference
     from placeit.runtime.pipeline import Pipeline, Stage
     from placeit.runtime.run_report import RunReport
     from placeit.runtime.serving import Server
@@ -47,7 +47,7 @@ __all__ = [
     "ModelStage",
     "OpGraph",
     "Optimized",
-    "OutputError",
+    "OutputDifference",
     "Pipeline",
     "PlacedStages",
     "PlaceitError",
@@ -88,7 +88,7 @@ _HOME = {
     "ModelStage": "placeit.optimizer.stages",
     "OpGraph": "placeit.core.graph",
     "Optimized": "placeit.optimizer.result",
-    "OutputError": "placeit.runtime.check",
+    "OutputDifference": "placeit.runtime.check",
     "Placement": "placeit.core.placement",
     "Pipeline": "placeit.runtime.pipeline",
     "PlacedStages": "placeit.optimizer.stages",

@@ -42,7 +42,7 @@ from placeit.profiler.cache import Cache
 from placeit.runtime import check as check_module
 from placeit.runtime.accelerators.module_program import ModuleProgram
 from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator
-from placeit.runtime.check import OutputCheck, OutputError, other_inputs
+from placeit.runtime.check import OutputCheck, OutputDifference, other_inputs
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.devices.openvino import HostBuffer, OpenVinoDevice
 from placeit.runtime.devices.ort import OrtDevice
@@ -375,7 +375,7 @@ def placements(session: Session, seed: int) -> list[NDArray[np.int32]]:
     return [rng.integers(2, size=len(session.grouping.groups)).astype(np.int32) for _ in range(3)]
 
 
-def seen(error: OutputError) -> bool:
+def seen(error: OutputDifference) -> bool:
     return error.not_checked is None and error.max_rel > SEEN
 
 
@@ -412,7 +412,7 @@ def test_every_one_of_a_hundred_faults_is_seen(open_session: Any, inject: Any, k
     assert injections(open_session, inject, kind, 100) == []
 
 
-def false_alarms(open_session: Any, inject: Any, kind: str, count: int) -> list[OutputError]:
+def false_alarms(open_session: Any, inject: Any, kind: str, count: int) -> list[OutputDifference]:
     errors = []
     for seed in range(2):
         with open_session(kind, seed) as session:

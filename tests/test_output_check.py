@@ -25,7 +25,7 @@ from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.devices.host import allowed_cores
 from placeit.profiler.cache import Cache
-from placeit.runtime.check import OutputError
+from placeit.runtime.check import OutputDifference
 from placeit.runtime.drivers import drive
 from placeit.session import Session
 
@@ -36,8 +36,8 @@ PAIR = Cluster(tuple(Device(name, address=Address("CPU", (CORE,))) for name in (
 NOWHERE_ELSE = "same outputs, so that outputs of an earlier run would not be noticed"
 
 
-def between(ours: NDArray[Any], theirs: NDArray[Any]) -> OutputError:
-    return OutputError.between({"y": ours}, {"y": theirs})
+def between(ours: NDArray[Any], theirs: NDArray[Any]) -> OutputDifference:
+    return OutputDifference.between({"y": ours}, {"y": theirs})
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_what_is_infinitely_wrong_says_why(ours: NDArray[Any], theirs: NDArray[A
 
 
 def test_an_output_that_is_missing_is_infinitely_wrong() -> None:
-    assert OutputError.between({}, {"y": np.ones(2)}).fault == "the output 'y' is missing"
+    assert OutputDifference.between({}, {"y": np.ones(2)}).fault == "the output 'y' is missing"
 
 
 @pytest.mark.parametrize(
@@ -94,12 +94,12 @@ def test_what_is_no_number_on_both_sides_is_said(value: NDArray[Any], share: flo
 
 
 def test_imaginary_parts_count() -> None:
-    assert between(np.array([1 + 1j]), np.array([1 + 0j])) == OutputError(1.0, 1.0)
+    assert between(np.array([1 + 1j]), np.array([1 + 0j])) == OutputDifference(1.0, 1.0)
 
 
 def test_the_worse_of_two_errors_keeps_every_reason() -> None:
-    wrong, unsure = OutputError(np.inf, np.inf, "why"), OutputError(0.5, 0.25, None, "not")
-    assert wrong.worse(unsure) == unsure.worse(wrong) == OutputError(np.inf, np.inf, "why", "not")
+    wrong, unsure = OutputDifference(np.inf, np.inf, "why"), OutputDifference(0.5, 0.25, None, "not")
+    assert wrong.worse(unsure) == unsure.worse(wrong) == OutputDifference(np.inf, np.inf, "why", "not")
 
 
 def report_of(model: Any, cluster: Cluster, cache: Cache, inputs: Any = None) -> Any:
@@ -149,7 +149,7 @@ def test_whole_numbers_stay_in_the_range_that_is_known_to_be_valid(cache: Cache,
     object.__setattr__(model, "reference", lambda *_: lambda inputs: asked.append(inputs["x"].tolist()) or run(inputs))
     inputs = {"x": np.array([7, 8, 9, 9, 9])} if given else None
     report = report_of(model, drive(PAIR, model), cache, inputs)
-    assert report.output_error == OutputError(0.0, 0.0)
+    assert report.output_error == OutputDifference(0.0, 0.0)
     if given:
         assert {tuple(sorted(values)) for values in asked} == {(7, 8, 9, 9, 9)}
     assert {value for values in asked for value in values} <= ({7, 8, 9} if given else {1, 2, 3, 4, 5})
@@ -163,7 +163,7 @@ def test_inputs_that_the_model_refuses_are_not_the_second_ones(cache: Cache) -> 
     rising = torch.tensor([0, 1, 3, 4, 7])
     model = load_module(Calling(steps, table=torch.arange(4.0)), (rising,))
     report = report_of(model, drive(PAIR, model), cache, {"x": rising.numpy()})
-    assert report.output_error == OutputError(0.0, 0.0, not_checked=report.output_error.not_checked)
+    assert report.output_error == OutputDifference(0.0, 0.0, not_checked=report.output_error.not_checked)
     assert report.output_error.not_checked is not None
 
 

@@ -24,7 +24,7 @@ from placeit.devices.host import allowed_cores
 from placeit.devices.plain import plain_devices
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.cache import Cache
-from placeit.runtime.check import OutputError
+from placeit.runtime.check import OutputDifference
 from placeit.runtime.devices.base import SegmentSource
 from placeit.runtime.devices.openvino import OpenVinoDevice, OpenVinoProgram
 from placeit.runtime.plan_executor import PlanExecutor
@@ -268,7 +268,7 @@ def test_runs_that_check_a_candidate_are_explored_and_who_waits_for_them_does_so
     """They are on the devices that serve: they wait until the share allows them."""
     check, begun, go_on = Session.check_outputs, threading.Event(), threading.Event()
 
-    def watched(self: Session, executor: PlanExecutor, *, after: bool = False) -> OutputError:
+    def watched(self: Session, executor: PlanExecutor, *, after: bool = False) -> OutputDifference:
         begun.set()
         assert go_on.wait(60)
         return check(self, executor, after=after)

@@ -17,7 +17,7 @@ from placeit.core.placement import Placement
 from placeit.devices.host import allowed_cores
 from placeit.devices.openvino import openvino_core
 from placeit.profiler.cache import Cache
-from placeit.runtime.check import OutputError
+from placeit.runtime.check import OutputDifference
 from placeit.session import Session
 
 CORE = f"CPU@{allowed_cores()[0]}"
@@ -219,5 +219,5 @@ def test_real_devices_are_measured_beside_described_ones(cache: Cache) -> None:
 def test_the_output_error_compares_element_by_element(
     ours: list[float], theirs: list[float], max_abs: float, max_rel: float
 ) -> None:
-    error = OutputError.between({"y": np.array(ours)}, {"y": np.array(theirs)})
+    error = OutputDifference.between({"y": np.array(ours)}, {"y": np.array(theirs)})
     assert (error.max_abs, error.max_rel) == (max_abs, max_rel)

@@ -26,7 +26,7 @@ from placeit.profiler.support import supported
 from placeit.runtime.accelerators.executor import StreamExecutor
 from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator, torch_streams
 from placeit.runtime.accelerators.work import PlanTasks
-from placeit.runtime.check import OutputError
+from placeit.runtime.check import OutputDifference
 from placeit.runtime.drivers import drive
 from placeit.runtime.runtime import Runtime
 from placeit.session import Session
@@ -68,7 +68,7 @@ def test_a_placement_found_there_computes_what_the_module_does(eager, cache, clu
     assert found.chosen.output_error.max_rel < 1e-5
     inputs = model.random_inputs(seed=3)
     reference = model.reference(None, "f32")(inputs)
-    assert OutputError.between(found.run(inputs), reference).max_rel < 1e-5
+    assert OutputDifference.between(found.run(inputs), reference).max_rel < 1e-5
     measured = [candidate for candidate in found.candidates if candidate.measured]
     assert any(len([n for n in candidate.placement.counts().values() if n]) == 2 for candidate in measured)
     with Session(model, cluster, cache=cache, max_groups=8) as session:
@@ -76,7 +76,7 @@ def test_a_placement_found_there_computes_what_the_module_does(eager, cache, clu
         assert (session.costs.dispatch > 0).all()
         split = session.placement(np.arange(len(session.grouping.groups)) % 2)
         report = session.run(split, runs=6, inputs=inputs)
-    assert OutputError.between(report.outputs, reference).max_rel < 1e-5
+    assert OutputDifference.between(report.outputs, reference).max_rel < 1e-5
     assert all(0 < report.utilization[name] <= 1 for name in cluster.names)
     ran = [op for span in report.spans for op in span.ops]
     assert sorted(ran) == sorted(set(ran))
@@ -94,7 +94,7 @@ def test_core_sets_run_side_by_side_and_wait_for_each_other():
         with StreamExecutor(PlanTasks.of(runtime, plan), accelerator, requests=2) as executor:
             for number in range(4):
                 inputs = model.random_inputs(number)
-                assert OutputError.between(executor.run(inputs), run(inputs)).max_rel < 1e-5
+                assert OutputDifference.between(executor.run(inputs), run(inputs)).max_rel < 1e-5
             executor.times(6)
         assert all(" -> " not in str(route) and route[0] == route[1] for route in executor.layout.routes)  # nothing is copied
     accelerator.close()
@@ -127,7 +127,7 @@ def test_a_core_set_beside_an_accelerator_has_copies_on_streams_of_the_accelerat
         with runtime.executor(plan, requests=2) as executor:
             for number in range(4):
                 inputs = model.random_inputs(number)
-                assert OutputError.between(executor.run(inputs), run(inputs)).max_rel < 1e-5
+                assert OutputDifference.between(executor.run(inputs), run(inputs)).max_rel < 1e-5
             executor.times(6)
             moved = {span.where for span in executor.spans() if span.kind == "copy"}
             assert {("cpu", f"CPU@{CORES[0]}"), (f"CPU@{CORES[0]}", "cpu")} <= moved
@@ -209,7 +209,7 @@ def test_beside_what_is_slowed_down_on_purpose_the_host_paces_an_accelerator(eag
                 assert list(executor.host_paced) == [name for name in own if cluster.names.index(name) in used_by(plan)]
                 for number in range(3):
                     inputs = model.random_inputs(number)
-                    assert OutputError.between(executor.run(inputs), run(inputs)).max_rel < 1e-5
+                    assert OutputDifference.between(executor.run(inputs), run(inputs)).max_rel < 1e-5
                 assert executor.times(5) > 0
                 moved = {span.where for span in executor.spans() if span.kind == "copy"}
                 planned = zip(plan.schedule.transfers.src.tolist(), plan.schedule.transfers.dst.tolist(), strict=True)
@@ -289,7 +289,7 @@ def test_on_a_gpu_beside_a_core_set_outputs_are_right_however_the_model_is_cut(c
         with Runtime(model, grouping, cluster) as runtime, runtime.executor(plan, requests=2) as executor:
             for number in range(3):
                 inputs = model.random_inputs(number)
-                assert OutputError.between(executor.run(inputs), run(inputs)).max_rel < 1e-4
+                assert OutputDifference.between(executor.run(inputs), run(inputs)).max_rel < 1e-4
             assert executor.times(5) > 0
             assert all(span.seconds > 0 for span in executor.spans() if span.kind == "compute")
 
@@ -302,4 +302,4 @@ def test_on_a_gpu_a_placement_computes_what_the_module_does(cache, names):
     found = optimize(model, names, budget=5.0, cache=cache)
     inputs = model.random_inputs(seed=3)
     assert found.chosen.output_error.max_rel < 1e-4
-    assert OutputError.between(found.run(inputs), model.reference(None, "f32")(inputs)).max_rel < 1e-4
+    assert OutputDifference.between(found.run(inputs), model.reference(None, "f32")(inputs)).max_rel < 1e-4

@@ -15,7 +15,7 @@ from benchmarks._plain import Plain, bound_thread, by_name, openvino_alone
 from placeit.backends.openvino.model import OpenVinoModel
 from placeit.core.placement import Placement
 from placeit.devices.openvino import openvino_core
-from placeit.runtime.check import OutputError
+from placeit.runtime.check import OutputDifference
 from placeit.runtime.measure import Measurement, Ratio, faster
 from placeit.session import Session
 
@@ -71,7 +71,7 @@ def race(
             else:
                 plain = _automatic(session.model, entry.placement, core, stack)
                 outputs = by_name(session.model, plain.run())
-                error = OutputError.between(outputs, expected).max_rel
+                error = OutputDifference.between(outputs, expected).max_rel
                 timers[entry.name] = plain.time
             far = sum(float(np.square(outputs[n].astype(float) - expected[n]).sum()) for n in expected)
             errors[entry.name] = error, far**0.5

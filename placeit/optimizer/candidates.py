@@ -19,7 +19,7 @@ from placeit.devices.own_modes import OwnMode
 from placeit.devices.plain import other_precision
 from placeit.planning.placing import Placing
 from placeit.planning.segments import Costs, Plan, Segmenter
-from placeit.runtime.check import OutputError
+from placeit.runtime.check import OutputDifference
 from placeit.runtime.measure import Measurement
 from placeit.session import Session
 
@@ -99,7 +99,7 @@ class Candidate:
     race: int | None = None
     final: bool = False
     earlier: bool = False
-    output_error: OutputError | None = None
+    output_error: OutputDifference | None = None
     failed: str | None = None
     no_room: bool = False
     not_run: str | None = None

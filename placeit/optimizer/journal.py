@@ -18,7 +18,7 @@ from placeit.core.version import __version__
 from placeit.optimizer.candidates import Candidate
 from placeit.profiler.cache import are_times
 from placeit.profiler.kept import cost_key
-from placeit.runtime.check import OutputError
+from placeit.runtime.check import OutputDifference
 from placeit.runtime.measure import Measurement
 from placeit.session import Session
 from placeit.simulator.objectives import Objective
@@ -61,7 +61,7 @@ class Known:
     values: Sequence[float]
     cost: float | None
     segment_s: NDArray[np.float64] | None
-    output_error: OutputError
+    output_error: OutputDifference
     replicas: Sequence[Placed] = ()
 
     @property
@@ -70,7 +70,9 @@ class Known:
         return [Placed(self.devices, self.segment_of), *self.replicas]
 
     @classmethod
-    def of_candidate(cls, candidate: Candidate, measured: Measurement, value: Measurement, output_error: OutputError) -> Known:
+    def of_candidate(
+        cls, candidate: Candidate, measured: Measurement, value: Measurement, output_error: OutputDifference
+    ) -> Known:
         """Take what was measured of a candidate."""
         samples, values = measured.samples.tolist(), value.samples.tolist()
         who, plan = (candidate.name, candidate.placer), candidate.plan
@@ -230,7 +232,7 @@ def _known(found: dict[str, Any], path: Path, number: int, edges: NDArray[np.int
         values,
         None if cost is None else float(cost),
         None if spent is None else np.array(spent),
-        OutputError(float(error["max_abs"]), float(error["max_rel"]), None, error["not_checked"]),
+        OutputDifference(float(error["max_abs"]), float(error["max_rel"]), None, error["not_checked"]),
         [one for one in replicas if one is not None],
     )
 

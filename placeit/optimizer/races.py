@@ -26,7 +26,7 @@ from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.calibration import calibrated
 from placeit.profiler.costs import Progress
 from placeit.runtime.budget import TRIFLE_S
-from placeit.runtime.check import OutputError
+from placeit.runtime.check import OutputDifference
 from placeit.runtime.measure import FAILURES, FEWEST, WARMUP, Measurement, Race, faster, summed_up
 from placeit.runtime.plan_executor import with_room
 from placeit.session import Session
@@ -417,7 +417,7 @@ class Races:
         if self._compared:
             return
         self._compared = True
-        gap = OutputError.between(self.session.output_check().expected, other.output_check().expected)
+        gap = OutputDifference.between(self.session.output_check().expected, other.output_check().expected)
         if gap.wrong(self.session.tolerance) is not None:
             said = gap.fault or f"outputs differ by {gap.max_rel:.1e} of the largest"
             _LOG.warning(

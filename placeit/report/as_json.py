@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from placeit.optimizer.service import Service
     from placeit.planning.segments import Profiled
     from placeit.profiler.profile_report import ProfileReport
-    from placeit.runtime.check import OutputError
+    from placeit.runtime.check import OutputDifference
     from placeit.runtime.compiling import Compiled
     from placeit.runtime.load import RateReport
     from placeit.runtime.measure import Measurement, Ratio
@@ -320,7 +320,7 @@ def _load(report: LoadReport) -> dict[str, Any]:
     }
 
 
-def _error(error: OutputError | None) -> dict[str, Any]:
+def _error(error: OutputDifference | None) -> dict[str, Any]:
     if error is None:
         return {
             "max_abs": None,

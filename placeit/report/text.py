@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from placeit.core.cluster import Cluster
-    from placeit.runtime.check import OutputError
+    from placeit.runtime.check import OutputDifference
     from placeit.runtime.measure import Measurement, Ratio
 
 __all__ = [
@@ -100,7 +100,7 @@ def watts(power: float | None) -> str:
     return NOTHING if power is None else f"{power:.0f} W"
 
 
-def error(value: OutputError | None) -> str:
+def error(value: OutputDifference | None) -> str:
     """Write how far outputs are from the reference, relative to its largest value: ``1.2e-07``, ``exact``, ``not checked``.
 
     In another precision than float32, that against float32 comes first, and then that against the whole model in the same
@@ -119,7 +119,7 @@ def error(value: OutputError | None) -> str:
     return figure if value.not_checked is None else f"not checked ({figure})"
 
 
-def show_unchecked(console: Console, errors: Iterable[OutputError | None]) -> None:
+def show_unchecked(console: Console, errors: Iterable[OutputDifference | None]) -> None:
     """Say why right outputs prove little, where that is so."""
     for why in dict.fromkeys(value.not_checked for value in errors if value is not None):
         if why is not None:

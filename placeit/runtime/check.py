@@ -23,7 +23,7 @@ __all__ = [
     "RUNS",
     "Checkable",
     "OutputCheck",
-    "OutputError",
+    "OutputDifference",
     "check_tolerance",
     "other_inputs",
     "tolerance_of",
@@ -47,7 +47,7 @@ def check_tolerance(tolerance: float | None) -> None:
 
 
 def tolerance_of(types: Iterable[str]) -> float:
-    """Largest ``OutputError.max_rel`` of outputs that are right, by the coarsest of a precision, types and compressions."""
+    """Return the largest ``OutputDifference.max_rel`` of right outputs, by the coarsest of precision, types, compressions."""
     return max(_TOLERANCES.get(name, 0.0) for name in types)
 
 
@@ -74,7 +74,7 @@ def tolerance_of_rounding(graph: OpGraph, steps: Mapping[str, float]) -> float:
 
 
 @dataclass(frozen=True)
-class OutputError:
+class OutputDifference:
     """Difference between the outputs of a placement and those of the whole model on one device, in float32.
 
     Attributes:
@@ -96,7 +96,7 @@ class OutputError:
     alike: float | None = None
 
     @classmethod
-    def between(cls, outputs: Arrays, reference: Arrays) -> OutputError:
+    def between(cls, outputs: Arrays, reference: Arrays) -> OutputDifference:
         """Compare outputs by name.
 
         An element that is finite on one side only differs infinitely, and so does an output that is missing or has another
@@ -124,9 +124,9 @@ class OutputError:
             f"{tolerance:g}.{coarse}"
         )
 
-    def worse(self, other: OutputError) -> OutputError:
+    def worse(self, other: OutputDifference) -> OutputDifference:
         """Return the larger of two errors, figure by figure."""
-        return OutputError(
+        return OutputDifference(
             max(self.max_abs, other.max_abs),
             max(self.max_rel, other.max_rel),
             self.fault or other.fault,
@@ -147,7 +147,7 @@ class OutputError:
         }
 
 
-def _difference(name: str, given: NDArray[Any] | None, expected: NDArray[Any]) -> OutputError:
+def _difference(name: str, given: NDArray[Any] | None, expected: NDArray[Any]) -> OutputDifference:
     if given is None:
         return _infinite(f"the output '{name}' is missing")
     if given.shape != expected.shape:
@@ -170,7 +170,7 @@ def _difference(name: str, given: NDArray[Any] | None, expected: NDArray[Any]) -
         if not_finite == 1
         else None
     )
-    return OutputError(largest, largest / scale if scale > 0 else largest, not_checked=why, not_finite=not_finite)
+    return OutputDifference(largest, largest / scale if scale > 0 else largest, not_checked=why, not_finite=not_finite)
 
 
 def _values(values: NDArray[Any]) -> str:
@@ -178,8 +178,8 @@ def _values(values: NDArray[Any]) -> str:
     return "NaN" if np.isnan(values).all() else "infinite" if not np.isnan(values).any() else "NaN or infinite"
 
 
-def _infinite(why: str) -> OutputError:
-    return OutputError(np.inf, np.inf, why)
+def _infinite(why: str) -> OutputDifference:
+    return OutputDifference(np.inf, np.inf, why)
 
 
 class Checkable(Protocol):
@@ -225,7 +225,7 @@ class OutputCheck:
         alike: Callable[[Arrays], Arrays] | None = None,
     ) -> None:
         self.expected = reference(inputs)
-        self.not_checked = OutputError.between(self.expected, self.expected).not_checked
+        self.not_checked = OutputDifference.between(self.expected, self.expected).not_checked
         second, most = (inputs, self.expected), 0
         for other in others:
             try:
@@ -233,7 +233,7 @@ class OutputCheck:
             except _FAILURES:  # the model cannot make sense of them
                 continue
             differ = sum(
-                OutputError.between({name: made[name]}, {name: expected}).max_rel > max(_DISTINCT, tolerance)
+                OutputDifference.between({name: made[name]}, {name: expected}).max_rel > max(_DISTINCT, tolerance)
                 for name, expected in self.expected.items()
             )
             if differ > most:
@@ -247,7 +247,7 @@ class OutputCheck:
         self._runs = (second, (inputs, self.expected))
         self._alike = [None if alike is None else alike(given) for given, _ in self._runs]
 
-    def __call__(self, executor: Checkable, *, after: bool = False) -> OutputError:
+    def __call__(self, executor: Checkable, *, after: bool = False) -> OutputDifference:
         """Run an executor on both inputs and compare its outputs.
 
         Args:
@@ -258,16 +258,16 @@ class OutputCheck:
         Raises:
             ExecutionError: a device failed.
         """
-        worst = OutputError(0.0, 0.0, not_checked=self.not_checked)
+        worst = OutputDifference(0.0, 0.0, not_checked=self.not_checked)
         sentinel, pause = int(after), _PAUSE_S[0]
         late = _late(executor, sentinel, pause)
         for (inputs, expected), alike in zip(self._runs, self._alike, strict=True):
             begin = time.perf_counter()
             outputs = executor.run(inputs)
             pause = float(np.clip(time.perf_counter() - begin, *_PAUSE_S))
-            worst = worst.worse(OutputError.between(outputs, expected))
+            worst = worst.worse(OutputDifference.between(outputs, expected))
             if alike is not None:
-                worst = worst.worse(OutputError(0.0, 0.0, alike=OutputError.between(outputs, alike).max_rel))
+                worst = worst.worse(OutputDifference(0.0, 0.0, alike=OutputDifference.between(outputs, alike).max_rel))
             late = late or _changed(executor.outputs(), outputs)
             sentinel = 1 - sentinel
             late = _late(executor, sentinel, pause) or late

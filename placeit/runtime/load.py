@@ -22,7 +22,7 @@ from placeit.backends.base import Arrays
 from placeit.core.cluster import Cluster
 from placeit.core.errors import ExecutionError, PlaceitError, QueueFullError
 from placeit.core.placement import Placement
-from placeit.runtime.check import OutputError
+from placeit.runtime.check import OutputDifference
 from placeit.runtime.serving import Answer, Server
 from placeit.runtime.spans import Event, Span
 from placeit.simulator.load import LoadReport
@@ -92,7 +92,7 @@ class RateReport:
     in_flight: int
     queue: int
     served: Served
-    output_error: OutputError
+    output_error: OutputDifference
     failed: str | None
     cluster: Cluster
     trace: Sequence[Span | Event]

@@ -12,7 +12,7 @@ from placeit.core.cluster import Cluster
 from placeit.core.placement import Placement
 from placeit.devices.nvml import GpuUse
 from placeit.planning.segments import Plan
-from placeit.runtime.check import OutputError
+from placeit.runtime.check import OutputDifference
 from placeit.runtime.measure import Measurement
 from placeit.runtime.spans import Span
 
@@ -54,7 +54,7 @@ class RunReport:
     duration_s: float | None
     latency: Measurement
     utilization: dict[str, float]
-    output_error: OutputError
+    output_error: OutputDifference
     failed: str | None
     spans: list[Span]
     outputs: dict[str, NDArray[np.generic]]

@@ -40,7 +40,7 @@ from placeit.profiler.support import supported, supported_ops
 from placeit.runtime.check import (
     Checkable,
     OutputCheck,
-    OutputError,
+    OutputDifference,
     check_tolerance,
     other_inputs,
     tolerance_of,
@@ -79,9 +79,9 @@ class Session:
         batch: first size of every input that leaves it open. Sizes that neither gives are those of ``inputs``.
         max_groups: most groups that placers decide about.
         precision: inference precision of every device.
-        tolerance: largest ``OutputError.max_rel`` of outputs that are right; None for 0.001 in float32, 0.02 in float16 and 0.1
-            in bfloat16, by the coarsest type of the precision, of the model's tensors, and of what is sent between nodes
-            (0.1 for int8), and for quantised models :func:`placeit.runtime.check.tolerance_of_rounding` more.
+        tolerance: largest ``OutputDifference.max_rel`` of outputs that are right; None for 0.001 in float32, 0.02 in float16
+            and 0.1 in bfloat16, by the coarsest type of the precision, of the model's tensors, and of what is sent between
+            nodes (0.1 for int8), and for quantised models :func:`placeit.runtime.check.tolerance_of_rounding` more.
         inputs: what the model is measured and checked on, by name, if its time or validity depends on values; None for random
             inputs. Costs are kept for each of them apart.
         cache: where measured costs are kept; None to measure afresh and keep nothing.
@@ -494,7 +494,7 @@ class Session:
         run = self.model.reference(self._able, self.precision)
         return lambda inputs: apart(functools.partial(run, inputs))
 
-    def check_outputs(self, executor: Checkable, *, after: bool = False) -> OutputError:
+    def check_outputs(self, executor: Checkable, *, after: bool = False) -> OutputDifference:
         """Compare the outputs of an executor with the reference, on two inputs; see :class:`placeit.runtime.check.OutputCheck`.
 
         What is measured is checked before and after it is, and the worse error counts.

@@ -12,7 +12,7 @@ from placeit.backends.base import checked_inputs
 from placeit.core.placement import Placement
 from placeit.devices.nvml import GpuSampler, gpu_use
 from placeit.profiler.trace import utilization
-from placeit.runtime.check import OutputError
+from placeit.runtime.check import OutputDifference
 from placeit.runtime.measure import Race, check_length
 from placeit.runtime.run_report import RunReport
 from placeit.runtime.spans import Span
@@ -61,7 +61,7 @@ def run(
         if not interrupted:
             error = error.worse(check(executor, after=True))
             outputs = executor.run(given)
-            error = error.worse(OutputError.between(outputs, check.expected))
+            error = error.worse(OutputDifference.between(outputs, check.expected))
             spans = executor.spans()
     return RunReport(
         model=str(session.model.path),

@@ -17,7 +17,7 @@ from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.calibration import calibrated
 from placeit.recovery import Recovery
 from placeit.runtime.adapting import Adapter
-from placeit.runtime.check import OutputError
+from placeit.runtime.check import OutputDifference
 from placeit.runtime.load import RateReport, keep_busy, offer
 from placeit.runtime.plan_executor import PlanExecutor, to_serve
 from placeit.runtime.refining import Limits, Refiner
@@ -166,7 +166,7 @@ def run_at(
     check, inputs = session.output_check(), session.model.sample_inputs()
     with contextlib.ExitStack() as stack:
         executors = [stack.enter_context(executor) for executor in _executors(session, placement)]
-        error = functools.reduce(OutputError.worse, [check(executor) for executor in executors])
+        error = functools.reduce(OutputDifference.worse, [check(executor) for executor in executors])
         server = stack.enter_context(Server(executors, queue=queue))
         at_once = sum(executor.requests for executor in executors)
         for _ in range(warmup * len(executors)):
@@ -179,7 +179,7 @@ def run_at(
         if served.load is None and served.error is not None:
             raise served.error
         if not served.interrupted:
-            error = error.worse(OutputError.between(server.submit(inputs).result(), check.expected))
+            error = error.worse(OutputDifference.between(server.submit(inputs).result(), check.expected))
     return RateReport(
         model=str(session.model.path),
         placement=placement,

@@ -22,7 +22,7 @@ from placeit.core.errors import DeviceError, ModelError
 from placeit.core.placement import Placement
 from placeit.devices.host import allowed_cores
 from placeit.planning.segments import Costs, Segmenter
-from placeit.runtime.check import OutputError
+from placeit.runtime.check import OutputDifference
 from placeit.runtime.drivers import choose_driver
 
 CORES = allowed_cores()
@@ -219,7 +219,7 @@ def test_onnx_runtime_runs_it_whole_and_in_parts_as_it_does_without_placeit(make
     with Session(path, devices, cache=None, max_groups=96) as session:
         inputs = {name: np.array(value) for name, value in session.model.random_inputs(3).items()}
         with session.executor(session.plan_of(each_apart(session))) as executor:
-            assert OutputError.between(executor.run(inputs), plainly(path, inputs)).wrong(1e-5) is None
+            assert OutputDifference.between(executor.run(inputs), plainly(path, inputs)).wrong(1e-5) is None
             error = session.check_outputs(executor)
     assert error.wrong(session.tolerance) is None
 

@@ -15,7 +15,7 @@ from placeit.core.errors import DeviceError, ExecutionError, ModelError
 from placeit.devices.host import allowed_cores
 from placeit.planning.coarsen import Grouping, coarsen
 from placeit.planning.segments import Costs, Segmenter
-from placeit.runtime.check import OutputError
+from placeit.runtime.check import OutputDifference
 from placeit.runtime.drivers import drive
 from placeit.runtime.executor import Executor
 from placeit.runtime.runtime import Runtime
@@ -53,7 +53,7 @@ def test_any_placement_computes_what_the_uncut_program_computes(name, data):
     grouping = coarsen(model.graph, max_groups=data.draw(st.sampled_from([8, 96])))
     placement = data.draw(st.lists(st.integers(0, 1), min_size=len(grouping.groups), max_size=len(grouping.groups)))
     outputs = outputs_of(model, placement, merge=data.draw(st.booleans()), grouping=grouping)
-    assert OutputError.between(outputs, model.reference(None, "f32")({})).max_rel < 1e-4
+    assert OutputDifference.between(outputs, model.reference(None, "f32")({})).max_rel < 1e-4
 
 
 def test_outputs_are_blocks_that_join_to_the_whole():
@@ -154,4 +154,4 @@ def test_an_output_may_be_read_by_other_ops_as_well():
     model = of_program(shard([y, last], 2), shard([y, last], 1), name="two")
     grouping = Grouping.singletons(model.graph)
     outputs = outputs_of(model, [v % 2 for v in range(len(model.graph))], merge=True, grouping=grouping)
-    assert OutputError.between(outputs, model.reference(None, "f32")({})).max_abs == 0
+    assert OutputDifference.between(outputs, model.reference(None, "f32")({})).max_abs == 0

@@ -12,7 +12,7 @@ import pytest
 from benchmarks import onnx_nodes
 from benchmarks._child import Child
 from benchmarks._harness import Args, Report
-from benchmarks._node_cases import FORMS, OutputError
+from benchmarks._node_cases import FORMS, OutputDifference
 from placeit.devices.host import allowed_cores
 
 ON_BOTH = ("test_cumsum_1d_reverse", "test_layer_normalization_2d_axis1_expanded")
@@ -87,4 +87,4 @@ def test_bad_outcomes_are_listed_and_no_claim_of_theirs_holds() -> None:
         "crashed": True,
         "hung": True,
     }
-    assert OutputError.between({"y": np.zeros(2)}, {"y": np.ones(2)}).max_rel == 1
+    assert OutputDifference.between({"y": np.zeros(2)}, {"y": np.ones(2)}).max_rel == 1

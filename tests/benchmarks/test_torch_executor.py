@@ -10,7 +10,7 @@ from placeit.core.errors import UsageError
 from placeit.devices.host import allowed_cores
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Segmenter
-from placeit.runtime.check import OutputError
+from placeit.runtime.check import OutputDifference
 from placeit.runtime.runtime import Runtime
 from placeit.session import Session
 
@@ -72,7 +72,7 @@ def test_level_by_level_computes_the_same(name):
         levels = _levels.LevelByLevel(runtime, plan)
         for _ in range(2):
             assert levels.time() > 0
-        assert OutputError.between(levels.outputs(), model.reference(None, "f32")({})).max_rel < 1e-4
+        assert OutputDifference.between(levels.outputs(), model.reference(None, "f32")({})).max_rel < 1e-4
 
 
 def test_no_segment_shares_a_level_with_one_that_it_reads_from():

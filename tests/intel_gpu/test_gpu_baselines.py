@@ -21,7 +21,7 @@ from placeit.devices.host import allowed_cores
 from placeit.devices.openvino import openvino_core
 from placeit.optimizer.candidates import Candidate
 from placeit.planning.segments import Costs
-from placeit.runtime.check import OutputError
+from placeit.runtime.check import OutputDifference
 from placeit.session import Session
 
 ops = ov.opset13
@@ -125,7 +125,7 @@ def test_for_throughput_a_gpu_serves_whole_requests_beside_core_sets(gpus: list[
             answers = [future.result(60) for future in futures]
         expected = map(session.reference, inputs)
     for answer, reference in zip(answers, expected, strict=True):
-        assert OutputError.between(answer, reference).max_rel < 1e-4
+        assert OutputDifference.between(answer, reference).max_rel < 1e-4
 
 
 def test_a_placement_written_for_hetero_runs_on_its_devices(beside_cpu: Session, gpus: list[str], tmp_path: Path) -> None:
@@ -144,4 +144,4 @@ def test_a_placement_written_for_hetero_runs_on_its_devices(beside_cpu: Session,
     inputs = model.random_inputs(1)
     outputs = {spec.name: value for spec, value in zip(model.outputs, compiled(inputs).values(), strict=True)}
     # without a precision, a GPU computes in float16
-    assert OutputError.between(outputs, beside_cpu.reference(inputs)).max_rel < 2e-2
+    assert OutputDifference.between(outputs, beside_cpu.reference(inputs)).max_rel < 2e-2

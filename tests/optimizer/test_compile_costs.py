@@ -14,7 +14,7 @@ from placeit.optimizer.candidates import Candidate
 from placeit.optimizer.search import Search
 from placeit.planning.placing import Placing
 from placeit.planning.segments import Plan
-from placeit.runtime.check import OutputError
+from placeit.runtime.check import OutputDifference
 from placeit.runtime.measure import summed_up
 from placeit.session import Session
 from placeit.simulator.objectives import Latency
@@ -52,7 +52,7 @@ class Compiler:
             grouping=SimpleNamespace(groups=SimpleNamespace(param_bytes=np.zeros(1))),
             segmenter=SimpleNamespace(problem=lambda: SimpleNamespace(compute=np.zeros((2, 2)))),
             executor=self.open,
-            check_outputs=lambda _, **__: OutputError(0.0, 0.0),
+            check_outputs=lambda _, **__: OutputDifference(0.0, 0.0),
             compiling=SimpleNamespace(),
             runtime=SimpleNamespace(compiling_takes=self.takes),
         )

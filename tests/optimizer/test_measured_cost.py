@@ -30,7 +30,7 @@ from placeit.core.errors import ExecutionError, FileError, NoRoomError, Placemen
 from placeit.optimizer.races import Races
 from placeit.planning.segments import Segmenter
 from placeit.profiler.cache import Cache
-from placeit.runtime.check import OutputError
+from placeit.runtime.check import OutputDifference
 from placeit.runtime.devices import kinds
 from placeit.session import Session
 
@@ -75,7 +75,7 @@ def virtual(monkeypatch: pytest.MonkeyPatch) -> None:
     original = Session.executor
     monkeypatch.setitem(kinds._KINDS, "known", "known_devices:KIND")
     monkeypatch.setattr(Session, "executor", lambda *args, **options: Virtual(original(*args, **options)))
-    monkeypatch.setattr(Session, "check_outputs", lambda *_, **__: OutputError(0.0, 0.0))
+    monkeypatch.setattr(Session, "check_outputs", lambda *_, **__: OutputDifference(0.0, 0.0))
 
 
 def opened(cache: Cache | None, **fields: Any) -> Session:
@@ -256,9 +256,13 @@ def test_what_fails_is_nan_with_its_reason_and_what_does_not_fit_is_infinite(
 def test_wrong_outputs_have_no_time(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = placements(session, 3)
 
-    def check(self: Session, executor: Any, *, after: bool = False) -> OutputError:
+    def check(self: Session, executor: Any, *, after: bool = False) -> OutputDifference:
         plan = executor.plan
-        return OutputError(1.0, 1.0) if np.array_equal(plan.placement[plan.segment_of], rows[1]) else OutputError(0.0, 0.0)
+        return (
+            OutputDifference(1.0, 1.0)
+            if np.array_equal(plan.placement[plan.segment_of], rows[1])
+            else OutputDifference(0.0, 0.0)
+        )
 
     monkeypatch.setattr(Session, "check_outputs", check)
     found = MeasuredCost(session, hopeless=None).outcomes(rows)
@@ -275,10 +279,10 @@ def test_what_looks_best_is_checked_after_its_runs_as_well(session: Session, mon
     best = np.zeros(len(session.grouping.groups), np.int32)
     best[session.grouping.group_of[[session.grouping.graph.index[op] for op in OPS[:4]]]] = 1
 
-    def check(self: Session, executor: Any, *, after: bool = False) -> OutputError:
+    def check(self: Session, executor: Any, *, after: bool = False) -> OutputDifference:
         plan = executor.plan
         wrong = after and np.array_equal(plan.placement[plan.segment_of], best)
-        return OutputError(1.0, 1.0) if wrong else OutputError(0.0, 0.0)
+        return OutputDifference(1.0, 1.0) if wrong else OutputDifference(0.0, 0.0)
 
     monkeypatch.setattr(Session, "check_outputs", check)
     cost = MeasuredCost(session, hopeless=None)

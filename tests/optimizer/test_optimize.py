@@ -31,7 +31,7 @@ from placeit.planning.segments import Costs
 from placeit.profiler.cache import Cache
 from placeit.profiler.costs import profile
 from placeit.report import as_json
-from placeit.runtime.check import OutputError
+from placeit.runtime.check import OutputDifference
 from placeit.session import Session
 from placeit.simulator.simulate import simulate
 
@@ -146,7 +146,7 @@ def test_a_model_that_computes_nothing_has_an_answer(cache: Cache) -> None:
     model = describe(ov.Model([ov.opset13.result(x, name="same")], [x], "nothing"), Path("nothing"))
     found = optimize(model, emulated(2.0, 1e9, 1e-5), placers=PLACERS, budget=3, cache=cache)
     assert found.chosen.segments == 0
-    assert found.chosen.output_error == OutputError(0.0, 0.0)
+    assert found.chosen.output_error == OutputDifference(0.0, 0.0)
     assert len(set(found.placement.as_dict().values())) == 1
 
 

@@ -33,7 +33,7 @@ from placeit.devices.onnxruntime import onnxruntime
 from placeit.planning.coarsen import Grouping, coarsen
 from placeit.planning.segments import Costs, Segmenter
 from placeit.profiler.costs import profile
-from placeit.runtime.check import OutputError
+from placeit.runtime.check import OutputDifference
 from placeit.runtime.devices.base import BufferSpec, RuntimeDevice
 from placeit.runtime.devices.emulated import SlowedDevice
 from placeit.runtime.devices.kinds import device_kind
@@ -118,13 +118,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> OnnxModel:
     return with_onnx(load(save(path, nodes, {"image": [1, 3, 6, 6]}, outputs, weights)))  # type: ignore[arg-type]
 
 
-def run(model: OnnxModel, grouping: Grouping, placement: list[int], *, merge: bool = True) -> OutputError:
+def run(model: OnnxModel, grouping: Grouping, placement: list[int], *, merge: bool = True) -> OutputDifference:
     """Run a placement on ONNX Runtime (0) and OpenVINO (1), and compare it with OpenVINO's answer for the whole model."""
     inputs = model.random_inputs()
     with Runtime(model, grouping, Cluster((ONE, OTHER))) as runtime:
         plan = Segmenter(grouping, Costs.zero(len(grouping.groups), runtime.cluster)).plan(placement, merge=merge)
         answers = Executor(runtime, plan).run(inputs)
-    return OutputError.between(answers, model.reference(OTHER, "f32")(inputs))
+    return OutputDifference.between(answers, model.reference(OTHER, "f32")(inputs))
 
 
 def onnx_ops(model: OnnxModel) -> set[str]:

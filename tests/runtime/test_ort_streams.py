@@ -16,7 +16,7 @@ from placeit.planning.segments import Costs, Segmenter
 from placeit.runtime.accelerators import ort_program
 from placeit.runtime.accelerators.ort_program import ort_streams
 from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator
-from placeit.runtime.check import OutputError
+from placeit.runtime.check import OutputDifference
 from placeit.runtime.devices import ort
 from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.runtime import Runtime
@@ -49,7 +49,7 @@ def test_any_placement_gives_openvinos_answer(model, accelerator, data, merge): 
     with runtime.executor(plan, requests=2) as executor:
         for seed in range(2):
             inputs = model.random_inputs(seed)
-            assert OutputError.between(executor.run(inputs), model.reference(OTHER, "f32")(inputs)).max_rel < 1e-4
+            assert OutputDifference.between(executor.run(inputs), model.reference(OTHER, "f32")(inputs)).max_rel < 1e-4
         executor.times(4)
 
 
@@ -135,5 +135,5 @@ def test_segments_on_a_gpu_hand_tensors_over_there(model):  # noqa: F811
         plan = plan_of(runtime, np.zeros(len(runtime.grouping.groups), int), merge=False)
         with runtime.executor(plan, requests=2) as executor:
             inputs = model.random_inputs()
-            assert OutputError.between(executor.run(inputs), model.reference(OTHER, "f32")(inputs)).max_rel < 1e-4
+            assert OutputDifference.between(executor.run(inputs), model.reference(OTHER, "f32")(inputs)).max_rel < 1e-4
             assert all("host" in span.where for span in executor.spans() if span.kind == "copy")
