@@ -110,7 +110,7 @@ class Recovery:
             return segmenter.plan(segmenter.search(best, problem, steps=steps, seed=0, deadline=begin + _DECIDES_S))
 
     def _of_policy(self, problem: Problem, deadline: float) -> list[NDArray[np.int32]]:
-        """What the policy proposes, if it finds anything that fits."""
+        """Return the placement that the policy proposes, in a list; an empty list if it finds none that fits."""
         with contextlib.suppress(InfeasibleError):
             return [self._policy.place(problem, SimulatedCost(problem), seed=0, evaluations=None, deadline=deadline)]
         return []

@@ -43,7 +43,7 @@ def suffixes() -> dict[str, EntryPoint]:
 
 
 def names_program(path: str | Path) -> bool:
-    """Whether what stands for a model is the name of a tensor program with its options (``chain-mm:shards=4``), and no file."""
+    """Return whether a text names a tensor program with its options (``chain-mm:shards=4``), and not a file."""
     return str(path).partition(":")[0] in _TENSOR_PROGRAMS
 
 

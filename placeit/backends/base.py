@@ -183,7 +183,7 @@ class Model(ABC):
 
     @property
     def rounds(self) -> bool:
-        """Whether it has operators of quantised numbers by which runtimes round differently."""
+        """True if it has operators of quantised numbers by which runtimes round differently."""
         return False
 
     def prepared(self, cluster: Cluster, graph: str = "") -> Model:  # noqa: ARG002
@@ -297,7 +297,7 @@ def check_inputs(found: Mapping[str, tuple[tuple[int, ...], np.dtype[Any] | None
 
 
 def numpy_can_hold(dtype: str) -> bool:
-    """Whether NumPy has a numeric or boolean type of this name."""
+    """Return whether NumPy has a numeric or boolean type of this name."""
     try:
         return np.dtype(dtype).kind in _KINDS_OF_NUMBER and np.dtype(dtype).name == dtype
     except TypeError:

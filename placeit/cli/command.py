@@ -1,4 +1,4 @@
-"""What turns a function into a command: options from dataclasses, output to the right stream, errors to exit codes."""
+"""Turn functions into commands: options from dataclasses, output to the right stream, errors to exit codes."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def command(function: Callable[..., Output]) -> Callable[..., None]:
 
 
 def was_given(option: str) -> bool:
-    """Whether the value of an option, by its parameter's name, is not the default of the command that runs."""
+    """Return whether the value of an option, by its parameter's name, is not the default of the command that runs."""
     return option in _GIVEN.get()
 
 

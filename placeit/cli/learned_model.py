@@ -122,13 +122,13 @@ class LearnedModel:
 
     @property
     def costs(self) -> Mapping[str, CostFactory]:
-        """What stages may learn from beside simulated costs."""
+        """Costs that stages may learn from beside simulated ones."""
         from placeit.placers.learned.training.stages import MEASURED
 
         return {} if self.measured is None else {MEASURED: self.measured}
 
     def counts(self) -> dict[str, int] | None:
-        """How many placements were measured, estimated and so on in this process; None if no stage measures."""
+        """Counts of placements measured, estimated and so on in this process; None if no stage measures."""
         if self.measured is None:
             return None
         sources = list(self.measured.sources.values())

@@ -31,7 +31,7 @@ __all__ = [
 
 
 class Compress(StrEnum):
-    """What float32 tensors are sent as from node to node."""
+    """Types that float32 tensors can be sent as from node to node."""
 
     NONE = "none"
     FP16 = "fp16"
@@ -130,14 +130,14 @@ def end_at_once(file: Path) -> None:
 
 
 def _file_of(pid: int | str) -> Path:
-    """What remembers the cluster that a command has started."""
+    """Return the path of the file that remembers the cluster that a command has started."""
     from placeit.devices.nodes import local
 
     return local.state_file().with_name(f"command-{pid}.json")
 
 
 def left_behind() -> list[Path]:
-    """What remembers clusters of commands that were killed."""
+    """Return the files that remember clusters of commands that were killed."""
     files = _file_of("*")
     found = {file: file.stem.rpartition("-")[2] for file in sorted(files.parent.glob(files.name))}
     return [file for file, pid in found.items() if not Path("/proc", pid).exists()]

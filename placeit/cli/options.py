@@ -207,7 +207,7 @@ class CheckedOptions(SessionOptions):
 
 @dataclass(frozen=True)
 class LengthOptions:
-    """How long something is measured."""
+    """Options that say how long something is measured."""
 
     runs: Annotated[
         int | None,

@@ -79,7 +79,7 @@ def named_files(texts: Sequence[str] | None) -> list[Path]:
 
 
 def _identity(path: Path) -> object:
-    """What two names of one file have in common; None for what is not replaced when it is written to."""
+    """Return a key that is equal for two names of one file; None for what is not replaced when it is written to."""
     try:
         found = path.stat()
     except OSError:

@@ -107,7 +107,7 @@ def _as_found(options: SessionOptions, files: Sequence[Path], placements: Sequen
 
 
 def _differs(file: Path, option: str, stored: str, given: str) -> bool:
-    """Whether an option was given that is not what a placement was found with; say so."""
+    """Return whether an option was given that is not what a placement was found with; say so."""
     if not was_given(option) or stored == given:
         return False
     _log.warning("%s was found with --%s %s, and runs with --%s %s.", file, option, stored, option, given)

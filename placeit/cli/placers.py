@@ -1,4 +1,4 @@
-"""What ``placeit optimize --help`` says about placers: those that are installed, plug-ins included, with their options."""
+"""List the installed placers, plug-ins included, with their options, for ``placeit optimize --help``."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ Examples:
 
 
 class Arrivals(StrEnum):
-    """How requests arrive."""
+    """Options that say how requests arrive."""
 
     CONSTANT = "constant"
     POISSON = "poisson"

@@ -1,4 +1,4 @@
-"""Where output goes: results to standard output, as text or as JSON; progress to standard error."""
+"""Send results to standard output, as text or as JSON, and progress to standard error."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _WIDTH = 1000
 
 @dataclass(frozen=True)
 class Output:
-    """What a command found.
+    """The result of a command.
 
     Attributes:
         data: the result for machines: what ``--json`` prints.
@@ -48,7 +48,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Terminal:
-    """How a command talks to whoever started it."""
+    """Output, progress and questions of a command."""
 
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False
     wide: Annotated[bool, typer.Option("--wide", help="Tables with all columns, whatever the terminal's width.")] = False
@@ -101,7 +101,7 @@ class Terminal:
 
 
 def _step(what: str) -> str:
-    """What a step is known by: its words, whatever numbers are in them."""
+    """Return the key of a step: its words without the numbers in them."""
     return re.sub(r"\d+", "", what)
 
 

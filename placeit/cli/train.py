@@ -242,7 +242,7 @@ def _result_data(result: TrainingResult | None, *, placements: bool) -> dict[str
 
 
 def _before(result: TrainingResult) -> float | None:
-    """What the first stage with the cost of the last one began with."""
+    """Return the evaluation before the first stage that has the cost of the last one."""
     return next(one.before for one in result.stages if one.cost == result.stages[-1].cost)
 
 
@@ -269,7 +269,7 @@ def _show(
 
 @dataclass(frozen=True, eq=False)
 class _Task:
-    """What is learned.
+    """A learning task: the problems, and how answers to them are valued.
 
     Attributes:
         source: problems to learn from, and to evaluate on; None if there is nothing to learn.

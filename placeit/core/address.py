@@ -1,4 +1,4 @@
-"""Where a device is: which hardware, of which machine, and which runtime is asked for by name."""
+"""Addresses of devices: the hardware, its machine, and the runtime if one is asked for by name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Address", "format_cores"]
 
 @dataclass(frozen=True)
 class Address:
-    """Where a real device is. ``str()`` spells it as :func:`placeit.devices.parse_device` reads it: ``edge1/ort:CPU@0-3``.
+    """Address of a real device. ``str()`` spells it as :func:`placeit.devices.parse_device` reads it: ``edge1/ort:CPU@0-3``.
 
     Attributes:
         hardware: ``CPU``, ``GPU.0``, ``NPU``, ``cuda:0``, or what a plug-in's kind of device calls its own (``sleep:0``).
@@ -26,12 +26,12 @@ class Address:
 
     @property
     def core_set(self) -> bool:
-        """Whether it is a set of CPU cores, or all of them."""
+        """True if it is a set of CPU cores, or all of them."""
         return self.hardware == "CPU"
 
     @property
     def whole_cpu(self) -> bool:
-        """Whether it is all cores, which are left to the runtime to use as it does by itself."""
+        """True if it is all cores, which are left to the runtime to use as it does by itself."""
         return self.core_set and not self.cores
 
     @property
@@ -42,7 +42,7 @@ class Address:
 
     @property
     def number(self) -> int | None:
-        """Which of its family it is: 1 of ``GPU.1`` and ``cuda:1``; None if the hardware is not numbered in this way."""
+        """Number within its family: 1 for ``GPU.1`` and ``cuda:1``; None if the hardware is not numbered in this way."""
         number = self.hardware[len(self.family) + 1 :]
         return int(number) if number.isdecimal() else None
 
@@ -52,7 +52,7 @@ class Address:
         return self.hardware if ":" in self.hardware else self.hardware.removesuffix(".0")
 
     def shares(self, other: Address) -> bool:
-        """Whether work at the other address takes hardware from work at this one: a core, all cores, or a whole device."""
+        """Return whether work at the other address takes hardware from work at this one: a core, all cores, a whole device."""
         if self.node != other.node or self.unit != other.unit:
             return False
         return not (self.cores and other.cores) or not set(self.cores).isdisjoint(other.cores)

@@ -64,7 +64,7 @@ class Device:
 
     @property
     def described(self) -> bool:
-        """Whether the device exists in simulation only."""
+        """True if the device exists in simulation only."""
         return self.kind == "described"
 
     @property
@@ -76,7 +76,7 @@ class Device:
 
     @property
     def core_set(self) -> bool:
-        """Whether the device is a set of CPU cores, or all of them, driven by any runtime."""
+        """True if the device is a set of CPU cores, or all of them, driven by any runtime."""
         return self.address is not None and self.address.core_set
 
     @property
@@ -88,7 +88,7 @@ class Device:
 
     @property
     def emulated(self) -> bool:
-        """Whether the device is a real one that is slowed down on purpose."""
+        """True if the device is a real one that is slowed down on purpose."""
         return self.slowdown != 1.0
 
 

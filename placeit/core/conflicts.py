@@ -1,4 +1,4 @@
-"""What follows from which devices never run at the same time; see ``Problem.conflicts``."""
+"""Derive facts from the pairs of devices that never run at the same time (``Problem.conflicts``)."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def _in_place_of(paths: list[Path], sync: bool) -> Iterator[list[Path]]:
 
 
 class _Draft:
-    """What is to be written to a path, in a temporary file.
+    """A temporary file whose content is going to be moved to a path.
 
     Attributes:
         temporary: the file.

@@ -37,7 +37,7 @@ _undo: dict[object, Callable[[], object]] = {}
 
 
 class _Guard:
-    """What is known of Ctrl-C in this process.
+    """State of the handling of Ctrl-C in this process.
 
     Attributes:
         raises: whether a KeyboardInterrupt is what to do about Ctrl-C, or else the end.
@@ -176,7 +176,7 @@ def guarded(run: Callable[[], object]) -> None:
 
 
 def happened() -> bool:
-    """Whether a guarded process has received Ctrl-C."""
+    """Return whether a guarded process has received Ctrl-C."""
     return _guard is not None and _guard.at is not None
 
 

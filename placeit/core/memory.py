@@ -54,7 +54,7 @@ def _set(library: ctypes.CDLL, values: tuple[tuple[int, int], ...]) -> None:
 
 
 def freed_memory_is_kept() -> bool:
-    """Whether :func:`keep_freed_memory` is in force, on which the time of large tensors depends."""
+    """Return whether :func:`keep_freed_memory` is in force, on which the time of large tensors depends."""
     return bool(_kept)
 
 

@@ -45,7 +45,7 @@ def find_cluster(spec: Cluster | str | Path | Sequence[str] | None = None, *, pr
 
 
 def names_file(spec: str) -> bool:
-    """Whether a text names a cluster file instead of devices."""
+    """Return whether a text names a cluster file instead of devices."""
     return spec.strip().lower().endswith((".yaml", ".yml"))
 
 

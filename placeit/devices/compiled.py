@@ -54,13 +54,13 @@ def compile_cached(core: Any, model: Any, target: str, config: Mapping[str, Any]
 
 
 def is_kept(target: str, config: Mapping[str, Any], identity: Callable[[], str]) -> bool:
-    """Whether a model of this structure is in the cache, so that compiling it most likely takes no time."""
+    """Return whether a model of this structure is in the cache, so that compiling it most likely takes no time."""
     folder = _folder(target)
     return folder is not None and _opened(folder).holds(target, config, identity())
 
 
 def from_cache(compiled: Any) -> bool:
-    """Whether a compiled model is from the cache."""
+    """Return whether a compiled model is from the cache."""
     ask = getattr(compiled, "property", None) or compiled.get_property  # of the C library, or of the Python binding
     try:
         return str(ask("LOADED_FROM_CACHE")) in ("True", "YES")
@@ -70,7 +70,7 @@ def from_cache(compiled: Any) -> bool:
 
 @functools.cache
 def compiles_slowly(target: str) -> bool:
-    """Whether a device compiles kernels, for seconds to minutes, and its plugin can keep them: a GPU or an NPU."""
+    """Return whether a device compiles kernels, for seconds to minutes, and its plugin can keep them: a GPU or an NPU."""
     names = [name for name in _devices_of(target) if not name.startswith("CPU")]
     return bool(names) and all("EXPORT_IMPORT" in _property(name, "OPTIMIZATION_CAPABILITIES") for name in names)
 
@@ -153,7 +153,7 @@ class CompiledModels:
         return compiled
 
     def holds(self, target: str, config: Mapping[str, Any], identity: str) -> bool:
-        """Whether there is a model of this structure."""
+        """Return whether there is a model of this structure."""
         return self._works and any((self.folder / _name(target, config, identity)).glob("*.sha256"))
 
     def _seal(self, folder: Path) -> None:
@@ -194,7 +194,7 @@ class CompiledModels:
 
 
 def _folder(target: str) -> Path | None:
-    """Where compiled models of a device are kept; None if they are not."""
+    """Return the folder in which compiled models of a device are kept; None if they are not kept."""
     asked = os.environ.get(VARIABLE, "").strip()
     if asked == "0" or (not asked and not compiles_slowly(target)):
         return None
@@ -223,7 +223,7 @@ def _name(target: str, config: Mapping[str, Any], identity: str) -> str:
 
 @functools.cache
 def _device_key(target: str) -> list[str]:
-    """What compiled models of a device depend on: what it is, and the versions of OpenVINO and of its driver."""
+    """Return what compiled models of a device depend on: its name, and the versions of OpenVINO and of its driver."""
     names = _devices_of(target)
     key = [import_openvino().get_version(), "" if names == [target] else target]
     for name in names:

@@ -27,7 +27,7 @@ def onnxruntime() -> Any:
 
 
 def has_onnxruntime() -> bool:
-    """Whether ONNX Runtime is installed, with the package that reads its files; neither is imported."""
+    """Return whether ONNX Runtime is installed, with the package that reads its files; neither is imported."""
     try:
         return all(importlib.util.find_spec(name) is not None for name in ("onnxruntime", "onnx"))
     except (ImportError, ValueError):
@@ -36,7 +36,7 @@ def has_onnxruntime() -> bool:
 
 @functools.cache
 def ort_failures() -> tuple[type[Exception], ...]:
-    """What ONNX Runtime raises, in classes with no base in common but Exception, and protobuf for more than 2 GB."""
+    """Return the classes of errors that ONNX Runtime raises (Exception is their only common base), and protobuf beyond 2 GB."""
     from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 
     state = onnxruntime().capi.onnxruntime_pybind11_state

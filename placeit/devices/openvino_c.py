@@ -161,7 +161,7 @@ class NativeOpenVino:
 
 
 class NativeContext:
-    """What allocates memory for a GPU, for models that were compiled for the same GPU through the C library."""
+    """Allocator of memory for a GPU, for models that were compiled for the same GPU through the C library."""
 
     def __init__(self, library: OpenVinoLibrary, context: int) -> None:
         self._library, self._context = library, context
@@ -206,7 +206,7 @@ class NativeModel:
 
     Attributes:
         inputs: shape and NumPy type of each, in memory; bf16, which NumPy lacks, is held as its bits in ``uint16``.
-        outputs: likewise.
+        outputs: shape and NumPy type of each, in memory, like inputs.
     """
 
     def __init__(

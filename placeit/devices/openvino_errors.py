@@ -1,4 +1,4 @@
-"""What OpenVINO and its plugins say when they fail, as errors of one paragraph."""
+"""Turn what OpenVINO and its plugins say when they fail into errors of one paragraph."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def failure(what: str, error: BaseException) -> DeviceError:
 
 
 def is_no_room(said: str) -> bool:
-    """Whether a message of OpenVINO, or of a driver that it passes on, means that memory was short."""
+    """Return whether a message of OpenVINO, or of a driver that it passes on, means that memory was short."""
     return _NO_ROOM.search(said) is not None
 
 

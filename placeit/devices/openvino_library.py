@@ -93,7 +93,7 @@ class OpenVinoLibrary:
         """Run a request, given by its address; returns a status."""
 
     def address(self, name: str) -> int:
-        """Where a function is."""
+        """Return the address of a function."""
         return int(ctypes.cast(self._functions[name], c_void_p).value or 0)
 
     def call(self, name: str, *arguments: Any) -> None:

@@ -99,7 +99,7 @@ def in_throughput_mode(cluster: Cluster) -> Device | None:
 
 
 def all_here(cluster: Cluster) -> bool:
-    """Whether all devices are of this machine, and they and their links are as they are, neither emulated nor described."""
+    """Return whether all devices and links are those of this machine, neither emulated nor only described."""
     real = all(not device.emulated and device.address is not None and not device.address.node for device in cluster.devices)
     return real and all(link.origin == "measured" for link in cluster.links.values())
 

@@ -1,4 +1,4 @@
-"""What finding devices asks of the kinds of device that plug-ins bring."""
+"""Ask the kinds of device that plug-ins bring for their devices."""
 
 from __future__ import annotations
 

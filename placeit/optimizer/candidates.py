@@ -49,16 +49,16 @@ class Candidate:
         placer: who proposed it; ``single`` for a whole model on one device.
         plan: its segments, as they were simulated and measured; a session of the same model on the same devices can run them.
         placing: the model's groups on the devices that it is on.
-        simulated_s: seconds that the simulator said before this candidate was measured, to compare with ``measured``; None of a
-            plain one, of which nothing was profiled.
+        simulated_s: seconds that the simulator said before this candidate was measured, to compare with ``measured``; None for
+            a plain device, for which nothing was profiled.
         simulated_value: the objective, in its unit, of the same simulation.
-        plain: whether it is the whole model on a device that is none of the cluster's, but all its core sets at once: what one
-            would do without placeit (:func:`placeit.devices.plain.plain_devices`).
+        plain: whether it is the whole model on a device that the cluster does not have, but all whose core sets it has: what
+            one would do without placeit (:func:`placeit.devices.plain.plain_devices`).
         of: for a single device in another precision, which cannot be chosen: name of the candidate that it is; else None.
         reference: for what OpenVINO does by itself, which cannot be chosen: how it does that; else None.
         used: of a reference, the devices that OpenVINO said it had used; empty if it did not run or OpenVINO does not say.
         given: whether the search was told to begin with it.
-        start: name of the candidate that it was searched for from; None of one that a placer made without any.
+        start: name of the candidate that its search started from; None if its placer was given no start.
         replicas: plans on other devices, which serve whole requests as ``plan`` does; for throughput only.
         measured: latency, or for throughput seconds per request with many in flight, in the last race that it took part in;
             None if it was not measured.
@@ -123,7 +123,7 @@ class Candidate:
 
     @property
     def may_be_chosen(self) -> bool:
-        """Whether it is a placement in the precision that was asked for, and not only something to compare with."""
+        """True if it is a placement in the precision that was asked for, and not only something to compare with."""
         return self.of is None and self.reference is None
 
     @property
@@ -134,7 +134,7 @@ class Candidate:
 
 @dataclass(frozen=True, eq=False)
 class Alone:
-    """One device by itself that is none of the cluster's, or not in the precision that was asked for.
+    """One device by itself that the cluster does not have, or not in the precision that was asked for.
 
     Attributes:
         session: of the same model there.
@@ -146,7 +146,7 @@ class Alone:
 
     @property
     def is_onnxruntime(self) -> bool:
-        """Whether this is plain ONNX Runtime."""
+        """True if this is plain ONNX Runtime."""
         return self.session.cluster.devices[0].plain
 
 

@@ -1,4 +1,4 @@
-"""Whether no split can be faster than the whole CPU, which is known before splits are profiled or compiled."""
+"""Decide whether no split can be faster than the whole CPU, which is known before splits are profiled or compiled."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ __all__ = ["Comparison", "check_compared", "compare"]
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """What :func:`compare` found.
+    """The result of :func:`compare`.
 
     Attributes:
         model: path of the model.
@@ -57,7 +57,7 @@ class Comparison:
 
     @property
     def rounds(self) -> int:
-        """How many rounds there were."""
+        """Number of rounds."""
         return max((len(one.measured.samples) for one in self.candidates if one.measured is not None), default=0)
 
     def speedups(self, candidate: Candidate) -> dict[str, Ratio | None]:

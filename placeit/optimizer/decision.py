@@ -1,4 +1,4 @@
-"""What a search came to, and how long the race takes that decides it."""
+"""The decision of a search, and the length of the race that makes it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STEADY = 0.12  # how much a ratio of two runs may vary, as a share of it, for s
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """What a search came to.
+    """The decision of a search.
 
     Attributes:
         winner: the best placement; None if nothing was measured.

@@ -1,4 +1,4 @@
-"""What serves the requests of a candidate: executors of its plan, or of each replica, as a race runs them."""
+"""Serve the requests of a candidate in a race, by executors of its plan or of each of its replicas."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _LOOK_S, _QUIET, _MOST_REST_S = 0.004, 0.25, 2.0  # seconds between looks; share
 
 
 def run_lengths(plans: Sequence[Plan]) -> list[int]:
-    """How many requests each replica serves in a measured run, so that all of them are busy for about as long."""
+    """Return how many requests each replica serves in a measured run, so that all of them are busy for about as long."""
     return _as_long([_fewest(plan) for plan in plans], [Throughput().of_plan(plan) for plan in plans])
 
 
 def _fewest(plan: Plan) -> int:
-    """How many requests show what a plan serves: the more it holds the more."""
+    """Return how many requests show what a plan serves; this grows with the number that it holds."""
     full = held(plan)
     return _FEWEST if full <= _ONE else int(np.clip(math.ceil(_FULL * full - 1e-9), _FEWEST_FULL, _MOST_FULL))
 
@@ -160,7 +160,7 @@ class Deployed:
 
     @property
     def checkable(self) -> Sequence[Checkable]:
-        """What has outputs to check: each executor."""
+        """The executors, each of which has outputs to check."""
         return self.executors
 
     def segment_seconds(self) -> NDArray[np.float64]:
@@ -200,7 +200,7 @@ class Deployed:
 
 
 class Reference(Deployed):
-    """What runs the model without placeit, to compare with. It is opened, run and closed on a thread of its own.
+    """A run of the model without placeit, to compare with. It is opened, run and closed on a thread of its own.
 
     So Ctrl-C comes through meanwhile, and what never ends is left behind with its thread.
 

@@ -1,4 +1,4 @@
-"""What a search has measured, kept in a file so that another one can go on from there."""
+"""Keep what a search has measured in a file, so that another search can go on from there."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Placed(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """What is known of a placement.
+    """Measurements of a placement.
 
     Attributes:
         name: of the candidate.

@@ -1,4 +1,4 @@
-"""What the time of a search went into."""
+"""Book the time of a search on what it went into."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["COMPILING", "DECIDING", "LOADING", "MEASURING", "PROFILING", "REST",
 
 
 class Item(NamedTuple):
-    """What time is booked on.
+    """An item that time is booked on.
 
     Attributes:
         what: a step of the search, or the name of a placer.

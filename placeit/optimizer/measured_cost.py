@@ -39,7 +39,7 @@ Source: TypeAlias = Literal["measured", "estimated", "failed", "dropped", "infea
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What a placement came to.
+    """The outcome of valuing a placement.
 
     Attributes:
         devices: ``int32[G]``, the device of each group.
@@ -288,7 +288,7 @@ class MeasuredCost:
         return None
 
     def _left_out(self, row: NDArray[np.int32]) -> Outcome:
-        """What becomes of a placement that does not fit, or for which there is no time."""
+        """Return the outcome of a placement that does not fit, or for which there is no time; None for others."""
         if (why := self._refused(row)) is not None:
             return Outcome(row, math.inf, "infeasible", why)
         return Outcome(row, math.nan, "dropped", "There was no time left.")
@@ -324,7 +324,7 @@ class MeasuredCost:
         return self._races.objective.of_plan(segmenter.priced(self._races.known[name].plan))
 
     def _is_hopeless(self, name: str) -> bool:
-        """Whether a candidate is not worth a run; if so, remember what is expected of it."""
+        """Return whether a candidate is not worth a run; if so, remember what is expected of it."""
         best = self._best()
         if self._hopeless is None or best is None or best.cost is None:
             return False
@@ -335,7 +335,7 @@ class MeasuredCost:
         return hopeless
 
     def _affordable(self, names: Sequence[str]) -> int:
-        """How many plans of one batch there is time for: one, if there is half of what it takes.
+        """Return how many plans of one batch there is time for: one, if there is half of what it takes.
 
         Each is supposed to take what others took on average, or its simulated runs, if that is more.
         """
@@ -356,7 +356,7 @@ class MeasuredCost:
         return min(sound or able, key=lambda one: one.cost or 0.0, default=None)
 
     def _anchor(self, otherwise: Candidate) -> Candidate:
-        """What races are measured by: the single device of least simulated time, in all of them.
+        """Return the single device of least simulated time, which takes part in all races so that their times compare.
 
         An incumbent was lucky in the race that made it one. By that, the next one would be valued too low, and so on.
         Only where no single device runs it is the incumbent, and where there is none, what is given.

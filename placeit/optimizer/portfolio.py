@@ -1,4 +1,4 @@
-"""Who takes part in a search that nobody was named for."""
+"""The placers of a search for which none was named."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class Races:
         return self.session if alone is None else alone.session
 
     def segmenter_of(self, costs: Costs) -> Segmenter:
-        """What makes plans for the objective, by given costs."""
+        """Return a segmenter that makes plans for the objective, by given costs."""
         return Segmenter(self.session.grouping, costs, steady=self.objective.steady)
 
     def simulated_of(self, plan: Plan) -> tuple[float, float]:
@@ -124,7 +124,7 @@ class Races:
         return (value if self.objective.steady else plan.schedule.makespan), value
 
     def is_placed(self, candidate: Candidate) -> bool:
-        """Whether a candidate is one placement of the groups on the session's own devices."""
+        """Return whether a candidate is one placement of the groups on the session's own devices."""
         return candidate.name not in self.homes and not candidate.replicas
 
     def deploy(self, candidate: Candidate) -> Deployed:
@@ -145,7 +145,7 @@ class Races:
         return Deployed(opened, candidate.plans if steady else None, spins=self.is_onnxruntime(candidate.name))
 
     def requests_of(self, candidate: Candidate) -> int:
-        """How many requests a run of a candidate serves."""
+        """Return how many requests a run of a candidate serves."""
         return sum(run_lengths(candidate.plans)) if self.objective.steady else 1
 
     def simulated_run_s(self, candidate: Candidate) -> float:
@@ -167,7 +167,7 @@ class Races:
         return self.deadline - clock.now()
 
     def has_room(self) -> bool:
-        """Whether this machine has memory for another copy of the model's weights, and as much again for all else."""
+        """Return whether this machine has memory for another copy of the model's weights, and as much again for all else."""
         return free_bytes() > _COPIES * float(self.session.grouping.groups.param_bytes.sum())
 
     def keep(self, names: Sequence[str]) -> None:
@@ -179,7 +179,7 @@ class Races:
                 self.journal.add(known)
 
     def recorded(self, name: str) -> Known | None:
-        """What has been measured of a candidate, as a journal keeps it; None if nothing was that counts."""
+        """Return the measurements of a candidate as a journal keeps them; None if none of them counts."""
         one = self.known[name]
         if one.failed is not None or one.measured is None or one.value is None or one.output_error is None:
             return None
@@ -396,7 +396,7 @@ class Races:
             self.learn_of(name, cost=cost if math.isfinite(cost) else value.median, steady=steady(value, beside))
 
     def checked(self, name: str, deployed: Deployed, *, after: bool = False) -> bool:
-        """Whether a candidate runs and its outputs are right; the worst of all checks of its outputs counts."""
+        """Return whether a candidate runs and its outputs are right; the worst of all checks of its outputs counts."""
         for executor in deployed.checkable:
             try:
                 found = self.checking(name).check_outputs(executor, after=after)
@@ -432,7 +432,7 @@ class Races:
         return self.home(name) if self.is_onnxruntime(name) else self.session
 
     def is_onnxruntime(self, name: str) -> bool:
-        """Whether a candidate is plain ONNX Runtime."""
+        """Return whether a candidate is plain ONNX Runtime."""
         return name in self.homes and self.homes[name].is_onnxruntime
 
     def fail(self, name: str, why: BaseException | str) -> None:
@@ -443,7 +443,7 @@ class Races:
 
 
 def steady(value: Measurement, beside: Measurement) -> bool:
-    """Whether the ratio of two candidates of one race did not change for good from some round on.
+    """Return whether the ratio of two candidates of one race did not change for good from some round on.
 
     It does if a device that only one of them needs becomes slower or recovers. A single run that is disturbed changes nothing
     for good.
@@ -459,12 +459,12 @@ def steady(value: Measurement, beside: Measurement) -> bool:
 
 
 def too_late(takes: float, left: float) -> dict[str, Any]:
-    """What is to be known of a candidate whose programs take so many seconds to compile, where so many are left."""
+    """Return what to note about a candidate that takes longer to compile than there is time left."""
     return {"not_run": f"compiling it takes about {takes:.3g} s, and {max(0.0, left):.3g} s are left for it", "late": True}
 
 
 def reason_of(error: BaseException) -> str:
-    """What went wrong, in one paragraph that ends with a full stop."""
+    """Return what went wrong, in one paragraph that ends with a full stop."""
     text = " ".join(str(error).split()) or type(error).__name__
     text = text if isinstance(error, PlaceitError) else f"{type(error).__name__}: {text}"
     return text if text.endswith(".") else f"{text}."

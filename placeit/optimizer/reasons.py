@@ -1,4 +1,4 @@
-"""Which candidate is the answer of a search, and why, in a sentence."""
+"""Say which candidate is the answer of a search, and why, in a sentence."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def better_references(references: Sequence[Reference], objective: Objective) -> 
 
 
 def _of_replicas(chosen: Candidate) -> str:
-    """What is to be known of replicas, where they are the answer; empty if they are not."""
+    """Return a sentence about replicas if they are the answer; empty if they are not."""
     if not chosen.replicas:
         return ""
     why = "; each of its groups of devices serves whole requests, which hand nothing over and wait for no other group"
@@ -145,7 +145,7 @@ def _makespan(candidate: Candidate) -> float:
 
 
 def _by_reason(unplanned: Mapping[str, tuple[str, str]]) -> dict[str, list[str]]:
-    """Names of candidates by why there is none of them."""
+    """Return names of candidates by why they are missing."""
     found: dict[str, list[str]] = {}
     for candidate, (_, why) in unplanned.items():
         found.setdefault(why, []).append(candidate)

@@ -26,7 +26,7 @@ REFERENCE = "reference"
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """What OpenVINO does by itself, beside the answer.
+    """A way in which OpenVINO runs the model by itself, to compare the answer with.
 
     Attributes:
         row: what is known of it, like of a candidate.
@@ -86,7 +86,7 @@ def _references(races: Races, problem: Problem) -> list[tuple[Candidate, Alone]]
 
 
 def _worth_alone(races: Races, devices: Sequence[Device]) -> bool:
-    """Whether one device has ways of its own to serve many requests that are not those of a single core set."""
+    """Return whether one device has ways of its own to serve many requests that are not those of a single core set."""
     return any(not device.core_set or device.name not in races.session.cluster.names for device in devices)
 
 

@@ -86,7 +86,7 @@ def _recall(search: Search) -> dict[frozenset[bytes], str]:
 
 
 def _key(plans: Sequence[Plan]) -> frozenset[bytes]:
-    """What replicas are known by: the devices of the groups in each."""
+    """Return the key of replicas: the devices of the groups in each."""
     return frozenset(plan.placement[plan.segment_of].astype(np.int32).tobytes() for plan in plans)
 
 

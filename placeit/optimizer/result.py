@@ -1,4 +1,4 @@
-"""What a search for a placement has found."""
+"""Results of a search for a placement."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Unplanned:
     Attributes:
         name: unique among the candidates.
         placer: who was to propose it.
-        failed: why there is none.
+        failed: why the placer gave no placement.
     """
 
     name: str
@@ -59,7 +59,7 @@ class OtherPrecision:
 
 @dataclass(frozen=True, eq=False)
 class Spent:
-    """What a part of the time went into: a step of the search, or a placer and what it proposed.
+    """Time that a step of the search took, or a placer, with what it proposed.
 
     Attributes:
         what: the step, or the placer's name.
@@ -98,7 +98,7 @@ class Optimized:
         candidates: those of the race that decided first, then what was measured before, race by race, then the rest, best
             first; then those that failed.
         races: in the order in which they were run.
-        unplanned: candidates that there is not even a plan of.
+        unplanned: candidates for which no plan could be made.
         precisions: what single devices take in another precision, empty unless that was asked for.
         without_precisions: which of them have no other, and why.
         references: what OpenVINO takes that runs the model by itself on these devices (:mod:`placeit.optimizer.references`).

@@ -63,7 +63,7 @@ _PLANS = 200  # moves that are tried in a search among plans by another objectiv
 
 
 class Proposal(NamedTuple):
-    """What a placer came up with.
+    """An answer of a placer.
 
     Attributes:
         placer: who proposed it.
@@ -238,7 +238,7 @@ class Search(Races):
 
     @property
     def indivisible(self) -> bool:
-        """Whether each placement is that of the whole model on one device."""
+        """True if each placement is that of the whole model on one device."""
         return 1 in self.problem.compute.shape
 
     def refine(self) -> None:
@@ -322,7 +322,7 @@ class Search(Races):
                 return
 
     def worth_another_turn(self) -> bool:
-        """Whether some unmeasured candidate is now expected to beat the best that was measured."""
+        """Return whether some unmeasured candidate is now expected to beat the best that was measured."""
         fresh = [e for e in self.standing if e.measured is None and e.placer != "single" and self.is_placed(e)]
         best = min(map(value_of, self.standing), default=math.inf)
         return any(self.expected(e.groups[None])[0] < best * WORTH_MEASURING for e in fresh)
@@ -376,7 +376,7 @@ class Search(Races):
         return [*beside, *chosen]
 
     def is_excluded(self, candidate: Candidate) -> bool:
-        """Whether the bound that excludes splits excludes a single device as well; if so, note it."""
+        """Return whether the bound that excludes splits excludes a single device as well; if so, note it."""
         out = self.excluded is not None and self.is_placed(candidate) and not candidate.given
         if out:
             self.learn_of(candidate.name, not_run="by the lower bound, it cannot be faster")
@@ -406,7 +406,7 @@ class Search(Races):
         return chosen
 
     def rounds_within(self, room: float, candidates: Sequence[Candidate]) -> int:
-        """How many rounds of a race in a turn there is time for in some seconds; one at least."""
+        """Return how many rounds of a race in a turn there is time for in some seconds; at least one."""
         each = sum(map(self.run_s, self.with_others(candidates)))
         return int(np.clip(room / each - WARMUP - CHECKS, 1, _ROUNDS)) if each > 0 else _ROUNDS
 
@@ -549,11 +549,11 @@ class Search(Races):
         return guests
 
     def affordable(self, rounds: int, candidates: Sequence[Candidate], share: float) -> int:
-        """How many of some rounds there is time for, in a share of what is left."""
+        """Return how many of some rounds there is time for, in a share of what is left."""
         each = sum(map(self.run_s, self.with_others(candidates)))
         return min(rounds, int((self.left() - self.compiling_s(candidates)) * share / each) - WARMUP - CHECKS)
 
 
 def _key(groups: NDArray[np.int32]) -> bytes:
-    """What a placement of groups is known by."""
+    """Return the key of a placement of groups."""
     return groups.astype(np.int32).tobytes()

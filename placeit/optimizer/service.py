@@ -1,4 +1,4 @@
-"""What a placement serves: its capacity, what limits it, and how requests fare that arrive at a rate."""
+"""Capacity of a placement, its bottleneck, and the load that requests at a rate put on it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REQUESTS = 1000  # of a simulated load
 
 @dataclass(frozen=True, eq=False)
 class Service:
-    """What a placement serves.
+    """Capacity of a placement, its bottleneck, and its requests at a rate.
 
     Attributes:
         capacity: requests per second: one over the seconds per request, as they were measured, or else simulated.
@@ -44,7 +44,7 @@ class Service:
 
     @property
     def sustained(self) -> bool | None:
-        """Whether all requests are served that arrive; None without a rate."""
+        """True if all requests are served that arrive; None without a rate."""
         return None if self.rate is None else self.capacity >= self.rate
 
 

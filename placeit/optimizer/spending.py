@@ -1,4 +1,4 @@
-"""What the time of a search went into, and what each placer made of its share."""
+"""Report what the time of a search went into, and what each placer made of its share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _AFTER = (COMPILING, MEASURING, DECIDING, REST)
 
 
 def spending(search: Search, chosen: Candidate) -> tuple[Spent, ...]:
-    """What all time until now went into: steps and placers, in the order in which they come."""
+    """Return what all time until now went into: steps and placers, in the order in which they come."""
     search.ledger.book()
     seconds = search.ledger.seconds
     before = _ancestors(search, chosen)

@@ -42,7 +42,7 @@ class ModelStage:
         name: of the stage.
         session: of its model, on the devices that it may run on.
         split: see :class:`placeit.Stage`.
-        join: see there.
+        join: see :class:`placeit.Stage`.
     """
 
     name: str
@@ -71,7 +71,7 @@ class PlacedStages:
 
     @property
     def bottleneck(self) -> Bottleneck:
-        """What limits how many items are served, and for how long an item keeps it and every other device busy."""
+        """The device that limits how many items are served, and how long an item keeps it and every other device busy."""
         return bottleneck(self.problem, self.devices)
 
     @property
@@ -177,7 +177,7 @@ def _measured(
 
 
 def _seconds(server: Server, every: Sequence[Arrays]) -> float:
-    """What some requests take, one after the other."""
+    """Return the seconds that some requests take, one after the other."""
     ended = [_answered(server, inputs) for inputs in every]
     return sum(answer.ended - answer.begun for answer in ended)
 

@@ -70,7 +70,7 @@ def elsewhere(session: Session, starts: Mapping[str, Placement]) -> dict[str, De
 
 
 def _other_cores(session: Session, placement: Placement) -> Device | None:
-    """The device of a placement on CPU cores that are no device of the session as such; None if it is none."""
+    """The device of a placement on CPU cores that are no device of the session as such; None for other placements."""
     names = set(placement.as_dict().values())
     if len(names) > 1 or placement.replicas or not names.isdisjoint(session.cluster.names):
         return None
@@ -135,7 +135,7 @@ def begin_with(search: Search, given: Mapping[str, list[NDArray[np.int32]]], oth
         if known is None:
             home = search.session.alone(device)
             inside = all_here(cluster) and mine.issuperset(device.cores)
-            why = None if inside else f"It is on {device.name}, which is none of the devices {', '.join(cluster.names)}."
+            why = None if inside else f"It is on {device.name}, which is not among the devices {', '.join(cluster.names)}."
             busy = np.array([float(not mine.isdisjoint(device.cores) and bool(one.cores)) for one in cluster.devices])
             known = search.enter(replace(alone_on(home, search.free_name(name)), failed=why), Alone(home, busy)).name
         search.learn_of(known, given=True)

@@ -115,7 +115,7 @@ class Incumbent:
 
     @property
     def over(self) -> bool:
-        """Whether to end the search: no evaluations are left, or the deadline has passed."""
+        """True when the search has to end: no evaluations are left, or the deadline has passed."""
         return self.left <= 0 or is_over(self._deadline)
 
     def offer(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
@@ -156,5 +156,5 @@ def best(
 
 
 def is_over(deadline: float | None) -> bool:
-    """Whether a deadline has passed; None never does."""
+    """Return whether a deadline has passed; one of None never passes."""
     return deadline is not None and clock.now() >= deadline

@@ -15,7 +15,7 @@ _PACKING_STEPS = 200_000
 
 
 def fits(problem: Problem, placement: NDArray[np.int32]) -> bool:
-    """Whether every device can run the ops placed on it and hold their weights."""
+    """Return whether every device can run the ops placed on it and hold their weights."""
     if not np.isfinite(problem.compute[np.arange(len(problem)), placement]).all():
         return False
     used = np.bincount(placement, weights=problem.param_bytes, minlength=problem.devices)

@@ -118,7 +118,7 @@ class _Sorted:
     size: NDArray[np.float64]
 
     def longest(self, period: int) -> tuple[int, int]:
-        """Where the most blocks of so many ops begin, and how many there are; none is 0."""
+        """Return where the longest row of equal blocks of a length begins, and how many blocks it has; 0 if there are none."""
         count = len(self.alike)
         degree = np.bincount(self.head, minlength=count)
         begin = np.cumsum(degree) - degree

@@ -130,7 +130,7 @@ def _share(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 class _Limits:
-    """What groups may grow to under the co-location rule; see :func:`coarsen`.
+    """Bounds on the size of groups under the co-location rule of :func:`coarsen`.
 
     Args:
         owner: the group of each op as the rule finds them. What is one already counts as one op.

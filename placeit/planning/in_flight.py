@@ -1,4 +1,4 @@
-"""How many requests in flight a plan needs to serve as many as it can."""
+"""Choose the number of requests in flight with which a plan serves as many as it can."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _SIMULATED = 64  # requests
 
 
 def held(plan: Plan) -> float:
-    """How many requests a plan holds when its bottleneck is always busy: makespan over seconds per request; at least 1."""
+    """Return how many requests a plan holds while its bottleneck is always busy: makespan over seconds per request, >= 1."""
     each = Throughput().of_plan(plan)
     return max(1.0, plan.schedule.makespan / each) if each > 0 else 1.0
 
 
 def in_flight(plan: Plan) -> int:
-    """How many requests in flight serve as many, within 1 %, as 16 would, by the simulator; no fewer than two.
+    """Return how many requests in flight serve, within 1 %, as many as 16 would, by the simulator; at least two.
 
     Those that a plan holds and one that waits may not be enough where segments alternate between devices: a request waits for a
     device that works for another one, and then both want the same device.
@@ -33,7 +33,7 @@ def in_flight(plan: Plan) -> int:
 
 
 def in_service(plan: Plan) -> int:
-    """How many a server has in flight: no fewer than the devices and one, whose inputs and outputs are copied meanwhile."""
+    """Return how many requests a server has in flight: at least one more than devices, for copying inputs and outputs."""
     return max(len({segment.device for segment in plan.programs}) + 1, in_flight(plan))
 
 

@@ -1,4 +1,4 @@
-"""When a placement that looks better is worth the move: rent or buy, at a price that doubles with each move."""
+"""Decide when a placement that looks better is worth the move: rent or buy, at a price that doubles with each move."""
 
 from __future__ import annotations
 

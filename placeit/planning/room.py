@@ -1,4 +1,4 @@
-"""Whether the weights of a model's ops and groups fit into the memory of the devices that can run them."""
+"""Decide whether the weights of a model's ops and groups fit into the memory of the devices that can run them."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def of_one_op(
 
 
 def _nowhere(weights: NDArray[np.float64], able: NDArray[np.bool_], memory: NDArray[np.float64]) -> int | None:
-    """What has the most weights of all that fit on none of the devices that can run it, of which there are some."""
+    """Return the op or group with the most weights of those that fit on none of the devices that can run them."""
     found = np.flatnonzero(able.any(axis=1) & ~(able & (weights[:, None] <= memory)).any(axis=1))
     return int(found[weights[found].argmax()]) if len(found) else None
 

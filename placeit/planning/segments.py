@@ -27,7 +27,7 @@ _AT_ONCE = 50  # steps of a search between two looks at the clock, for each of w
 
 @dataclass(frozen=True)
 class Profiled:
-    """When costs were measured, and on how busy a machine.
+    """The circumstances in which costs were measured: when, and on how busy a machine.
 
     Attributes:
         at: seconds since 1970.
@@ -51,7 +51,7 @@ class Profiled:
 
     @property
     def disturbed(self) -> bool:
-        """Whether times varied by so much that something else kept the machine busy meanwhile."""
+        """True if times varied by so much that something else kept the machine busy meanwhile."""
         return self.spread > _DISTURBED
 
 

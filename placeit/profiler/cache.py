@@ -184,7 +184,7 @@ class Cache:
 
 
 def are_numbers(value: Any, *shape: int) -> bool:
-    """Whether a value is numbers in lists of this shape, without absurd ones: NaN, infinite, of 19 digits."""
+    """Return whether a value is numbers in lists of this shape, without absurd ones: NaN, infinite, of 19 digits."""
     if not shape:
         # whole numbers are of any size, and those of 400 digits no machine number
         return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST < value < _LARGEST
@@ -192,7 +192,7 @@ def are_numbers(value: Any, *shape: int) -> bool:
 
 
 def are_times(value: Any, *shape: int) -> bool:
-    """Whether a value is times in lists of this shape: numbers that are neither negative nor as long as weeks."""
+    """Return whether a value is times in lists of this shape: numbers that are neither negative nor as long as weeks."""
     if not shape:
         return are_numbers(value) and 0 <= value <= _LONGEST
     return isinstance(value, list) and len(value) == shape[0] and all(are_times(x, *shape[1:]) for x in value)

@@ -1,4 +1,4 @@
-"""What groups cost on devices that are only described, beside what was measured on the real ones."""
+"""Estimate costs of groups on devices that are only described, beside those measured on real ones."""
 
 from __future__ import annotations
 

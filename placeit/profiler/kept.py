@@ -82,7 +82,7 @@ def costs_of(found: Kept, links: LinkCosts, cluster: Cluster, *, cached: bool) -
 def contradicted(
     kept: Kept, grouping: Grouping, runtime: Runtime, can: NDArray[np.bool_], budget: float, progress: Progress | None
 ) -> bool:
-    """Whether the whole model takes another time than when the costs were measured, on some device; says so if it does.
+    """Return whether the whole model takes another time than when the costs were measured, on some device; says so if it does.
 
     It is run up to six times on each device, in turn. The interval of these times has to lie beyond the one that was kept, by
     more than a margin. Where there is no time for two runs of it, nothing is found.
@@ -129,7 +129,7 @@ def _span(low: float, high: float) -> str:
 
 
 def _valid(kept: Any, can: NDArray[np.bool_]) -> bool:
-    """Whether a value from the cache is what :func:`profile` puts there: times of all groups, and none where none can run."""
+    """Return whether a value from the cache is what :func:`profile` puts there: times of all groups that can run."""
     groups, devices = can.shape
     if not isinstance(kept, dict) or not isinstance(kept.get("core"), list):
         return False
@@ -154,7 +154,7 @@ def _valid(kept: Any, can: NDArray[np.bool_]) -> bool:
 
 
 def _is_sampling(kept: Any) -> bool:
-    """Whether a value from the cache says how many of how many groups were cut off, and the error of predictions."""
+    """Return whether a value from the cache says how many of how many groups were cut off, and the error of predictions."""
     if not isinstance(kept, list) or len(kept) != 3 or not all(type(count) is int for count in kept[:2]):
         return False
     return 0 < kept[0] <= kept[1] and (kept[2] is None or bool(are_times(kept[2])))

@@ -137,7 +137,7 @@ def _any_chain(cluster: Cluster) -> tuple[Cluster, Callable[[int, int], Model]]:
 
 
 def _valid(kept: Any, devices: int, unknown: list[list[int]]) -> bool:
-    """Whether a value from the cache is what :func:`_measure` returns for so many devices and these links."""
+    """Return whether a value from the cache is what :func:`_measure` returns for so many devices and these links."""
     if not isinstance(kept, dict) or not isinstance(kept.get("links"), list):
         return False
     links = kept["links"]

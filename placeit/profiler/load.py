@@ -19,7 +19,7 @@ class MachineLoad:
         self._begin = _clocks()
 
     def cores(self) -> float | None:
-        """How many cores other processes kept busy, on average; None if the system does not report it.
+        """Return how many cores other processes kept busy, on average; None if the system does not report it.
 
         Time that a hypervisor took away counts as work of others.
         """

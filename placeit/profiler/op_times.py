@@ -1,4 +1,4 @@
-"""What the ops of a plan take inside its segments, by the counters of the runtime."""
+"""Read the time of each op inside its segment from the counters of the runtime."""
 
 from __future__ import annotations
 

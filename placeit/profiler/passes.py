@@ -90,7 +90,7 @@ class Passes:
 
     @property
     def settled(self) -> bool:
-        """Whether more runs alone would hardly change their median: its interval is narrow."""
+        """True if more runs alone would hardly change their median: its interval is narrow."""
         low, high = median_interval(self._whole)
         return high <= low * _NARROW
 

@@ -1,4 +1,4 @@
-"""What profiling a model showed."""
+"""Results of profiling a model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["ProfileReport"]
 
 @dataclass(frozen=True, eq=False)
 class ProfileReport:
-    """What profiling a model showed.
+    """Results of profiling a model.
 
     Attributes:
         model: its path.

@@ -1,4 +1,4 @@
-"""Which groups of a model are measured as segments of their own, and what their cut costs say of the other groups."""
+"""Choose the groups to measure as segments of their own, and derive the cut costs of the others from theirs."""
 
 from __future__ import annotations
 

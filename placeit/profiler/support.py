@@ -1,4 +1,4 @@
-"""Which devices can run which ops and groups, by what their runtimes say."""
+"""Ask the runtimes of devices which ops and groups they can run."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def _metadata(event: str, pid: int, tid: int, **args: str | int) -> dict[str, An
 
 
 def _args(span: Span | Event) -> dict[str, Any]:
-    """What is shown when a span is selected."""
+    """Return what a trace viewer shows when a span is selected."""
     if isinstance(span, Event):
         return {"why": span.why}
     if span.kind == "copy":

@@ -29,7 +29,7 @@ __all__ = ["comparison", "jsonable", "links", "optimized", "profile", "rate", "r
 
 
 def optimized(found: Optimized, placement_file: str | Path | None = None) -> dict[str, Any]:
-    """What :func:`placeit.optimize` found; ``placement_file`` is where the placement is written."""
+    """Describe a result of :func:`placeit.optimize`; ``placement_file`` is where the placement is written."""
     error = found.simulator_error or {}
     return {
         "model": found.model,
@@ -102,7 +102,7 @@ def _compiling(kinds: Mapping[str, Compiled]) -> dict[str, Any]:
 
 
 def run(report: RunReport, placement_file: str | Path, files: Mapping[str, Path | None]) -> dict[str, Any]:
-    """What running a placement showed.
+    """Describe the runs of a placement.
 
     Args:
         report: what it showed.
@@ -137,7 +137,7 @@ def _files(files: Mapping[str, Path | None]) -> dict[str, str | None]:
 
 
 def rate(report: RateReport, placement_file: str | Path, files: Mapping[str, Path | None]) -> dict[str, Any]:
-    """What running a placement under load showed; arguments are as for :func:`run`."""
+    """Describe the runs of a placement under load; the arguments are those of :func:`run`."""
     served = report.served
     load = served.load
     return {
@@ -171,7 +171,7 @@ def rate(report: RateReport, placement_file: str | Path, files: Mapping[str, Pat
 
 
 def comparison(found: Comparison) -> dict[str, Any]:
-    """What :func:`placeit.compare` found; the names of placements that were given are their files."""
+    """Describe a result of :func:`placeit.compare`; the names of given placements are their files."""
 
     def row(candidate: Candidate) -> dict[str, Any]:
         measured, error = candidate.measured, candidate.output_error
@@ -208,7 +208,7 @@ def comparison(found: Comparison) -> dict[str, Any]:
 
 
 def profile(found: ProfileReport) -> dict[str, Any]:
-    """What groups cost on devices."""
+    """Describe the costs of groups on devices."""
     costs, grouping, graph = found.costs, found.grouping, found.grouping.graph
     groups, names = grouping.groups, costs.cluster.names
     whole = costs.dispatch + costs.core.sum(axis=0)
@@ -310,7 +310,7 @@ def _service(service: Service) -> dict[str, Any]:
 
 
 def _load(report: LoadReport) -> dict[str, Any]:
-    """How requests fared that arrived over time."""
+    """Describe what happened to requests that arrived over time."""
     return {
         "requests": report.requests,
         "offered": report.offered,

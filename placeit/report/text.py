@@ -1,4 +1,4 @@
-"""How results are written for people: units, tables, lists of facts."""
+"""Write results for people: units, tables, lists of facts."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class ActiveRun:
 
     @property
     def stopped(self) -> bool:
-        """Whether nothing more of it may start."""
+        """True if nothing more of it may start."""
         return self._stopped
 
     def stop(self) -> None:
@@ -68,5 +68,5 @@ class ActiveRun:
 
     @property
     def quiet(self) -> bool:
-        """Whether nothing of it runs; of one that has been stopped, for good if seen while nobody decides anything."""
+        """True if nothing of it runs; of one that has been stopped, for good if seen while nobody decides anything."""
         return self.over.is_open or (self.stopped and not self.begun)

@@ -44,7 +44,7 @@ _CALM_S = 600.0  # without a loss, after which the pause is as at first
 
 @dataclass(frozen=True, eq=False)
 class Better:
-    """What may be better than what serves.
+    """A placement that may be better than the one that serves.
 
     Attributes:
         plan: that could run instead.
@@ -66,7 +66,7 @@ Said: TypeAlias = Sequence[tuple[str, float]]
 
 
 class Planning(Protocol):
-    """What knows the costs.
+    """The part that knows the costs and makes plans.
 
     Attributes:
         slow: how many times as long as by its costs a device takes, by name; read by any thread.
@@ -83,7 +83,7 @@ class Planning(Protocol):
         ...
 
     def said(self, plan: Plan) -> Said:
-        """What the costs say of a plan; nothing if they are not about its devices."""
+        """Return each segment's device and expected seconds; an empty list if the costs are not about these devices."""
         ...
 
     def better(self, executor: PlanExecutor | None, others: Sequence[PlanExecutor]) -> Better | None:
@@ -106,12 +106,12 @@ class Adapted(Protocol):
 
     @property
     def executors(self) -> Sequence[PlanExecutor]:
-        """What serves."""
+        """The executors or plan that serve requests now."""
         ...
 
     @property
     def vacant(self) -> int:
-        """How many were lost, and nothing runs in their place."""
+        """Number of lost executors in whose place nothing runs."""
         ...
 
     def exchange(self, leaving: PlanExecutor | None, executor: PlanExecutor, replacement: Replacement) -> bool:
@@ -120,7 +120,7 @@ class Adapted(Protocol):
 
 
 class Pace:
-    """What requests take on each device, over what the costs say of the same segments."""
+    """Ratio of measured to expected seconds on each device."""
 
     def __init__(self) -> None:
         self._new: dict[str, list[float]] = {}
@@ -297,7 +297,7 @@ class Adapter:
     # -- what to do about it ---------------------------------------------------------------------------------------------
 
     def _best(self, executors: Sequence[PlanExecutor]) -> tuple[PlanExecutor | None, Better] | None:
-        """What would save most, of what has to do with the news."""
+        """Return what would save most, among what the news concerns."""
         found: list[tuple[PlanExecutor | None, Better]] = []
         asked: list[PlanExecutor | None] = [*executors, *([None] if self._server.vacant else [])]
         for executor in asked if self._news else []:

@@ -1,4 +1,4 @@
-"""What becomes of a request: its future, and who tells it."""
+"""The future of a request, and what resolves it."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _kept_idle: set[int] = set()
 
 
 def in_background() -> bool:
-    """Whether this thread works in the background: what could be divided among several is to stay on it."""
+    """Return whether this thread works in the background: what could be divided among several is to stay on it."""
     return getattr(_here, "background", False)
 
 
@@ -47,7 +47,7 @@ class Job(Generic[T]):
             self._failures.append(error)
 
     def result(self) -> T:
-        """What was made, or whatever was raised, once it has ended."""
+        """Wait, then return what was made, or raise what was raised."""
         if self._failures:
             raise self._failures.pop()  # which keeps no frame that it passes through by being kept there
         return self._made[0]
@@ -80,7 +80,7 @@ class Background:
 
     @property
     def rested(self) -> bool:
-        """Whether it has rested since the last piece of work for as long as it had to."""
+        """True if it has rested since the last piece of work for as long as it had to."""
         return time.monotonic() >= self._rest
 
     def begin(self, what: Callable[[], T], *, starts_threads: bool = False) -> Job[T]:
@@ -147,7 +147,7 @@ def _started(before: set[int]) -> list[int]:
 
 
 def _cpu_seconds(thread: int) -> float:
-    """What a thread has used; 0 if it has ended."""
+    """Return the CPU seconds that a thread has used; 0 if it has ended."""
     try:
         return float((_TASKS / str(thread) / "schedstat").read_text().split()[0]) * 1e-9
     except OSError:
@@ -161,7 +161,7 @@ def _rise(thread: int) -> None:
 
 
 def _may_rise() -> bool:
-    """Whether the process may raise the priority of its threads again."""
+    """Return whether the process may raise the priority of its threads again."""
 
     def rise() -> None:
         with _idle():

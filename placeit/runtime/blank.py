@@ -25,7 +25,7 @@ def blank_value(dtype: np.dtype[Any], sentinel: int) -> Any:
 
 
 def is_blank(array: NDArray[Any], sentinel: int) -> bool:
-    """Whether every element is :func:`blank_value`."""
+    """Return whether every element is :func:`blank_value`."""
     if array.dtype.kind in "fc":
         return bool(np.isnan(array).all())
     return bool((array == blank_value(array.dtype, sentinel)).all())

@@ -174,7 +174,7 @@ def _difference(name: str, given: NDArray[Any] | None, expected: NDArray[Any]) -
 
 
 def _values(values: NDArray[Any]) -> str:
-    """What values that are not finite are."""
+    """Classify values that are not finite."""
     return "NaN" if np.isnan(values).all() else "infinite" if not np.isnan(values).any() else "NaN or infinite"
 
 
@@ -183,7 +183,7 @@ def _infinite(why: str) -> OutputDifference:
 
 
 class Checkable(Protocol):
-    """What computes a model's outputs: a :class:`placeit.runtime.plan_executor.PlanExecutor`, or a reference of a race."""
+    """Anything that computes outputs: a :class:`placeit.runtime.plan_executor.PlanExecutor`, or a reference of a race."""
 
     def run(self, inputs: Arrays) -> dict[str, NDArray[np.generic]]:
         """Run once on some inputs, and return outputs by name."""

@@ -1,4 +1,4 @@
-"""What compiling came to, by kind of device, and what it will take."""
+"""Record the seconds of compiling by kind of device, and predict them."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class Executor(PlanExecutor):
 
     @property
     def native(self) -> bool:
-        """Whether runs need no Python from their begin to their end, unless another executor has the threads."""
+        """True if runs need no Python from their begin to their end, unless another executor has the threads."""
         return not self._needs_python
 
     @property

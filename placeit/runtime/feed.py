@@ -1,4 +1,4 @@
-"""Where an executor takes requests from while others are in flight, what wakes who does so, and what comes of them."""
+"""Feed requests to an executor while others are in flight, wake the thread that takes them, and report their outcomes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Ran: TypeAlias = tuple[int, float, float]
 
 
 class Bell:
-    """What one thread waits for, and any thread may ring, in Python or out of it: a counter of the kernel (``eventfd``).
+    """A counter of the kernel (``eventfd``) that one thread waits for, and any thread may ring, in Python or out of it.
 
     Attributes:
         counter: for compiled lanes, which may ring it after it has been closed here: its descriptor stays theirs until then.

@@ -1,4 +1,4 @@
-"""What the last requests of a server ran, and what has happened to it."""
+"""Record the last requests of a server, and what has happened to it."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _BREATH_S, _LOOK_S = 1e-3, 0.5
 
 @dataclass(frozen=True, eq=False)
 class Served:
-    """What became of requests.
+    """Outcomes of requests.
 
     Attributes:
         load: times and queue lengths of those that ended; None if none did.
@@ -99,7 +99,7 @@ class RateReport:
 
     @property
     def sustained(self) -> bool | None:
-        """Whether requests were served as fast as they came: none was dropped, and no more waited in the end than by chance.
+        """True if requests were served as fast as they came: none was dropped, and no more waited in the end than by chance.
 
         None if they came at no rate.
         """
@@ -121,7 +121,7 @@ class RateReport:
 
 
 class _Tally:
-    """What becomes of the requests of a server, as their futures say; no outputs are kept."""
+    """Tally of the requests of a server, from their futures; no outputs are kept."""
 
     def __init__(self, server: Server) -> None:
         self._server, self._busy = server, dict(server.busy)

@@ -100,7 +100,7 @@ class Ratio:
 
     @property
     def faster(self) -> bool:
-        """Whether the first candidate is faster beyond the interval."""
+        """True if the first candidate is faster beyond the interval."""
         return self.ci_high < 1
 
 

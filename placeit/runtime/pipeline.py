@@ -30,7 +30,7 @@ _LOOK_S = 0.5
 
 @dataclass(frozen=True)
 class Stage:
-    """What happens to each item.
+    """A stage: a function applied to each item.
 
     Attributes:
         name: of the stage.

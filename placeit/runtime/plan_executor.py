@@ -1,4 +1,4 @@
-"""What all executors have in common: how they are called, and what errors, interrupts, time-outs and closing mean."""
+"""Base class of executors: how they are called, and what errors, interrupts, time-outs and closing mean."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class PlanExecutor(ABC):
     @property
     @abstractmethod
     def native(self) -> bool:
-        """Whether runs need no Python from their begin to their end, unless another executor has the threads."""
+        """True if runs need no Python from their begin to their end, unless another executor has the threads."""
 
     @property
     @abstractmethod
@@ -172,7 +172,7 @@ class PlanExecutor(ABC):
         return None
 
     def _wanted(self, run: ActiveRun) -> bool:  # noqa: ARG002
-        """Whether other executors cannot run before this run is over."""
+        """Return whether other executors cannot run before this run is over."""
         return False
 
     @abstractmethod
@@ -408,7 +408,7 @@ class PlanExecutor(ABC):
         return run.end - run.begin
 
     def _deadline(self, timeout: float | None) -> float:
-        """When to stop waiting. Until then, wait for the run of another thread, which may never end."""
+        """Return when to stop waiting. Until then, wait for the run of another thread, which may never end."""
         self._check_open()
         if timeout is None:
             return math.inf
@@ -461,7 +461,7 @@ class PlanExecutor(ABC):
                 self._wait(run, deadline)
 
     def _waiting_here(self, run: ActiveRun) -> bool:
-        """Whether this thread waits for the run, and a signal handler calls in the middle of that; in turn."""
+        """Return whether this thread waits for the run, and a signal handler calls in the middle of that; in turn."""
         frame: FrameType | None = sys._getframe()
         while frame is not None:
             if frame.f_code is PlanExecutor._times.__code__ and frame.f_locals.get("run") is run:

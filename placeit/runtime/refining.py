@@ -43,7 +43,7 @@ _LOOK_S = 0.05
 
 @dataclass(frozen=True)
 class Limits:
-    """What refining may take.
+    """Limits of what refining may take.
 
     Attributes:
         share: of the requests, that try a candidate; at most a half.
@@ -62,7 +62,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Refinement:
-    """What has come of refining so far.
+    """Results of refining so far.
 
     Attributes:
         requests: that have ended well since it began.
@@ -70,10 +70,10 @@ class Refinement:
         checks: runs besides, on the devices that serve, which check the outputs of candidates.
         tried: candidates that requests were given to, in all trials.
         switches: how often the server has changed to one.
-        before: 95th and 99th percentile of the seconds of requests, from begin to end, before the last trial; None if there was
-            none yet.
-        meanwhile: the same of those requests during it, and during the check before it, that did not try the candidate; None if
-            they were too few.
+        before: 95th and 99th percentile of the seconds of requests, from begin to end, before the last trial; None before the
+            first trial.
+        meanwhile: the same percentiles over requests during the last trial, and during the check before it, that did not try
+            the candidate; None if they were too few.
         ratio: seconds of the last candidate over those of the plan it was to replace; None if they were not compared.
         seconds: of a core, for searching and compiling.
         doing: what it does.
@@ -106,7 +106,7 @@ class Request:
     Attributes:
         plan: what it ran on.
         begun: by ``time.perf_counter``.
-        ended: see there.
+        ended: by ``time.perf_counter``.
         ran: its segments, and when each of them ran.
         alone: whether no other request was in flight on the server in the meantime.
         explored: whether it tried a candidate.
@@ -138,17 +138,17 @@ class Explored(Protocol):
 
     @property
     def exploring(self) -> bool:
-        """Whether there is a candidate that can run."""
+        """True if there is a candidate that can run."""
         ...
 
     @property
     def plan(self) -> Plan:
-        """What serves."""
+        """The executors or plan that serve requests now."""
         ...
 
 
 class Proposing(Protocol):
-    """Where candidates come from. Each call is a piece of work after which the thread may have to rest."""
+    """Source of candidates. Each call is a piece of work after which the thread may have to rest."""
 
     def calibrate(self, runs: Sequence[tuple[Plan, NDArray[np.float64]]]) -> object:
         """Learn from what segments took: plans, and ``float64[S]`` seconds."""
@@ -159,7 +159,7 @@ class Proposing(Protocol):
         ...
 
     def best(self, plan: Plan, tried: Sequence[Plan], *, steady: bool) -> Plan | None:
-        """What to try next; None for nothing."""
+        """Return what to try next; None if there is nothing."""
         ...
 
     def open(self, plan: Plan) -> PlanExecutor:
@@ -171,7 +171,7 @@ class Proposing(Protocol):
         ...
 
     def starts_threads(self, plan: Plan) -> bool:
-        """Whether compiling a plan may start threads that run it."""
+        """Return whether compiling a plan may start threads that run it."""
         ...
 
 
@@ -205,12 +205,12 @@ class Trial:
 
     @property
     def over(self) -> bool:
-        """Whether it is decided, or has to end."""
+        """True if it is decided, or has to end."""
         return self.too_slow or self.ratio is not None
 
     @property
     def adopt(self) -> bool:
-        """Whether the candidate is faster beyond the interval, which holds for any opening of both."""
+        """True if the candidate is faster beyond the interval, which holds for any opening of both."""
         return not self.too_slow and self.ratio is not None and self.ratio.faster
 
     def add(self, request: Request) -> None:
@@ -262,7 +262,7 @@ def _tails(seconds: Sequence[float] | deque[float]) -> tuple[float, float]:
 
 @dataclass(eq=False)
 class _Known:
-    """What requests took on a plan."""
+    """Seconds of requests on a plan."""
 
     plan: Plan
     segments: list[deque[float]] = field(default_factory=list)
@@ -300,7 +300,7 @@ class Refiner:
 
     @property
     def report(self) -> Refinement:
-        """What has come of it so far."""
+        """Results so far."""
         return self._report
 
     def ended(self, request: Request) -> None:

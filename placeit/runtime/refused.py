@@ -1,4 +1,4 @@
-"""Which ops a device refused to compile, by what it said."""
+"""Remember which ops a device refused to compile, and why."""
 
 from __future__ import annotations
 

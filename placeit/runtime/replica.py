@@ -1,4 +1,4 @@
-"""What runs the requests of a server: an executor with a thread of its own, and what takes its place when it is lost."""
+"""Run the requests of a server: an executor with a thread of its own, and its replacement when it is lost."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PAUSE_S = 5e-3  # after the first of them; after each other one, twice as long
 
 @dataclass
 class Replacement:
-    """How requests went on elsewhere.
+    """Record of how requests went on elsewhere.
 
     Attributes:
         why: a device or a link was lost, is back, or is slow.
@@ -104,11 +104,11 @@ class Replica:
 
     @property
     def able(self) -> bool:
-        """Whether it may take requests."""
+        """True if it may take requests."""
         return not (self.lost or self.retired)
 
     def is_here(self) -> bool:
-        """Whether this is its thread."""
+        """Return whether this is its thread."""
         return self._thread == threading.get_ident()
 
     def close(self) -> None:

@@ -215,7 +215,7 @@ class Runtime:
         return executor
 
     def best_in_flight(self, plan: Plan) -> int | None:
-        """How many requests in flight the runtime finds best for a plan in throughput mode; None of any other plan.
+        """Return how many requests in flight the runtime finds best for a plan in throughput mode; None for any other plan.
 
         Raises:
             DeviceError: it cannot be compiled.
@@ -309,7 +309,7 @@ class Runtime:
         return _Source(self, segment)
 
     def _key(self, segment: Segment) -> _Key:
-        """What the program of a segment is known by.
+        """Return the key of the program of a segment.
 
         Where a program runs one request at a time, equal devices that may run the same segment at once have one each. Single
         groups, of which profiling compiles many, are shared: no two devices profile the same one at once.
@@ -466,7 +466,7 @@ class _Batch:
         self.begin = self.expected = 0.0
 
     def said(self, now: float) -> tuple[str, float]:
-        """What is being done, and which share of it."""
+        """Return what is being done, and which share of it is done."""
         what = f"compiling {min(self.done + 1, self.total)} of {self.total} segments for {self.devices}"
         by_time = (now - self.begin) / self.expected if self.expected > 0 else 0.0
         return what, max(self.done / self.total, min(by_time, _ALMOST))

@@ -166,12 +166,12 @@ class Server:
 
     @property
     def waiting(self) -> int:
-        """How many requests wait now."""
+        """Number of waiting requests."""
         return len(self._waiting)
 
     @property
     def refinement(self) -> Refinement | None:
-        """What has come of refining so far; None if it does not refine."""
+        """Results of refining so far; None if the server does not refine."""
         return None if self._refiner is None else self._refiner.report
 
     def refine(self, refiner: Refiner) -> None:
@@ -254,7 +254,7 @@ class Server:
         return min(able, key=lambda replica: len(replica.flying), default=None)
 
     def _is_turn_of(self, replica: Replica) -> bool:
-        """Whether a replica that asks may have the next request; with the lock."""
+        """Return whether a replica that asks may have the next request; with the lock."""
         following = self._next()
         if following is replica:
             return True
@@ -423,12 +423,12 @@ class Server:
 
     @property
     def plan(self) -> Plan:
-        """What serves; without replicas."""
+        """The plan that serves, of a server without replicas."""
         return self._replicas[0].executor.plan
 
     @property
     def exploring(self) -> bool:
-        """Whether there is a candidate that can run."""
+        """True if there is a candidate that can run."""
         return any(replica.exploring and replica.able for replica in self._replicas)
 
     def explore(self, executor: PlanExecutor, every: int) -> None:
@@ -481,7 +481,7 @@ class Server:
 
     @property
     def executors(self) -> list[PlanExecutor]:
-        """What serves."""
+        """The executors or plan that serve requests now."""
         return [replica.executor for replica in self._replicas if replica.able]
 
     def exchange(self, leaving: PlanExecutor | None, executor: PlanExecutor, replacement: Replacement) -> bool:

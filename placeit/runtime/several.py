@@ -56,7 +56,7 @@ class SeveralExecutor(Executor):
 
 
 def device_of_several(runtime: Runtime, plan: Plan) -> ThroughputDevice | None:
-    """The device of a plan that is one segment on a device in throughput mode; None of any other plan."""
+    """Return the device of a plan that is one segment on a device in throughput mode; None for any other plan."""
     if runtime.streams is not None or len(plan.segments) != 1 or len(plan.programs) != 1:
         return None
     device = runtime.devices[plan.segments[0].device]

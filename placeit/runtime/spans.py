@@ -20,7 +20,7 @@ class Span:
         kind: what it was.
         where: the name of the device, or, of a copy, those of the two ends of the link.
         request: number of the request that it belonged to, among those in flight at once.
-        segment: number of the segment that ran, in the plan; None of a copy.
+        segment: number of the segment that ran, in the plan; None for a copy.
         start: seconds, of any clock that all spans share.
         finish: seconds; not before ``start``.
         name: what is shown: the first op of the segment, or the one that made the tensor.
@@ -46,12 +46,12 @@ class Span:
 
     @property
     def track(self) -> str:
-        """What the line is called that it is drawn on: the device, or ``A -> B``."""
+        """Name of the line that it is drawn on: the device, or ``A -> B``."""
         return " -> ".join(self.where)
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """Duration in seconds."""
         return self.finish - self.start
 
 

@@ -46,7 +46,7 @@ class Waiting:
 
     @property
     def soonest(self) -> float:
-        """When :meth:`expire` has to be called next; no deadline of a request that waits is before."""
+        """Time at which :meth:`expire` has to be called next; no waiting request has an earlier deadline."""
         return self._deadlines[0][0] if self._deadlines else math.inf
 
     def add(self, request: Pending) -> None:
@@ -98,7 +98,7 @@ class Waiting:
             heapify(self._deadlines)
 
     def _waits(self, entry: tuple[float, int, Pending]) -> bool:
-        """Whether a request still waits for its deadline."""
+        """Return whether a request still waits for its deadline."""
         return entry[2] in self._requests and entry[2].deadline < math.inf
 
     def _note(self, request: Pending) -> None:

@@ -214,7 +214,7 @@ class Session:
     def home_of(self, placement: Placement) -> Session:
         """The session that runs a placement: this one, or one of the plain device that the placement is on.
 
-        A plain device (:func:`placeit.devices.plain.plain_devices`), or the throughput mode, is none of the cluster's devices,
+        A plain device (:func:`placeit.devices.plain.plain_devices`), or the throughput mode, is not in the cluster,
         and yet `placeit optimize` may choose it.
         """
         used = set(placement.as_dict().values())
@@ -235,12 +235,12 @@ class Session:
 
     @property
     def _opens_onnx(self) -> bool:
-        """Whether there is an ONNX file that ONNX Runtime opens in the precision of the session."""
+        """True if there is an ONNX file that ONNX Runtime opens in the precision of the session."""
         return self.precision == "f32" and self.model.path.suffix.lower() == ".onnx" and self.model.path.is_file()
 
     @property
     def executable(self) -> bool:
-        """Whether every device is real, or emulated by a real one."""
+        """True if every device is real, or emulated by a real one."""
         return not any(device.described for device in self.cluster.devices)
 
     @property
@@ -305,7 +305,8 @@ class Session:
                 measured again if they do not hold any more.
             worth: whether to go on, once it is known what a run takes; see :func:`placeit.profiler.costs.profile`. Not asked if
                 some device is described.
-            certain: whether to stop, once the least is known that groups take; see there.
+            certain: whether to stop, once the least is known that groups take; see
+                :func:`placeit.profiler.costs.profile`.
             progress: told what is being done and how far it is.
 
         Ops that a device turns out not to compile are placed elsewhere from here on, with a warning.
@@ -393,7 +394,7 @@ class Session:
 
     @property
     def costs(self) -> Costs:
-        """What groups cost on the devices, as :meth:`profile` found it. Raises UsageError if it was not called."""
+        """Costs of groups on the devices, as :meth:`profile` found them. Raises UsageError if it was not called."""
         if self._costs is None:
             raise UsageError("What the model's ops cost here is not known: call the session's profile() first.")
         return self._costs
@@ -464,7 +465,7 @@ class Session:
         return executor
 
     def best_in_flight(self, plan: Plan, otherwise: int) -> int:
-        """How many requests in flight serve most: as many as the runtime finds best in throughput mode, else a given number."""
+        """Return the number of requests in flight that serves most: the runtime's in throughput mode, else the given one."""
         if plan.problem.device_names != self.cluster.names:
             return otherwise
         return self.runtime.best_in_flight(plan) or otherwise
@@ -603,7 +604,7 @@ class Session:
             rate: requests per second that arrive, whether or not those before them have ended; None to have as many under way
                 as can be in flight, each submitted as soon as another one has ended.
             requests: how many arrive; None for as many as come within ``seconds``.
-            seconds: see there.
+            seconds: for which requests arrive, if ``requests`` is None.
             arrivals: at a rate, ``constant``, at regular intervals, or ``poisson``, independently of each other.
             seed: of the latter.
             queue: how many may wait; those that arrive at a rate and find it full are dropped.
@@ -618,5 +619,5 @@ class Session:
         )
 
     def op_times(self, plan: Plan, *, passes: int = 10) -> list[OpTime]:
-        """What each op of a plan of this session takes inside its segment; see :func:`placeit.profiler.op_times.op_times`."""
+        """Return the time of each op inside its segment; see :func:`placeit.profiler.op_times.op_times`."""
         return op_times(self.model, self.grouping, self.cluster, plan, precision=self.precision, passes=passes)

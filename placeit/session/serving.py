@@ -70,7 +70,7 @@ def _executors(session: Session, placement: Placement, requests: int | None = No
 
 
 class Proposals:
-    """What a server may try in place of what it runs: plans by the costs of a session, calibrated by its requests.
+    """Plans that a server may try in place of its own, by the costs of a session, calibrated by its requests.
 
     Args:
         session: profiled.
@@ -123,11 +123,11 @@ class Proposals:
         return segmenter.plan(self._placements[number]) if seconds[number] < _WORTH * now else None
 
     def _is_here(self, plan: Plan) -> bool:
-        """Whether a plan is on devices of the session, and not on a plain device, whose costs are what requests take there."""
+        """Return whether a plan is on devices of the session, and not on a plain device, which is timed by its requests."""
         return plan.problem.device_names == self._session.cluster.names
 
     def starts_threads(self, plan: Plan) -> bool:
-        """Whether compiling a plan may start threads that run it: what is on one core runs on the thread of its device."""
+        """Return whether compiling a plan may start threads that run it; one core is run by the thread of its device."""
         devices = [self._session.cluster.devices[segment.device] for segment in plan.programs]
         return not all(device.core_set and len(device.cores) == 1 for device in devices)
 

@@ -1,1 +1,1 @@
-"""How long placements take, without running them: the rules of execution, compiled, and objectives of what they say."""
+"""Simulate placements: the compiled rules of execution, and objectives over simulated runs."""

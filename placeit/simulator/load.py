@@ -21,12 +21,12 @@ ARRIVALS = ("constant", "poisson")
 
 @dataclass(frozen=True, eq=False)
 class LoadReport:
-    """How requests fared. Times in seconds; those of the first request need not begin at 0.
+    """Summary of a load: latencies, rates and queue. Times in seconds; the first request need not arrive at 0.
 
     Attributes:
         requests: how many ended.
-        offered: requests per second that arrived: of those after the first, over the time that they came in; None of a single
-            request, or if all came at once.
+        offered: requests per second that arrived: of those after the first, over the time that they came in; None for a
+            single request, or if all came at once.
         achieved: requests per second that ended, from the first arrival to the last end; None if that took no time.
         p50: median of the latencies, from the arrival of a request to its end, waiting included.
         p95: their 95th percentile.

@@ -1,4 +1,4 @@
-"""What can be minimised: latency, throughput (as seconds per request), total cost, energy."""
+"""Objectives to minimise: latency, throughput (as seconds per request), total cost, energy."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Planned(Protocol):
 
 
 class Planner(Protocol):
-    """What makes plans of placements, such as :class:`placeit.planning.segments.Segmenter`."""
+    """Maker of plans from placements, such as :class:`placeit.planning.segments.Segmenter`."""
 
     def plan(self, placement: NDArray[np.int32]) -> Planned:
         """Plan a placement, ``int32[V]``."""
@@ -68,7 +68,7 @@ class Planner(Protocol):
 
 @dataclass(frozen=True)
 class Objective(ABC):
-    """What is minimised, and how placements and runs are valued by it. A value: two of the same figures are equal.
+    """An objective: how placements and runs are valued. Two objectives with the same figures are equal.
 
     Attributes:
         name: as it is given on the command line.

@@ -40,7 +40,7 @@ Queue: TypeAlias = Literal["fifo", "priority", "planned"]
 
 @dataclass(frozen=True)
 class Rules:
-    """How links move tensors, and which ready op a device runs next; by default, as executors do it.
+    """Rules of links and queues: how tensors move, and which ready op a device runs next. The default is that of executors.
 
     Attributes:
         links: ``channel`` for one tensor at a time between each ordered pair of devices (DOPPLER, Algorithm 1);
@@ -163,7 +163,7 @@ class Scheduler:
         return self._machine
 
     def instruction(self, request: int, node: int) -> Start | Transfer:
-        """What starts a node: an op, or the transfer of an edge position, numbered after the ops."""
+        """Return the instruction that starts a node: an op, or the transfer of an edge position, numbered after the ops."""
         ops = len(self._place)
         return Start(request, node, self._place[node]) if node < ops else Transfer(request, *self._move[node - ops])
 
@@ -233,7 +233,7 @@ class Scheduler:
         return hit, self._instructions(told)
 
     def running(self) -> list[Start | Transfer]:
-        """What has been started and not been reported as finished, of all requests in flight."""
+        """Return what has been started and not been reported as finished, for all requests in flight."""
         return [
             self.instruction(request, n % self._nodes)
             for request, slot in self._slot_of.items()

@@ -1,4 +1,4 @@
-"""What requests that arrive over time meet: one plan, or several replicas that take them from one queue."""
+"""Simulate requests that arrive over time, on one plan or on several replicas that share a queue."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Replica", "serve"]
 
 @dataclass(frozen=True, eq=False)
 class Replica:
-    """What serves whole requests, alone or beside others.
+    """A plan that serves whole requests, alone or beside other replicas.
 
     Attributes:
         problem: its ops, or segments.
@@ -67,7 +67,7 @@ def serve(replicas: Sequence[Replica], arrivals: NDArray[np.float64]) -> LoadRep
 
 
 def _schedule(replica: Replica, arrivals: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """When requests begin and end."""
+    """Return when requests begin and end."""
     simulated = schedule(
         replica.problem,
         replica.placement,

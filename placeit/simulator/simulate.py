@@ -1,4 +1,4 @@
-"""What a placement costs, without running it: an event-driven simulation of devices, queues and links.
+"""Simulate what a placement costs: devices, queues and links, event by event.
 
 The rules, as ``native/rules/machine.hpp`` has them for executors too:
 
@@ -18,7 +18,7 @@ The rules, as ``native/rules/machine.hpp`` has them for executors too:
 - ``priority``: the queued op of the highest priority goes first (ties: the first in ``Problem.order``, which is the lowest
   number where ops are numbered in topological order); on a channel the transfer with the highest priority among the ops that
   it serves (ties: the first request).
-- ``planned``: a device runs its ops in the order of priority and waits if the next is not ready; channels as above.
+- ``planned``: a device runs its ops in the order of priority and waits if the next is not ready; channels go by priority.
 - Where devices conflict: of the ready ops whose devices could start them now the most urgent is started first, on whichever
   device it is (``fifo``: the one that became ready first), and so on until no more can start; when a request begins, too. So no
   device is idle that could run a ready op, and an op may wait for a wide device while less urgent ones run on parts of it.
@@ -72,7 +72,7 @@ class Transfers:
 
 @dataclass(frozen=True, eq=False)
 class Requests:
-    """When the requests of a schedule were in flight; times in seconds.
+    """Times of the requests of a schedule, in seconds.
 
     Attributes:
         arrived: ``float64[R]``.
@@ -96,12 +96,12 @@ class Requests:
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """When everything happens under one placement.
+    """The schedule of one placement: when each op and transfer starts and ends.
 
     Attributes:
         makespan: seconds until the last op of the last request has finished.
         start: ``float64[V]``, seconds, in the first request.
-        finish: ``float64[V]``, likewise.
+        finish: ``float64[V]``, seconds, in the first request.
         device: ``int32[V]``, the placement.
         transfers: what moves between devices, and when.
         busy: ``float64[D]``, seconds that each device computes.

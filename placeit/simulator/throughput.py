@@ -1,4 +1,4 @@
-"""How many requests a placement can serve: the bound that its busiest resource sets.
+"""Bound the requests per second of a placement by its busiest resource.
 
 At best, many requests in flight keep one resource busy all the time. So no order of work takes less, per request, than the
 seconds for which one request keeps the busiest resource. The resources are
@@ -62,12 +62,12 @@ class ThroughputCost:
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """What limits how many requests a placement serves.
+    """The resource that limits how many requests a placement serves.
 
     Attributes:
         name: the busiest resource: a device, ``CPU@0, CPU@0-1`` for devices that share cores, ``CPU@0 -> CPU@1`` for a link.
         seconds: for which one request keeps it busy: the least seconds per request.
-        busy: the same of every resource, by name; links only if something crosses them.
+        busy: seconds for which one request keeps each resource busy, by name; links only if something crosses them.
     """
 
     name: str

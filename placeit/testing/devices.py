@@ -297,7 +297,7 @@ class ComputingDeviceConformance(DeviceConformance):
 
 
 class _Runs:
-    """What was reported of instances, in the order of the reports."""
+    """Reports of instances, in their order."""
 
     def __init__(self) -> None:
         self.labels: list[int] = []
@@ -314,7 +314,7 @@ class _Runs:
 
 
 class _Segment:
-    """What a device compiles, in each format."""
+    """A segment in each format that a device compiles."""
 
     identity = ""
 

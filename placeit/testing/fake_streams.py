@@ -94,7 +94,7 @@ class StreamMark:
 
     @property
     def reached(self) -> bool:
-        """Whether the stream has reached this position."""
+        """True if the stream has reached this position."""
         return self.reached_at is not None
 
     def reach(self, now: float) -> None:

@@ -35,7 +35,7 @@ class Access:
 
 @dataclass
 class _State:
-    """What happened to one memory: the last write, and the reads since."""
+    """State of one memory: the last write, and the reads since."""
 
     written: tuple[Hashable, int, str] | None = None
     view: Hashable = None

@@ -86,7 +86,7 @@ def find_dataset(name: str) -> Dataset:
     """Return a set by name.
 
     Raises:
-        UsageError: there is no such set, its package cannot be imported, or what it names is none.
+        UsageError: there is no such set, its package cannot be imported, or what it names is not a data set.
     """
     table = _table()
     found = load_entry("data set", table, name)

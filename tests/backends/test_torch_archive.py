@@ -294,7 +294,7 @@ def test_an_operator_that_nothing_here_defines_is_named(program: Path, tmp_path:
 
     path = changed(program, tmp_path / "foreign.pt2", graph(change))
     called = r"calls 'torch\.ops\.mylib\.double\.default', "
-    with pytest.raises(ModelError, match=called + "which is none of PyTorch's own operators"):
+    with pytest.raises(ModelError, match=called + "which is not one of PyTorch's own operators"):
         load(path)
     with pytest.raises(ModelError, match=called + "an operator that neither PyTorch nor any package loaded here defines"):
         load(path, trust=True)

@@ -263,7 +263,7 @@ def test_state_is_kept_together_and_every_run_starts_from_the_initial_one() -> N
         (lambda _, x: x.add_(1), r"changes its input 'x' in place.*x\.clone\(\)"),
         (lambda _, x: x.as_strided((2, 2), (1, 1)), r"op 'as_strided' .*reads memory by strides.*slices"),
         (lambda _, x: x.to_sparse(), r"op '\w*sparse\w*'"),
-        (lambda _, x: x.bfloat16(), r"output 'output' has type bfloat16, which is none of NumPy's.*convert it inside"),
+        (lambda _, x: x.bfloat16(), r"output 'output' has type bfloat16, which is not a type of NumPy's.*convert it inside"),
         (lambda _, x: torch.complex(x, x), r"output 'output' has type complex64.*torch\.view_as_real"),
         (lambda _, x: torch.while_loop(lambda y: y.sum() < 9, lambda y: (y + 1,), (x,)), r"op 'while_loop' .*number of steps"),
         (lambda _, x: None, r"small returns no tensor"),

@@ -165,7 +165,7 @@ def test_a_start_on_cores_that_the_devices_have_takes_part_and_can_be_chosen(cac
 def test_a_start_on_other_cores_has_a_row_that_says_why_it_cannot_be_chosen(cache: Cache) -> None:
     found = optimize(inception_like(), CORES[0], placers=("heft",), budget=1, cache=cache, start=whole_on(PLAIN))
     (mine,) = (one for one in found.candidates if one.given)
-    assert mine.failed == f"It is on {PLAIN}, which is none of the devices {CORES[0]}."
+    assert mine.failed == f"It is on {PLAIN}, which is not among the devices {CORES[0]}."
     assert found.chosen.name == CORES[0]
 
 

@@ -362,7 +362,7 @@ def test_an_onnx_model_on_an_nvidia_gpu_is_for_onnx_runtime(model: OnnxModel) ->
 def test_an_openvino_ir_is_refused(tmp_path: Path, model: OnnxModel) -> None:
     path = tmp_path / "model.xml"
     openvino.save_model(model.ov_model, path)
-    with pytest.raises(DeviceError, match=r"ONNX Runtime runs ONNX models, and .*model\.xml is none"):
+    with pytest.raises(DeviceError, match=r"ONNX Runtime runs ONNX models, and .*model\.xml is not an ONNX model"):
         Session(path, f"ort:CPU@{CORES[0]}")
 
 

@@ -186,7 +186,7 @@ def check_external_files(path: Path) -> None:
 
 
 def unusual_parts(path: Path) -> bool:
-    """Whether an ONNX file has local functions or sparse initializers, which OpenVINO does not read."""
+    """Return whether an ONNX file has local functions or sparse initializers, which OpenVINO does not read."""
     parts = {"model": {7: "graph", 25: "function"}, "graph": {1: "node", 15: "sparse tensor"}}
     parts |= {"node": {5: "attribute"}, "attribute": {6: "graph", 11: "graph"}}
     with _mapped(path) as data:

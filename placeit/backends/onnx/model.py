@@ -243,7 +243,7 @@ def _unzip(graph: onnx.GraphProto) -> None:
 
 
 class _Reading:
-    """What becomes known of an ONNX file while its task graph is made.
+    """Facts about an ONNX file that making its task graph brings to light.
 
     Args:
         path: the file, for messages.

@@ -91,8 +91,8 @@ def with_onnx(model: OpenVinoModel) -> OnnxModel:
         return model
     if model.path.suffix.lower() != ".onnx":
         raise DeviceError(
-            f"ONNX Runtime runs ONNX models, and {model.path} is none: choose devices that OpenVINO drives, or start from the "
-            "ONNX file of the model."
+            f"ONNX Runtime runs ONNX models, and {model.path} is not an ONNX model: choose devices that OpenVINO "
+            "drives, or start from the ONNX file of the model."
         )
     try:
         proto = read_plain(model.path)
@@ -182,7 +182,7 @@ class OnnxParts:
 
     @property
     def covers(self) -> bool:
-        """Whether every op can be cut out, as one of :meth:`kinds`."""
+        """True if every op can be cut out, as one of :meth:`kinds`."""
         return sum(len(atom) for atom, *_ in self._parts()) == len(self._graph)
 
     def together(self) -> tuple[tuple[str, ...], ...]:

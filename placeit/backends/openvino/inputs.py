@@ -38,7 +38,7 @@ class OpenSizesError(ModelError):
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a user says of the sizes of a model's inputs.
+    """Sizes of a model's inputs, as far as a user gives them.
 
     Attributes:
         shapes: shapes that were asked for, by input name.

@@ -126,12 +126,12 @@ class OpenVinoModel(base.Model):
 
     @property
     def is_onnx(self) -> bool:
-        """Whether it was read from an ONNX file."""
+        """True if it was read from an ONNX file."""
         return self.path.suffix.lower() == ".onnx"
 
     @cached_property
     def rounds(self) -> bool:
-        """Whether its ONNX file has operators of quantised numbers, such as dynamic quantisation writes."""
+        """True if its ONNX file has operators of quantised numbers, such as dynamic quantisation writes."""
         return self.is_onnx and bool(find_ops(self.path, ROUNDING_OPS))
 
     def reference(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:

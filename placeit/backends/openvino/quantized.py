@@ -1,4 +1,4 @@
-"""Where a quantised OpenVINO model rounds, how coarsely, and which ops the runtime makes one integer op of."""
+"""Find where a quantised OpenVINO model rounds, how coarsely, and which ops the runtime fuses into one integer op."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _begins(node: Any) -> bool:
 
 
 def _dequantizes(node: Any) -> bool:
-    """Whether what a node writes has been rounded already, and at most been scaled since."""
+    """Return whether what a node writes has been rounded already, and at most been scaled since."""
     while node.get_type_name() in _DEQUANTIZING:
         node = node.input_value(0).get_node()
     return bool(node.get_type_name() == "FakeQuantize" or _is_narrow(node.get_output_element_type(0)))

@@ -125,7 +125,7 @@ _SCATTERS = frozenset(("ScatterElementsUpdate", "ScatterNDUpdate", "ScatterUpdat
 
 
 def _passes(kind: str, port: int) -> bool:
-    """Whether what an op makes has the values of one of its inputs, elsewhere or in another type."""
+    """Return whether what an op makes has the values of one of its inputs, elsewhere or in another type."""
     return (
         kind in _ELEMENT_WISE
         or kind == "Concat"

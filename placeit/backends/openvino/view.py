@@ -35,7 +35,7 @@ _ENDS = frozenset(("Parameter", "Result", "Assign"))
 
 @dataclass(frozen=True)
 class View:
-    """Which nodes of an ``openvino.Model`` the ops and tensors of its task graph stand for.
+    """The nodes of an ``openvino.Model`` that the ops and tensors of its task graph stand for.
 
     Attributes:
         holders: for each tensor of the graph, the outputs that have its value, in topological order; none if the model has no

@@ -144,7 +144,7 @@ def _strings(value: Any, field: str) -> Iterator[tuple[str, str]]:
 def _check(field: str, value: str) -> None:
     if field in ("target", "as_operator"):
         if not _is_operator(value):
-            raise UntrustedError(f"it calls '{value[:80]}', which is none of PyTorch's own operators on tensors")
+            raise UntrustedError(f"it calls '{value[:80]}', which is not one of PyTorch's own operators on tensors")
     elif field in ("expr_str", "guards_code"):
         _check_expression(value, guard=field == "guards_code")
     elif field in ("in_spec", "out_spec"):
@@ -157,7 +157,7 @@ def _check(field: str, value: str) -> None:
 
 
 def _is_operator(name: str) -> bool:
-    """Whether a name is that of an operator on tensors, with its overload if it is written as Python's own."""
+    """Return whether a name is that of an operator on tensors, with its overload if it is written as Python's own."""
     *parts, last = name.split(".")
     return (
         _OPERATOR.fullmatch(name) is not None

@@ -1,4 +1,4 @@
-"""Which ops PyTorch can run on a kind of device."""
+"""Find the ops that PyTorch can run on a kind of device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much memory a segment takes while it runs."""
+"""Estimate the memory that a segment takes while it runs."""
 
 from __future__ import annotations
 

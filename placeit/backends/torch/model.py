@@ -185,7 +185,7 @@ def load(
             unless it has open sizes and no example inputs of its own.
         name: what to call the model; the name of the file or of the module's class without it.
         input_shapes: not for PyTorch programs, whose sizes are those of the example inputs.
-        batch: likewise.
+        batch: not for PyTorch programs, whose batch is that of the example inputs.
         trust: whether to load a file that could run code while it is loaded (:mod:`placeit.backends.torch.archive`).
 
     Raises:
@@ -255,8 +255,9 @@ def _spec(name: str, op: str, tensor: torch.Tensor, what: str) -> TensorSpec:
     dtype = dtype_name(tensor.dtype)
     if not numpy_can_hold(dtype):
         raise ModelError(
-            f"{what} '{name}' has type {dtype}, which is none of NumPy's real numbers or truth values: let another type cross "
-            "the model's border, and convert it inside (x.bfloat16(), x.float(), torch.view_as_complex, torch.view_as_real)."
+            f"{what} '{name}' has type {dtype}, which is not a type of NumPy's real numbers or truth values: let another type "
+            "cross the model's border, and convert it inside (x.bfloat16(), x.float(), torch.view_as_complex, "
+            "torch.view_as_real)."
         )
     return TensorSpec(name, op, tuple(map(int, tensor.shape)), dtype)
 

@@ -390,7 +390,7 @@ def made(value: Value) -> torch.Tensor:
 
 
 def is_random(node: Node) -> bool:
-    """Whether a node is a call of an op that draws random numbers.
+    """Return whether a node is a call of an op that draws random numbers.
 
     Attention and recurrent layers have a dropout of their own, so PyTorch counts them among those that do. With a probability
     of 0, or not in training, they draw nothing.

@@ -163,7 +163,7 @@ def _positions(reader: Node, node: Node) -> list[int]:
 
 
 def _indices(reader: Node, node: Node) -> Iterator[ValueRange]:
-    """What indexing by a list of tensors allows: each is of one axis, or a mask of as many as it has."""
+    """Return what indexing by a list of tensors allows: each indexes one axis, or is a mask of as many axes as it has."""
     axis, indices = 0, reader.args[1]
     shape = _made(reader.args[0]).shape
     for index in indices if isinstance(indices, list | tuple) else ():

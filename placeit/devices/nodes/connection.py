@@ -164,7 +164,7 @@ class Nodes:
 
     @property
     def connected(self) -> bool:
-        """Whether it is the connection of this process; after :func:`disconnect`, any call of Ray would start a new cluster."""
+        """True if it is the connection of this process; after :func:`disconnect`, any call of Ray would start a new cluster."""
         return _current is self
 
     def check(self) -> None:
@@ -238,7 +238,7 @@ def _find(name: str) -> tuple[Device, str]:
 
 
 def _machine() -> str:
-    """What tells a machine from others, whatever containers and network namespaces it has."""
+    """Return an identifier of this machine that is the same in all its containers and network namespaces."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
@@ -368,7 +368,7 @@ def _check_same(held: Nodes, asked: Nodes) -> None:
 
 
 def compression() -> Compression:
-    """What float32 tensors are sent as between nodes, by the connection of this process."""
+    """Return the type that float32 tensors are sent as between nodes, by the connection of this process."""
     kinds: tuple[Compression, ...] = get_args(Compression)
     return kinds[0 if _current is None else _current.coding]
 

@@ -138,7 +138,7 @@ class _Diverted:
 
 
 def _is_loopback(host: str) -> bool:
-    """Whether a host is this machine, seen from itself."""
+    """Return whether a host is this machine, seen from itself."""
     return host in ("localhost", "::1") or host.startswith("127.")
 
 

@@ -46,7 +46,7 @@ _HEALTH = {  # of a node whose link is cut: noticed after about 4 s, not 64
 
 @dataclass(frozen=True)
 class Place:
-    """Where a node runs.
+    """The place where a node runs.
 
     Attributes:
         host: its address in the cluster's network.
@@ -84,7 +84,7 @@ class LocalCluster:
 
     @property
     def starting(self) -> bool:
-        """Whether the process that starts it is still about it."""
+        """True if the process that starts it is still about it."""
         return self.starter is not None and _processes().get(self.starter[0], (0, -1))[1] == self.starter[1]
 
     def pids(self) -> list[int]:

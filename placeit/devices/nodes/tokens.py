@@ -1,4 +1,4 @@
-"""Whether a Ray cluster wants a token, asked as anybody could ask who reaches it.
+"""Decide whether a Ray cluster wants a token, asked as anybody could ask who reaches it.
 
 Ray itself only warns of a cluster that lets everybody in, where that is started, and takes a token that nobody wants.
 """
@@ -30,7 +30,7 @@ def knock(address: str) -> socket.socket:
 
 
 def wants_token(address: str) -> bool:
-    """Whether a Ray cluster answers no request without a token.
+    """Return whether a Ray cluster answers no request without a token.
 
     What does not speak gRPC answers none either, such as a cluster that uses TLS.
 
@@ -61,7 +61,7 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 def _refused(answer: IO[bytes]) -> bool:
-    """Whether no data come on the stream of the request."""
+    """Return whether no data come on the stream of the request."""
     while len(header := answer.read(9)) == 9:
         size, kind, flags, stream = int.from_bytes(header[:3]), header[3], header[4], int.from_bytes(header[5:])
         if size > _LONGEST or kind in (_RESET, _GO_AWAY):

@@ -133,7 +133,7 @@ class Accelerator(Protocol):
 
     @property
     def closed(self) -> bool:
-        """Whether :meth:`close` has been called, after which nothing new may begin."""
+        """True if :meth:`close` has been called, after which nothing new may begin."""
         ...
 
     def turn(self) -> AbstractContextManager[object]:
@@ -157,7 +157,7 @@ class Accelerator(Protocol):
         ...
 
     def can_peer(self, src: int, dst: int) -> bool:
-        """Whether one device can write another's memory; if not, copies go through pinned host memory."""
+        """Return whether one device can write another's memory; if not, copies go through pinned host memory."""
         ...
 
     def free_bytes(self, device: int) -> float:
@@ -193,7 +193,7 @@ class Accelerator(Protocol):
         ...
 
     def is_blank(self, view: View, sentinel: int) -> bool:
-        """Whether a tensor in any memory holds what :meth:`blank` fills it with. Nothing may be running."""
+        """Return whether a tensor in any memory holds what :meth:`blank` fills it with. Nothing may be running."""
         ...
 
     def stream(self, device: int, number: int) -> Stream:

@@ -1,4 +1,4 @@
-"""What is launched next: the scheduler decides whenever something has ended."""
+"""Launch what the scheduler decides on whenever something has ended."""
 
 from __future__ import annotations
 

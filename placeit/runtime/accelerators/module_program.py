@@ -115,5 +115,5 @@ class LoadedModule:
 
 
 def _weight(tensor: torch.Tensor, place: torch.device) -> _Weight:
-    """What a weight is known by while it exists: where it lies, and how."""
+    """Return the key of a weight while it exists: its address and layout."""
     return place, tensor.data_ptr(), int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride(), tensor.dtype

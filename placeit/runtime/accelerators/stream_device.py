@@ -227,7 +227,7 @@ class StreamedInstance:
             self._staged[index].deliver()
 
     def output(self, index: int) -> StreamBuffer:
-        """Where output ``index`` is written."""
+        """Return the buffer that output ``index`` is written to."""
         return self._outputs[index]
 
     def run(self) -> None:

@@ -58,7 +58,7 @@ class Times:
                 samples.append(times[n][1] - times[n][0])
 
     def ran(self) -> Sequence[Ran]:
-        """When each segment of the last request that has ended ran."""
+        """Return when each segment of the last finished request ran."""
         _, times = self._last[-1]
         return [(s, *times[n]) for s, n in enumerate(self._launcher.layout.runs) if n is not None]
 

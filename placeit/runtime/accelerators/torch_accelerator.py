@@ -131,7 +131,7 @@ class TorchAccelerator:
         return self._devices[device]
 
     def can_peer(self, src: int, dst: int) -> bool:
-        """Whether the driver lets one device write the other's memory."""
+        """Return whether the driver lets one device write the other's memory."""
         ask = getattr(self._module, "can_device_access_peer", None)
         return ask is not None and bool(ask(self._devices[src], self._devices[dst]))
 
@@ -311,7 +311,7 @@ def _module(kind: str) -> Any:
 
 
 class _Rounding:
-    """How CUDA's convolutions and recurrent layers round float32, which is one setting for the whole process."""
+    """The rounding of float32 in CUDA's convolutions and recurrent layers, which is one setting for the whole process."""
 
     _lock = threading.Lock()
     _forbidding = 0

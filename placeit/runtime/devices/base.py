@@ -122,7 +122,7 @@ class Instance(Protocol):
         ...
 
     def output(self, index: int) -> Buffer:
-        """Where output ``index`` is written: the same buffer for the life of the instance, but for ``write_to``."""
+        """Return the buffer of output ``index``: the same for the life of the instance, except after ``write_to``."""
         ...
 
 
@@ -206,7 +206,7 @@ class SegmentSource(Protocol):
 
     @property
     def identity(self) -> str:
-        """What programs on disk are found by: equal for segments of the same ops, whatever their weights; may be empty."""
+        """Key of programs on disk: equal for segments of the same ops, whatever their weights; may be empty."""
         ...
 
     def in_format(self, form: Format) -> Any:

@@ -59,17 +59,17 @@ class SlowedDevice:
 
     @property
     def one_at_a_time(self) -> bool:
-        """Whether requests of a program of the real device wait for each other."""
+        """True if requests of a program of the real device wait for each other."""
         return bool(getattr(self._inner, "one_at_a_time", False))
 
     @property
     def shares_memory(self) -> bool:
-        """Whether the real device uses some host memory directly."""
+        """True if the real device uses some host memory directly."""
         return bool(getattr(self._inner, "shares_memory", False))
 
     @property
     def host_paced(self) -> bool:
-        """Whether the real device has a stream that the host waits for."""
+        """True if the real device has a stream that the host waits for."""
         return bool(getattr(self._inner, "host_paced", False))
 
     @property
@@ -87,7 +87,7 @@ class SlowedDevice:
         return self._inner.compile(segment)
 
     def keeps(self, segment: SegmentSource) -> bool:
-        """Whether the real device finds its program on disk."""
+        """Return whether the real device finds its program on disk."""
         return bool(getattr(self._inner, "keeps", lambda _: False)(segment))
 
     def instance(self, program: Program) -> Instance:

@@ -120,7 +120,7 @@ class NativeInstance:
         self._outputs[index] = made
 
     def output(self, index: int) -> HostBuffer:
-        """Where output ``index`` is written."""
+        """Return the buffer that output ``index`` is written to."""
         return self._outputs[index]
 
 
@@ -162,7 +162,7 @@ class OpenVinoInstance:
         self._outputs[index] = made
 
     def output(self, index: int) -> HostBuffer:
-        """Where output ``index`` is written."""
+        """Return the buffer that output ``index`` is written to."""
         return self._outputs[index]
 
 
@@ -218,7 +218,7 @@ class OpenVinoDevice(OnWorker):
 
     @property
     def shares_memory(self) -> bool:
-        """Whether it is a GPU, which uses the host memory of :meth:`allocate` directly."""
+        """True if it is a GPU, which uses the host memory of :meth:`allocate` directly."""
         return self._context is not None
 
     def compile(self, segment: SegmentSource) -> OpenVinoProgram:
@@ -232,7 +232,7 @@ class OpenVinoDevice(OnWorker):
             return OpenVinoProgram(segment, compiled)
 
     def keeps(self, segment: SegmentSource) -> bool:
-        """Whether the program of a segment is on disk, most likely."""
+        """Return whether the program of a segment is on disk, most likely."""
         return is_kept(*self._compiled_as, lambda: segment.identity)
 
     def instance(self, program: Program) -> OpenVinoInstance | NativeInstance:

@@ -102,7 +102,7 @@ class OrtInstance:
         self._binding.bind_ortvalue_output(self._output_names[index], _ort_value(made.array(), made.spec))
 
     def output(self, index: int) -> HostBuffer:
-        """Where output ``index`` is written."""
+        """Return the buffer that output ``index`` is written to."""
         return self._outputs[index]
 
     def run(self) -> None:
@@ -202,7 +202,7 @@ def check_device(device: Device, precision: str) -> None:
 
 
 def on_gpu(device: Device) -> bool:
-    """Whether a device is an NVIDIA GPU."""
+    """Return whether a device is an NVIDIA GPU."""
     return _gpu(device) is not None
 
 
@@ -261,7 +261,7 @@ def open_session(
 
 
 def _is_open(shape: Sequence[object]) -> bool:
-    """Whether ONNX Runtime knows the shape when it has computed the tensor: not all sizes, or not even how many there are."""
+    """Return whether the shape is open until ONNX Runtime has computed the tensor: some sizes, or even their number."""
     return not shape or not all(isinstance(size, int) for size in shape)
 
 

@@ -71,7 +71,7 @@ class TimedDevice(OnWorker):
 
     @property
     def calls(self) -> int:
-        """How often segments were run."""
+        """Number of runs of segments."""
         return sum(int(instance.work[1]) for instance in self.instances)
 
     def compile(self, segment: SegmentSource) -> Program:

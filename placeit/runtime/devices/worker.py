@@ -171,12 +171,12 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether the thread runs or is about to start."""
+        """True if the thread runs or is about to start."""
         return not self._fate.ended  # Thread.is_alive says for ever that it has ended once a signal handler has raised in there
 
     @property
     def waiting(self) -> bool:
-        """Whether jobs wait for the one that runs."""
+        """True if jobs wait for the one that runs."""
         return not self._jobs.empty()
 
     def _refuse(self, job: Callable[[], None]) -> None:  # noqa: ARG002
@@ -194,7 +194,7 @@ class Worker:
 
 
 class _Fate:
-    """What became of a worker's thread, which does not refer to the worker itself.
+    """State of a worker's thread, without a reference to the worker itself.
 
     Attributes:
         worker: which it is; as a job, the last one.
@@ -243,7 +243,7 @@ def _work(
 
 
 class OnWorker(ABC):
-    """What devices have in common whose instances Python runs, by their method ``run``, on a thread of the device's own."""
+    """Base class of devices whose instances Python runs, by their method ``run``, on a thread of the device's own."""
 
     _worker: Worker
 

@@ -37,7 +37,7 @@ Entry: TypeAlias = tuple[int, int] | Callable[[], object]
 
 @dataclass(frozen=True)
 class NativeRan:
-    """What compiled lanes did in one run.
+    """Spans of compiled lanes in one run.
 
     Attributes:
         begin: seconds, by ``time.perf_counter``.
@@ -161,7 +161,7 @@ class NativePlan:
         return found
 
     def wanted(self) -> bool:
-        """Whether others wait for the threads, all of which have come."""
+        """Return whether others wait for the threads, all of which have come."""
         return self.lanes.begun and any(worker.waiting for worker in self.workers)
 
     def stop(self) -> None:
@@ -170,7 +170,7 @@ class NativePlan:
 
     @property
     def stopped(self) -> bool:
-        """Whether nothing more is started, as something has failed or :meth:`stop` was called."""
+        """True if nothing more is started, as something has failed or :meth:`stop` was called."""
         return self.lanes.stopped
 
     def running(self) -> list[tuple[int, int]]:
@@ -183,7 +183,7 @@ class NativePlan:
         return [divmod(n, self._nodes) for n in nodes]
 
     def ran(self, slot: int) -> tuple[list[Ran], list[Ran]]:
-        """What computed and what was moved in a slot since the run, or the request there, began; see :class:`NativeRan`."""
+        """Return what was computed and moved in a slot since the run, or its request, began, as :class:`NativeRan`."""
         found = [(n - slot * self._nodes, start, finish) for n, start, finish in self.lanes.ran(slot)]
         moved = [(n - self._segments, start, finish) for n, start, finish in found if n >= self._segments]
         return [what for what in found if what[0] < self._segments], moved
@@ -316,7 +316,7 @@ def native_plan(runtime: Runtime, plan: Plan, slots: Sequence[Slot], scheduler: 
 
 
 def _entries(runtime: Runtime, plan: Plan, slot: Slot) -> list[Entry | None] | None:
-    """What runs the segments of a slot; None if only its device knows how to run some segment."""
+    """Return the compiled entries that run the segments of a slot; None if only its device knows how to run some segment."""
     entries: list[Entry | None] = []
     for segment, start in zip(plan.segments, slot.starts, strict=True):
         if start is None:

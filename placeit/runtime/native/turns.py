@@ -1,4 +1,4 @@
-"""Who may hold the threads of devices and links: one plan at a time on each, and side by side where none is in common."""
+"""Give the threads of devices and links to one plan at a time; plans that share none run side by side."""
 
 from __future__ import annotations
 

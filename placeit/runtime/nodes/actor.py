@@ -27,7 +27,7 @@ __all__ = ["DeviceActor", "Setting"]
 
 @dataclass(frozen=True)
 class Setting:
-    """What an actor is told when it starts.
+    """Settings that an actor gets when it starts.
 
     Attributes:
         name: of the device in the cluster.

@@ -1,4 +1,4 @@
-"""What the process with the executor knows of a slot whose segments run on other nodes, ahead of its scheduler."""
+"""State of a slot whose segments run on other nodes, kept by the executor's process ahead of its scheduler."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def _forget(slot: int, devices: list[NodeDevice]) -> None:
 
 
 class _Wiring:
-    """What is told to one device about a slot."""
+    """The wiring of a slot that one device is told about."""
 
     def __init__(self, ahead: Ahead, device: NodeDevice) -> None:
         self.ahead, self.device = ahead, device

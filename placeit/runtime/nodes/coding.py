@@ -14,7 +14,7 @@ _LEAST_SCALE = np.finfo(np.float32).tiny
 
 
 class Coding(IntEnum):
-    """What a tensor is sent as."""
+    """Types that a tensor can be sent as."""
 
     NONE = 0
     FP16 = 1

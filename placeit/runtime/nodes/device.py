@@ -112,7 +112,7 @@ class RemoteInstance:
         self.bound[index] = buffer
 
     def output(self, index: int) -> RemoteBuffer:
-        """Where output ``index`` is written."""
+        """Return the buffer that output ``index`` is written to."""
         return self.outputs[index]
 
 
@@ -187,7 +187,7 @@ class NodeDevice:
 
     @property
     def coding(self) -> int:
-        """How float32 tensors are sent."""
+        """The type that float32 tensors are sent as."""
         return self._nodes.coding
 
     @staticmethod
@@ -280,7 +280,7 @@ class NodeDevice:
         return RemoteInstance(self, cast("RemoteProgram", program))
 
     def allocate(self, spec: BufferSpec) -> Buffer:
-        """Make a buffer on the node, as above."""
+        """Make a buffer; it is made on the node together with the others of its slot."""
         return RemoteBuffer(self, spec)
 
     def start(self, instance: Instance, done: DoneCallback) -> None:

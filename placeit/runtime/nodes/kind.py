@@ -25,7 +25,7 @@ __all__ = ["KIND"]
 
 
 def _here(device: Device) -> Device:
-    """What stands for the device where no other will do: the CPU of this machine, whose OpenVINO is the same."""
+    """Return a stand-in for the device: the CPU of this machine, whose OpenVINO is the same."""
     return replace(device, name="CPU", address=Address("CPU"), slowdown=1.0)
 
 

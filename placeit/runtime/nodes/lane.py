@@ -1,4 +1,4 @@
-"""What runs beside a device of a node: it starts segments when their inputs are there, and sends on what they make.
+"""Run beside a device of a node: start segments when their inputs are there, and send on their outputs.
 
 The plan was told ahead. So between two segments, on one node or on two, nobody is asked: the scheduler of the executor hears of
 each start and end afterwards, and decides nothing that has been decided here.
@@ -50,7 +50,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Wiring:
-    """What one slot of an executor needs on one device.
+    """The parts of one slot of an executor that are on one device.
 
     Attributes:
         slot: its number.
@@ -103,7 +103,7 @@ class Inbox:
             table.pop(number, None)
 
     def place(self, frame: Frame) -> memoryview:
-        """Where a part of a tensor belongs. Raises ProtocolError if it is none of what is expected."""
+        """Return where a part of a tensor belongs. Raises ProtocolError if it is not expected."""
         memory = self._source(frame)
         if frame.offset + frame.size > memory.nbytes:
             raise ProtocolError(f"{frame.offset + frame.size} bytes for the buffer {frame.target}, which has {memory.nbytes}")
@@ -123,7 +123,7 @@ class Inbox:
         return held
 
     def took(self, frame: Frame) -> bool:
-        """Take note that a part is in place; return whether it was the last one. Raises ProtocolError as above."""
+        """Take note that a part is in place; return whether it was the last one. Raises ProtocolError if it is not expected."""
         source = self._source(frame)
         epoch, missing = self._missing.get(frame.target, (frame.epoch, source.nbytes))
         missing = (source.nbytes if epoch != frame.epoch else missing) - frame.size

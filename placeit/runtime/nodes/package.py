@@ -42,7 +42,7 @@ class Package:
 
     Attributes:
         inputs: as of :class:`placeit.runtime.devices.base.SegmentSource`.
-        outputs: likewise.
+        outputs: as of :class:`placeit.runtime.devices.base.SegmentSource`.
         xml: OpenVINO's.
         pieces: SHA-256 of the pieces that its weights are made of, in order.
     """

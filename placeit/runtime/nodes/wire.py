@@ -42,7 +42,7 @@ class ProtocolError(Exception):
 
 
 class Kind(IntEnum):
-    """What a frame is about."""
+    """Kinds of frame."""
 
     BEGIN = 1
     DATA = 2
@@ -65,7 +65,7 @@ class Frame(NamedTuple):
         size: bytes of the payload.
         offset: where in the buffer they belong.
         start: seconds by the sender's clock, or a scale.
-        finish: likewise.
+        finish: seconds by the sender's clock, or a scale.
     """
 
     kind: int
@@ -80,7 +80,7 @@ class Frame(NamedTuple):
 
 
 class Receiver(Protocol):
-    """What frames are for. Called on the connection's thread."""
+    """Receiver of frames. It is called on the connection's thread."""
 
     def place(self, frame: Frame) -> memoryview | None:
         """Say where a payload goes: as many bytes as it has; None to drop it. Raises ProtocolError if it is not expected."""
@@ -184,7 +184,7 @@ class Connection:
                 if self._send_part(message):
                     with self._more:
                         heapq.heappush(self._queue, (urgency, count, message))
-        except BaseException as error:  # noqa: BLE001 (likewise)
+        except BaseException as error:  # noqa: BLE001 (whoever waits for the connection gets it)
             self._end(error)
 
     def _send_part(self, message: _Message) -> bool:
@@ -285,7 +285,7 @@ class Listener:
                         self._strangers.pop(0).shutdown(socket.SHUT_RDWR)
             try:
                 threading.Thread(target=self._shake, args=(sock,), name="placeit handshake", daemon=True).start()
-            except RuntimeError:  # too many threads: likewise
+            except RuntimeError:  # too many threads
                 self._send_away(sock)
 
     def _shake(self, sock: socket.socket) -> None:
