@@ -23,7 +23,7 @@ from placeit.runtime.devices.worker import Gate, Worker, within
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.simulator.objectives import Throughput
 
-__all__ = ["Deployed", "Reference", "Serves", "run_lengths"]
+__all__ = ["Deployed", "ReferenceRun", "Serves", "run_lengths"]
 
 _T = TypeVar("_T")
 
@@ -199,7 +199,7 @@ class Deployed:
         return taken
 
 
-class Reference(Deployed):
+class ReferenceRun(Deployed):
     """A run of the model without placeit, to compare with. It is opened, run and closed on a thread of its own.
 
     So Ctrl-C comes through meanwhile, and what never ends is left behind with its thread.
@@ -277,7 +277,7 @@ class _Answers:
         pick: which element of two requests counts.
     """
 
-    def __init__(self, of: Reference, pick: Callable[..., Any]) -> None:
+    def __init__(self, of: ReferenceRun, pick: Callable[..., Any]) -> None:
         self._of, self._serves, self._pick = of, of.serves, pick
 
     def run(self, inputs: Arrays) -> dict[str, NDArray[np.generic]]:

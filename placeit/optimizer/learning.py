@@ -92,7 +92,7 @@ class MeasuredCosts:
         progress: told what is being done.
 
     Attributes:
-        deadline: from when on nothing is measured any more, by ``clock.now()``; training sets it.
+        deadline: from when on nothing is measured any more, by :func:`placeit.core.clock.now`; training sets it.
         sources: where the costs of placements are from, by the bytes of the placement; of this process
             (:attr:`placeit.optimizer.measured_cost.Outcome.source`).
 
@@ -155,7 +155,7 @@ def learn_measured(
         cost: measures placements, and keeps to the same deadline.
         instance: the problem, with costs corrected by measured runs, and its simulated cost.
         starts: placements that were measured before, ``int32[N, G]``, at least one: the values of others are ratios to theirs.
-        deadline: by ``clock.now()``; the gradient step under way is completed.
+        deadline: by :func:`placeit.core.clock.now`; the gradient step under way is completed.
         seed: of everything random.
         progress: told what is being done.
     """

@@ -24,7 +24,7 @@ from placeit.runtime.measure import Measurement, Ratio, faster
 from placeit.session import Session
 from placeit.simulator.objectives import get_objective
 
-__all__ = ["MeasuredCost", "Outcome", "Winner"]
+__all__ = ["MeasuredCost", "MeasuredOutcome", "Winner"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ Source: TypeAlias = Literal["measured", "estimated", "failed", "dropped", "infea
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class MeasuredOutcome:
     """The outcome of valuing a placement.
 
     Attributes:
@@ -72,7 +72,7 @@ class Winner:
         ratio: its objective over that of the second best in the same rounds, with its interval; None if there was no other.
     """
 
-    outcome: Outcome
+    outcome: MeasuredOutcome
     placement: Placement
     measured: Measurement
     value: Measurement
@@ -99,7 +99,7 @@ class MeasuredCost:
         rounds: runs of each plan, after the two by which its outputs are checked.
         hopeless: what the calibrated simulator expects to be more than so many times as bad as the incumbent is not run; its
             value is the expected one, and its ``source`` says so. None to run everything.
-        deadline: from when on nothing is measured any more, by ``clock.now()``. It is exceeded by one plan at most.
+        deadline: from when on nothing is measured any more, by :func:`placeit.core.clock.now`. One plan at most exceeds it.
         seed: decides the order within rounds.
         progress: told what is being done.
 
@@ -135,7 +135,7 @@ class MeasuredCost:
         runtime = session.runtime
         self._shared = not runtime.transports and len({device.space for device in runtime.devices}) == 1
         self._names: dict[bytes | frozenset[tuple[int, tuple[int, ...]]], str] = {}  # of candidates, by placement and by plan
-        self._outcomes: dict[str, Outcome] = {}
+        self._outcomes: dict[str, MeasuredOutcome] = {}
         self._said: set[str] = set()  # reasons that were warned of
         self._sound: set[str] = set()  # candidates that may be the incumbent: they were raced twice, or were the first
         self._estimator = 0, self._segmenter  # with calibrated costs, and of how many races they know
@@ -146,7 +146,7 @@ class MeasuredCost:
         """Return the values of placements, ``int32[B, G] -> float64[B]``. Raises as :meth:`outcomes`."""
         return np.array([outcome.value for outcome in self.outcomes(placements)])
 
-    def outcomes(self, placements: ArrayLike) -> list[Outcome]:
+    def outcomes(self, placements: ArrayLike) -> list[MeasuredOutcome]:
         """Measure what has not been measured, and return what each placement, a row of ``int32[B, G]``, came to.
 
         Raises:
@@ -176,17 +176,17 @@ class MeasuredCost:
         ]
 
     @property
-    def tried(self) -> list[Outcome]:
+    def tried(self) -> list[MeasuredOutcome]:
         """Outcomes of all plans so far, in the order in which they were first asked about; those that do not fit left out."""
         return [self._outcomes[name] for name in self._races.known if name in self._outcomes]
 
     @property
-    def failures(self) -> list[Outcome]:
+    def failures(self) -> list[MeasuredOutcome]:
         """Those that failed or found no room, with their reasons."""
         return [outcome for outcome in self.tried if outcome.source in ("failed", "infeasible")]
 
     @property
-    def incumbent(self) -> Outcome | None:
+    def incumbent(self) -> MeasuredOutcome | None:
         """The best that has been measured; None before anything was."""
         best = self._best()
         return None if best is None else self._outcomes[best.name]
@@ -213,7 +213,7 @@ class MeasuredCost:
 
     @property
     def deadline(self) -> float:
-        """From when on nothing is measured any more, by ``clock.now()``."""
+        """From when on nothing is measured any more, by :func:`placeit.core.clock.now`."""
         return self._races.deadline
 
     @deadline.setter
@@ -287,11 +287,11 @@ class MeasuredCost:
             return str(error)
         return None
 
-    def _left_out(self, row: NDArray[np.int32]) -> Outcome:
+    def _left_out(self, row: NDArray[np.int32]) -> MeasuredOutcome:
         """Return the outcome of a placement that does not fit, or for which there is no time; None for others."""
         if (why := self._refused(row)) is not None:
-            return Outcome(row, math.inf, "infeasible", why)
-        return Outcome(row, math.nan, "dropped", "There was no time left.")
+            return MeasuredOutcome(row, math.inf, "infeasible", why)
+        return MeasuredOutcome(row, math.nan, "dropped", "There was no time left.")
 
     def _name_of(self, row: NDArray[np.int32], *, planned: bool = True) -> str | None:
         """The candidate of a placement; None if the placement does not fit, or has no plan yet and is to get none."""
@@ -331,7 +331,7 @@ class MeasuredCost:
         expected = self._expected(name)
         if hopeless := expected > self._hopeless * best.cost > 0:
             why = f"It was not run: {expected / best.cost:.1f} times the incumbent's is expected."
-            self._outcomes[name] = Outcome(self._races.known[name].groups, expected, "estimated", why)
+            self._outcomes[name] = MeasuredOutcome(self._races.known[name].groups, expected, "estimated", why)
         return hopeless
 
     def _affordable(self, names: Sequence[str]) -> int:
@@ -425,7 +425,7 @@ class MeasuredCost:
 
     def _drop(self, name: str, why: str) -> None:
         self._say("The measurement of a placement is dropped", why)
-        self._outcomes[name] = Outcome(self._races.known[name].groups, math.nan, "dropped", why)
+        self._outcomes[name] = MeasuredOutcome(self._races.known[name].groups, math.nan, "dropped", why)
 
     def _say(self, what: str, why: str) -> None:
         """Warn of each reason once: of what becomes of a device, it is the same for many placements."""
@@ -438,15 +438,15 @@ class MeasuredCost:
         if one.failed is not None:
             self._say("A placement cannot be measured", one.failed)
             self._outcomes[name] = (
-                Outcome(one.groups, math.inf, "infeasible", one.failed)
+                MeasuredOutcome(one.groups, math.inf, "infeasible", one.failed)
                 if one.no_room
-                else Outcome(one.groups, math.nan, "failed", one.failed)
+                else MeasuredOutcome(one.groups, math.nan, "failed", one.failed)
             )
         elif one.cost is not None and one.steady:
-            self._outcomes[name] = Outcome(one.groups, one.cost, "measured", None, one.measured)
+            self._outcomes[name] = MeasuredOutcome(one.groups, one.cost, "measured", None, one.measured)
         elif one.cost is None and one.value is not None:
             why = "It finds no room beside the anchor, so its value is that of its own runs."
-            self._outcomes[name] = Outcome(one.groups, one.value.median, "measured", why, one.measured)
+            self._outcomes[name] = MeasuredOutcome(one.groups, one.value.median, "measured", why, one.measured)
         else:
             self._drop(
                 name, "Its time over that of the anchor changed for good while it ran: a device became slower or faster."

@@ -17,7 +17,7 @@ from placeit.core import clock
 from placeit.core.errors import DeviceError, ExecutionError, NoRoomError, PlaceitError
 from placeit.devices.host import free_bytes
 from placeit.optimizer.candidates import Alone, Candidate, Raced
-from placeit.optimizer.deployed import Deployed, Reference, run_lengths
+from placeit.optimizer.deployed import Deployed, ReferenceRun, run_lengths
 from placeit.optimizer.journal import Journal, Known
 from placeit.optimizer.ledger import COMPILING, Ledger
 from placeit.optimizer.runner import Runner
@@ -49,7 +49,7 @@ class Races:
     Args:
         session: a model on its devices.
         objective: what runs are valued by.
-        deadline: when the last of them should be over, by ``clock.now()``.
+        deadline: when the last of them should be over, by :func:`placeit.core.clock.now`.
         seed: decides the order within each round.
         progress: told what is being done.
         ledger: what time is booked on; None for one of its own.
@@ -135,7 +135,7 @@ class Races:
 
             model = cast("OpenVinoModel", home.model)
             open_it = functools.partial(OwnModeRunner, model, candidate.reference, home.precision)
-            return Reference(open_it, lambda: max(_PATIENCE_S, self.left()))
+            return ReferenceRun(open_it, lambda: max(_PATIENCE_S, self.left()))
         opened = [
             functools.partial(
                 with_room, functools.partial(home.executor, plan), home.best_in_flight(plan, in_flight(plan)) if steady else 1
@@ -350,7 +350,7 @@ class Races:
                 if before is not None and len(measurement.samples) < min(FEWEST, len(before.samples)):
                     continue  # a race that was cut short says less than the one before
                 self.learn_of(name, measured=measurement, value=found[name], race=len(self.races), earlier=False)
-                if isinstance(deployed := runners[name].deployed, Reference):
+                if isinstance(deployed := runners[name].deployed, ReferenceRun):
                     self.learn_of(name, used=deployed.used)
                 learned.append(name)
                 if name in race.running:

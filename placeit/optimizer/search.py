@@ -29,7 +29,7 @@ from placeit.optimizer.ledger import COMPILING, DECIDING, MEASURING, Item, Ledge
 from placeit.optimizer.races import Races, reason_of, too_late
 from placeit.optimizer.references import enter_references
 from placeit.placers.asking import ask
-from placeit.placers.base import Measured, Refiner, is_over
+from placeit.placers.base import Measured, RefiningPlacer, is_over
 from placeit.placers.feasibility import fits
 from placeit.placers.registry import parse_placer
 from placeit.planning.segments import Plan
@@ -224,7 +224,7 @@ class Search(Races):
             deadline = clock.now() + max(0.0, self.spare()) * share / (len(placers) - i)
             with self.ledger.on(Item(kind, placer=True)):  # PyTorch may have to be imported
                 who = parse_placer(placer)
-            start = ranked[0].name if measured is not None and isinstance(who, Refiner) else None
+            start = ranked[0].name if measured is not None and isinstance(who, RefiningPlacer) else None
             asked = functools.partial(ask, who, problem, cost, seed=self.seed, deadline=deadline, measured=measured)
             with self.ledger.on(Item(kind, placer=True)):
                 self.add(name, kind, asked, start=start)

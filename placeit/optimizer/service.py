@@ -11,7 +11,7 @@ from placeit.core.problem import Problem
 from placeit.optimizer.candidates import Candidate
 from placeit.planning.in_flight import in_flight
 from placeit.simulator.load import ARRIVALS, LoadReport, arrival_times
-from placeit.simulator.serving import Replica, serve
+from placeit.simulator.serving import SimulatedReplica, serve
 from placeit.simulator.throughput import Bottleneck, bottleneck, relative_throughput
 
 __all__ = ["Service", "service_of"]
@@ -61,9 +61,9 @@ def service_of(candidate: Candidate, rate: float | None, *, seed: int) -> Servic
     if simulated is None:  # a plain device, of which nothing is known but the time of whole requests
         names = candidate.plan.problem.device_names
         whole = Problem.from_arrays([[each]], np.empty((0, 2), int), [], [[1.0]], [[0.0]], device_names=names)
-        replicas, scale = [Replica(whole, np.zeros(1, np.int32), 2)], 1.0
+        replicas, scale = [SimulatedReplica(whole, np.zeros(1, np.int32), 2)], 1.0
     else:
-        replicas = [Replica(plan.problem, plan.placement, in_flight(plan)) for plan in candidate.plans]
+        replicas = [SimulatedReplica(plan.problem, plan.placement, in_flight(plan)) for plan in candidate.plans]
         scale = each / simulated if simulated > 0 else 1.0
     load = {}
     if rate is not None and each > 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from placeit.core.problem import CostFunction
 from placeit.placers.api import place
-from placeit.placers.base import Measured, Placer, Refiner, option
+from placeit.placers.base import Measured, Placer, RefiningPlacer, option
 from placeit.placers.registry import PlacerOption, get_placer, parse_placer, placer_names, placer_options
 
 __all__ = [
@@ -12,7 +12,7 @@ __all__ = [
     "Measured",
     "Placer",
     "PlacerOption",
-    "Refiner",
+    "RefiningPlacer",
     "get_placer",
     "option",
     "parse_placer",

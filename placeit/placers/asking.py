@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from placeit.core import clock
 from placeit.core.errors import FileError, PlaceitError, PlacementError, UsageError
 from placeit.core.problem import CostFunction, Problem
-from placeit.placers.base import Measured, Placer, Refiner
+from placeit.placers.base import Measured, Placer, RefiningPlacer
 from placeit.placers.exact import Exact
 from placeit.runtime.devices.worker import Gate, Worker
 
@@ -51,9 +51,9 @@ def ask(
         cost: values placements.
         seed: of everything random.
         evaluations: most placements that it may value when it places; None for its own default.
-        deadline: by ``clock.now()``.
-        measured: what to go on from, for placers that can (:class:`placeit.placers.base.Refiner`); the others are asked to
-            place. None to ask all of them to place.
+        deadline: by :func:`placeit.core.clock.now`.
+        measured: what to go on from, for each :class:`placeit.placers.base.RefiningPlacer`; other placers are asked to place.
+            None to ask all of them to place.
 
     Raises:
         PlacementError: the answer is not valid, the placer gave none in time, or it failed with an error that is not placeit's.
@@ -61,7 +61,7 @@ def ask(
         KeyboardInterrupt: the placer was interrupted, or the wait for it.
     """
     answer: Callable[..., NDArray[np.int32]] = functools.partial(placer.place, problem, cost, evaluations=evaluations)
-    if measured is not None and isinstance(placer, Refiner):
+    if measured is not None and isinstance(placer, RefiningPlacer):
         answer = functools.partial(placer.refine, problem, cost, measured)
     parameters = inspect.signature(answer).parameters
     told = {"deadline": deadline} if "deadline" in parameters and deadline < math.inf else {}

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from placeit.core import clock
 from placeit.core.problem import CostFunction, Problem
 
-__all__ = ["Incumbent", "Measured", "Placer", "Refiner", "best", "is_over", "option"]
+__all__ = ["Incumbent", "Measured", "Placer", "RefiningPlacer", "best", "is_over", "option"]
 
 _AT_ONCE = 1024  # placements that are valued between two looks at the clock
 
@@ -31,8 +31,8 @@ class Placer(Protocol):
             cost: values placements, in bulk; a heuristic that needs no cost function ignores it.
             seed: the same seed gives the same placement, in any process.
             evaluations: most placements that ``cost`` may be asked about, zero included; None for the placer's own default.
-            deadline: when to answer with the best placement so far, by ``clock.now()``; None for no limit. One that has
-                passed leaves time for a first placement.
+            deadline: when to answer with the best placement so far, by :func:`placeit.core.clock.now`; None for no limit.
+                One that has passed leaves time for a first placement.
 
         Raises:
             InfeasibleError: no placement that fits the devices and their memory was found.
@@ -54,7 +54,7 @@ class Measured:
 
 
 @runtime_checkable
-class Refiner(Placer, Protocol):
+class RefiningPlacer(Placer, Protocol):
     """A placer that can go on from what was measured.
 
     Placers without ``refine`` are asked by ``place`` once more, since the costs have changed.
@@ -71,7 +71,7 @@ class Refiner(Placer, Protocol):
             measured: placements with what they really took, from which to go on. To return one of them is to have found
                 nothing better.
             seed: the same seed gives the same placement, in any process.
-            deadline: when to answer with the best placement so far, by ``clock.now()``; None for no limit.
+            deadline: when to answer with the best placement so far, by :func:`placeit.core.clock.now`; None for no limit.
 
         Raises:
             InfeasibleError: no placement that fits the devices and their memory was found.
@@ -97,7 +97,7 @@ class Incumbent:
     Args:
         cost: values placements.
         evaluations: how many placements it may be asked about; None for any number.
-        deadline: of the search, by ``clock.now()``; None for none.
+        deadline: of the search, by :func:`placeit.core.clock.now`; None for none.
 
     Attributes:
         placement: ``int32[V]``, of least cost, the first of equals; the first one offered while nothing may be valued.
@@ -145,7 +145,7 @@ def best(
         cost: values placements.
         candidates: ``int32[B, V]``, at least one, the most promising first.
         evaluations: how many of them may be valued; if not even one, the first is the answer.
-        deadline: when to stop valuing, by ``clock.now()``; None for never.
+        deadline: when to stop valuing, by :func:`placeit.core.clock.now`; None for never.
     """
     incumbent = Incumbent(cost, 0 if len(candidates) == 1 else evaluations, deadline)  # one alone is the best of one
     for first in range(0, len(candidates), _AT_ONCE):

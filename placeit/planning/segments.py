@@ -318,7 +318,7 @@ class Segmenter:
             steps: moves of one group that are tried; each is a plan, which takes milliseconds.
             seed: the same seed gives the same answer.
             heat: first temperature, as a share of these seconds.
-            deadline: when to end with the best so far, by ``clock.now()``.
+            deadline: when to end with the best so far, by :func:`placeit.core.clock.now`.
 
         Raises:
             PlacementError: the placement to start from is infeasible.

@@ -88,7 +88,7 @@ def probe(
         precision: inference precision of every device.
         cache: where to look for earlier results and keep new ones.
         afresh: whether to measure even what the cache holds.
-        deadline: by ``clock.now()``, when to make do with fewer passes, at least one, and to keep nothing.
+        deadline: by :func:`placeit.core.clock.now`, when to make do with fewer passes, at least one, and to keep nothing.
         compiling: what the chains are counted in that have to be compiled.
     """
     if chain is None:

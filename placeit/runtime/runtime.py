@@ -456,7 +456,7 @@ class _Batch:
         given_up: opened when nobody waits any more.
         devices: names of those that they are for.
         total, done: how many there are, and how many of them are compiled.
-        begin: when the first was begun, by ``clock.now()``.
+        begin: when the first was begun, by :func:`placeit.core.clock.now`.
         expected: seconds that all of them may take.
     """
 

@@ -13,11 +13,11 @@ from placeit.simulator.load import LoadReport
 from placeit.simulator.simulate import schedule
 from placeit.simulator.throughput import ThroughputCost
 
-__all__ = ["Replica", "serve"]
+__all__ = ["SimulatedReplica", "serve"]
 
 
 @dataclass(frozen=True, eq=False)
-class Replica:
+class SimulatedReplica:
     """A plan that serves whole requests, alone or beside other replicas.
 
     Attributes:
@@ -31,7 +31,7 @@ class Replica:
     in_flight: int
 
 
-def serve(replicas: Sequence[Replica], arrivals: NDArray[np.float64]) -> LoadReport:
+def serve(replicas: Sequence[SimulatedReplica], arrivals: NDArray[np.float64]) -> LoadReport:
     """Simulate requests by the rules of executors (``channel`` links, ``priority`` queues).
 
     They begin in the order of their arrival, as soon as a replica has begun fewer than it may; of several replicas, where the
@@ -66,7 +66,7 @@ def serve(replicas: Sequence[Replica], arrivals: NDArray[np.float64]) -> LoadRep
     return LoadReport.of(arrivals, begun, ended)
 
 
-def _schedule(replica: Replica, arrivals: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _schedule(replica: SimulatedReplica, arrivals: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return when requests begin and end."""
     simulated = schedule(
         replica.problem,

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from placeit.core import clock
 from placeit.core.errors import InfeasibleError, UsageError
 from placeit.core.problem import Problem
-from placeit.placers import CostFunction, Measured, Refiner, get_placer, parse_placer, place, placer_options
+from placeit.placers import CostFunction, Measured, RefiningPlacer, get_placer, parse_placer, place, placer_options
 from placeit.placers.asking import ask
 from placeit.placers.feasibility import random_placements
 from placeit.simulator.simulate import SimulatedCost
@@ -142,7 +142,7 @@ class PlacerConformance:
         first, second = (ask(made, problem, cost, seed=3, measured=measured) for _ in range(2))
         assert first.tolist() == second.tolist()
         assert measured.placements.tolist() == placements[order].tolist()
-        if isinstance(made, Refiner):
+        if isinstance(made, RefiningPlacer):
             assert cost(first[None])[0] <= values.min()
             late = made.refine(problem, cost, measured, seed=3, deadline=clock.now())
             assert problem.check(late).shape == (len(problem),)

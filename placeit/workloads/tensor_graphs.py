@@ -26,7 +26,7 @@ from placeit.workloads.tensors.expression import (
     to_complex,
     to_real,
 )
-from placeit.workloads.tensors.nodes import Node
+from placeit.workloads.tensors.nodes import TensorNode
 from placeit.workloads.tensors.partition import Partition
 
 __all__ = ["PAPER_SIZES", "TENSOR_GRAPHS", "chain_mm", "ffnn", "llama_block", "llama_layer", "tensor_graph"]
@@ -174,7 +174,7 @@ def tensor_graph(name: str, *, paper_sizes: bool = False, **options: Any) -> Blo
     return TENSOR_GRAPHS[name](**(dict(PAPER_SIZES[name]) if paper_sizes else {}) | options)
 
 
-def _block(tokens: int, width: int, heads: int, hidden: int) -> Node:
+def _block(tokens: int, width: int, heads: int, hidden: int) -> TensorNode:
     pairs, odd = divmod(width, 2 * heads)
     if odd:
         raise UsageError(f"A width of {width} cannot be divided among {heads} heads in even shares, which rotary pairs need.")
@@ -200,7 +200,7 @@ def _block(tokens: int, width: int, heads: int, hidden: int) -> Node:
     return elementwise("residual2", "sd,sd->sd", torch.add, x, down)
 
 
-def _rotated(name: str, y: Node, turns: Node, heads: int, pairs: int) -> Node:
+def _rotated(name: str, y: TensorNode, turns: TensorNode, heads: int, pairs: int) -> TensorNode:
     width = y.shape[1]
     flat = einsum(name, "sd,dhcr->shcr", y, tensor(f"W{name.lower()}", width, heads, pairs, 2, scale=width**-0.5))
     points = to_complex(f"{name}.complex", "shcr->shc", flat)
@@ -208,7 +208,7 @@ def _rotated(name: str, y: Node, turns: Node, heads: int, pairs: int) -> Node:
     return to_real(f"{name}.real", "shc->shcr", turned)
 
 
-def _rms_norm(name: str, x: Node) -> Node:
+def _rms_norm(name: str, x: TensorNode) -> TensorNode:
     width = x.shape[1]
 
     def inverse(total: Tensor) -> Tensor:

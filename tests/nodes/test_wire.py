@@ -17,7 +17,7 @@ import pytest
 from placeit.core.errors import DeviceError
 from placeit.runtime.nodes import wire
 from placeit.runtime.nodes.coding import Coding, coded, coded_type, decode
-from placeit.runtime.nodes.lane import Inbox, bytes_of
+from placeit.runtime.nodes.lane import ReceivingBuffers, bytes_of
 from placeit.runtime.nodes.wire import CHUNK, Connection, Frame, Kind, Listener, ProtocolError
 
 SECRET = b"s" * 32
@@ -28,7 +28,7 @@ class Ends:
     """A receiver that writes down what it gets."""
 
     def __init__(self) -> None:
-        self.inbox = Inbox()
+        self.inbox = ReceivingBuffers()
         self.frames: list[Frame] = []
         self.whole: list[int] = []
         self.why: list[str] = []
@@ -253,7 +253,7 @@ def test_whatever_goes_wrong_with_a_frame_ends_the_connection_with_the_reason(po
 
 
 def test_parts_of_an_earlier_run_do_not_count_for_a_later_one() -> None:
-    inbox = Inbox()
+    inbox = ReceivingBuffers()
     inbox.expect(1, np.zeros(8, np.uint8))
     first, second = Frame(Kind.DATA, epoch=1, target=1, size=4), Frame(Kind.DATA, epoch=2, target=1, size=4)
     assert not inbox.took(first)
@@ -293,4 +293,4 @@ def test_what_no_step_of_int8_stands_for_is_sent_as_it_is(value: float) -> None:
 
 def test_an_unexpected_buffer_is_a_protocol_error() -> None:
     with pytest.raises(ProtocolError):
-        Inbox().place(Frame(Kind.DATA, target=7, size=1))
+        ReceivingBuffers().place(Frame(Kind.DATA, target=7, size=1))

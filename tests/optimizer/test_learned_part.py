@@ -16,7 +16,7 @@ from placeit.core.cluster import Cluster, Device, Link
 from placeit.devices.host import allowed_cores
 from placeit.optimizer import learned_part, learning
 from placeit.optimizer.learning import learn_measured
-from placeit.optimizer.measured_cost import MeasuredCost, Outcome
+from placeit.optimizer.measured_cost import MeasuredCost, MeasuredOutcome
 from placeit.optimizer.optimize import optimize
 from placeit.optimizer.portfolio import LEARNING
 from placeit.optimizer.result import Optimized, Spent
@@ -101,20 +101,20 @@ class Measuring:
 
     def __init__(self, problem: Any) -> None:
         self.problem = problem
-        self.known: dict[bytes, Outcome] = {}
+        self.known: dict[bytes, MeasuredOutcome] = {}
 
     def __call__(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
         values = simulate(self.problem, placements)
         for placement, value in zip(placements, values.tolist(), strict=True):
-            self.known.setdefault(placement.tobytes(), Outcome(placement, value, "measured"))
+            self.known.setdefault(placement.tobytes(), MeasuredOutcome(placement, value, "measured"))
         return values
 
     @property
-    def tried(self) -> list[Outcome]:
+    def tried(self) -> list[MeasuredOutcome]:
         return list(self.known.values())
 
     @property
-    def incumbent(self) -> Outcome:
+    def incumbent(self) -> MeasuredOutcome:
         return min(self.tried, key=lambda one: one.value)
 
 

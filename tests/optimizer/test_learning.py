@@ -15,7 +15,7 @@ from placeit.core.errors import UsageError
 from placeit.devices.host import allowed_cores
 from placeit.optimizer import learning
 from placeit.optimizer.learning import MeasuredCosts, session_source
-from placeit.optimizer.measured_cost import Outcome
+from placeit.optimizer.measured_cost import MeasuredOutcome
 from placeit.profiler.cache import Cache
 from placeit.session import Session
 from placeit.simulator.cost_functions import TotalCost
@@ -73,11 +73,11 @@ def test_placements_are_measured_by_one_cost_function_that_is_made_when_it_is_ne
             assert (of, objective) == (session, "latency")
             made.append(options)
 
-        def outcomes(self, placements: NDArray[np.int32]) -> list[Outcome]:
+        def outcomes(self, placements: NDArray[np.int32]) -> list[MeasuredOutcome]:
             return [
-                Outcome(placements[0], 1.5, "measured"),
-                Outcome(placements[1], np.inf, "infeasible"),
-                Outcome(placements[2], np.nan, "failed"),
+                MeasuredOutcome(placements[0], 1.5, "measured"),
+                MeasuredOutcome(placements[1], np.inf, "infeasible"),
+                MeasuredOutcome(placements[2], np.nan, "failed"),
             ]
 
     monkeypatch.setattr(learning, "MeasuredCost", Measuring)

@@ -10,13 +10,13 @@ from slow_simulator import holds_for
 
 from placeit.core.problem import Problem
 from placeit.simulator.load import LoadReport, constant_arrivals, poisson_arrivals
-from placeit.simulator.serving import Replica, serve
+from placeit.simulator.serving import SimulatedReplica, serve
 from placeit.simulator.simulate import schedule
 
 
 def one_op(seconds, in_flight=1):
     problem = Problem.from_arrays([[seconds]], np.empty((0, 2), int), [], [[1.0]], [[0.0]])
-    return Replica(problem, np.zeros(1, np.int32), in_flight)
+    return SimulatedReplica(problem, np.zeros(1, np.int32), in_flight)
 
 
 def of_queue(seconds, arrivals):
@@ -54,14 +54,14 @@ def test_one_replica_is_what_the_simulator_says(seed, in_flight):
     arrivals = poisson_arrivals(0.3, 20, seed=seed)
     flights = schedule(problem, place, arrivals=arrivals, in_flight=in_flight).requests
     wanted = LoadReport.of(flights.arrived, flights.begun, flights.ended)
-    ours = serve([Replica(problem, place, in_flight)], arrivals)
+    ours = serve([SimulatedReplica(problem, place, in_flight)], arrivals)
     assert figures(ours) == figures(wanted)
 
 
 def test_pipelines_behind_one_queue_serve_as_much_as_all_of_them():
     compute = [[1.0, np.inf], [np.inf, 2.0]]
     problem = Problem.from_arrays(compute, [(0, 1)], [0.0], np.full((2, 2), np.inf), np.zeros((2, 2)))
-    pipeline = Replica(problem, np.array([0, 1], np.int32), 3)  # 2 s per request, 3 s each
+    pipeline = SimulatedReplica(problem, np.array([0, 1], np.int32), 3)  # 2 s per request, 3 s each
     report = serve([pipeline, pipeline, one_op(4.0, 2)], constant_arrivals(100.0, 400))
     assert report.achieved == pytest.approx(1 / 2 + 1 / 2 + 1 / 4, rel=0.02)
     calm = serve([pipeline, pipeline, one_op(4.0, 2)], constant_arrivals(0.1, 50))

@@ -21,7 +21,7 @@ from placeit.core.errors import ClusterError, UsageError
 from placeit.workloads.tensor_graphs import PAPER_SIZES, TENSOR_GRAPHS, chain_mm, ffnn, llama_block, llama_layer, tensor_graph
 from placeit.workloads.tensors import BlockProgram, ProgramSegment, shard
 from placeit.workloads.tensors.expression import causal, crop, einsum, elementwise, reduction, tensor, to_complex, to_real
-from placeit.workloads.tensors.nodes import Node
+from placeit.workloads.tensors.nodes import TensorNode
 
 SMALL: dict[str, dict[str, int]] = {
     "chain-mm": {"size": 30},
@@ -388,7 +388,7 @@ def test_two_readers_of_a_block_on_one_device_cost_one_transfer() -> None:
 # --- the front end
 
 
-def run(*outputs: Node, shards: int = 5, **inputs: Tensor) -> dict[str, Tensor]:
+def run(*outputs: TensorNode, shards: int = 5, **inputs: Tensor) -> dict[str, Tensor]:
     return shard(outputs, shards).run(inputs)
 
 
@@ -523,7 +523,7 @@ def test_running_frees_what_nobody_reads_any_more() -> None:
         alive.append(sum(reference() is not None for reference in made))
         return result
 
-    node: Node = tensor("x", 64)
+    node: TensorNode = tensor("x", 64)
     for number in range(10):
         node = elementwise(f"step{number}", "i->i", step, node)
     assert torch.equal(run(node, shards=1, x=torch.zeros(64))["step9"], torch.full((64,), 10.0))

@@ -10,10 +10,10 @@ from placeit.core.errors import DeviceError, ExecutionError, PlaceitError
 from placeit.runtime.accelerators.accelerator import HOST, Accelerator, Event, Inbox, LoadedProgram, Memory, Stream, Token, View
 from placeit.runtime.accelerators.layout import Launch, RequestLayout
 
-__all__ = ["Launcher", "Slot"]
+__all__ = ["Launcher", "RequestSlot"]
 
 
-class Slot:
+class RequestSlot:
     """One request in flight: its memory, its events, and its progress.
 
     Attributes:
@@ -55,7 +55,7 @@ class Launcher:
 
     def __init__(self, layout: RequestLayout, accelerator: Accelerator) -> None:
         self.layout, self.accelerator = layout, accelerator
-        self.slots: list[Slot] = []
+        self.slots: list[RequestSlot] = []
         self.streams: list[Stream] = []
         self.flying = 0
         self.at_fault: int | None = None
@@ -73,7 +73,7 @@ class Launcher:
         for launch in layout.launches:
             self._loaded.append(None if launch.program is None else self._load(launch))
         for _ in range(requests):
-            slot = Slot(layout, accelerator, self._memory)
+            slot = RequestSlot(layout, accelerator, self._memory)
             self.slots.append(slot)
             for value in layout.work.inputs.values():
                 spec = layout.work.values[value]

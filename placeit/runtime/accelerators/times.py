@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.runtime.accelerators.accelerator import HOST, Event
-from placeit.runtime.accelerators.launcher import Launcher, Slot
+from placeit.runtime.accelerators.launcher import Launcher, RequestSlot
 from placeit.runtime.feed import Ran
 from placeit.runtime.plan_executor import empty_samples, seconds_of
 from placeit.runtime.spans import Span
@@ -43,7 +43,7 @@ class Times:
             accelerator.record(event, stream)
             self._origins[device] = event, perf_counter()
 
-    def ended(self, request: int, slot: Slot, *, only: bool = False) -> None:
+    def ended(self, request: int, slot: RequestSlot, *, only: bool = False) -> None:
         """Record the times of a request that has ended; if ``only`` it counts, forget the one before it there."""
         accelerator, layout, times = self._launcher.accelerator, self._launcher.layout, list[tuple[float, float]]()
         for launch, begin, end in zip(layout.launches, slot.begins, slot.events, strict=True):

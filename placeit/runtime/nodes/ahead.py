@@ -15,7 +15,7 @@ from placeit.planning.segments import Plan
 from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback
 from placeit.runtime.devices.openvino import HostBuffer
 from placeit.runtime.nodes.device import NodeDevice, RemoteBuffer, RemoteInstance
-from placeit.runtime.nodes.lane import DRIVER, Inbox, Job, Wiring, memory_of
+from placeit.runtime.nodes.lane import DRIVER, ReceivingBuffers, SegmentJob, Wiring, memory_of
 from placeit.simulator.scheduler import b_level
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Ahead:
     def __init__(self) -> None:
         self.number, self.epoch = next(_slots), 0
         self._begun = False
-        self.inbox = Inbox()
+        self.inbox = ReceivingBuffers()
         self.senders: dict[int, NodeDevice] = {}
         self.feeds: dict[NodeDevice, list[tuple[int, HostBuffer]]] = {}
         self._lock = threading.Lock()
@@ -152,7 +152,7 @@ class _Wiring:
     def __init__(self, ahead: Ahead, device: NodeDevice) -> None:
         self.ahead, self.device = ahead, device
         self._buffers: dict[int, BufferSpec] = {}
-        self._jobs: list[Job] = []
+        self._jobs: list[SegmentJob] = []
         self._sends: list[tuple[int, str, int]] = []
         self._fed: dict[int, int] = {}
         self._numbers: list[int] = []
@@ -166,7 +166,7 @@ class _Wiring:
         outputs = tuple(buffer.number for buffer in made.outputs)
         for buffer in made.outputs:
             buffer.ahead = self.ahead
-        self._jobs.append(Job(made.number, made.program.number, urgency, inputs, outputs))
+        self._jobs.append(SegmentJob(made.number, made.program.number, urgency, inputs, outputs))
         self._numbers.append(made.number)
 
     def _number(self, buffer: Buffer, spec: BufferSpec) -> int:

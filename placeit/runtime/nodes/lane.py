@@ -22,7 +22,7 @@ from placeit.runtime.devices.base import Buffer, BufferSpec, Instance, RuntimeDe
 from placeit.runtime.nodes.coding import Coding, coded, coded_type, decode
 from placeit.runtime.nodes.wire import CHUNK, Connection, Frame, Kind, ProtocolError
 
-__all__ = ["DRIVER", "Inbox", "Job", "Lane", "Wiring", "bytes_of", "memory_of", "rank"]
+__all__ = ["DRIVER", "Lane", "ReceivingBuffers", "SegmentJob", "Wiring", "bytes_of", "memory_of", "rank"]
 
 DRIVER = ""
 """The name under which the process with the executor is connected."""
@@ -30,7 +30,7 @@ _LONGEST_TEXT = 4096
 
 
 @dataclass(frozen=True)
-class Job:
+class SegmentJob:
     """An instance of a segment in one slot.
 
     Attributes:
@@ -61,7 +61,7 @@ class Wiring:
 
     slot: int
     buffers: dict[int, BufferSpec]
-    jobs: tuple[Job, ...]
+    jobs: tuple[SegmentJob, ...]
     sends: tuple[tuple[int, str, int], ...]
 
 
@@ -85,7 +85,7 @@ class _Slot:
     waiting: dict[int, int] = field(default_factory=dict)
 
 
-class Inbox:
+class ReceivingBuffers:
     """Buffers that payloads arrive in, by number: the only memory that a frame can write to."""
 
     def __init__(self) -> None:
@@ -146,9 +146,9 @@ class Lane:
 
     def __init__(self, device: RuntimeDevice, coding: int = 0) -> None:
         self.device, self._coding = device, coding
-        self._inbox = Inbox()
+        self._inbox = ReceivingBuffers()
         self._cells: dict[int, _Cell] = {}
-        self._jobs: dict[int, tuple[Job, Instance, int]] = {}
+        self._jobs: dict[int, tuple[SegmentJob, Instance, int]] = {}
         self._slots: dict[int, _Slot] = {}
         self._ready: list[tuple[int, float, int, int]] = []
         self._running: tuple[int, int] | None = None

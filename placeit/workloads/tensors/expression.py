@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from placeit.core.errors import UsageError
-from placeit.workloads.tensors.nodes import Crop, IndexRange, Input, Kernel, Node, Op, Reduction
+from placeit.workloads.tensors.nodes import Crop, IndexRange, Input, Kernel, Op, Reduction, TensorNode
 
 __all__ = [
     "causal",
@@ -51,7 +51,7 @@ def tensor(
     dtype: torch.dtype = torch.float32,
     scale: float = 1.0,
     sample: Callable[[torch.Generator], Tensor] | None = None,
-) -> Node:
+) -> TensorNode:
     """Declare an input.
 
     Args:
@@ -70,7 +70,7 @@ def tensor(
     return Input(name, shape, dtype, sample=draw)
 
 
-def einsum(name: str, equation: str, *operands: Node) -> Node:
+def einsum(name: str, equation: str, *operands: TensorNode) -> TensorNode:
     """Multiply operands and sum over indices that the result lacks: ``"ik,kj->ij"`` is a matrix product.
 
     Raises:
@@ -81,7 +81,7 @@ def einsum(name: str, equation: str, *operands: Node) -> Node:
     return _op(name, "matmul", equation, operands, _contraction(equation), combine="sum", flops=2.0 * (len(operands) - 1))
 
 
-def elementwise(name: str, equation: str, function: Kernel, *operands: Node, flops: float = 1.0) -> Node:
+def elementwise(name: str, equation: str, function: Kernel, *operands: TensorNode, flops: float = 1.0) -> TensorNode:
     """Apply a function element by element; operands that lack an index of the result are broadcast along it.
 
     Args:
@@ -106,7 +106,7 @@ def elementwise(name: str, equation: str, function: Kernel, *operands: Node, flo
     return _op(name, kind, equation, operands, _broadcast(function, terms, output), flops=flops)
 
 
-def reduction(name: str, equation: str, how: Reduction, operand: Node) -> Node:
+def reduction(name: str, equation: str, how: Reduction, operand: TensorNode) -> TensorNode:
     """Reduce the indices that the result lacks: ``"ij->i"``.
 
     Raises:
@@ -120,7 +120,7 @@ def reduction(name: str, equation: str, how: Reduction, operand: Node) -> Node:
     return _op(name, f"{how}_reduction", equation, (operand,), lambda block: reduce(block, dims), combine=how, flops=1.0)
 
 
-def to_complex(name: str, equation: str, operand: Node) -> Node:
+def to_complex(name: str, equation: str, operand: TensorNode) -> TensorNode:
     """Combine a last dimension of size two, real and imaginary part: ``"scr->sc"``.
 
     Raises:
@@ -140,7 +140,7 @@ def to_complex(name: str, equation: str, operand: Node) -> Node:
     )
 
 
-def to_real(name: str, equation: str, operand: Node) -> Node:
+def to_real(name: str, equation: str, operand: TensorNode) -> TensorNode:
     """Split into real and imaginary part along a new last dimension of size two: ``"sc->scr"``.
 
     Raises:
@@ -161,7 +161,7 @@ def to_real(name: str, equation: str, operand: Node) -> Node:
     )
 
 
-def causal(name: str, indices: str, operand: Node) -> Node:
+def causal(name: str, indices: str, operand: TensorNode) -> TensorNode:
     """Set elements to minus infinity where the last index exceeds the one before it: no attention to later tokens.
 
     Raises:
@@ -178,7 +178,7 @@ def causal(name: str, indices: str, operand: Node) -> Node:
     return replace(_op(name, "fill", equation, (operand,), torch.clone, flops=1.0), kernel=kernel)
 
 
-def crop(name: str, operand: Node, *ranges: IndexRange) -> Node:
+def crop(name: str, operand: TensorNode, *ranges: IndexRange) -> TensorNode:
     """Take a part of a tensor, one range per dimension; the reader determines the blocks.
 
     Raises:
@@ -192,7 +192,7 @@ def crop(name: str, operand: Node, *ranges: IndexRange) -> Node:
     return Crop(name, shape, operand.dtype, (operand,), starts=tuple(first for first, _ in ranges))
 
 
-def softmax(name: str, indices: str, index: str, operand: Node) -> Node:
+def softmax(name: str, indices: str, index: str, operand: TensorNode) -> TensorNode:
     """Softmax along one index, in five ops: maximum, difference, exponential, sum, quotient."""
     kept = indices.replace(index, "")
     highest = reduction(f"{name}.max", f"{indices}->{kept}", "max", operand)
@@ -206,7 +206,7 @@ def _op(
     name: str,
     kind: str,
     equation: str,
-    operands: tuple[Node, ...],
+    operands: tuple[TensorNode, ...],
     kernel: Kernel,
     *,
     combine: Reduction = "sum",

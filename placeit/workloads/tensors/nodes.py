@@ -12,7 +12,7 @@ from torch import Tensor
 
 from placeit.core.errors import UsageError
 
-__all__ = ["Crop", "IndexRange", "Input", "Kernel", "Node", "Op", "Reduction", "in_order"]
+__all__ = ["Crop", "IndexRange", "Input", "Kernel", "Op", "Reduction", "TensorNode", "in_order"]
 
 IndexRange: TypeAlias = tuple[int, int]
 """First index, and one past the last."""
@@ -24,7 +24,7 @@ Kernel: TypeAlias = Callable[..., Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class Node:
+class TensorNode:
     """A whole tensor; compared by identity.
 
     Attributes:
@@ -37,7 +37,7 @@ class Node:
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
-    operands: tuple[Node, ...] = ()
+    operands: tuple[TensorNode, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -46,21 +46,21 @@ class Node:
 
 
 @dataclass(frozen=True, eq=False)
-class Input(Node):
+class Input(TensorNode):
     """An input tensor; ``sample`` draws a random value."""
 
     sample: Callable[[torch.Generator], Tensor] = field(kw_only=True)
 
 
 @dataclass(frozen=True, eq=False)
-class Crop(Node):
+class Crop(TensorNode):
     """A part of its operand, beginning at ``starts``."""
 
     starts: tuple[int, ...] = field(kw_only=True)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Op(Node):
+class Op(TensorNode):
     """A tensor that is computed.
 
     Attributes:
@@ -89,13 +89,13 @@ class Op(Node):
         return "".join(dict.fromkeys(self.output + "".join(self.terms)))
 
 
-def in_order(outputs: Sequence[Node]) -> list[Node]:
+def in_order(outputs: Sequence[TensorNode]) -> list[TensorNode]:
     """All nodes that the given outputs need, each after its operands.
 
     Raises:
         UsageError: two of them have one name.
     """
-    order: dict[Node, None] = {}
+    order: dict[TensorNode, None] = {}
     stack = [(node, False) for node in reversed(outputs)]
     while stack:
         node, visited = stack.pop()
@@ -104,7 +104,7 @@ def in_order(outputs: Sequence[Node]) -> list[Node]:
         elif node not in order:
             stack.append((node, True))
             stack.extend((operand, False) for operand in reversed(node.operands))
-    named: dict[str, Node] = {}
+    named: dict[str, TensorNode] = {}
     for node in order:
         if named.setdefault(node.name, node) is not node:
             raise UsageError(f"Two tensors of the expression are named '{node.name}'; names must be unique.")

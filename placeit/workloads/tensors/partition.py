@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 
 from placeit.core.errors import UsageError
-from placeit.workloads.tensors.nodes import IndexRange, Node, Op
+from placeit.workloads.tensors.nodes import IndexRange, Op, TensorNode
 
 __all__ = ["PartCounts", "Partition", "bounds", "overlapping", "plan"]
 
@@ -30,7 +30,9 @@ def overlapping(ranges: Sequence[IndexRange], wanted: IndexRange) -> list[int]:
     return [part for part, (first, last) in enumerate(ranges) if first < wanted[1] and wanted[0] < last]
 
 
-def plan(nodes: Sequence[Node], shards: int, given: Partition) -> tuple[dict[Op, dict[str, int]], dict[Node, PartCounts]]:
+def plan(
+    nodes: Sequence[TensorNode], shards: int, given: Partition
+) -> tuple[dict[Op, dict[str, int]], dict[TensorNode, PartCounts]]:
     """Choose a partition for every op, one by one, and a layout for every tensor.
 
     A contraction is cut into ``shards`` parts (fewer only if it has too few points), any other op into as many or as one of its
@@ -59,7 +61,7 @@ def plan(nodes: Sequence[Node], shards: int, given: Partition) -> tuple[dict[Op,
     if unknown:
         raise UsageError(f"The partition names an op '{min(unknown)}'; the expression has {', '.join(sorted(names))}.")
     parts: dict[Op, dict[str, int]] = {}
-    layouts: dict[Node, PartCounts] = {}
+    layouts: dict[TensorNode, PartCounts] = {}
     for op in ops:
         if op.name in given:
             chosen = _checked(op, given[op.name])
@@ -85,7 +87,7 @@ def _checked(op: Op, given: Mapping[str, int]) -> dict[str, int]:
     return {index: given.get(index, 1) for index in op.indices}
 
 
-def _ways(op: Op, shards: int, layouts: Mapping[Node, PartCounts]) -> list[dict[str, int]]:
+def _ways(op: Op, shards: int, layouts: Mapping[TensorNode, PartCounts]) -> list[dict[str, int]]:
     """Ways to cut an op; those that cut the first indices most come first."""
 
     def extend(indices: str, room: int) -> Iterator[dict[str, int]]:
@@ -107,7 +109,7 @@ def _ways(op: Op, shards: int, layouts: Mapping[Node, PartCounts]) -> list[dict[
     return ways
 
 
-def _cost(op: Op, way: Mapping[str, int], shards: int, layouts: Mapping[Node, PartCounts]) -> float:
+def _cost(op: Op, way: Mapping[str, int], shards: int, layouts: Mapping[TensorNode, PartCounts]) -> float:
     """Bytes, as :func:`plan` counts them."""
     parts = math.prod(way.values())
     partial = parts // math.prod(way[index] for index in op.output)
@@ -124,7 +126,7 @@ def _cost(op: Op, way: Mapping[str, int], shards: int, layouts: Mapping[Node, Pa
     return cost if op.kind == "matmul" else cost + touched * shards / parts
 
 
-def _moved(operand: Node, layout: PartCounts, wanted: PartCounts) -> float:
+def _moved(operand: TensorNode, layout: PartCounts, wanted: PartCounts) -> float:
     """Bytes of all blocks that are read to lay a tensor out in another way."""
     blocks = 1.0
     for size, have, want in zip(operand.shape, layout, wanted, strict=True):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from placeit.core.errors import UsageError
-from placeit.workloads.tensors.nodes import Crop, IndexRange, Input, Kernel, Node, Op, Reduction, in_order
+from placeit.workloads.tensors.nodes import Crop, IndexRange, Input, Kernel, Op, Reduction, TensorNode, in_order
 from placeit.workloads.tensors.partition import PartCounts, Partition, bounds, overlapping, plan
 from placeit.workloads.tensors.program import Block, BlockProgram, BlockTensor, MetaOp, ProgramOp, WholeTensor
 
@@ -24,7 +24,7 @@ _COMBINE: Mapping[Reduction, Callable[..., Tensor]] = {
 }
 
 
-def shard(outputs: Sequence[Node], shards: int, partition: Partition | None = None) -> BlockProgram:
+def shard(outputs: Sequence[TensorNode], shards: int, partition: Partition | None = None) -> BlockProgram:
     """Cut an expression into a program.
 
     Each op becomes one op for each combination of parts of its indices. Where a reduced index is cut, a ``formation`` op for
@@ -56,13 +56,13 @@ def shard(outputs: Sequence[Node], shards: int, partition: Partition | None = No
 class _Cutter:
     """Collects tensors and ops; blocks of a tensor are in row-major order."""
 
-    def __init__(self, parts: Mapping[Op, Mapping[str, int]], layouts: Mapping[Node, PartCounts]) -> None:
+    def __init__(self, parts: Mapping[Op, Mapping[str, int]], layouts: Mapping[TensorNode, PartCounts]) -> None:
         self.tensors: list[BlockTensor] = []
         self.ops: list[ProgramOp] = []
         self.meta_ops: list[MetaOp] = []
         self._parts = parts
         self._layouts = layouts
-        self._blocks: dict[tuple[Node, PartCounts], list[int]] = {}
+        self._blocks: dict[tuple[TensorNode, PartCounts], list[int]] = {}
 
     def cut(self, op: Op) -> None:
         """Add the ops of one op, and before them the selects that it needs."""
@@ -103,7 +103,7 @@ class _Cutter:
         self.meta_ops.append(MetaOp(op.name, tuple(shards), tuple(formations)))
         self._blocks[op, self._layouts[op]] = blocks
 
-    def whole(self, node: Node) -> WholeTensor:
+    def whole(self, node: TensorNode) -> WholeTensor:
         """An input or a result, in its own layout."""
         layout = self._layouts[node]
         blocks = zip(self._in_layout(node, layout), _regions(node.shape, layout), strict=True)
@@ -114,12 +114,12 @@ class _Cutter:
             node.sample if isinstance(node, Input) else None,
         )
 
-    def _in_layout(self, node: Node, layout: PartCounts) -> list[int]:
+    def _in_layout(self, node: TensorNode, layout: PartCounts) -> list[int]:
         if (node, layout) not in self._blocks:
             self._blocks[node, layout] = self._laid_out(node, layout)
         return self._blocks[node, layout]
 
-    def _laid_out(self, node: Node, layout: PartCounts) -> list[int]:
+    def _laid_out(self, node: TensorNode, layout: PartCounts) -> list[int]:
         regions = list(_regions(node.shape, layout))
         names = [f"{node.name}{_coordinates(where)}" for where in itertools.product(*map(range, layout))]
         if isinstance(node, Input) and layout == self._layouts[node]:

@@ -47,8 +47,8 @@ class Timed(Protocol):
     """A :data:`CostFactory` whose costs take time, and that can be told when to end.
 
     Attributes:
-        deadline: from when on nothing is measured any more, by ``clock.now()``: what is not known by then costs NaN.
-            Training sets it: to ``inf`` in a stage without ``seconds``.
+        deadline: from when on nothing is measured any more, by :func:`placeit.core.clock.now`: what is not known by then costs
+            NaN. Training sets it: to ``inf`` in a stage without ``seconds``.
         spare: share of a stage's ``seconds``, in [0, 1), that is to be left over for what comes after training.
     """
 
