@@ -105,6 +105,16 @@ class Candidate:
     not_run: str | None = None
     late: bool = False
 
+    def __repr__(self) -> str:
+        counts = self.placement.counts()
+        where = ", ".join(f"{device} {ops}" for device, ops in counts.items() if ops)
+        facts = [] if self.simulated_s is None else [f"simulated {self.simulated_s * 1e3:.4g} ms"]
+        if self.measured is not None:
+            facts.append(f"measured {self.measured.median * 1e3:.4g} ms")
+        if (why := self.failed or self.not_run) is not None:
+            facts.append(why)
+        return f"<Candidate {self.name} ({self.placer}): {'; '.join([where, *facts])}>"
+
     @cached_property
     def groups(self) -> NDArray[np.int32]:
         """``int32[G]``, the device of each group; of replicas, in the first."""

@@ -26,6 +26,8 @@ from placeit.simulator.objectives import Objective
 
 __all__ = ["Optimized", "OtherPrecision", "Spent", "Unplanned"]
 
+_SHOWN = 12  # candidates in a repr, which a terminal shows whole
+
 
 @dataclass(frozen=True, eq=False)
 class Unplanned:
@@ -155,6 +157,15 @@ class Optimized:
     profiled: Profiled | None
     conditions: Conditions
     _open: Callable[[], Runtime] = field(repr=False)
+
+    def __repr__(self) -> str:
+        shown = [self.chosen, *(one for one in self.candidates if one.name != self.chosen.name)]
+        graph, devices = f"{self.ops} ops in {self.groups} groups", ", ".join(self.cluster.names)
+        lines = [f"<Optimized {self.model}: {graph} on {devices}, objective {self.objective.name}"]
+        lines += [f"  {one!r}" for one in shown[:_SHOWN]]
+        if len(shown) > _SHOWN:
+            lines.append(f"  and {len(shown) - _SHOWN} more in .candidates")
+        return "\n".join([*lines, f"  chosen: {self.chosen.name}: {self.reason}>"])
 
     @property
     def compiling_s(self) -> float:

@@ -84,6 +84,11 @@ def test_the_answer_has_every_field_that_scripts_rely_on(cache: Cache) -> None:
     assert answer["budget"]["asked_s"] == 5
     assert answer["placement_file"] == "p.json"
     assert answer["best_single"]["placer"] == "single"
+    shown = repr(found)
+    assert len(shown.splitlines()) <= 20
+    for fact in (found.model, found.chosen.name, found.reason, "fast, slow", "latency"):
+        assert fact in shown
+    assert all(repr(one) in shown for one in found.candidates[:3])
 
 
 def test_the_saved_placement_runs_again(cache: Cache, tmp_path: Path) -> None:
