@@ -17,7 +17,7 @@ from pathlib import Path
 import placeit
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
-from placeit.placers.learned.registry import make_agent
+from placeit.learning.registry import make_agent
 
 cluster = Cluster((Device("mine", kind="sleep", address=Address("CPU", ({core},))),))
 found = placeit.optimize("five.tanhs", cluster, placers=("round-robin",), budget=2, cache=None)
@@ -111,9 +111,9 @@ def test_a_data_set_of_a_package_is_generated_and_learned_from_by_name(tmp_path:
 
 
 TAUGHT = """
-from placeit.placers.learned.agent import ProblemInstance
-from placeit.placers.learned.registry import make_agent
-from placeit.placers.learned.training.loop import Stage, train
+from placeit.learning.agent import ProblemInstance
+from placeit.learning.registry import make_agent
+from placeit.learning.training.loop import Stage, train
 from placeit.simulator.simulate import SimulatedCost
 from placeit.workloads.registry import find_dataset
 

@@ -9,13 +9,14 @@ from typing import Annotated
 
 import typer
 
-from placeit.cli import cluster, compare, devices, export, generate, inspect, optimize, profile, run, train
+from placeit.cli import cluster, compare, devices, export, generate, inspect, optimize, profile, run
 from placeit.cli.command import command
 from placeit.cli.placers import ListsPlacers
 from placeit.cli.streams import drop_stdout, mend_streams, messages_only
 from placeit.core.errors import FileError
 from placeit.core.interrupts import guarded
 from placeit.core.version import __version__
+from placeit.learning.cli import train
 
 __all__ = ["app", "main"]
 

@@ -243,7 +243,7 @@ def optimize(
             search.improve()
             decision = search.confirm()
             if LEARNING in placers and search.excluded is None:
-                from placeit.optimizer.learned_part import learn  # with PyTorch
+                from placeit.learning.after_search import learn  # with PyTorch
 
                 decision = learn(search, decision)
         except KeyboardInterrupt:

@@ -16,4 +16,4 @@ SHIPPED_POLICIES = ("guided", "giph")
 """Placers whose policy ships with placeit."""
 
 LEARNING = "doppler, measured"
-"""DOPPLER's policies, trained on what their placements measure (:mod:`placeit.optimizer.learning`); no placer by itself."""
+"""DOPPLER's policies, trained on what their placements measure (:mod:`placeit.learning.measured`); no placer by itself."""
