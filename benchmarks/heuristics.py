@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks._harness import Args, Report, main
 from placeit.core.errors import InfeasibleError, UsageError
 from placeit.core.problem import Problem
-from placeit.learning.agents.giph.guided import Guided
+from placeit.learning.placers.guided import Guided
 from placeit.placers import parse_placer, placer_names
 from placeit.placers.annealing import Annealing
 from placeit.placers.base import Placer

@@ -16,10 +16,11 @@ from benchmarks.giph.policies import STEPS_PER_OP, search
 from benchmarks.giph.problems import Dataset, dataset, instance
 from benchmarks.giph.sizes import Sizes
 from placeit.core.problem import Problem
+from placeit.learning import checkpoint
 from placeit.learning.agent import Agent, ProblemInstance
-from placeit.learning.agents.giph.agent import shipped
-from placeit.learning.agents.hdp import Hdp
+from placeit.learning.agents.giph.agent import GiphAgent
 from placeit.learning.checkpoint import load_agent, save_agent
+from placeit.learning.placers.hdp import Hdp
 from placeit.learning.registry import make_agent
 from placeit.learning.training.loop import Stage, train
 from placeit.placers.feasibility import random_placements
@@ -143,7 +144,7 @@ def load_policy(policy: Policy, setup: Setup) -> Agent | str:
     """Return a policy as searches take it."""
     if isinstance(policy, Training):
         return load_agent(setup.folder / f"{policy.name}.safetensors")
-    return shipped() if policy == SHIPPED else policy
+    return checkpoint.load_policy("", GiphAgent) if policy == SHIPPED else policy
 
 
 def starts(problems: Sequence[Problem], seed: int) -> list[NDArray[np.int32]]:

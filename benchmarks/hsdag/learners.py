@@ -8,7 +8,8 @@ from typing import Any, TypeAlias
 
 from placeit.core.problem import Problem
 from placeit.learning.agent import Agent
-from placeit.learning.agents.hdp import Hdp, HdpAgent
+from placeit.learning.agents.hdp import HdpAgent
+from placeit.learning.placers.hdp import Hdp
 from placeit.learning.registry import make_agent
 from placeit.learning.training.stages import MEASURED, Draw, Stage, default_stages, scale_updates
 

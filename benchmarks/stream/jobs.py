@@ -17,7 +17,6 @@ from benchmarks._lab import Job, Lab, Outcome
 from benchmarks.stream.sizes import Sizes
 from placeit.core.problem import Problem
 from placeit.learning.agents.stream_allocation.agent import StreamAllocationAgent
-from placeit.learning.agents.stream_allocation.placer import shipped
 from placeit.learning.checkpoint import load_policy, save_agent
 from placeit.learning.registry import make_agent
 from placeit.learning.training.loop import train
@@ -151,7 +150,7 @@ class Learned(Job):
         return () if self.policy == "shipped" else (Training(self.policy),)
 
     def run(self, setup: Setup) -> Outcome:
-        agent = shipped() if self.policy == "shipped" else self._trained(setup)
+        agent = load_policy("", StreamAllocationAgent) if self.policy == "shipped" else self._trained(setup)
         rng = np.random.default_rng(setup.seed)
 
         def place(problem: Problem, cost: ThroughputCost) -> list[NDArray[np.int32]]:

@@ -11,11 +11,14 @@ import typer
 from placeit.cli.nodes import reach_nodes
 from placeit.cli.options import OBJECTIVES, CheckedOptions, SeedOption, cost_cache
 from placeit.cli.paths import OutputFile, check_outputs, named_files
+from placeit.cli.placers import ListsPlacers
 from placeit.cli.terminal import Output, Terminal
 from placeit.core.interrupts import INTERRUPTED
 from placeit.report import as_json, as_text
 
-__all__ = ["EXAMPLES", "optimize"]
+__all__ = ["EXAMPLES", "HELP", "optimize"]
+
+HELP = ListsPlacers
 
 EXAMPLES = """\b
 Examples:

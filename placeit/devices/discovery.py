@@ -7,12 +7,12 @@ import logging
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from typing import Any
 
 from placeit.core.address import Address, format_cores
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError, UsageError
+from placeit.core.extras import import_extra, installed
 from placeit.devices.host import allowed_cores, memory_bytes, one_per_physical_core
 from placeit.devices.names import found_kind, parse_device, parse_devices
 from placeit.devices.nvml import Gpu, gpus, why_not
@@ -87,7 +87,7 @@ def other_names(device: Device) -> list[str]:
     """Alternative names of an available device that select another installed runtime: ``ort:CPU@0``."""
     if device.kind not in ("openvino", "cuda") or not (device.core_set or device.kind == "cuda"):
         return []
-    return [f"{runtime}:{device.name}" for runtime, package in _PACKAGES.items() if find_spec(package) is not None]
+    return [f"{runtime}:{device.name}" for runtime, package in _PACKAGES.items() if installed(package)]
 
 
 def automatic(found: Sequence[Device], precision: str = "f32") -> Cluster:
@@ -206,9 +206,7 @@ def _nvidia_gpu(gpu: Gpu) -> Device:
 def _driver(runtime: str) -> str:
     """Name a runtime that was asked for, and its version. Raises DeviceError if it is not installed."""
     if runtime == "torch":
-        import torch
-
-        return f"PyTorch {torch.__version__}"
+        return f"PyTorch {import_extra('A device of PyTorch', 'torch', 'torch', DeviceError).__version__}"
     if runtime == "ort":
         from placeit.devices.onnxruntime import onnxruntime
 

@@ -11,13 +11,15 @@ from placeit.optimizer.candidates import Candidate, value_of
 from placeit.optimizer.decision import Decision
 from placeit.optimizer.ledger import MEASURING, Item
 from placeit.optimizer.measured_cost import MeasuredCost
-from placeit.optimizer.portfolio import LEARNING
 from placeit.optimizer.races import reason_of
 from placeit.optimizer.search import WORTH_MEASURING, Proposal, Search
 from placeit.runtime.budget import needed
 from placeit.runtime.measure import FAILURES
 
-__all__ = ["learn"]
+__all__ = ["LEARNING", "learn"]
+
+LEARNING = "doppler, measured"
+"""The placer's name."""
 
 _SHARE = 0.7  # of the time left beside another decision; the rest is for measuring what was found
 _FEWEST = 14  # placements that there has to be time to measure

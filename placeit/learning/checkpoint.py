@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -136,11 +138,26 @@ def load_agent(path: str | Path, find: Callable[[str], type[Agent]] = agent_clas
 
 
 def load_policy(path: str | Path, cls: type[A]) -> A:
-    """Construct the agent in a file for a placer that needs one of a class. Raises as :func:`load_agent`, also for others."""
-    agent = load_agent(path)
+    """Construct the agent in a file for a placer that needs one of a class.
+
+    Args:
+        path: the file; empty for the policy of this agent that ships with placeit. That one is shared: do not train it.
+        cls: the agent's class.
+
+    Raises:
+        FileError: as for :func:`load_agent`, or the file holds another agent.
+        UsageError: as for :func:`load_agent`.
+    """
+    agent = load_agent(path) if path else _shipped(cls.name)
     if not isinstance(agent, cls):
         raise FileError(f"{path} holds a policy of '{agent.name}', not of '{cls.name}': use it with that placer.")
     return agent
+
+
+@functools.cache
+def _shipped(name: str) -> Agent:
+    with as_file(files("placeit.learning") / "weights" / f"{name}.safetensors") as path:
+        return load_agent(path)
 
 
 def weights_of(agent: Agent) -> dict[str, Tensor]:

@@ -13,6 +13,9 @@ from placeit.core import clock
 from placeit.core.errors import ProblemError, UsageError
 from placeit.core.problem import CostFunction, Problem
 from placeit.learning.agent import ProblemInstance
+from placeit.learning.agents.doppler.agent import DopplerAgent
+from placeit.learning.registry import fresh
+from placeit.learning.training.loop import Stage, train
 from placeit.learning.training.sources import Source as ProblemSource
 from placeit.learning.training.sources import draw_from
 from placeit.learning.training.valuing import dropping
@@ -159,15 +162,8 @@ def learn_measured(
         seed: of everything random.
         progress: told what is being done.
     """
-    import torch
-
-    from placeit.learning.agents.doppler.agent import DopplerAgent
-    from placeit.learning.training.loop import Stage, train
-
     begin = clock.now()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed % 2**63)
-        agent = DopplerAgent()
+    agent = fresh(DopplerAgent, seed)
     simulated = functools.partial(
         Stage, draw_from([instance]), problems=1, episodes=_EPISODES, learning_rate=_RATE, schedule="linear", gamma=1.0
     )

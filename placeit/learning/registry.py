@@ -1,4 +1,4 @@
-"""Agents by name: those that ship with placeit, and those of plug-ins (``placeit.agents`` entry points)."""
+"""Agents by name: the entry points of the group ``placeit.agents``, placeit's own and those of plug-ins."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import inspect
 import typing
 from importlib.metadata import EntryPoint
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from placeit.core.errors import UsageError
 from placeit.core.registry import entry_table, load_entry, parse_options
@@ -14,19 +14,12 @@ from placeit.core.registry import entry_table, load_entry, parse_options
 if TYPE_CHECKING:
     from placeit.learning.agent import Agent
 
-__all__ = ["GROUP", "agent_class", "agent_names", "make_agent", "option_types", "parse_agent"]
+    A = TypeVar("A", bound=Agent)
+
+__all__ = ["GROUP", "agent_class", "agent_names", "fresh", "make_agent", "option_types", "parse_agent"]
 
 GROUP = "placeit.agents"
-"""The entry-point group in which a plug-in names its agents."""
-
-_BUILTIN = {
-    "doppler": "placeit.learning.agents.doppler.agent:DopplerAgent",
-    "giph": "placeit.learning.agents.giph.agent:GiphAgent",
-    "hdp": "placeit.learning.agents.hdp:HdpAgent",
-    "hsdag": "placeit.learning.agents.hsdag.agent:HsdagAgent",
-    "placeto": "placeit.learning.agents.placeto.agent:PlacetoAgent",
-    "stream-allocation": "placeit.learning.agents.stream_allocation.agent:StreamAllocationAgent",
-}
+"""The entry-point group of agents: those of placeit are in it as well as those of plug-ins."""
 
 
 def agent_names() -> tuple[str, ...]:
@@ -55,14 +48,19 @@ def make_agent(name: str, *, seed: int, **options: Any) -> Agent:
     Raises:
         UsageError: there is no such agent, it has no such option, or it refuses a value.
     """
-    import torch
-
     cls = agent_class(name)
     known = inspect.signature(cls).parameters
     for key in options:
         if key not in known:
             has = f"its options are {', '.join(known)}" if known else "it has none"
             raise UsageError(f"The agent '{name}' has no option '{key}'; {has}.")
+    return fresh(cls, seed, **options)
+
+
+def fresh(cls: type[A], seed: int, **options: Any) -> A:
+    """Make an untrained agent of a class, whose initial weights depend on the seed alone."""
+    import torch
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed % 2**63)
         return cls(**options)
@@ -97,4 +95,4 @@ def option_types(cls: type[Agent]) -> dict[str, type]:
 
 @functools.cache
 def _table() -> dict[str, EntryPoint]:
-    return entry_table("agent", GROUP, _BUILTIN)
+    return entry_table("agent", GROUP, {})

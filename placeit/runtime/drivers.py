@@ -10,6 +10,7 @@ from pathlib import Path
 from placeit.backends.base import Format, Model
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError
+from placeit.core.extras import import_extra
 from placeit.devices.onnxruntime import onnxruntime
 
 __all__ = ["choose_driver", "drive"]
@@ -79,6 +80,4 @@ def drive(cluster: Cluster, model: Model) -> Cluster:
 
 
 def _pytorch() -> str:
-    import torch
-
-    return f"PyTorch {torch.__version__}"
+    return f"PyTorch {import_extra('A PyTorch model', 'torch', 'torch', DeviceError).__version__}"

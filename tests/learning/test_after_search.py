@@ -15,11 +15,11 @@ from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.devices.host import allowed_cores
 from placeit.learning import after_search, measured
+from placeit.learning.after_search import LEARNING
 from placeit.learning.measured import learn_measured
 from placeit.learning.training.sources import simulated
 from placeit.optimizer.measured_cost import MeasuredCost, Outcome
 from placeit.optimizer.optimize import optimize
-from placeit.optimizer.portfolio import LEARNING
 from placeit.optimizer.result import Optimized, Spent
 from placeit.profiler.cache import Cache
 from placeit.simulator.simulate import simulate

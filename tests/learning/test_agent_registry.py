@@ -1,6 +1,6 @@
 import subprocess
 import sys
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, entry_points
 
 import pytest
 import torch
@@ -12,10 +12,16 @@ from placeit.learning import registry
 from placeit.learning.checkpoint import weights_of
 
 
+def install(monkeypatch, name, target):
+    """Have an entry point for an agent, beside those of placeit."""
+    more = EntryPoint(name, target, registry.GROUP)
+    monkeypatch.setattr(names, "entry_points", lambda group: [*entry_points(group=group), more])
+
+
 @pytest.fixture
 def plugin(monkeypatch):
     """An installed package whose entry point is the toy agent."""
-    monkeypatch.setattr(names, "entry_points", lambda group: [EntryPoint("toy", "toy_agent:ToyAgent", group)])
+    install(monkeypatch, "toy", "toy_agent:ToyAgent")
     registry._table.cache_clear()
     yield
     registry._table.cache_clear()
@@ -76,8 +82,10 @@ def test_text_that_names_no_agent_is_an_error(text, message):
 
 @pytest.mark.usefixtures("plugin")
 def test_two_agents_of_one_name_are_an_error_that_names_both(monkeypatch):
-    monkeypatch.setattr(names, "entry_points", lambda group: [EntryPoint("hdp", "other:Agent", group)])
-    with pytest.raises(UsageError, match=r"Two agents are named 'hdp': placeit.learning.agents.hdp:HdpAgent and other:Agent"):
+    install(monkeypatch, "hdp", "other:Agent")
+    with pytest.raises(
+        UsageError, match=r"Two agents are named 'hdp': placeit\.learning\.agents\.hdp:HdpAgent .* and other:Agent"
+    ):
         registry.agent_names()
 
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from placeit.core.errors import FileError, InfeasibleError, ProblemError, UsageError
 from placeit.core.problem import Problem
 from placeit.learning.agent import ProblemInstance
-from placeit.learning.agents.giph.agent import GiphAgent, Variant, shipped
-from placeit.learning.checkpoint import save_agent, weights_of
+from placeit.learning.agents.giph.agent import GiphAgent, Variant
+from placeit.learning.checkpoint import load_policy, save_agent, weights_of
 from placeit.learning.registry import make_agent
 from placeit.learning.training.loop import Stage, evaluate, train
 from placeit.learning.training.sources import draw_from, simulated
@@ -177,7 +177,7 @@ def test_weights_of_ones_own_can_be_used(tmp_path: Path) -> None:
     save_agent(agent_of("giph-3"), path)
     assert place(problem, f"giph:weights={path}").devices.shape == (6,)
     same = tmp_path / "same.safetensors"
-    save_agent(shipped(), same)
+    save_agent(load_policy("", GiphAgent), same)
     answers = [
         get_placer("giph", **o).place(problem, SimulatedCost(problem), seed=0, evaluations=None)
         for o in ({}, {"weights": str(same)})
@@ -188,7 +188,7 @@ def test_weights_of_ones_own_can_be_used(tmp_path: Path) -> None:
 def test_weights_of_another_policy_or_no_weights_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "placeto.safetensors"
     save_agent(make_agent("placeto", seed=0), path)
-    with pytest.raises(UsageError, match="'placeto'"):
+    with pytest.raises(FileError, match="'placeto', not of 'giph'"):
         place(random_problem(3, 2), f"giph:weights={path}")
     with pytest.raises(FileError, match="missing"):
         place(random_problem(3, 2), "giph:weights=missing.safetensors")

@@ -9,8 +9,8 @@ from placeit.core import clock
 from placeit.core.errors import UsageError
 from placeit.core.problem import Problem
 from placeit.learning.agents.giph.agent import GiphAgent
-from placeit.learning.agents.giph.guided import Guided
 from placeit.learning.checkpoint import save_agent
+from placeit.learning.placers.guided import Guided
 from placeit.placers.exact import Exact
 from placeit.placers.feasibility import fits
 from placeit.placers.heft import Heft

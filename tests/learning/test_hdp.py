@@ -7,7 +7,8 @@ import torch
 from placeit.core.errors import InfeasibleError, UsageError
 from placeit.core.problem import Problem
 from placeit.learning.agent import ProblemInstance
-from placeit.learning.agents.hdp import Hdp, HdpAgent
+from placeit.learning.agents.hdp import HdpAgent
+from placeit.learning.placers.hdp import Hdp
 from placeit.learning.training.loop import Stage, train
 from placeit.placers.feasibility import fits, random_placements
 from placeit.simulator.simulate import SimulatedCost

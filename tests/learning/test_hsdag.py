@@ -285,5 +285,5 @@ def test_options_out_of_range_are_refused(options, words):
 
 def test_without_pytorch_geometric_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch_geometric.nn", None)
-    with pytest.raises(UsageError, match=r"pip install placeit\[geometric\]"):
+    with pytest.raises(UsageError, match=r"pip install \'placeit\[learn\]\'"):
         agent()

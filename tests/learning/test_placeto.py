@@ -7,9 +7,10 @@ import torch
 from placeit.core.errors import FileError, UsageError
 from placeit.core.problem import Problem
 from placeit.learning.agent import ProblemInstance
-from placeit.learning.agents.placeto.agent import Placeto, PlacetoAgent
+from placeit.learning.agents.placeto.agent import PlacetoAgent
 from placeit.learning.agents.placeto.lessons import Lessons
 from placeit.learning.checkpoint import save_agent
+from placeit.learning.placers.placeto import Placeto
 from placeit.learning.training.loop import Stage, train
 from placeit.learning.training.sources import draw_from
 from placeit.placers.feasibility import fits, random_placements

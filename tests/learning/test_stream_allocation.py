@@ -8,7 +8,8 @@ from placeit.core.errors import UsageError
 from placeit.core.problem import Problem
 from placeit.learning.agent import ProblemInstance
 from placeit.learning.agents.stream_allocation.agent import StreamAllocationAgent
-from placeit.learning.agents.stream_allocation.placer import StreamAllocation, shipped
+from placeit.learning.checkpoint import load_policy
+from placeit.learning.placers.stream_allocation import StreamAllocation
 from placeit.learning.registry import make_agent
 from placeit.learning.training.loop import evaluate, train
 from placeit.learning.training.sources import draw_from, find_source, served
@@ -164,15 +165,15 @@ def test_the_shipped_policy_places_better_than_metis():
 
 
 def test_the_shipped_policy_is_small():
-    assert sum(weight.numel() for weight in shipped().network.parameters()) * 2 < 1_000_000
-    assert not shipped().network.training
+    assert sum(weight.numel() for weight in load_policy("", StreamAllocationAgent).network.parameters()) * 2 < 1_000_000
+    assert not load_policy("", StreamAllocationAgent).network.training
 
 
 def test_what_the_policy_likes_best_comes_first():
     problem = problems(1)[0]
     cost = ThroughputCost(problem)
     first = StreamAllocation().place(problem, cost, seed=0, evaluations=1)
-    assert np.array_equal(first, shipped().greedy_placement(problem))
+    assert np.array_equal(first, load_policy("", StreamAllocationAgent).greedy_placement(problem))
     assert np.array_equal(StreamAllocation(samples=0).place(problem, cost, seed=3, evaluations=None), first)
     instance = ProblemInstance(problem, cost, 1.0)
-    assert len(shipped().rollout([instance], np.random.default_rng(0)).visited) == 1
+    assert len(load_policy("", StreamAllocationAgent).rollout([instance], np.random.default_rng(0)).visited) == 1

@@ -16,6 +16,7 @@ from placeit.cli.options import SeedOption
 from placeit.cli.paths import OutputFile, check_outputs, named_files
 from placeit.cli.terminal import Output, Terminal
 from placeit.core.errors import PlaceitError, UsageError
+from placeit.core.extras import need
 from placeit.core.interrupts import INTERRUPTED
 from placeit.learning.cli.learned_model import LearnedModelOptions, open_model
 from placeit.report import as_json, as_text, text
@@ -128,6 +129,7 @@ def train(
     that Ctrl-C or a crash has ended can be resumed, and measures nothing again. 'placeit optimize --placer giph:weights=FILE'
     uses the weights; AGENT:weights=FILE goes on from them.
     """
+    need("placeit train", "learn", "torch", "safetensors")
     from placeit.learning import FILES
 
     kept = [] if folder is None else [folder / name for name in FILES]

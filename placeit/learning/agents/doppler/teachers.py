@@ -17,9 +17,9 @@ from placeit.learning.agents.doppler.graph import Graph, allowed
 __all__ = ["GROUP", "CriticalPath", "EarliestFinish", "Teacher", "find_teacher", "teacher_names"]
 
 GROUP = "placeit.teachers"
-"""The entry-point group in which a plug-in names its teachers."""
+"""The entry-point group of teachers: those of placeit are in it as well as those of plug-ins."""
 
-_BUILTIN = {"critical-path": f"{__name__}:CriticalPath", "heft": f"{__name__}:EarliestFinish"}
+_DEFAULT = "critical-path"
 
 
 class Teacher(Protocol):
@@ -50,7 +50,7 @@ class EarliestFinish:
 
 def teacher_names() -> tuple[str, ...]:
     """Names of all teachers, the default one first; those of plug-ins are not imported."""
-    return tuple(_table())
+    return tuple(sorted(_table(), key=lambda name: (name != _DEFAULT, name)))
 
 
 def find_teacher(name: str) -> Teacher:
@@ -61,7 +61,7 @@ def find_teacher(name: str) -> Teacher:
 
 @functools.cache
 def _table() -> dict[str, EntryPoint]:
-    return entry_table("teacher", GROUP, _BUILTIN)
+    return entry_table("teacher", GROUP, {})
 
 
 def longest_to_exit(graph: Graph, state: EpisodeState) -> NDArray[np.intp]:

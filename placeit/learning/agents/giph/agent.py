@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import as_file, files
-from typing import ClassVar, Literal, cast, get_args
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 import torch
@@ -14,19 +12,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from placeit.core.errors import UsageError
-from placeit.core.problem import CostFunction, Problem
+from placeit.core.problem import Problem
 from placeit.core.registry import check_size
 from placeit.learning.agent import ProblemInstance, Trajectory
 from placeit.learning.agents.giph.gpnet import NODE_FEATURES, PAPER_FEATURES
 from placeit.learning.agents.giph.networks import Encoder, Scorer
 from placeit.learning.agents.giph.search import RelocationSearch
 from placeit.learning.agents.savings import savings
-from placeit.learning.checkpoint import load_agent
 from placeit.learning.training.stages import Draw, Stage
-from placeit.placers.base import Incumbent, Measured, option
 from placeit.placers.feasibility import random_placements
 
-__all__ = ["Giph", "GiphAgent", "Variant", "policy", "shipped"]
+__all__ = ["GiphAgent", "Variant"]
 
 Variant = Literal["giph", "giph-3", "giph-5", "giph-ne", "graphsage-ne", "giph-ne-pol", "giph-task-eft"]
 """The paper's names (Appendix B.6)."""
@@ -44,7 +40,6 @@ _STATES = 24  # steps of an episode whose actions are all valued
 _SHARPNESS = 15.0
 _TEMPERATURE = 0.6  # of what is drawn in a search; 1 in training
 _LEAST = 0.002  # the best gain that gains are measured by, at the least, in units
-_CHUNK = 64
 
 
 @dataclass(eq=False)
@@ -227,96 +222,3 @@ def _normalised(gains: NDArray[np.float64]) -> NDArray[np.float64]:
     """Gains in multiples of the best, at most 1 and at least -1."""
     normalised: NDArray[np.float64] = np.clip(gains / max(float(gains.max()), _LEAST), -1.0, 1.0)
     return normalised
-
-
-@functools.cache
-def shipped() -> GiphAgent:
-    """Return the policy that ships with placeit. Do not train it: it is shared."""
-    with as_file(files("placeit.learning") / "weights" / "giph.safetensors") as path:
-        return cast(GiphAgent, load_agent(path))
-
-
-@dataclass(frozen=True)
-class Giph:
-    """GiPH (Hu et al. 2023): from a random placement, a learned policy moves one op at a time; the best placement wins.
-
-    The policy that ships with placeit was trained on random graphs and networks of all kinds and is used as it is; docs/giph.md
-    says on what, and how good it is where. ``placeit train giph`` makes others.
-    """
-
-    weights: str = option("", "file of a trained policy; empty for the one that ships with placeit")
-    episodes: int = option(1, "searches from a random placement", least=1, most=10**6)
-    steps_per_op: float = option(2.0, "steps of an episode, per op", least=0, most=1000)
-
-    def __post_init__(self) -> None:
-        if self.weights:
-            _ = self._policy  # a wrong file should not cost a profile first
-
-    @functools.cached_property
-    def _policy(self) -> GiphAgent:
-        return policy(self.weights)
-
-    def place(
-        self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
-    ) -> NDArray[np.int32]:
-        """Return the best placement by cost, among as many as may be evaluated.
-
-        Raises:
-            InfeasibleError: the weights of the ops fit in no way that was found.
-            FileError: the file of the policy is missing or damaged, or of another version.
-            UsageError: the file holds another kind of policy.
-        """
-        return self._from(None, problem, cost, seed, evaluations, deadline)
-
-    def refine(
-        self, problem: Problem, cost: CostFunction, measured: Measured, *, seed: int, deadline: float | None = None
-    ) -> NDArray[np.int32]:
-        """Search from the best measured placement; further episodes begin as ever."""
-        return self._from(measured.placements[0], problem, cost, seed, None, deadline)
-
-    def _from(
-        self,
-        first: NDArray[np.int32] | None,
-        problem: Problem,
-        cost: CostFunction,
-        seed: int,
-        evaluations: int | None,
-        deadline: float | None,
-    ) -> NDArray[np.int32]:
-        """Play the episodes, the first of them from a given placement."""
-        agent = self._policy
-        found = Incumbent(cost, evaluations, deadline)
-        rng = np.random.default_rng(seed)
-        steps = round(self.steps_per_op * len(problem))
-        for episode in range(max(1, self.episodes)):
-            if episode and found.over:
-                break
-            start = random_placements(problem, 1, rng)[0] if episode or first is None else first
-            search, path = agent.search([problem], [start]), [start]
-            for _ in range(steps):
-                with torch.no_grad():
-                    scores = search.scores().numpy()
-                if found.over or search.step(0, scores, rng) is None:
-                    break
-                path.append(search.nets.placements[0].copy())
-                if len(path) >= min(_CHUNK, found.left):
-                    found.offer(np.stack(path))
-                    path = []
-            if path:
-                found.offer(np.stack(path))
-        return found.placement
-
-
-def policy(weights: str) -> GiphAgent:
-    """Return the policy in a file, or for an empty name the policy that ships with placeit.
-
-    Raises:
-        FileError: the file is missing or damaged, or of another version.
-        UsageError: the file holds another kind of policy.
-    """
-    if not weights:
-        return shipped()
-    agent = load_agent(weights)
-    if not isinstance(agent, GiphAgent):
-        raise UsageError(f"{weights} holds a policy of '{agent.name}'; this placer needs one of 'giph'.")
-    return agent

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, relu
 
-from placeit.core.errors import UsageError
+from placeit.core.extras import import_extra
 from placeit.learning.agents.hsdag.features import WIDTH
 
 __all__ = ["Network"]
@@ -31,17 +31,12 @@ class Network(nn.Module):
 
     def __init__(self, width: int, devices: int) -> None:
         super().__init__()
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # it scripts functions when it is imported
-                from torch_geometric.nn import GCNConv, GraphNorm
-        except ImportError as error:
-            raise UsageError(
-                "The agent 'hsdag' needs PyTorch Geometric, which is not installed: pip install placeit[geometric]"
-            ) from error
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # it scripts functions when it is imported
+            geometric = import_extra("The agent 'hsdag'", "learn", "torch_geometric.nn")
         self.transform = nn.Sequential(nn.Linear(WIDTH, width), nn.ReLU(), nn.Linear(width, width))
-        self.norm = nn.ModuleList(GraphNorm(width) for _ in range(3))
-        self.convolve = nn.ModuleList(GCNConv(width, width) for _ in range(2))
+        self.norm = nn.ModuleList(geometric.GraphNorm(width) for _ in range(3))
+        self.convolve = nn.ModuleList(geometric.GCNConv(width, width) for _ in range(2))
         self.edge = nn.Sequential(nn.Linear(3 * width, width), nn.ReLU(), nn.Linear(width, 1))
         self.device = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, devices))
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import leaky_relu
 
 from placeit.core.errors import UsageError
-from placeit.core.problem import CostFunction, Problem
+from placeit.core.problem import Problem
 from placeit.core.registry import check_size
 from placeit.learning.agent import ProblemInstance, Trajectory
 from placeit.learning.agents.choice import draw_choice, score_choice
@@ -21,12 +21,10 @@ from placeit.learning.agents.doppler.teachers import Teacher, find_teacher, teac
 from placeit.learning.agents.placeto.batch import FEATURES, SUMMARIES, Batch
 from placeit.learning.agents.placeto.lessons import Lessons
 from placeit.learning.agents.savings import savings
-from placeit.learning.checkpoint import load_policy
 from placeit.learning.training.stages import Draw, Stage
-from placeit.placers.base import Incumbent, option
 from placeit.placers.feasibility import random_placements
 
-__all__ = ["Placeto", "PlacetoAgent"]
+__all__ = ["PlacetoAgent", "changes"]
 
 _NODES_AT_A_TIME = 1 << 15
 
@@ -290,71 +288,6 @@ class PlacetoAgent:
         return _Decisions(batch, path, valid, chosen, allowed, taught)
 
 
-def _changes(path: NDArray[np.int32]) -> NDArray[np.bool_]:
+def changes(path: NDArray[np.int32]) -> NDArray[np.bool_]:
     """Which placements of ``int32[T, V]`` differ from the one before; the first does."""
     return np.concatenate([[True], (path[1:] != path[:-1]).any(axis=1)])
-
-
-@dataclass(frozen=True)
-class Placeto:
-    """Placeto (Addanki et al. 2019): a search by a policy trained beforehand, or on the problem itself.
-
-    GiPH, section 5: trained in 200 episodes; then, from a random placement, 2 |V| steps, which are two episodes.
-
-    Differs from the papers: a policy that is trained on the problem meets placements in its training, and the best of all
-    counts. Steps whose costs are not finite are left out.
-    """
-
-    weights: str = option("", "checkpoint of a trained policy; empty to train one on the problem itself")
-    updates: int = option(50, "training updates, if evaluations suffice", least=1, most=10**9)
-    episodes: int = option(4, "episodes per training update, of one step per op", least=1, most=1000)
-    learning_rate: float = option(1e-2, "learning rate of the training", least=0, most=1000)
-    steps_per_op: float = option(2.0, "steps of the search, per op", least=0, most=1000)
-
-    def place(
-        self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
-    ) -> NDArray[np.int32]:
-        """Return the best placement by cost, among as many as may be evaluated; the last ones of the search come first.
-
-        Raises:
-            UsageError: an option out of its range; the policy was made for fewer devices than the problem has.
-            FileError: there is no such checkpoint, or it holds another policy.
-            InfeasibleError: the weights fit in no way that was found.
-        """
-        if not 0 < self.steps_per_op < np.inf:
-            raise UsageError(f"'steps_per_op' of the placer 'placeto' is {self.steps_per_op}; it must be positive and finite.")
-        found = Incumbent(cost, evaluations, deadline)
-        agent = self._trained(problem, found, seed) if not self.weights else load_policy(self.weights, PlacetoAgent)
-        rng = np.random.default_rng([seed, 1])  # training draws from the seed itself
-        start = random_placements(problem, 1, rng)
-        visited = agent.search([problem], [start[0]], rng, steps_per_op=self.steps_per_op)[0]
-        found.offer(visited[_changes(visited)][::-1])  # if not all can be valued, those that the policy had most say in
-        return found.placement
-
-    def _trained(self, problem: Problem, found: Incumbent, seed: int) -> PlacetoAgent:
-        from placeit.learning.training.loop import train
-        from placeit.learning.training.valuing import dropping
-
-        agent = _make(problem.devices, seed)
-        instance = ProblemInstance(problem, dropping(found.offer), problem.critical_path or 1.0)
-        update = self.episodes * (len(problem) + 1)
-        search = 1 + round(self.steps_per_op * len(problem))
-
-        def draw_while_there_is_budget(rng: np.random.Generator, count: int, progress: float) -> list[ProblemInstance]:  # noqa: ARG001
-            return [instance] * count if found.left >= update + search and not found.over else []
-
-        stage = Stage(
-            draw_while_there_is_budget,
-            updates=self.updates,
-            problems=1,
-            episodes=self.episodes,
-            learning_rate=self.learning_rate,
-        )
-        train(agent, [stage], evaluate_on=(), seed=seed)
-        return agent
-
-
-def _make(devices: int, seed: int) -> PlacetoAgent:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed % 2**63)
-        return PlacetoAgent(devices)

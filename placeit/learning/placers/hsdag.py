@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.core.extras import need
 from placeit.core.problem import CostFunction, Problem
-from placeit.learning.agent import ProblemInstance
-from placeit.learning.agents.hsdag.agent import HsdagAgent
-from placeit.learning.checkpoint import load_policy
-from placeit.learning.training.stages import scale_updates
 from placeit.placers.base import Incumbent, option
+
+if TYPE_CHECKING:
+    from placeit.learning.agent import ProblemInstance
+    from placeit.learning.agents.hsdag.agent import HsdagAgent
 
 __all__ = ["Hsdag"]
 
@@ -22,13 +24,16 @@ class Hsdag:
     """HSDAG (Duan et al. 2024): groups and their devices by a policy trained beforehand, or on the problem itself.
 
     The best placement met counts. Training is that of the agent's default stages; an update takes as many evaluations as its
-    episodes have steps. Costs that are not finite are left out. Needs ``pip install placeit[geometric]``.
+    episodes have steps. Costs that are not finite are left out.
     """
 
     weights: str = option("", "checkpoint of a trained policy; empty to train one on the problem itself")
     updates: int = option(100, "training updates, if evaluations suffice", least=0, most=10**9)
     episodes: int = option(4, "episodes per training update, of 20 placements each", least=1, most=1000)
     samples: int = option(4, "episodes of the trained policy, beside the one that it likes best", least=0, most=10**4)
+
+    def __post_init__(self) -> None:
+        need("The placer 'hsdag'", "learn", "torch", "safetensors", "torch_geometric")
 
     def place(
         self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
@@ -41,6 +46,10 @@ class Hsdag:
             FileError: there is no such checkpoint, or it holds another policy.
             InfeasibleError: the weights fit in no way that was found.
         """
+        from placeit.learning.agent import ProblemInstance
+        from placeit.learning.agents.hsdag.agent import HsdagAgent
+        from placeit.learning.checkpoint import load_policy
+
         found = Incumbent(cost, evaluations, deadline)
         agent = load_policy(self.weights, HsdagAgent) if self.weights else self._trained(problem, found, seed)
         found.offer(_different(agent.greedy_placements(problem)))
@@ -52,12 +61,14 @@ class Hsdag:
         return found.placement
 
     def _trained(self, problem: Problem, found: Incumbent, seed: int) -> HsdagAgent:
-        from placeit.learning.registry import make_agent
+        from placeit.learning.agent import ProblemInstance
+        from placeit.learning.agents.hsdag.agent import HsdagAgent
+        from placeit.learning.registry import fresh
         from placeit.learning.training.loop import train
+        from placeit.learning.training.stages import scale_updates
         from placeit.learning.training.valuing import dropping
 
-        agent = make_agent("hsdag", seed=seed, devices=problem.devices)
-        assert isinstance(agent, HsdagAgent)  # noqa: S101
+        agent = fresh(HsdagAgent, seed, devices=problem.devices)
         instance = ProblemInstance(problem, dropping(found.offer), problem.critical_path or 1.0)
         update = self.episodes * agent.steps
 

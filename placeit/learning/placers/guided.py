@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from placeit.core import clock
 from placeit.core.errors import UsageError
+from placeit.core.extras import need
 from placeit.core.problem import CostFunction, Problem
-from placeit.learning.agents.giph.agent import GiphAgent, policy
 from placeit.placers.base import Incumbent, Measured, option
 from placeit.placers.local_search import starts
+
+if TYPE_CHECKING:
+    from placeit.learning.agents.giph.agent import GiphAgent
 
 __all__ = ["Guided"]
 
@@ -44,6 +47,9 @@ class Guided:
     batch: int = option(1, "moves evaluated in one call, the best of which may be made", least=1, most=10**5)
     weights: str = option("", "file of a trained policy of GiPH; empty for the one that ships with placeit")
 
+    def __post_init__(self) -> None:
+        need("The placer 'guided'", "learn", "torch", "safetensors")
+
     def place(
         self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
     ) -> NDArray[np.int32]:
@@ -51,8 +57,8 @@ class Guided:
 
         Raises:
             InfeasibleError: the weights of the ops fit in no way that was found.
-            FileError: the file of the policy is missing or damaged, or of another version.
-            UsageError: the file holds another kind of policy, or one that chooses ops without devices; no batch.
+            FileError: the file of the policy is missing or damaged, of another version, or holds another kind of policy.
+            UsageError: the policy chooses ops without devices; no batch.
         """
         limit = self.evaluations if evaluations is None else evaluations
         return self._from(starts(problem), problem, cost, seed, limit, deadline)
@@ -73,12 +79,15 @@ class Guided:
         deadline: float | None,
     ) -> NDArray[np.int32]:
         """Anneal from the best of some placements."""
+        from placeit.learning.agents.giph.agent import GiphAgent
+        from placeit.learning.checkpoint import load_policy
+
         if self.batch < 1:
             raise UsageError(f"The option 'batch' of the placer 'guided' is {self.batch}; it must be at least 1.")
         found = Incumbent(cost, evaluations, deadline)
         known = _Known(found)
         known.value(first)
-        agent = policy(self.weights)
+        agent = load_policy(self.weights, GiphAgent)
         if agent.pivots:
             raise UsageError(
                 f"The policy in {self.weights} chooses which op to move but not where ('{agent.variant}'); the placer 'guided' "
@@ -181,6 +190,8 @@ class _Moves:
             self._log[able] = np.log((1 - _UNIFORM) * weights / weights.sum() + _UNIFORM / self._able)
 
     def _scores(self, placement: NDArray[np.int32]) -> NDArray[np.float32]:
+        import torch
+
         key = placement.tobytes()
         if key not in self._kept:
             if len(self._kept) >= _KEPT:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from placeit.core.extras import need
 from placeit.core.problem import CostFunction, Problem
-from placeit.learning.agent import ProblemInstance
-from placeit.learning.agents.doppler.agent import DopplerAgent
-from placeit.learning.checkpoint import load_policy
-from placeit.learning.training.stages import Stage
 from placeit.placers.base import Incumbent, option
 
-__all__ = ["Doppler"]
+if TYPE_CHECKING:
+    from placeit.learning.agent import ProblemInstance
+    from placeit.learning.agents.doppler.agent import DopplerAgent
+    from placeit.optimizer.decision import Decision
+    from placeit.optimizer.search import Search
+
+__all__ = ["Doppler", "DopplerMeasured"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,9 @@ class Doppler:
         64, "placements drawn from the trained policies, beside the one that they like best", least=0, most=10**6
     )
 
+    def __post_init__(self) -> None:
+        need("The placer 'doppler'", "learn", "torch", "safetensors")
+
     def place(
         self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
     ) -> NDArray[np.int32]:
@@ -50,6 +56,9 @@ class Doppler:
             InfeasibleError: the weights fit in no way that was found.
             TrainingError: a cost is not finite.
         """
+        from placeit.learning.agents.doppler.agent import DopplerAgent
+        from placeit.learning.checkpoint import load_policy
+
         found = Incumbent(cost, evaluations, deadline)
         agent = load_policy(self.weights, DopplerAgent) if self.weights else self._trained(problem, found, seed)
         agent.network.eval()
@@ -61,11 +70,12 @@ class Doppler:
         return found.placement
 
     def _trained(self, problem: Problem, found: Incumbent, seed: int) -> DopplerAgent:
+        from placeit.learning.agents.doppler.agent import DopplerAgent
+        from placeit.learning.registry import fresh
         from placeit.learning.training.loop import train
+        from placeit.learning.training.stages import Stage
 
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed % 2**63)
-            agent = DopplerAgent()
+        agent = fresh(DopplerAgent, seed)
         instance = _instance(problem, found.offer)
 
         def draw(rng: np.random.Generator, count: int, progress: float) -> list[ProblemInstance]:  # noqa: ARG001
@@ -94,5 +104,31 @@ class Doppler:
         return agent
 
 
+@dataclass(frozen=True)
+class DopplerMeasured:
+    """DOPPLER's policies, trained on what their placements measure; the best are candidates.
+
+    That is in ``optimize``, when the search without them has come to a decision. Where nothing is measured, this is the placer
+    ``doppler``.
+    """
+
+    def __post_init__(self) -> None:
+        need("The placer 'doppler, measured'", "learn", "torch", "safetensors")
+
+    def place(
+        self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
+    ) -> NDArray[np.int32]:
+        """Answer as ``doppler`` with its default options."""
+        return Doppler().place(problem, cost, seed=seed, evaluations=evaluations, deadline=deadline)
+
+    def go_on(self, search: Search, decision: Decision) -> Decision:
+        """Learn from runs; see :func:`placeit.learning.after_search.learn`."""
+        from placeit.learning.after_search import learn
+
+        return learn(search, decision)
+
+
 def _instance(problem: Problem, cost: CostFunction) -> ProblemInstance:
+    from placeit.learning.agent import ProblemInstance
+
     return ProblemInstance(problem, cost, problem.critical_path or 1.0)

@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from importlib.resources import as_file, files
-from typing import cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.core.extras import need
 from placeit.core.graph import unique_rows
 from placeit.core.problem import CostFunction, Problem
-from placeit.learning.agent import ProblemInstance
-from placeit.learning.agents.stream_allocation.agent import StreamAllocationAgent
-from placeit.learning.checkpoint import load_agent, load_policy
 from placeit.placers.base import Incumbent, option
 
-__all__ = ["StreamAllocation", "shipped"]
+if TYPE_CHECKING:
+    from placeit.learning.agents.stream_allocation.agent import StreamAllocationAgent
 
-
-@functools.cache
-def shipped() -> StreamAllocationAgent:
-    """Return the policy that ships with placeit. Do not train it: it is shared."""
-    with as_file(files("placeit.learning") / "weights" / "stream-allocation.safetensors") as path:
-        return cast(StreamAllocationAgent, load_agent(path))
+__all__ = ["StreamAllocation"]
 
 
 @dataclass(frozen=True)
@@ -39,12 +32,16 @@ class StreamAllocation:
     samples: int = option(16, "placements drawn from the policy, beside the one that it likes best", least=0, most=10**5)
 
     def __post_init__(self) -> None:
+        need("The placer 'stream-allocation'", "learn", "torch", "safetensors")
         if self.weights:
             _ = self._policy  # a wrong file should not cost a profile first
 
     @functools.cached_property
     def _policy(self) -> StreamAllocationAgent:
-        return load_policy(self.weights, StreamAllocationAgent) if self.weights else shipped()
+        from placeit.learning.agents.stream_allocation.agent import StreamAllocationAgent
+        from placeit.learning.checkpoint import load_policy
+
+        return load_policy(self.weights, StreamAllocationAgent)
 
     def place(
         self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
@@ -54,6 +51,8 @@ class StreamAllocation:
         Raises:
             InfeasibleError: the weights fit in no way that was found.
         """
+        from placeit.learning.agent import ProblemInstance
+
         found = Incumbent(cost, evaluations, deadline)
         found.offer(self._policy.greedy_placement(problem)[None])
         if self.samples and not found.over:
