@@ -155,7 +155,7 @@ def _resolve(core: Any, address: Address) -> Device:
     if kind == "throughput":  # OpenVINO's own
         return replace(device, kind=kind)
     # what OpenVINO says that it can do there says nothing about other runtimes
-    driver = _driver(address.runtime) + (f", {device.driver}" if device.kind == "cuda" else "")
+    driver = _driver(address) + (f", {device.driver}" if device.kind == "cuda" else "")
     return replace(device, kind=kind, driver=driver, tags=frozenset())
 
 
@@ -203,10 +203,12 @@ def _nvidia_gpu(gpu: Gpu) -> Device:
     )
 
 
-def _driver(runtime: str) -> str:
-    """Name a runtime that was asked for, and its version. Raises DeviceError if it is not installed."""
+def _driver(address: Address) -> str:
+    """Name the runtime that an address asks for, and its version. Raises DeviceError if it is not installed."""
+    runtime = address.runtime
     if runtime == "torch":
-        return f"PyTorch {import_extra('A device of PyTorch', 'torch', 'torch', DeviceError).__version__}"
+        torch = import_extra(f"The device '{address}'", "torch", "torch", DeviceError)
+        return f"PyTorch {torch.__version__}"
     if runtime == "ort":
         from placeit.devices.onnxruntime import onnxruntime
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from placeit.backends.base import Format, Model
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError
-from placeit.core.extras import import_extra
 from placeit.devices.onnxruntime import onnxruntime
 
 __all__ = ["choose_driver", "drive"]
@@ -80,4 +79,6 @@ def drive(cluster: Cluster, model: Model) -> Cluster:
 
 
 def _pytorch() -> str:
-    return f"PyTorch {import_extra('A PyTorch model', 'torch', 'torch', DeviceError).__version__}"
+    import torch
+
+    return f"PyTorch {torch.__version__}"
