@@ -104,13 +104,13 @@ def optimize(
     from placeit.devices.caps import parse_caps
     from placeit.devices.clusterfile import find_cluster
     from placeit.optimizer.optimize import optimize as find
-    from placeit.placers.registry import get_placer
+    from placeit.placers.registry import parse_placer
     from placeit.planning.pins import parse_pins
     from placeit.simulator.objectives import check_objective
 
     check_objective(objective)
     for one in placer or ():
-        get_placer(one.partition(":")[0])  # is it misspelt, or is a package missing?
+        parse_placer(one)  # is it misspelt, or is a package missing?
     pins, caps = parse_pins(pin or ()), parse_caps(memory or ())
     cluster = find_cluster(
         reach_nodes(options.devices, options.ray_address, options.compress, options.patience), precision=options.precision.value

@@ -8,6 +8,5 @@ DEFAULT_PLACERS = ("heft", "cpop", "critical-path", "metis", "random-task-eft", 
 """Default placers. Every single device and a search among plans take part in any case.
 
 None of them learns. With equal budgets, nothing that was learned found a placement that is faster (``python -m
-benchmarks.portfolio``): neither the policies that ship with placeit, which take some seconds to import and to ask, nor learning
-from runs.
+benchmarks.portfolio``): neither the policies that ship with placeit, which take some seconds to ask, nor learning from runs.
 """

@@ -12,7 +12,7 @@ import json, sys
 
 class NotInstalled:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("torch", "torch_geometric", "safetensors"):
+        if name.partition(".")[0] in ("torch", "torch_geometric"):
             raise ModuleNotFoundError(f"No module named '{name}'", name=name)
 
 sys.meta_path.insert(0, NotInstalled())
@@ -48,7 +48,7 @@ def test_a_model_is_placed_and_run_without_pytorch(without_torch, tiny: Path, co
     done = without_torch(
         ["devices", *devices],
         ["inspect", tiny],
-        ["optimize", tiny, *devices, "--budget", 2, "--output", "placement.json"],
+        ["optimize", tiny, *devices, "--budget", 2, "--placer", "heft", "--placer", "giph", "--output", "placement.json"],
         ["run", tiny, "--placement", "placement.json", "--runs", 2],
         ["optimize", "--help"],
     )
@@ -63,7 +63,8 @@ def test_what_needs_pytorch_says_what_to_install_before_it_reads_a_model(
         (tmp_path / name).write_text("no model")
     needs = {
         ("train", "giph", "--problems", "no such folder", "--output", "policy.safetensors"): LEARN,
-        ("optimize", "damaged.onnx", "--placer", "giph"): f"The placer 'giph' needs {LEARN}",
+        ("optimize", "damaged.onnx", "--placer", "hdp"): f"The placer 'hdp' needs {LEARN}",
+        ("optimize", "damaged.onnx", "--placer", "guided:weights=damaged.pt2"): f"damaged.pt2 needs {LEARN}",
         ("optimize", "damaged.onnx", "--placer", "doppler, measured"): f"'doppler, measured' needs {LEARN}",
         ("optimize", "damaged.onnx", "--devices", f"torch:{cores[0]}"): f"'torch:{cores[0]}' needs PyTorch",
         ("inspect", "damaged.pt2"): TORCH,

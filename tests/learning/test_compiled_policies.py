@@ -14,7 +14,7 @@ from placeit.learning.agents.doppler.episodes import DEVICE_INPUTS, Manner, Reco
 from placeit.learning.agents.doppler.features import DEVICE_FEATURES, HOPS, EpisodeState, Tables
 from placeit.learning.agents.doppler.graph import Graph
 from placeit.learning.agents.giph.gpnet import GpNets
-from placeit.learning.agents.giph.message_passing import EdgeOrder, Layers, Messages
+from placeit.learning.agents.giph.passing import EdgeOrder, Layers, Messages
 from placeit.placers.feasibility import random_placements
 from placeit.simulator.compiled import compiled
 from placeit.testing.problems import random_problem

@@ -14,6 +14,7 @@ from placeit.core.errors import FileError, InfeasibleError, ProblemError, UsageE
 from placeit.core.problem import Problem
 from placeit.learning.agent import ProblemInstance
 from placeit.learning.agents.giph.agent import GiphAgent, Variant
+from placeit.learning.agents.giph.shipped import policy
 from placeit.learning.checkpoint import load_policy, save_agent, weights_of
 from placeit.learning.registry import make_agent
 from placeit.learning.training.loop import Stage, evaluate, train
@@ -183,6 +184,15 @@ def test_weights_of_ones_own_can_be_used(tmp_path: Path) -> None:
         for o in ({}, {"weights": str(same)})
     ]
     np.testing.assert_array_equal(*answers)
+
+
+def test_what_ships_answers_without_pytorch_as_with_it() -> None:
+    agent = load_policy("", GiphAgent)
+    for seed in range(3):
+        problem = random_problem(12, 3, seed=seed)
+        start = placed(problem)
+        scores = policy("").answering(problem, start).scores()
+        np.testing.assert_allclose(scores, agent.answering(problem, start).scores(), rtol=1e-4, atol=1e-5)
 
 
 def test_weights_of_another_policy_or_no_weights_are_refused(tmp_path: Path) -> None:

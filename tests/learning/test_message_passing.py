@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from placeit.learning.agents.giph.gpnet import GpNets
-from placeit.learning.agents.giph.message_passing import EdgeOrder, pass_by_level
+from placeit.learning.agents.giph.message_passing import pass_by_level
+from placeit.learning.agents.giph.passing import EdgeOrder
 from placeit.placers.feasibility import random_placements
 from placeit.testing.problems import random_problem
 

@@ -129,7 +129,7 @@ def train(
     that Ctrl-C or a crash has ended can be resumed, and measures nothing again. 'placeit optimize --placer giph:weights=FILE'
     uses the weights; AGENT:weights=FILE goes on from them.
     """
-    need("placeit train", "learn", "torch", "safetensors")
+    need("placeit train", "learn", "torch")
     from placeit.learning import FILES
 
     kept = [] if folder is None else [folder / name for name in FILES]

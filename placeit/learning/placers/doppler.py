@@ -43,7 +43,7 @@ class Doppler:
     )
 
     def __post_init__(self) -> None:
-        need("The placer 'doppler'", "learn", "torch", "safetensors")
+        need("The placer 'doppler'", "learn", "torch")
 
     def place(
         self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
@@ -113,7 +113,7 @@ class DopplerMeasured:
     """
 
     def __post_init__(self) -> None:
-        need("The placer 'doppler, measured'", "learn", "torch", "safetensors")
+        need("The placer 'doppler, measured'", "learn", "torch")
 
     def place(
         self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.core.extras import need
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import Incumbent, Measured, option
 from placeit.placers.feasibility import random_placements
 
 if TYPE_CHECKING:
-    from placeit.learning.agents.giph.agent import GiphAgent
+    from placeit.learning.agents.giph.shipped import Policy
 
 __all__ = ["Giph"]
 
@@ -35,16 +34,14 @@ class Giph:
     steps_per_op: float = option(2.0, "steps of an episode, per op", least=0, most=1000)
 
     def __post_init__(self) -> None:
-        need("The placer 'giph'", "learn", "torch", "safetensors")
         if self.weights:
             _ = self._policy  # a wrong file should not cost a profile first
 
     @functools.cached_property
-    def _policy(self) -> GiphAgent:
-        from placeit.learning.agents.giph.agent import GiphAgent
-        from placeit.learning.checkpoint import load_policy
+    def _policy(self) -> Policy:
+        from placeit.learning.agents.giph.shipped import policy
 
-        return load_policy(self.weights, GiphAgent)
+        return policy(self.weights)
 
     def place(
         self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
@@ -73,8 +70,6 @@ class Giph:
         deadline: float | None,
     ) -> NDArray[np.int32]:
         """Play the episodes, the first of them from a given placement."""
-        import torch
-
         agent = self._policy
         found = Incumbent(cost, evaluations, deadline)
         rng = np.random.default_rng(seed)
@@ -83,10 +78,9 @@ class Giph:
             if episode and found.over:
                 break
             start = random_placements(problem, 1, rng)[0] if episode or first is None else first
-            search, path = agent.search([problem], [start]), [start]
+            search, path = agent.answering(problem, start), [start]
             for _ in range(steps):
-                with torch.no_grad():
-                    scores = search.scores().numpy()
+                scores = search.scores()
                 if found.over or search.step(0, scores, rng) is None:
                     break
                 path.append(search.nets.placements[0].copy())

@@ -16,7 +16,7 @@ from placeit.placers.base import Incumbent, Measured, option
 from placeit.placers.local_search import starts
 
 if TYPE_CHECKING:
-    from placeit.learning.agents.giph.agent import GiphAgent
+    from placeit.learning.agents.giph.shipped import Policy
 
 __all__ = ["Guided"]
 
@@ -48,7 +48,8 @@ class Guided:
     weights: str = option("", "file of a trained policy of GiPH; empty for the one that ships with placeit")
 
     def __post_init__(self) -> None:
-        need("The placer 'guided'", "learn", "torch", "safetensors")
+        if self.weights:
+            need(f"The policy in {self.weights}", "learn", "torch")
 
     def place(
         self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
@@ -79,15 +80,14 @@ class Guided:
         deadline: float | None,
     ) -> NDArray[np.int32]:
         """Anneal from the best of some placements."""
-        from placeit.learning.agents.giph.agent import GiphAgent
-        from placeit.learning.checkpoint import load_policy
+        from placeit.learning.agents.giph.shipped import policy
 
         if self.batch < 1:
             raise UsageError(f"The option 'batch' of the placer 'guided' is {self.batch}; it must be at least 1.")
         found = Incumbent(cost, evaluations, deadline)
         known = _Known(found)
         known.value(first)
-        agent = load_policy(self.weights, GiphAgent)
+        agent = policy(self.weights)
         if agent.pivots:
             raise UsageError(
                 f"The policy in {self.weights} chooses which op to move but not where ('{agent.variant}'); the placer 'guided' "
@@ -155,9 +155,9 @@ class _Moves:
         device: ``int64[N]``, where it would go.
     """
 
-    def __init__(self, agent: GiphAgent, problem: Problem, current: NDArray[np.int32]) -> None:
+    def __init__(self, agent: Policy, problem: Problem, current: NDArray[np.int32]) -> None:
         self._problem = problem
-        self._search = agent.search([problem], [current])
+        self._search = agent.answering(problem, current)
         self.op, self.device = self._search.nets.op, self._search.nets.device
         self._tight = problem.memory.min() < problem.param_bytes.sum()
         self._kept: dict[bytes, NDArray[np.float32]] = {}
@@ -190,13 +190,10 @@ class _Moves:
             self._log[able] = np.log((1 - _UNIFORM) * weights / weights.sum() + _UNIFORM / self._able)
 
     def _scores(self, placement: NDArray[np.int32]) -> NDArray[np.float32]:
-        import torch
-
         key = placement.tobytes()
         if key not in self._kept:
             if len(self._kept) >= _KEPT:
                 self._kept.clear()
             self._search.nets.set(0, placement)
-            with torch.no_grad():
-                self._kept[key] = self._search.scores().numpy()
+            self._kept[key] = self._search.scores()
         return self._kept[key]

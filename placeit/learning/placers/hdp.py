@@ -36,7 +36,7 @@ class Hdp:
     learning_rate: float = option(3e-3, "learning rate", least=0, most=1000)
 
     def __post_init__(self) -> None:
-        need("The placer 'hdp'", "learn", "torch", "safetensors")
+        need("The placer 'hdp'", "learn", "torch")
 
     def place(
         self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None

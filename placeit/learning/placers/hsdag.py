@@ -33,7 +33,7 @@ class Hsdag:
     samples: int = option(4, "episodes of the trained policy, beside the one that it likes best", least=0, most=10**4)
 
     def __post_init__(self) -> None:
-        need("The placer 'hsdag'", "learn", "torch", "safetensors", "torch_geometric")
+        need("The placer 'hsdag'", "learn", "torch", "torch_geometric")
 
     def place(
         self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None

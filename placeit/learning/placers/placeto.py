@@ -38,7 +38,7 @@ class Placeto:
     steps_per_op: float = option(2.0, "steps of the search, per op", least=0, most=1000)
 
     def __post_init__(self) -> None:
-        need("The placer 'placeto'", "learn", "torch", "safetensors")
+        need("The placer 'placeto'", "learn", "torch")
 
     def place(
         self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None

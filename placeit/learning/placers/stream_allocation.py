@@ -32,7 +32,7 @@ class StreamAllocation:
     samples: int = option(16, "placements drawn from the policy, beside the one that it likes best", least=0, most=10**5)
 
     def __post_init__(self) -> None:
-        need("The placer 'stream-allocation'", "learn", "torch", "safetensors")
+        need("The placer 'stream-allocation'", "learn", "torch")
         if self.weights:
             _ = self._policy  # a wrong file should not cost a profile first
 

@@ -15,9 +15,9 @@ from placeit.core.errors import UsageError
 from placeit.core.problem import Problem
 from placeit.core.registry import check_size
 from placeit.learning.agent import ProblemInstance, Trajectory
-from placeit.learning.agents.giph.gpnet import NODE_FEATURES, PAPER_FEATURES
+from placeit.learning.agents.giph.gpnet import NODE_FEATURES, PAPER_FEATURES, GpNets
 from placeit.learning.agents.giph.networks import Encoder, Scorer
-from placeit.learning.agents.giph.search import RelocationSearch
+from placeit.learning.agents.giph.search import TEMPERATURE, RelocationSearch
 from placeit.learning.agents.savings import savings
 from placeit.learning.training.stages import Draw, Stage
 from placeit.placers.feasibility import random_placements
@@ -38,7 +38,6 @@ _ENCODERS: dict[str, tuple[Encoder, int]] = {
 }
 _STATES = 24  # steps of an episode whose actions are all valued
 _SHARPNESS = 15.0
-_TEMPERATURE = 0.6  # of what is drawn in a search; 1 in training
 _LEAST = 0.002  # the best gain that gains are measured by, at the least, in units
 
 
@@ -110,18 +109,28 @@ class GiphAgent:
             )
         ]
 
-    def search(self, problems: Sequence[Problem], starts: Sequence[NDArray[np.int32]]) -> RelocationSearch:
+    def search(self, problems: Sequence[Problem], starts: Sequence[NDArray[np.int32]]) -> RelocationSearch[Tensor]:
         """Begin searches from given placements.
 
         Differs from the paper: what is not learned from is drawn with temperature 0.6. This is GiPH's alone: the policies that
         it is compared with, Placeto and HDP, draw with temperature 1.
         """
-        temperature = 1.0 if self.network.training else _TEMPERATURE
+        temperature = 1.0 if self.network.training else TEMPERATURE
         return RelocationSearch(self._scorer, problems, starts, pivots=self.pivots, temperature=temperature)
+
+    def answering(self, problem: Problem, start: NDArray[np.int32]) -> RelocationSearch[NDArray[np.float32]]:
+        """Begin a search that is not learned from."""
+
+        def score(nets: GpNets) -> NDArray[np.float32]:
+            with torch.no_grad():
+                scores: NDArray[np.float32] = self._scorer(nets).numpy()
+            return scores
+
+        return RelocationSearch(score, [problem], [start], pivots=self.pivots, temperature=TEMPERATURE)
 
     def _begin(
         self, instances: Sequence[ProblemInstance], rng: np.random.Generator
-    ) -> tuple[RelocationSearch, list[NDArray[np.int32]], list[int]]:
+    ) -> tuple[RelocationSearch[Tensor], list[NDArray[np.int32]], list[int]]:
         """Begin searches from random placements; returns these too, and how many steps each search has."""
         problems = [instance.problem for instance in instances]
         starts = [random_placements(problem, 1, rng)[0] for problem in problems]
@@ -207,7 +216,9 @@ class GiphAgent:
         return torch.stack(losses).mean() if losses else torch.zeros((), requires_grad=True)
 
 
-def _gains(search: RelocationSearch, number: int, nodes: NDArray[np.int64], instance: ProblemInstance) -> NDArray[np.float64]:
+def _gains(
+    search: RelocationSearch[Tensor], number: int, nodes: NDArray[np.int64], instance: ProblemInstance
+) -> NDArray[np.float64]:
     """What each action gains now, in the instance's units; minus infinity if it is infeasible, NaN if not known."""
     placement = search.nets.placements[number]
     candidates = np.repeat(placement[None], len(nodes) + 1, axis=0)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from placeit.learning.agents.giph.gpnet import EDGE_FEATURES, GpNets
-from placeit.learning.agents.giph.message_passing import EdgeOrder, pass_by_level
+from placeit.learning.agents.giph.message_passing import pass_by_level
+from placeit.learning.agents.giph.passing import EdgeOrder, orders
 
 __all__ = ["Encoder", "GraphTensors", "Scorer"]
 
@@ -35,12 +36,8 @@ class GraphTensors:
     def __init__(self, nets: GpNets, features: int, *, edge_means: bool) -> None:
         self.edges = torch.from_numpy(nets.edges.copy())
         self.nodes = torch.from_numpy(nets.nodes[:, :features].copy())
-        src, dst = nets.src.copy(), nets.dst.copy()
-        self.src, self.dst = torch.from_numpy(src), torch.from_numpy(dst)
-        self.orders = (
-            EdgeOrder(src, dst, nets.forward, nets.node_bounds, nets.forward_bounds, descending=False),
-            EdgeOrder(dst, src, nets.backward, nets.node_bounds, nets.backward_bounds, descending=True),
-        )
+        self.orders = orders(nets)
+        self.src, self.dst = torch.from_numpy(self.orders[0].src), torch.from_numpy(self.orders[0].dst)
         if edge_means:
             self.nodes = torch.cat([self.nodes, _mean(self.edges, self.src, len(self.nodes))], dim=1)
 
@@ -79,12 +76,9 @@ class Scorer(nn.Module):
             embedded = 2 * dim
         self.score = nn.Sequential(nn.Linear(embedded, _HIDDEN), nn.ReLU(), nn.Linear(_HIDDEN, 1))
 
-    def tensors(self, nets: GpNets) -> GraphTensors:
-        """Return the input of :meth:`forward`."""
-        return GraphTensors(nets, self.features, edge_means=self.edge_means)
-
-    def forward(self, graph: GraphTensors) -> Tensor:
+    def forward(self, nets: GpNets) -> Tensor:
         """Return ``float32[N]``, one score for each node."""
+        graph = GraphTensors(nets, self.features, edge_means=self.edge_means)
         if self.encoder == "none":
             embedding = graph.nodes
         elif self.encoder == "sage":

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from placeit.core.problem import Problem
 from placeit.learning.agents.giph.gpnet import GpNets
-from placeit.learning.agents.giph.networks import Scorer
 from placeit.placers.random_task_eft import earliest_finish_devices
 
-__all__ = ["RelocationSearch"]
+__all__ = ["TEMPERATURE", "RelocationSearch"]
+
+Scores = TypeVar("Scores")
+
+TEMPERATURE = 0.6
+"""With which steps that are not learned from are drawn; in training it is 1."""
 
 
-class RelocationSearch:
+class RelocationSearch(Generic[Scores]):
     """Searches by relocation on several problems at once, one gpNet each (GiPH, section 4.1).
 
     A state is a placement and the op that was moved last. An action moves an op to another device that can run it and has
     room for its weights, but not the op that was moved last, unless no other can be moved.
 
     Args:
-        scorer: the policy.
+        score: the policy: scores all nodes, ``float32[N]``.
         problems: ``B`` of them.
         starts: for each ``int32[V]``, feasible.
         pivots: the policy chooses an op only, and earliest finish time its device (GiPH-task-EFT).
@@ -32,7 +36,7 @@ class RelocationSearch:
 
     def __init__(
         self,
-        scorer: Scorer,
+        score: Callable[[GpNets], Scores],
         problems: Sequence[Problem],
         starts: Sequence[NDArray[np.int32]],
         *,
@@ -40,17 +44,16 @@ class RelocationSearch:
         temperature: float,
     ) -> None:
         self.nets = GpNets(problems, pivots=pivots)
-        self._scorer = scorer
+        self._score = score
         self.temperature = temperature
         self._last = [-1] * len(problems)
         self._room = [problem.memory.min() < problem.param_bytes.sum() for problem in problems]
         for number, start in enumerate(starts):
             self.nets.set(number, start)
 
-    def scores(self) -> Tensor:
+    def scores(self) -> Scores:
         """Score all nodes: ``float32[N]``."""
-        scores: Tensor = self._scorer(self._scorer.tensors(self.nets))
-        return scores
+        return self._score(self.nets)
 
     def legal(self, number: int) -> NDArray[np.int64]:
         """Nodes that a problem's search may choose now; empty if no op can be moved."""
