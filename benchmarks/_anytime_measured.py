@@ -18,9 +18,9 @@ from placeit.backends.base import Model
 from placeit.core import clock
 from placeit.core.cluster import Cluster
 from placeit.core.errors import PlaceitError
+from placeit.learning.training.valuing import dropping
 from placeit.optimizer.measured_cost import MeasuredCost
 from placeit.optimizer.optimize import optimize
-from placeit.placers.learned.training.valuing import dropping
 from placeit.placers.registry import parse_placer
 from placeit.profiler.cache import Cache
 from placeit.session import Session

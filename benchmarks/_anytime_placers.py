@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from placeit.placers.learned.checkpoint import read_checkpoint
+from placeit.learning.checkpoint import read_checkpoint
 from placeit.placers.registry import parse_placer, placer_names
 
 __all__ = ["contenders", "in_full", "is_learned", "name_of", "needs_time", "training_seconds"]
@@ -51,9 +51,7 @@ def name_of(placer: str) -> str:
 
 def is_learned(placer: str) -> bool:
     """Whether a placer learns, before or while it places; what is no placer, such as all of ``optimize``, does not."""
-    return placer.partition(":")[0] in placer_names() and type(parse_placer(placer)).__module__.startswith(
-        "placeit.placers.learned."
-    )
+    return placer.partition(":")[0] in placer_names() and type(parse_placer(placer)).__module__.startswith("placeit.learning.")
 
 
 def training_seconds(placer: str) -> float | None:

@@ -216,7 +216,7 @@ class _Maker:
         from safetensors import SafetensorError, safe_open
 
         from placeit.core.errors import PlaceitError
-        from placeit.placers.learned.checkpoint import write_safetensors
+        from placeit.learning.checkpoint import write_safetensors
 
         path = self.seeds.parent / "made.safetensors"  # beside the seeds, where no case reads it
         path = path.with_stem(f"made{self.rng.getrandbits(64)}")

@@ -120,9 +120,6 @@ def _placeit() -> Main:
     import onnx  # noqa: F401
     import torch  # noqa: F401
 
-    import placeit.backends.torch.model
-    import placeit.optimizer.optimize
-    import placeit.placers.learned.training.loop  # noqa: F401
     from placeit.cli import main
     from placeit.devices.openvino import openvino_core
 

@@ -206,8 +206,8 @@ def _programs(folder: Path) -> None:
 
 def _learned(folder: Path) -> None:
     """Policies, problems, and a training that has ended."""
-    from placeit.placers.learned.checkpoint import save_agent
-    from placeit.placers.learned.registry import make_agent
+    from placeit.learning.checkpoint import save_agent
+    from placeit.learning.registry import make_agent
 
     for name, options in (("giph", {}), ("giph", {"variant": "giph-task-eft"}), ("placeto", {}), ("hdp", {})):
         save_agent(make_agent(name, seed=0, **options), folder / "checkpoint" / f"{name}{len(options)}.safetensors", note="")

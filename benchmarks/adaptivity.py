@@ -2,9 +2,8 @@
 
 Random graphs of segments that sleep for known times, unequal on three nodes of this machine, are placed by search. Then one
 node takes four times as long, and after that it is killed. Each time the same problem is given to the policy that ships with
-placeit, to HEFT and to a search of half a second, and to what a server does (the best of these, annealed). What they answer is
-run on the nodes. The policy has seen neither the graphs nor the nodes. Costs are what segments sleep; what a hop takes is a
-guess.
+placeit, to HEFT and to a search of half a second, and to what a server does (such a search). What they answer is run on the
+nodes. The policy has seen neither the graphs nor the nodes. Costs are what segments sleep; what a hop takes is a guess.
 """
 
 from __future__ import annotations

@@ -17,11 +17,11 @@ import numpy as np
 from benchmarks._harness import Args, Report, main
 from placeit.core.errors import InfeasibleError, UsageError
 from placeit.core.problem import Problem
+from placeit.learning.placers.guided import Guided
 from placeit.placers import parse_placer, placer_names
 from placeit.placers.annealing import Annealing
 from placeit.placers.base import Placer
 from placeit.placers.heft import Heft
-from placeit.placers.learned.agents.giph.guided import Guided
 from placeit.simulator.scheduler import GIPH_RULES
 from placeit.simulator.simulate import SimulatedCost, simulate
 from placeit.testing.problems import random_problem

@@ -20,8 +20,9 @@ from benchmarks._models import MODELS, model_file, progress, two_cores
 from placeit.backends import load
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
+from placeit.learning.after_search import LEARNING
 from placeit.optimizer.optimize import optimize
-from placeit.optimizer.portfolio import DEFAULT_PLACERS, LEARNING, SHIPPED_POLICIES
+from placeit.optimizer.portfolio import DEFAULT_PLACERS
 from placeit.optimizer.result import Optimized
 from placeit.profiler.cache import Cache
 from placeit.runtime.measure import Ratio, faster, race
@@ -31,10 +32,11 @@ _SLOWDOWNS = (2.0, 3.0)
 _BUDGET_S, _QUICK_BUDGET_S = 300.0, 40.0
 _ROUNDS = 40
 _PLAIN = "nothing learned"
+_SHIPPED = ("guided", "giph")
 _SEARCHES: Mapping[str, Sequence[str]] = {
     _PLAIN: DEFAULT_PLACERS,
-    "shipped policies": (*DEFAULT_PLACERS, *SHIPPED_POLICIES),
-    "learning from runs": (*DEFAULT_PLACERS, *SHIPPED_POLICIES, LEARNING),
+    "shipped policies": (*DEFAULT_PLACERS, *_SHIPPED),
+    "learning from runs": (*DEFAULT_PLACERS, *_SHIPPED, LEARNING),
 }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -13,23 +12,19 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.core.errors import DeviceError, InfeasibleError, PlaceitError
-from placeit.core.problem import Problem
+from placeit.core.errors import DeviceError, PlaceitError
 from placeit.placers.local_search import starts
-from placeit.placers.registry import get_placer
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.runtime.adapting import Better
 from placeit.runtime.plan_executor import PlanExecutor, failure_of, to_serve
 from placeit.runtime.replica import Replacement
 from placeit.runtime.runtime import Runtime
-from placeit.simulator.simulate import SimulatedCost
 
 __all__ = ["Recovery"]
 
 _LOG = logging.getLogger("placeit")
 
 _DECIDES_S, _STEPS = 0.5, 600
-_POLICY_S = 0.3  # of which the policy may take so many
 _TRIES, _TRIES_S = 5, 60.0  # runs of what is to serve, before it does
 _LEAST_PRICE_S = 1.0
 
@@ -37,10 +32,9 @@ _LEAST_PRICE_S = 1.0
 class Recovery:
     """Makes executors in place of those whose devices are lost, and finds what would be better when devices change.
 
-    The new placement is the best of HEFT's, the single devices', and that of the GiPH policy that ships with placeit, annealed
-    by the simulated seconds of its plan. It uses devices that are left, and that no other executor of the server uses. Of two
-    that have lost their link, it uses one. A decision takes half a second; where a device then turns out not to be able to load
-    its part, it is left out of another one.
+    The new placement is the better of HEFT's and the best single device's, annealed by the simulated seconds of its plan. It
+    uses devices that are left, and that no other executor of the server uses. Of two that have lost their link, it uses one. A
+    decision takes half a second; where a device then turns out not to be able to load its part, it is left out of another one.
 
     Args:
         runtime: of the model.
@@ -54,7 +48,7 @@ class Recovery:
     def __init__(self, runtime: Runtime, costs: Costs, requests: int | None) -> None:
         self._runtime, self._costs, self._requests = runtime, costs, requests
         self.slow: Mapping[str, float] = {}
-        self._policy, self._deciding = get_placer("giph"), threading.Lock()
+        self._deciding = threading.Lock()
         self._plan(set(), hurry=False)  # what it loads and compiles to decide is there when it is needed
 
     def __call__(
@@ -96,24 +90,16 @@ class Recovery:
     def _plan(self, without: set[str], *, here: NDArray[np.int32] | None = None, hurry: bool = True) -> Plan:
         """Place the model on the other devices. Raises InfeasibleError if they cannot run it.
 
-        ``here`` is a placement to start from as well. Without ``hurry``, the policy takes its time, and the search none.
+        ``here`` is a placement to start from as well. Without ``hurry``, it is searched by one step.
         """
         with self._deciding:
             begin, costs = perf_counter(), self._scaled()
             able = np.array([name not in without for name in costs.cluster.names])
             segmenter = Segmenter(self._runtime.grouping, costs.where(np.isfinite(costs.core) & able))
             problem = segmenter.problem()
-            first = [*starts(problem), *self._of_policy(problem, begin + _POLICY_S if hurry else math.inf)]
-            if here is not None:
-                first.append(here)
+            first = [*starts(problem), *([] if here is None else [here])]
             best, steps = first[int(np.argmin(segmenter.seconds(np.stack(first))))], _STEPS if hurry else 1
             return segmenter.plan(segmenter.search(best, problem, steps=steps, seed=0, deadline=begin + _DECIDES_S))
-
-    def _of_policy(self, problem: Problem, deadline: float) -> list[NDArray[np.int32]]:
-        """Return the placement that the policy proposes, in a list; an empty list if it finds none that fits."""
-        with contextlib.suppress(InfeasibleError):
-            return [self._policy.place(problem, SimulatedCost(problem), seed=0, evaluations=None, deadline=deadline)]
-        return []
 
     # -- for the adapter; see placeit.runtime.adapting.Planning -----------------------------------------------------------
 

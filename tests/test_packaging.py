@@ -5,7 +5,9 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 import venv
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ import placeit
 from placeit.testing.problems import random_problem
 problem = random_problem(20, 3)
 devices = placeit.place(problem, "heft").devices
-print(devices.tolist(), placeit.simulate(problem, devices[None]).tolist())
+print(placeit.placer_names(), devices.tolist(), placeit.simulate(problem, devices[None]).tolist())
 """
 
 
@@ -38,6 +40,13 @@ def source(tmp_path_factory):
     with tarfile.open(archive) as file:
         file.extractall(folder, filter="data")
     return archive.with_name(archive.name.removesuffix(".tar.gz"))
+
+
+def test_the_entry_points_of_what_is_installed_are_those_of_this_checkout():
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
+    wanted = {(group, name, target) for group, points in groups.items() for name, target in points.items()}
+    found = {(entry.group, entry.name, entry.value) for entry in distribution("placeit").entry_points}
+    assert found == wanted | {("console_scripts", "placeit", "placeit.__main__:main")}, "run `make setup`"
 
 
 def build_wheel(source, folder, environment):

@@ -17,7 +17,7 @@ from pathlib import Path
 import placeit
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
-from placeit.placers.learned.registry import make_agent
+from placeit.learning.registry import make_agent
 
 cluster = Cluster((Device("mine", kind="sleep", address=Address("CPU", ({core},))),))
 found = placeit.optimize("five.tanhs", cluster, placers=("round-robin",), budget=2, cache=None)
@@ -63,10 +63,10 @@ assert not [thread for thread in threading.enumerate() if thread.name.startswith
 
 @pytest.fixture
 def run(tmp_path: Path):
-    """Run Python in a folder of its own, where the package is installed; returns what it prints."""
+    """Run Python in a folder of its own, where the package is installed; returns what it prints, or why it fails."""
     path = os.pathsep.join([*install_sample(tmp_path / "site"), *filter(None, [os.environ.get("PYTHONPATH")])])
 
-    def run(*arguments: str) -> str:
+    def run(*arguments: str, fails: bool = False) -> str:
         done = subprocess.run(
             [sys.executable, *arguments],
             cwd=tmp_path,
@@ -75,8 +75,8 @@ def run(tmp_path: Path):
             encoding="utf-8",
             check=False,
         )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        assert (done.returncode != 0) == fails, done.stderr
+        return done.stderr if fails else done.stdout
 
     return run
 
@@ -110,10 +110,22 @@ def test_a_data_set_of_a_package_is_generated_and_learned_from_by_name(tmp_path:
     assert said["agent"] == "dealt"
 
 
+def test_a_command_of_a_package_is_listed_and_run(run) -> None:
+    listed = run("-m", "placeit", "--help")
+    assert "  deal      Say which device each op is dealt to.\n" in listed
+    assert "  lost      The command 'lost' (placeit_round_robin.nowhere:LOST)" in listed
+    assert json.loads(run("-m", "placeit", "deal", "5", "--json")) == {"dealt": [0, 1, 0, 1, 0]}
+    assert run("-m", "placeit", "deal", "3", "--devices", "3") == "0 1 2\n"
+    assert "placeit deal 5 --devices 2" in run("-m", "placeit", "deal", "--help")
+    failed = run("-m", "placeit", "lost", fails=True)
+    assert failed.startswith("error: The command 'lost' (placeit_round_robin.nowhere:LOST) cannot be loaded: No module named")
+    assert len(failed.splitlines()) == 1
+
+
 TAUGHT = """
-from placeit.placers.learned.agent import ProblemInstance
-from placeit.placers.learned.registry import make_agent
-from placeit.placers.learned.training.loop import Stage, train
+from placeit.learning.agent import ProblemInstance
+from placeit.learning.registry import make_agent
+from placeit.learning.training.loop import Stage, train
 from placeit.simulator.simulate import SimulatedCost
 from placeit.workloads.registry import find_dataset
 

@@ -15,8 +15,8 @@ from placeit.core.cluster import Cluster
 from placeit.core.problem import Problem
 from placeit.devices.caps import capped
 from placeit.devices.clusterfile import read_cluster
-from placeit.placers.learned.agent import ProblemInstance
-from placeit.placers.learned.training.valuing import dropping
+from placeit.learning.agent import ProblemInstance
+from placeit.learning.training.valuing import dropping
 from placeit.simulator.scheduler import GIPH_RULES
 from placeit.simulator.simulate import SimulatedCost
 from placeit.workloads.tensor_graphs import tensor_graph

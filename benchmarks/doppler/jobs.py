@@ -14,10 +14,10 @@ from benchmarks.doppler.sizes import Sizes
 from benchmarks.doppler.training import distilling, learn, met, of_policy, paper_stages, stages
 from placeit.core import clock
 from placeit.core.errors import InfeasibleError
+from placeit.learning.agents.doppler.agent import DopplerAgent
+from placeit.learning.checkpoint import load_agent, save_agent
+from placeit.learning.registry import parse_agent
 from placeit.placers import parse_placer
-from placeit.placers.learned.agents.doppler.agent import DopplerAgent
-from placeit.placers.learned.checkpoint import load_agent, save_agent
-from placeit.placers.learned.registry import parse_agent
 
 __all__ = ["Placed", "Setup", "Training"]
 

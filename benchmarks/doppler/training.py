@@ -10,12 +10,12 @@ import torch
 from numpy.typing import NDArray
 
 from placeit.core.problem import CostFunction
-from placeit.placers.learned.agent import Agent, ProblemInstance
-from placeit.placers.learned.agents.doppler.agent import DopplerAgent
-from placeit.placers.learned.agents.placeto.agent import PlacetoAgent
-from placeit.placers.learned.training.loop import Stage, train
-from placeit.placers.learned.training.stages import MEASURED, default_stages
-from placeit.placers.learned.training.valuing import least
+from placeit.learning.agent import Agent, ProblemInstance
+from placeit.learning.agents.doppler.agent import DopplerAgent
+from placeit.learning.agents.placeto.agent import PlacetoAgent
+from placeit.learning.training.loop import Stage, train
+from placeit.learning.training.stages import MEASURED, default_stages
+from placeit.learning.training.valuing import least
 
 __all__ = ["Watched", "by_cost", "distilling", "learn", "met", "of_policy", "paper_stages", "stages"]
 
@@ -50,7 +50,7 @@ class Watched:
         self._learned = replace(self.instance, cost=self.cost)
 
     def draw(self, rng: np.random.Generator, count: int, progress: float) -> Sequence[ProblemInstance]:  # noqa: ARG002
-        """Give the problem to learn from; see :data:`placeit.placers.learned.training.stages.Draw`."""
+        """Give the problem to learn from; see :data:`placeit.learning.training.stages.Draw`."""
         self.episodes += count * self.each
         return [self._learned] * count
 

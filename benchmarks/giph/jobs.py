@@ -16,13 +16,14 @@ from benchmarks.giph.policies import STEPS_PER_OP, search
 from benchmarks.giph.problems import Dataset, dataset, instance
 from benchmarks.giph.sizes import Sizes
 from placeit.core.problem import Problem
+from placeit.learning import checkpoint
+from placeit.learning.agent import Agent, ProblemInstance
+from placeit.learning.agents.giph.agent import GiphAgent
+from placeit.learning.checkpoint import load_agent, save_agent
+from placeit.learning.placers.hdp import Hdp
+from placeit.learning.registry import make_agent
+from placeit.learning.training.loop import Stage, train
 from placeit.placers.feasibility import random_placements
-from placeit.placers.learned.agent import Agent, ProblemInstance
-from placeit.placers.learned.agents.giph.agent import shipped
-from placeit.placers.learned.agents.hdp import Hdp
-from placeit.placers.learned.checkpoint import load_agent, save_agent
-from placeit.placers.learned.registry import make_agent
-from placeit.placers.learned.training.loop import Stage, train
 from placeit.workloads.datasets import DatasetKind
 
 __all__ = [
@@ -60,7 +61,7 @@ class Training(Job):
     ``giph paper`` has the paper's features and width and learns by the paper's REINFORCE: one problem an update, the mean of
     the rewards before as baseline (Appendix B.7), learning rate 0.01 (section 5), 200 episodes. What is left of the differences
     from the paper: its features are squashed and relative (``NODE_FEATURES`` of
-    :mod:`placeit.placers.learned.agents.giph.gpnet`), rewards are divided by the problem's critical path and the gradient by
+    :mod:`placeit.learning.agents.giph.gpnet`), rewards are divided by the problem's critical path and the gradient by
     the number of decisions, the weights are those of the best evaluation on problems held out, and searches, those of
     evaluations too, draw at temperature 0.6.
     """
@@ -143,7 +144,7 @@ def load_policy(policy: Policy, setup: Setup) -> Agent | str:
     """Return a policy as searches take it."""
     if isinstance(policy, Training):
         return load_agent(setup.folder / f"{policy.name}.safetensors")
-    return shipped() if policy == SHIPPED else policy
+    return checkpoint.load_policy("", GiphAgent) if policy == SHIPPED else policy
 
 
 def starts(problems: Sequence[Problem], seed: int) -> list[NDArray[np.int32]]:

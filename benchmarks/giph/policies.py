@@ -9,10 +9,10 @@ import torch
 from numpy.typing import NDArray
 
 from placeit.core.problem import Problem
+from placeit.learning.agent import Agent
+from placeit.learning.agents.giph.agent import GiphAgent
+from placeit.learning.agents.placeto.agent import PlacetoAgent
 from placeit.placers.feasibility import random_placements
-from placeit.placers.learned.agent import Agent
-from placeit.placers.learned.agents.giph.agent import GiphAgent
-from placeit.placers.learned.agents.placeto.agent import PlacetoAgent
 from placeit.placers.random_task_eft import earliest_finish_devices
 
 __all__ = ["STEPS_PER_OP", "UNTRAINED", "VARIANTS", "search"]

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from benchmarks.giph.sizes import Sizes
 from placeit.core.errors import UsageError
 from placeit.core.problem import CostFunction, Problem
+from placeit.learning.agent import ProblemInstance
 from placeit.placers.heft import Heft
-from placeit.placers.learned.agent import ProblemInstance
 from placeit.simulator.cost_functions import EnergyCost, TotalCost
 from placeit.simulator.scheduler import GIPH_RULES
 from placeit.simulator.simulate import SimulatedCost, simulate

@@ -14,10 +14,10 @@ from benchmarks.hsdag.learners import LEARNERS
 from placeit.core.files import write_text
 from placeit.core.placement import Placement
 from placeit.core.problem import Problem
-from placeit.optimizer.learning import MeasuredCosts, session_source
+from placeit.learning.measured import MeasuredCosts, session_source
+from placeit.learning.training.loop import train
+from placeit.learning.training.stages import MEASURED
 from placeit.optimizer.optimize import optimize
-from placeit.placers.learned.training.loop import train
-from placeit.placers.learned.training.stages import MEASURED
 from placeit.profiler.cache import Cache
 from placeit.session import Session
 

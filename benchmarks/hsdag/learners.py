@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from placeit.core.problem import Problem
-from placeit.placers.learned.agent import Agent
-from placeit.placers.learned.agents.hdp import Hdp, HdpAgent
-from placeit.placers.learned.registry import make_agent
-from placeit.placers.learned.training.stages import MEASURED, Draw, Stage, default_stages, scale_updates
+from placeit.learning.agent import Agent
+from placeit.learning.agents.hdp import HdpAgent
+from placeit.learning.placers.hdp import Hdp
+from placeit.learning.registry import make_agent
+from placeit.learning.training.stages import MEASURED, Draw, Stage, default_stages, scale_updates
 
 __all__ = ["ABLATIONS", "LEARNERS", "SCRATCH"]
 

@@ -16,15 +16,14 @@ from benchmarks import _lab
 from benchmarks._lab import Job, Lab, Outcome
 from benchmarks.stream.sizes import Sizes
 from placeit.core.problem import Problem
+from placeit.learning.agents.stream_allocation.agent import StreamAllocationAgent
+from placeit.learning.checkpoint import load_policy, save_agent
+from placeit.learning.registry import make_agent
+from placeit.learning.training.loop import train
+from placeit.learning.training.sources import draw_from, served
 from placeit.placers.annealing import Annealing
 from placeit.placers.exact import Exact
 from placeit.placers.fuser import fuse
-from placeit.placers.learned.agents.stream_allocation.agent import StreamAllocationAgent
-from placeit.placers.learned.agents.stream_allocation.placer import shipped
-from placeit.placers.learned.checkpoint import load_policy, save_agent
-from placeit.placers.learned.registry import make_agent
-from placeit.placers.learned.training.loop import train
-from placeit.placers.learned.training.sources import draw_from, served
 from placeit.placers.metis import partition
 from placeit.simulator.throughput import ThroughputCost
 from placeit.workloads.registry import find_dataset
@@ -151,7 +150,7 @@ class Learned(Job):
         return () if self.policy == "shipped" else (Training(self.policy),)
 
     def run(self, setup: Setup) -> Outcome:
-        agent = shipped() if self.policy == "shipped" else self._trained(setup)
+        agent = load_policy("", StreamAllocationAgent) if self.policy == "shipped" else self._trained(setup)
         rng = np.random.default_rng(setup.seed)
 
         def place(problem: Problem, cost: ThroughputCost) -> list[NDArray[np.int32]]:

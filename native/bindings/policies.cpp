@@ -58,7 +58,7 @@ private:
     std::vector<std::shared_ptr<void>> held_;
 };
 
-/// What episodes work on: placeit.placers.learned.agents.doppler.features.Arrays.
+/// What episodes work on: placeit.learning.agents.doppler.features.Arrays.
 Episodes episodes_of(Fields& arrays, const Tables& tables, const Affinity& affinity) {
     const std::size_t ops = tables.compute.rows(), devices = tables.compute.columns();
     if (affinity.ptr.size() != ops + 1) throw nb::value_error("'affinity' is that of another problem.");
@@ -78,7 +78,7 @@ Episodes episodes_of(Fields& arrays, const Tables& tables, const Affinity& affin
             arrays.rows<float>("near", {count, devices, ops, HOPS})};
 }
 
-/// What is recorded: placeit.placers.learned.agents.doppler.episodes.Record.
+/// What is recorded: placeit.learning.agents.doppler.episodes.Record.
 Decisions record_of(Fields& record, const Episodes& episodes) {
     const std::size_t count = episodes.count(), ops = episodes.ops(), devices = episodes.devices();
     return {record.grid<std::int64_t>("order", count, ops),
@@ -90,7 +90,7 @@ Decisions record_of(Fields& record, const Episodes& episodes) {
             record.grid<Flag>("decided", count, ops)};
 }
 
-/// What decides: placeit.placers.learned.agents.doppler.episodes.Policy.
+/// What decides: placeit.learning.agents.doppler.episodes.Policy.
 Policy policy_of(Fields& policy, const Episodes& episodes) {
     const std::size_t count = episodes.count(), ops = episodes.ops();
     const auto select = policy.grid<const float>("select", {}, ops);
@@ -209,7 +209,7 @@ void bind_doppler(nb::module_& module) {
         "unit"_a, "random"_a);
 }
 
-/// What a gpNet writes: placeit.placers.learned.agents.giph.gpnet.GpNets.
+/// What a gpNet writes: placeit.learning.agents.giph.gpnet.GpNets.
 GpNetBatch batch_of(Fields& batch, const GpNet& net) {
     const auto src = batch.vector<std::int64_t>("src");
     const GpNetBatch views{src, batch.vector<std::int64_t>("dst", src.size()),
@@ -257,7 +257,7 @@ void bind_giph(nb::module_& module) {
             "op"_a, "placement"_a, "batch"_a);
 }
 
-/// The order of messages: placeit.placers.learned.agents.giph.message_passing.EdgeOrder.
+/// The order of messages: placeit.learning.agents.giph.message_passing.EdgeOrder.
 EdgeOrder order_of(Fields& order) {
     const auto src = order.vector<const std::int64_t>("src"), bounds = order.vector<const std::int64_t>("bounds");
     if (bounds.empty()) throw nb::value_error("'bounds' is empty.");
@@ -269,7 +269,7 @@ EdgeOrder order_of(Fields& order) {
             order.value<bool>("descending")};
 }
 
-/// Layers or their gradients: placeit.placers.learned.agents.giph.message_passing.Layers.
+/// Layers or their gradients: placeit.learning.agents.giph.message_passing.Layers.
 template <class T>
 Layers<T> layers_of(Fields& layers, std::size_t width) {
     const auto bias = layers.vector<T>("node_bias");
@@ -277,7 +277,7 @@ Layers<T> layers_of(Fields& layers, std::size_t width) {
             layers.vector<T>("bias", width)};
 }
 
-/// What a forward pass keeps: placeit.placers.learned.agents.giph.message_passing.Messages.
+/// What a forward pass keeps: placeit.learning.agents.giph.message_passing.Messages.
 template <class T>
 Messages<T> messages_of(Fields& messages, std::size_t nodes, std::size_t hidden) {
     return {messages.grid<T>("sent", nodes, hidden), messages.grid<T>("mean", nodes, hidden),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from placeit.core.errors import ModelError, UsageError
+from placeit.core.extras import need
 from placeit.core.registry import entry_table, load_entry
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ _GROUP = "placeit.backends"
 _BUILT_IN = {
     "onnx": "placeit.backends.onnx.load:load",
     "xml": "placeit.backends.openvino.reader:load",
-    "pt2": "placeit.backends.torch.model:load",
+    "pt2": "placeit.backends.torch.model:load [torch]",
 }
 _TENSOR_PROGRAMS = (
     "chain-mm",
@@ -83,6 +84,7 @@ def load(path: str | Path, *, sample_shapes: Mapping[str, Sequence[int]] | None 
 
 
 def _program(text: str, input_shapes: Any = None, batch: int | None = None, **_: Any) -> Model:
+    need(f"The tensor program '{text}'", "torch", "torch")
     from placeit.backends.torch.tensor_program import parse_tensor_model
 
     model = parse_tensor_model(text)

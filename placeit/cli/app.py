@@ -1,4 +1,4 @@
-"""The application: which sub-commands there are."""
+"""The application ``placeit``."""
 
 from __future__ import annotations
 
@@ -9,24 +9,15 @@ from typing import Annotated
 
 import typer
 
-from placeit.cli import cluster, compare, devices, export, generate, inspect, optimize, profile, run, train
-from placeit.cli.command import command
-from placeit.cli.placers import ListsPlacers
+from placeit.cli.commands import Commands, settings
 from placeit.cli.streams import drop_stdout, mend_streams, messages_only
-from placeit.core.errors import FileError
+from placeit.core.errors import FileError, PlaceitError
 from placeit.core.interrupts import guarded
 from placeit.core.version import __version__
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(
-    name="placeit",
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # importing rich takes longer than everything else that --help needs
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = typer.Typer(name="placeit", cls=Commands, **settings())
 
 
 def _version(wanted: bool) -> None:
@@ -51,22 +42,6 @@ def placeit(
     """Find, by measuring, which part of a neural network should run on which device, and run it that way."""
 
 
-_HELPS = {"optimize": ListsPlacers}
-for _function, _examples in (
-    (devices.devices, devices.EXAMPLES),
-    (inspect.inspect, inspect.EXAMPLES),
-    (profile.profile, profile.EXAMPLES),
-    (optimize.optimize, optimize.EXAMPLES),
-    (run.run, run.EXAMPLES),
-    (compare.compare, compare.EXAMPLES),
-    (export.export, export.EXAMPLES),
-    (generate.generate, generate.EXAMPLES),
-    (train.train, train.EXAMPLES),
-):
-    app.command(_function.__name__, cls=_HELPS.get(_function.__name__), epilog=_examples)(command(_function))
-app.add_typer(cluster.app)
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command ``placeit`` and exit.
 
@@ -84,6 +59,9 @@ def _run(argv: Sequence[str] | None) -> None:
         finally:
             sys.stdout.flush()  # or the interpreter would complain, when it ends, of what is not taken
             atexit.register(messages_only)  # before what libraries do at the end
+    except PlaceitError as error:  # of a command that a plug-in brings
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(error.exit_code)
     except OSError as error:  # of help, or of what else is printed outside a command
         drop_stdout()
         typer.echo(f"error: Cannot write to standard output: {error.strerror or error}.", err=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from placeit.cli.command import command
+from placeit.cli.commands import settings
 from placeit.cli.nodes import left_behind
 from placeit.cli.terminal import Output, Terminal
 from placeit.core.interrupts import at_end
@@ -18,10 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = typer.Typer(
+    **settings(),
     name="cluster",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
     help="Start and end a local Ray cluster, whose nodes are all on this machine.",
 )
 

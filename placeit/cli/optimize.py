@@ -11,11 +11,14 @@ import typer
 from placeit.cli.nodes import reach_nodes
 from placeit.cli.options import OBJECTIVES, CheckedOptions, SeedOption, cost_cache
 from placeit.cli.paths import OutputFile, check_outputs, named_files
+from placeit.cli.placers import ListsPlacers
 from placeit.cli.terminal import Output, Terminal
 from placeit.core.interrupts import INTERRUPTED
 from placeit.report import as_json, as_text
 
-__all__ = ["EXAMPLES", "optimize"]
+__all__ = ["EXAMPLES", "HELP", "optimize"]
+
+HELP = ListsPlacers
 
 EXAMPLES = """\b
 Examples:
@@ -101,10 +104,13 @@ def optimize(
     from placeit.devices.caps import parse_caps
     from placeit.devices.clusterfile import find_cluster
     from placeit.optimizer.optimize import optimize as find
+    from placeit.placers.registry import parse_placer
     from placeit.planning.pins import parse_pins
     from placeit.simulator.objectives import check_objective
 
     check_objective(objective)
+    for one in placer or ():
+        parse_placer(one)  # is it misspelt, or is a package missing?
     pins, caps = parse_pins(pin or ()), parse_caps(memory or ())
     cluster = find_cluster(
         reach_nodes(options.devices, options.ray_address, options.compress, options.patience), precision=options.precision.value

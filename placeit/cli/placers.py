@@ -24,7 +24,7 @@ class ListsPlacers(TyperCommand):
 
 
 def _lines(width: int) -> list[str]:
-    from placeit.optimizer.portfolio import DEFAULT_PLACERS, LEARNING
+    from placeit.optimizer.portfolio import DEFAULT_PLACERS
     from placeit.placers.registry import placer_names, placer_options, placer_summary
 
     lines: list[str] = []
@@ -40,7 +40,4 @@ def _lines(width: int) -> list[str]:
             lines += textwrap.wrap(
                 f"{option.name}={default}  {option.help}", width, initial_indent="      ", subsequent_indent="        "
             )
-    lines.append(LEARNING)
-    about = "DOPPLER's policies, trained on what their placements measure; the best are candidates. For this command alone."
-    lines += textwrap.wrap(about, width, initial_indent="    ", subsequent_indent="    ")
     return lines

@@ -8,6 +8,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from placeit.core.errors import UsageError
+from placeit.core.extras import install
 
 __all__ = ["check_size", "entry_table", "load_entry", "parse_options"]
 
@@ -26,8 +27,8 @@ def entry_table(what: str, group: str, builtin: Mapping[str, str]) -> dict[str, 
 
     Args:
         what: what they are, for messages: ``placer``.
-        group: in which plug-ins name theirs.
-        builtin: the package's own: ``module:attribute`` by name.
+        group: in which plug-ins, and placeit's own learning half, name theirs.
+        builtin: those that are always there: ``module:attribute`` by name.
 
     Raises:
         UsageError: two packages use the same name.
@@ -51,12 +52,15 @@ def load_entry(what: str, table: Mapping[str, EntryPoint], name: str) -> Any:
     """
     if name not in table:
         raise UsageError(f"There is no {what} '{name}'; the {what}s are {', '.join(sorted(table))}.")
+    entry = table[name]
     try:
-        return table[name].load()
+        return entry.load()
     except (ImportError, AttributeError) as error:
-        raise UsageError(
-            f"The {what} '{name}' ({table[name].value}) cannot be loaded: {error}. Install or repair its package."
-        ) from error
+        remedy = "Install or repair its package."
+        if isinstance(error, ImportError) and entry.extras:
+            remedy = f"Install what it needs: {install(','.join(entry.extras), entry.dist.name if entry.dist else 'placeit')}"
+        reason = f"({entry.module}:{entry.attr}) cannot be loaded: {error}."
+        raise UsageError(f"The {what} '{name}' {reason} {remedy}") from error
 
 
 def parse_options(what: str, text: str, types: Callable[[str], Mapping[str, type]]) -> tuple[str, dict[str, Any]]:

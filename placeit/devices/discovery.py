@@ -7,12 +7,12 @@ import logging
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from typing import Any
 
 from placeit.core.address import Address, format_cores
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError, UsageError
+from placeit.core.extras import import_extra, installed
 from placeit.devices.host import allowed_cores, memory_bytes, one_per_physical_core
 from placeit.devices.names import found_kind, parse_device, parse_devices
 from placeit.devices.nvml import Gpu, gpus, why_not
@@ -87,7 +87,7 @@ def other_names(device: Device) -> list[str]:
     """Alternative names of an available device that select another installed runtime: ``ort:CPU@0``."""
     if device.kind not in ("openvino", "cuda") or not (device.core_set or device.kind == "cuda"):
         return []
-    return [f"{runtime}:{device.name}" for runtime, package in _PACKAGES.items() if find_spec(package) is not None]
+    return [f"{runtime}:{device.name}" for runtime, package in _PACKAGES.items() if installed(package)]
 
 
 def automatic(found: Sequence[Device], precision: str = "f32") -> Cluster:
@@ -155,7 +155,7 @@ def _resolve(core: Any, address: Address) -> Device:
     if kind == "throughput":  # OpenVINO's own
         return replace(device, kind=kind)
     # what OpenVINO says that it can do there says nothing about other runtimes
-    driver = _driver(address.runtime) + (f", {device.driver}" if device.kind == "cuda" else "")
+    driver = _driver(address) + (f", {device.driver}" if device.kind == "cuda" else "")
     return replace(device, kind=kind, driver=driver, tags=frozenset())
 
 
@@ -203,11 +203,11 @@ def _nvidia_gpu(gpu: Gpu) -> Device:
     )
 
 
-def _driver(runtime: str) -> str:
-    """Name a runtime that was asked for, and its version. Raises DeviceError if it is not installed."""
+def _driver(address: Address) -> str:
+    """Name the runtime that an address asks for, and its version. Raises DeviceError if it is not installed."""
+    runtime = address.runtime
     if runtime == "torch":
-        import torch
-
+        torch = import_extra(f"The device '{address}'", "torch", "torch", DeviceError)
         return f"PyTorch {torch.__version__}"
     if runtime == "ort":
         from placeit.devices.onnxruntime import onnxruntime

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 import re
 from collections.abc import Iterator
 from typing import Any
 
 from placeit.core.errors import DeviceError, first_line
+from placeit.core.extras import install, installed
 from placeit.core.telemetry import import_onnxruntime
 
 __all__ = ["explaining", "has_onnxruntime", "onnxruntime", "ort_failures", "ort_reason"]
@@ -21,17 +21,14 @@ def onnxruntime() -> Any:
         return import_onnxruntime()
     except ImportError as error:
         raise DeviceError(
-            f"ONNX Runtime cannot be imported ({error}): install it with `pip install placeit[ort]`, or for NVIDIA GPUs with "
+            f"ONNX Runtime cannot be imported ({error}): install it with `{install('ort')}`, or for NVIDIA GPUs with "
             "`pip install onnxruntime-gpu`, or choose devices that OpenVINO drives."
         ) from error
 
 
 def has_onnxruntime() -> bool:
     """Return whether ONNX Runtime is installed, with the package that reads its files; neither is imported."""
-    try:
-        return all(importlib.util.find_spec(name) is not None for name in ("onnxruntime", "onnx"))
-    except (ImportError, ValueError):
-        return False
+    return all(map(installed, ("onnxruntime", "onnx")))
 
 
 @functools.cache

@@ -24,12 +24,12 @@ from placeit.optimizer.decision import Decision
 from placeit.optimizer.journal import open_journal
 from placeit.optimizer.ledger import LOADING, MEASURING, PROFILING, Ledger
 from placeit.optimizer.measured_cost import MeasuredCost
-from placeit.optimizer.portfolio import DEFAULT_PLACERS, LEARNING
+from placeit.optimizer.portfolio import DEFAULT_PLACERS
 from placeit.optimizer.reasons import better_references, chosen_of
 from placeit.optimizer.references import references_beside
 from placeit.optimizer.replicas import enter_replicas
 from placeit.optimizer.result import Optimized, OtherPrecision, Unplanned
-from placeit.optimizer.search import Search
+from placeit.optimizer.search import GoesOn, Search
 from placeit.optimizer.service import service_of
 from placeit.optimizer.spending import spending
 from placeit.optimizer.starts import Start, begin_with, divide_for, elsewhere, fitted, read_starts
@@ -145,9 +145,9 @@ def optimize(
     begin = clock.now()
     named = placers is not None
     placers = DEFAULT_PLACERS if placers is None else [placers] if isinstance(placers, str) else placers
-    others = [name for name in placers if name != LEARNING]
-    # a typing error should not cost a profile first
-    asked_for = {name: parse_placer("doppler" if name == LEARNING else name) for name in placers}
+    asked_for = {name: parse_placer(name) for name in placers}  # a typing error should not cost a profile first
+    later = {name: placer for name, placer in asked_for.items() if isinstance(placer, GoesOn)}
+    others = [name for name in placers if name not in later]
     importing = clock.now() - begin  # PyTorch takes seconds
     starts = read_starts(start)
     cluster = find_cluster(devices, precision=precision)
@@ -242,10 +242,8 @@ def optimize(
                     search.check_asked(others)
             search.improve()
             decision = search.confirm()
-            if LEARNING in placers and search.excluded is None:
-                from placeit.optimizer.learned_part import learn  # with PyTorch
-
-                decision = learn(search, decision)
+            for placer in later.values() if search.excluded is None else ():
+                decision = placer.go_on(search, decision)
         except KeyboardInterrupt:
             interrupted = True
             session.hurry()

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ["DEFAULT_PLACERS", "LEARNING", "SHIPPED_POLICIES"]
+__all__ = ["DEFAULT_PLACERS"]
 
 DEFAULT_PLACERS = ("heft", "cpop", "critical-path", "metis", "random-task-eft", "annealing")
 """Default placers. Every single device and a search among plans take part in any case.
 
 None of them learns. With equal budgets, nothing that was learned found a placement that is faster (``python -m
-benchmarks.portfolio``): neither the policies that ship with placeit (:data:`SHIPPED_POLICIES`), which take some seconds to
-import and to ask, nor learning from runs (:data:`LEARNING`).
+benchmarks.portfolio``): neither the policies that ship with placeit, which take some seconds to ask, nor learning from runs.
 """
-
-SHIPPED_POLICIES = ("guided", "giph")
-"""Placers whose policy ships with placeit."""
-
-LEARNING = "doppler, measured"
-"""DOPPLER's policies, trained on what their placements measure (:mod:`placeit.optimizer.learning`); no placer by itself."""

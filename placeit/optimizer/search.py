@@ -7,7 +7,7 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ from placeit.optimizer.ledger import COMPILING, DECIDING, MEASURING, Item, Ledge
 from placeit.optimizer.races import Races, reason_of, too_late
 from placeit.optimizer.references import enter_references
 from placeit.placers.asking import ask
-from placeit.placers.base import Measured, RefiningPlacer, is_over
+from placeit.placers.base import Measured, Placer, RefiningPlacer, is_over
 from placeit.placers.feasibility import fits
 from placeit.placers.registry import parse_placer
 from placeit.planning.segments import Plan
@@ -40,7 +40,7 @@ from placeit.session import Session
 from placeit.simulator.objectives import Objective
 from placeit.simulator.simulate import SimulatedCost
 
-__all__ = ["SEARCH", "WORTH_MEASURING", "Proposal", "Search"]
+__all__ = ["SEARCH", "WORTH_MEASURING", "GoesOn", "Proposal", "Search"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -552,6 +552,23 @@ class Search(Races):
         """Return how many of some rounds there is time for, in a share of what is left."""
         each = sum(map(self.run_s, self.with_others(candidates)))
         return min(rounds, int((self.left() - self.compiling_s(candidates)) * share / each) - WARMUP - CHECKS)
+
+
+@runtime_checkable
+class GoesOn(Placer, Protocol):
+    """A placer that proposes nothing before a search has been decided, and goes on from there."""
+
+    def go_on(self, search: Search, decision: Decision) -> Decision:
+        """Return what the search comes to now: the decision as it was, or that of another race.
+
+        Args:
+            search: what is known; candidates are entered in it, and measured by it.
+            decision: what it came to without this placer.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C.
+        """
+        ...
 
 
 def _key(groups: NDArray[np.int32]) -> bytes:

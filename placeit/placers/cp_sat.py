@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from placeit.core import clock
 from placeit.core.conflicts import cliques
-from placeit.core.errors import UsageError
+from placeit.core.extras import import_extra
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import option
 from placeit.placers.heft import Heft
@@ -30,7 +30,7 @@ class CpSat:
 
     Other placers leave the order to the queues of the executor; here it is chosen, so the plan is to be executed in planned
     order (the queue ``planned``). For up to about a hundred ops: each edge takes a constraint per pair of devices. Needs
-    ``pip install placeit[exact]``.
+    ``pip install 'placeit[exact]'``.
     """
 
     effort: float = option(1.0, "limit of the solver's work, in its deterministic unit of a few seconds", least=0, most=10**6)
@@ -62,12 +62,7 @@ class CpSat:
             UsageError: OR-tools is not installed.
             InfeasibleError: the weights fit in no way that was found.
         """
-        try:
-            from ortools.sat.python import cp_model
-        except ImportError as error:
-            raise UsageError(
-                "The placer 'cp-sat' needs OR-tools, which is not installed: pip install placeit[exact]"
-            ) from error
+        cp_model = import_extra("The placer 'cp-sat'", "exact", "ortools.sat.python.cp_model")
         known = Heft().plan(problem)
         if known.makespan <= 0:
             return known, 0.0

@@ -1,4 +1,4 @@
-"""Placers by name: those that ship with placeit, and those of plug-ins (``placeit.placers`` entry points)."""
+"""Placers by name: the heuristics here, and the entry points of the group ``placeit.placers``, plug-ins' included."""
 
 from __future__ import annotations
 
@@ -25,23 +25,16 @@ _BUILTIN = {
     "cp-sat": "placeit.placers.cp_sat:CpSat",
     "cpop": "placeit.placers.cpop:Cpop",
     "critical-path": "placeit.placers.critical_path:CriticalPath",
-    "doppler": "placeit.placers.learned.agents.doppler.placer:Doppler",
     "enumerative": "placeit.placers.enumerative:Enumerative",
     "exact": "placeit.placers.exact:Exact",
     "fuser": "placeit.placers.fuser:Fuser",
-    "giph": "placeit.placers.learned.agents.giph.agent:Giph",
-    "guided": "placeit.placers.learned.agents.giph.guided:Guided",
-    "hdp": "placeit.placers.learned.agents.hdp:Hdp",
     "heft": "placeit.placers.heft:Heft",
-    "hsdag": "placeit.placers.learned.agents.hsdag.placer:Hsdag",
     "local-search": "placeit.placers.local_search:LocalSearch",
     "metis": "placeit.placers.metis:Metis",
-    "placeto": "placeit.placers.learned.agents.placeto.agent:Placeto",
     "random": "placeit.placers.random_search:RandomSearch",
     "random-task-eft": "placeit.placers.random_task_eft:RandomTaskEft",
     "repeated": "placeit.placers.repeated:Repeated",
     "single": "placeit.placers.single:Single",
-    "stream-allocation": "placeit.placers.learned.agents.stream_allocation.placer:StreamAllocation",
 }
 
 

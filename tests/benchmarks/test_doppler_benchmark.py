@@ -24,8 +24,8 @@ from benchmarks.doppler.statistics import best_at, correlations, episodes_to, le
 from benchmarks.doppler.training import Watched, learn, met, paper_stages, stages
 from placeit.devices.clusterfile import read_cluster
 from placeit.devices.host import allowed_cores
-from placeit.placers.learned.agent import ProblemInstance
-from placeit.placers.learned.registry import make_agent
+from placeit.learning.agent import ProblemInstance
+from placeit.learning.registry import make_agent
 from placeit.session import Session
 from placeit.simulator.simulate import SimulatedCost
 from placeit.testing.problems import random_problem

@@ -19,7 +19,7 @@ from benchmarks.giph.jobs import POINTS, Evaluation, Job, Setup, Training, load_
 from benchmarks.giph.policies import UNTRAINED, VARIANTS, search
 from benchmarks.giph.problems import NoisyCost, changing, depth, heft_slr, instance
 from benchmarks.giph.sizes import FULL, QUICK, Sizes
-from placeit.placers.learned.registry import make_agent
+from placeit.learning.registry import make_agent
 from placeit.simulator.scheduler import GIPH_RULES
 from placeit.simulator.simulate import simulate
 from placeit.testing.problems import random_problem

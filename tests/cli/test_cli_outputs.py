@@ -14,8 +14,8 @@ import onnx
 import pytest
 
 from placeit.core.placement import Placement
-from placeit.placers.learned.checkpoint import save_agent
-from placeit.placers.learned.registry import make_agent
+from placeit.learning.checkpoint import save_agent
+from placeit.learning.registry import make_agent
 
 
 def refused(result: Any, path: Path) -> None:

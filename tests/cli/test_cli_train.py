@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from placeit.core.errors import ExecutionError
-from placeit.placers.learned.checkpoint import load_agent, read_checkpoint
+from placeit.learning.checkpoint import load_agent, read_checkpoint
 from placeit.testing.problems import random_problem
 
 AGENT = "placeto:devices=3,rounds=1"

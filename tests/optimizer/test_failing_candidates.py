@@ -331,7 +331,7 @@ def test_nobody_answers_for_placers_none_of_which_can_place_the_model(cache: Cac
 @pytest.mark.parametrize(
     ("placer", "error", "says"),
     [
-        ("hsdag", UsageError, "'hsdag' cannot be asked: .*pip install placeit\\[geometric\\]"),
+        ("hsdag", UsageError, "'hsdag' needs PyTorch Geometric, .*pip install 'placeit\\[learn\\]'"),
         ("giph:weights=MISSING", FileError, "'giph' cannot be asked: There is no file MISSING"),
         ("guided:weights=MISSING", FileError, "There is no file MISSING"),
         ("repeated:placer=giph:weights=MISSING", FileError, "There is no file MISSING"),

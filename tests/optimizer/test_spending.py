@@ -15,9 +15,9 @@ from small_models import inception_like
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.devices.host import allowed_cores
+from placeit.learning.after_search import LEARNING
 from placeit.optimizer.ledger import MEASURING, REST, Item, Ledger
 from placeit.optimizer.optimize import optimize
-from placeit.optimizer.portfolio import LEARNING
 from placeit.optimizer.result import Optimized
 from placeit.planning.segments import Profiled
 from placeit.profiler.cache import Cache

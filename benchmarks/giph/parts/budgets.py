@@ -24,10 +24,10 @@ from benchmarks.giph.jobs import Job, Outcome, Setup
 from benchmarks.giph.policies import STEPS_PER_OP
 from benchmarks.giph.problems import heft_slr
 from placeit.core.problem import Problem
+from placeit.learning.placers.giph import Giph
+from placeit.learning.placers.guided import Guided
 from placeit.placers.annealing import Annealing
 from placeit.placers.base import Placer
-from placeit.placers.learned.agents.giph.agent import Giph
-from placeit.placers.learned.agents.giph.guided import Guided
 from placeit.simulator.scheduler import GIPH_RULES
 from placeit.simulator.simulate import SimulatedCost
 from placeit.workloads.datasets import DatasetKind

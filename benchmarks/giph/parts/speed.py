@@ -21,10 +21,10 @@ from benchmarks.giph.jobs import Job, Outcome, Setup
 from benchmarks.giph.policies import UNTRAINED, VARIANTS, search
 from benchmarks.giph.problems import instance
 from placeit.core.problem import Problem
+from placeit.learning.agent import Agent, ProblemInstance
+from placeit.learning.registry import make_agent
+from placeit.learning.training.loop import Stage, train
 from placeit.placers.feasibility import random_placements
-from placeit.placers.learned.agent import Agent, ProblemInstance
-from placeit.placers.learned.registry import make_agent
-from placeit.placers.learned.training.loop import Stage, train
 from placeit.workloads.device_networks import DeviceNetworkParameters, problem_of, random_device_network
 from placeit.workloads.task_graphs import TaskGraphParameters, random_task_graph
 

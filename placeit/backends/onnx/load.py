@@ -13,6 +13,7 @@ from placeit.backends.openvino.model import OpenVinoModel
 from placeit.backends.openvino.reader import UNKNOWN_OPS, check_readable, read
 from placeit.core.cluster import Cluster
 from placeit.core.errors import DeviceError, ModelError
+from placeit.core.extras import install
 from placeit.devices.onnxruntime import has_onnxruntime
 
 __all__ = ["for_onnxruntime", "load"]
@@ -50,7 +51,7 @@ def load(
         if _TOO_LARGE in str(error):
             raise
         if not has_onnxruntime():
-            hint = " ONNX Runtime may be able to run it: install it with `pip install placeit[ort]`, and give -d ort:CPU."
+            hint = f" ONNX Runtime may be able to run it: install it with `{install('ort')}`, and give -d ort:CPU."
             raise ModelError(f"{error}{hint if UNKNOWN_OPS in str(error) else ''}") from error.__cause__
         from placeit.backends.onnx.model import read_onnx
 

@@ -18,6 +18,7 @@ from typing import Any, Literal, NoReturn, TypeAlias, TypeVar, cast, get_args
 from placeit.core.address import Address
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, PlaceitError, UsageError, first_line
+from placeit.core.extras import import_extra
 from placeit.core.version import __version__
 from placeit.devices.nodes.joining import Attempt, check_guarded, divert_errors
 from placeit.devices.nodes.tokens import knock
@@ -384,10 +385,7 @@ def disconnect() -> None:
 
 def ray_module() -> Any:
     """Import Ray. Raises DeviceError if it is not installed, or too old."""
-    try:
-        import ray
-    except ImportError as error:
-        raise DeviceError("Devices of other nodes need Ray: pip install 'placeit[ray]'.") from error
+    ray = import_extra("A device of another node", "ray", "ray", DeviceError)
     if tuple(map(int, ray.__version__.split(".")[:2])) < _VERSION:
         raise DeviceError(f"Ray {ray.__version__} is installed, which lets everybody in: placeit needs 2.59 or later.")
     return ray

@@ -12,6 +12,7 @@ from placeit.backends.base import OnnxKinds
 from placeit.backends.onnx.whole import OnnxFile, WholeOnnxModel
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
+from placeit.core.extras import import_extra
 from placeit.core.telemetry import import_openvino
 from placeit.devices.host import allowed_cores, one_per_physical_core
 from placeit.devices.onnxruntime import explaining, onnxruntime, ort_failures, ort_reason
@@ -192,8 +193,7 @@ def check_device(device: Device, precision: str) -> None:
             f"{name}: this ONNX Runtime ({runtime.__version__}) has no CUDAExecutionProvider: replace it, with `pip uninstall "
             "onnxruntime` and `pip install onnxruntime-gpu`."
         )
-    import torch
-
+    torch = import_extra(f"{name}: ONNX Runtime on an NVIDIA GPU", "torch", "torch", DeviceError)
     if (_gpu(device) or 0) >= torch.cuda.device_count():
         raise DeviceError(
             f"{name}: PyTorch, whose stream ONNX Runtime is to compute on, finds {torch.cuda.device_count()} NVIDIA GPUs: "

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from placeit.backends.openvino.model import OpenVinoModel, describe
 from placeit.core.problem import Problem
 from placeit.core.telemetry import import_openvino
-from placeit.placers.learned.agents.doppler.features import EpisodeState
-from placeit.placers.learned.agents.doppler.graph import Graph, allowed
-from placeit.placers.learned.agents.placeto.agent import PlacetoAgent
+from placeit.learning.agents.doppler.features import EpisodeState
+from placeit.learning.agents.doppler.graph import Graph, allowed
+from placeit.learning.agents.placeto.agent import PlacetoAgent
 from placeit.workloads.registry import Case, Dataset, Split
 
 openvino = import_openvino()

@@ -1,0 +1,122 @@
+"""Commands by name: those here, and those of plug-ins (``placeit.commands`` entry points). One is imported when it is used."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from placeit.core.errors import UsageError
+from placeit.core.interrupts import INTERRUPTED
+from placeit.core.registry import entry_table, load_entry
+
+__all__ = ["GROUP", "Command", "Commands", "settings"]
+
+GROUP = "placeit.commands"
+"""The entry-point group in which a plug-in names its commands."""
+
+
+class Command(NamedTuple):
+    """A command, as ``placeit --help`` lists it.
+
+    Attributes:
+        summary: what it does, in one line.
+        target: ``module:function``, or ``module:app`` for a :class:`typer.Typer` of several commands. A function takes what
+            :func:`placeit.cli.command.command` says. Its module's text ``EXAMPLES`` ends its help, if there is one.
+    """
+
+    summary: str
+    target: str
+
+
+_BUILTIN = {
+    "devices": Command("List devices and the links between them.", "placeit.cli.devices:devices"),
+    "inspect": Command("Show the contents of a model.", "placeit.cli.inspect:inspect"),
+    "profile": Command("Measure the costs of ops on each device.", "placeit.cli.profile:profile"),
+    "optimize": Command("Find the fastest placement by measuring.", "placeit.cli.optimize:optimize"),
+    "run": Command("Run a placement and measure it.", "placeit.cli.run:run"),
+    "compare": Command("Race placements against each single-device placement.", "placeit.cli.compare:compare"),
+    "export": Command("Write a placement, or a model, for use without placeit.", "placeit.cli.export:export"),
+    "generate": Command("Generate placement problems of task graphs on device networks.", "placeit.cli.generate:generate"),
+    "cluster": Command("Start and end a local Ray cluster on this machine.", "placeit.cli.cluster:app"),
+}
+
+
+def settings() -> dict[str, Any]:
+    """What all applications have in common; importing rich takes longer than everything else that ``--help`` needs."""
+    return {
+        "add_completion": False,
+        "no_args_is_help": True,
+        "pretty_exceptions_enable": False,
+        "rich_markup_mode": None,
+        "context_settings": {"help_option_names": ["-h", "--help"]},
+    }
+
+
+class Commands(TyperGroup):
+    """A group of commands that are imported when they are used."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
+        """Return the names of all commands. Raises UsageError if two packages use the same name."""
+        return [*_BUILTIN, *(name for name in _plugins() if name not in _BUILTIN)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
+        """Import a command; None if there is no such one. Raises UsageError if a plug-in's cannot be imported."""
+        found = _find(cmd_name)
+        return None if found is None else _load(cmd_name, found.target)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command of a command line, or say which names are like the one that was given."""
+        if _find(args[0]) is None:
+            self.commands = dict.fromkeys(self.list_commands(ctx), self)  # what names are compared with
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the list of commands."""
+        rows = []
+        for name in self.list_commands(ctx):
+            try:
+                found = _find(name)
+            except UsageError as error:  # a plug-in that is broken
+                found = Command(str(error), "")
+            rows.append((name, found.summary if found else ""))
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+def _find(name: str) -> Command | None:
+    """Find a command, looking through the installed packages only if it is not one of those here."""
+    if name in _BUILTIN:
+        return _BUILTIN[name]
+    if name not in _plugins():
+        return None
+    found = load_entry("command", _plugins(), name)
+    if not isinstance(found, Command):
+        raise UsageError(f"The command '{name}' ({_plugins()[name].value}) is not a placeit.cli.commands.Command.")
+    return found
+
+
+@functools.cache
+def _plugins() -> Any:
+    return entry_table("command", GROUP, {})
+
+
+@functools.cache
+def _load(name: str, target: str) -> Any:
+    from placeit.cli.command import command
+
+    module, _, attribute = target.partition(":")
+    try:
+        made = getattr(import_module(module), attribute)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    if isinstance(made, typer.Typer):
+        return get_command(made)
+    app, home = typer.Typer(**settings()), sys.modules[module]
+    app.command(name, cls=getattr(home, "HELP", None), epilog=getattr(home, "EXAMPLES", None))(command(made))
+    return get_command(app)

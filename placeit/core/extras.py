@@ -1,0 +1,59 @@
+"""Optional packages: whether they are installed, and the command that installs them."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from placeit.core.errors import PlaceitError, UsageError
+
+__all__ = ["import_extra", "install", "installed", "need"]
+
+_NAMES = {"torch": "PyTorch", "torch_geometric": "PyTorch Geometric", "ortools": "OR-tools", "ray": "Ray"}
+
+
+def install(extra: str, package: str = "placeit") -> str:
+    """Return the command that installs an extra of a package."""
+    return f"pip install '{package}[{extra}]'"
+
+
+def installed(module: str) -> bool:
+    """Whether a package can be found; it is not imported."""
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def need(what: str, extra: str, *modules: str) -> None:
+    """Check that packages are installed, without importing them.
+
+    Args:
+        what: what needs them, at the beginning of the message.
+        extra: the extra of placeit that brings them.
+        *modules: their names, as they are imported.
+
+    Raises:
+        UsageError: one is missing; says how to install the extra.
+    """
+    for module in modules:
+        if not installed(module):
+            raise UsageError(f"{what} needs {_NAMES.get(module, module)}, which is not installed: {install(extra)}")
+
+
+def import_extra(what: str, extra: str, module: str, error: type[PlaceitError] = UsageError) -> Any:
+    """Import a module that an extra of placeit brings.
+
+    Args:
+        what: what needs it, at the beginning of the message.
+        extra: the extra.
+        module: its name.
+        error: raised if it cannot be imported; its message says why, and how to install the extra.
+    """
+    try:
+        return import_module(module)
+    except ImportError as reason:
+        package = module.partition(".")[0]
+        why = "is not installed" if not installed(package) else f"cannot be imported ({reason})"
+        raise error(f"{what} needs {_NAMES.get(package, package)}, which {why}: {install(extra)}") from reason

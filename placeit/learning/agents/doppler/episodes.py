@@ -1,0 +1,134 @@
+"""Episodes of DOPPLER: both policies at work, compiled, many problems' worth of steps at a time."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit import _core
+from placeit.learning.agents.doppler.features import DEVICE_FEATURES, HOPS, Arrays, Tables
+
+__all__ = ["DEVICE_INPUTS", "EARLIEST_START", "Manner", "Policy", "Record", "play", "see"]
+
+DEVICE_INPUTS = len(DEVICE_FEATURES) + 1 + HOPS
+"""What PLC sees of a device: the features of D.2, the op's compute there, and its affinity to the ops on it."""
+EARLIEST_START = 4
+
+
+class Policy(NamedTuple):
+    """Both policies, with what has been computed beforehand; ``N`` is 1 where all episodes share it, else ``R``.
+
+    Attributes:
+        select: ``float32[N, V]``, SEL's logits.
+        node: ``float32[N, V, W]``, what an op adds to the first layer of PLC.
+        placed: ``float32[N, V, W]``, what it adds there once it is on the device.
+        on: ``float32[R, D, W]``, the sums of those over the ops on each device, kept up to date.
+        into: ``float32[F, W]``, weights of the first layer of device features.
+        bias: ``float32[W]``, its bias.
+        onward: ``float32[W, W]``, weights of their second layer.
+        last: ``float32[W + 1]``, weights of the last layer, and its bias.
+    """
+
+    select: NDArray[np.float32]
+    node: NDArray[np.float32]
+    placed: NDArray[np.float32]
+    on: NDArray[np.float32]
+    into: NDArray[np.float32]
+    bias: NDArray[np.float32]
+    onward: NDArray[np.float32]
+    last: NDArray[np.float32]
+
+
+class Record(NamedTuple):
+    """What was decided in ``R`` episodes, and what was known then.
+
+    Attributes:
+        order: ``int64[R, V]``, the op that was placed at each step.
+        at: ``int64[R, V]``, the step at which each op was placed.
+        ready: ``int64[R, V]``, from which step on it could have been.
+        chosen: ``int64[R, V]``, the device of each op.
+        inputs: ``float32[R, V, D, F]``, what PLC saw at each step; only where it decided.
+        allowed: ``bool[R, V, D]``, which devices it could choose; only where it decided.
+        decided: ``bool[R, V]``, the steps at which it decided.
+    """
+
+    order: NDArray[np.int64]
+    at: NDArray[np.int64]
+    ready: NDArray[np.int64]
+    chosen: NDArray[np.int64]
+    inputs: NDArray[np.float32]
+    allowed: NDArray[np.bool_]
+    decided: NDArray[np.bool_]
+
+    @classmethod
+    def empty(cls, episodes: int, ops: int, devices: int) -> Record:
+        """Make room."""
+        order, at, ready, chosen = (np.zeros((episodes, ops), np.int64) for _ in range(4))
+        inputs = np.empty((episodes, ops, devices, DEVICE_INPUTS), np.float32)
+        allowed, decided = np.zeros((episodes, ops, devices), np.bool_), np.zeros((episodes, ops), np.bool_)
+        return cls(order, at, ready, chosen, inputs, allowed, decided)
+
+
+class Manner(NamedTuple):
+    """How episodes are played.
+
+    Attributes:
+        select: whether SEL decides; else it is the op with the longest path to an exit.
+        place: whether PLC decides; else it is the device where the op can start first.
+        draw: whether answers are drawn from the policies; else they are the likeliest.
+        explore: how often each of them takes any answer.
+    """
+
+    select: bool
+    place: bool
+    draw: bool
+    explore: float
+
+
+def play(
+    first: int,
+    last: int,
+    arrays: Arrays,
+    tables: Tables,
+    record: Record,
+    policy: Policy,
+    manner: Manner,
+    kept: NDArray[np.int32],
+    rank: NDArray[np.float64],
+    unit: float,
+    random: NDArray[np.uint64],
+) -> None:
+    """Play steps ``first`` to ``last`` of all episodes.
+
+    Args:
+        first: step.
+        last: the step after the last one.
+        arrays: where the episodes stand.
+        tables: of the problem.
+        record: is written.
+        policy: decides.
+        manner: how.
+        kept: ``int32[R, V]``, the devices of ops that are not PLC's to place; -1 for those that are.
+        rank: ``float64[V]``, seconds to an exit.
+        unit: seconds that the features of devices are in multiples of.
+        random: ``uint64[R]``, states of the generators.
+    """
+    _core.play_episodes(first, last, *tables, arrays, record, policy, manner, kept, rank, unit, random)
+
+
+def see(
+    inputs: NDArray[np.float32],
+    allowed: NDArray[np.bool_],
+    t: int,
+    ops: NDArray[np.int64],
+    arrays: Arrays,
+    tables: Tables,
+    unit: float,
+) -> None:
+    """Write what PLC sees for an op of each episode to step ``t`` of a record's ``inputs`` and ``allowed``.
+
+    A device is allowed if it can run the op and has room for its weights; if none has, all that can run it are.
+    """
+    _core.see_devices(*tables, arrays, np.ascontiguousarray(ops), t, unit, inputs, allowed)

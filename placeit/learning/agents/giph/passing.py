@@ -1,0 +1,90 @@
+"""Message passing level by level (GiPH, Equation 1), compiled, in NumPy's arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit import _core
+from placeit.learning.agents.giph.gpnet import GpNets
+
+__all__ = ["EdgeOrder", "Floats", "Layers", "Messages", "embed", "orders"]
+
+Floats = NDArray[np.floating[Any]]
+Ints = NDArray[np.int64]
+
+_FORWARD: dict[str, Callable[..., None]] = {"float32": _core.pass_forward_float32, "float64": _core.pass_forward_float64}
+
+
+class EdgeOrder(NamedTuple):
+    """Edges in the order of message passing in one direction.
+
+    Attributes:
+        src: ``int64[M]``, from which node a message comes.
+        dst: ``int64[M]``, to which node it goes.
+        edges: ``int64[M]``, edges by the level that they go to, first to last.
+        node_bounds: ``int64[L + 1]``, nodes of each level, in ascending order whatever the direction.
+        bounds: ``int64[L + 1]``, where each level's edges begin in ``edges``.
+        descending: whether messages go to lower levels; then the first of ``bounds`` are those of the highest level.
+    """
+
+    src: Ints
+    dst: Ints
+    edges: Ints
+    node_bounds: Ints
+    bounds: Ints
+    descending: bool
+
+
+class Layers(NamedTuple):
+    """The layers of messages and of what becomes of their mean, or their gradients.
+
+    Attributes:
+        node_weight: ``[H, F]``.
+        node_bias: ``[H]``.
+        weight: ``[F, H]``.
+        bias: ``[F]``.
+    """
+
+    node_weight: Floats
+    node_bias: Floats
+    weight: Floats
+    bias: Floats
+
+
+class Messages(NamedTuple):
+    """What a pass leaves for its gradient.
+
+    Attributes:
+        sent: ``[N, H]``, the node's part of the messages that it sends.
+        mean: ``[N, H]``, of the messages that a node received.
+        received: ``[N]``, how many they were.
+    """
+
+    sent: Floats
+    mean: Floats
+    received: Floats
+
+
+def orders(nets: GpNets) -> tuple[EdgeOrder, EdgeOrder]:
+    """Return copies of the present edges in the order of messages along them, and against them."""
+    src, dst = nets.src.copy(), nets.dst.copy()
+    return (
+        EdgeOrder(src, dst, nets.forward, nets.node_bounds, nets.forward_bounds, descending=False),
+        EdgeOrder(dst, src, nets.backward, nets.node_bounds, nets.backward_bounds, descending=True),
+    )
+
+
+def embed(x: Floats, edges: Floats, layers: Layers, order: EdgeOrder) -> tuple[Floats, Messages]:
+    """Return ``[N, F]``, what :func:`placeit.learning.agents.giph.message_passing.pass_by_level` does, and the messages.
+
+    All arrays are contiguous, and of one type: float32 or float64.
+    """
+    nodes, hidden = len(x), len(layers.node_bias)
+    embedding = x.copy()
+    messages = Messages(np.empty((nodes, hidden), x.dtype), np.zeros((nodes, hidden), x.dtype), np.zeros(nodes, x.dtype))
+    _FORWARD[x.dtype.name](order, layers, edges, embedding, messages)
+    return embedding, messages

@@ -1,0 +1,282 @@
+"""HDP's placer (Mirhoseini et al. 2018), the "RNN-based placer" of GiPH: a sequence-to-sequence model writes a placement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from placeit.core.errors import UsageError
+from placeit.core.graph import unique_rows
+from placeit.core.problem import Problem
+from placeit.core.registry import check_size
+from placeit.learning.agent import ProblemInstance, Trajectory
+from placeit.learning.agents.attention import AttentionDecoder, State
+from placeit.learning.agents.choice import draw_choice, score_choice
+from placeit.learning.registry import fresh
+from placeit.placers.feasibility import fits, repair
+
+__all__ = ["HdpAgent"]
+
+_NUMBERS_AT_A_TIME = 1 << 22
+_LARGEST = 100_000
+_MOST_WEIGHTS = 100_000_000
+
+
+class _Network(AttentionDecoder):
+    """Bi-LSTM encoder over the ops in topological order, LSTM decoder with attention, a device for each op.
+
+    The decoder starts from the encoder's last state, and what it reads of an op is the encoder's output.
+
+    Args:
+        inputs: features of an op.
+        devices: outputs.
+        hidden: width of the decoder, and of both directions of the encoder together.
+    """
+
+    def __init__(self, inputs: int, devices: int, hidden: int) -> None:
+        super().__init__(hidden, devices, hidden)
+        self.encoder = nn.LSTM(inputs, hidden // 2, bidirectional=True, batch_first=True)
+
+    def encode(self, features: Tensor, lengths: NDArray[np.int64]) -> tuple[Tensor, State]:
+        """Return the outputs ``[P, V, H]`` of ``[P, V, F]`` features, zero where padded, and the decoder's first state."""
+        packed = pack_padded_sequence(features, torch.from_numpy(lengths), batch_first=True, enforce_sorted=False)
+        outputs, (hidden, cell) = self.encoder(packed)
+        padded, _ = pad_packed_sequence(outputs, batch_first=True, total_length=features.shape[1])
+        return padded, (_both_directions(hidden), _both_directions(cell))
+
+
+def _both_directions(state: Tensor) -> Tensor:
+    """``[2, P, H / 2]`` to ``[1, P, H]``."""
+    return torch.cat([state[0], state[1]], dim=1)[None]
+
+
+class _Batch:
+    """Problems with their ops in topological order, padded; rows of the same problem share its features.
+
+    Attributes:
+        which: ``int64[R]``, the problem of each row, among different ones.
+        lengths: ``int64[P]``, ops of each problem.
+        features: ``float32[P, V, F]``.
+        feasible: ``bool[P, V, D]``; True where padded, so that there is something to draw.
+        weights: ``float64[P, V]``, bytes.
+        memory: ``float64[P, D]``, bytes.
+    """
+
+    def __init__(self, problems: Sequence[Problem], agent: HdpAgent) -> None:
+        numbers = {problem: number for number, problem in enumerate(dict.fromkeys(problems))}
+        self.which = np.array([numbers[problem] for problem in problems])
+        self.lengths = np.array([len(problem) for problem in numbers])
+        shape = (len(numbers), int(self.lengths.max()))
+        self.features = np.zeros((*shape, agent.inputs), np.float32)
+        self.feasible = np.zeros((*shape, agent.devices), bool)
+        self.weights = np.zeros(shape)
+        self.memory = np.zeros((len(numbers), agent.devices))
+        for problem, number in numbers.items():
+            ops, order = len(problem), problem.order
+            self.features[number, :ops] = agent.features(problem)
+            self.feasible[number, :ops, : problem.devices] = problem.feasible[order]
+            self.feasible[number, ops:] = True
+            self.weights[number, :ops] = problem.param_bytes[order]
+            self.memory[number, : problem.devices] = problem.memory
+
+    def absent(self, rows: NDArray[np.intp]) -> Tensor:
+        """Return ``bool[R, V]``: where there is padding."""
+        return torch.from_numpy(np.arange(self.features.shape[1]) >= self.lengths[self.which[rows]][:, None])
+
+
+@dataclass(frozen=True, eq=False)
+class _Decisions:
+    """Devices drawn for the ops in topological order, and among which."""
+
+    batch: _Batch
+    chosen: NDArray[np.intp]  # [R, V]
+    allowed: NDArray[np.bool_]  # [R, V, D]
+
+
+class HdpAgent:
+    """HDP's placer. An episode is one decision: a whole placement, whose reward is minus its cost.
+
+    An op's features are those of GiPH, Appendix B.7: one-hot of its hardware requirement (here: of the set of devices that can
+    run it), compute, bytes of its out-edges in edge order, and its row of the adjacency matrix in topological order. So the
+    network has the size of its problems, and is not meant for others than it was trained on, as in the paper.
+
+    Differs from the papers: compute is the mean over devices; costs are divided by their means over the problem, rewards by
+    the instance's unit; the decoder also reads the encoder's output for the op that it places; a device without room for the
+    op's weights is barred. If none has room, the op goes to any that can run it, and the whole placement is repaired.
+
+    Args:
+        ops: most ops of a problem.
+        devices: most devices.
+        degree: most out-edges of an op.
+        types: most different sets of devices that can run an op.
+        hidden: width of the network; even.
+
+    Raises:
+        UsageError: a size out of its range.
+    """
+
+    name: ClassVar[str] = "hdp"
+    version: ClassVar[int] = 1
+    network: nn.Module
+
+    def __init__(self, ops: int = 100, devices: int = 20, degree: int = 64, types: int = 100, hidden: int = 64) -> None:
+        if min(ops, devices, types, hidden) < 1 or degree < 0 or hidden % 2:
+            raise UsageError(
+                f"The sizes of HDP's network must be positive and its width even; got ops={ops}, devices={devices}, "
+                f"degree={degree}, types={types}, hidden={hidden}."
+            )
+        weights = 4 * hidden * (types + 1 + degree + ops + hidden + 2) + hidden * (devices + 1) // 2
+        weights += 4 * hidden * (3 * hidden + 2) + hidden * (3 * hidden + 1) + devices * (hidden + 1)
+        sizes = {"ops": ops, "devices": devices, "degree": degree, "types": types, "hidden": hidden}
+        for option_name, size in sizes.items():
+            check_size("agent", "hdp", option_name, size, 0, _LARGEST)
+        if weights > _MOST_WEIGHTS:
+            listed = ", ".join(f"{option_name}={size}" for option_name, size in sizes.items())
+            raise UsageError(f"A network of HDP with {listed} has {weights:,} weights; the limit is {_MOST_WEIGHTS:,}.")
+        self.ops, self.devices, self.degree, self.types, self.hidden = ops, devices, degree, types, hidden
+        self.inputs = types + 1 + degree + ops
+        self.network = self._network = _Network(self.inputs, devices, hidden)
+
+    @classmethod
+    def for_problem(cls, problem: Problem, hidden: int, seed: int) -> HdpAgent:
+        """Return an untrained agent of a problem's size."""
+        ops, devices, degree, types = _sizes(problem)
+        return fresh(cls, seed, ops=ops, devices=devices, degree=degree, types=types, hidden=hidden)
+
+    @property
+    def config(self) -> Mapping[str, bool | int | float | str]:
+        """Arguments that make an agent of the same shape."""
+        return {name: getattr(self, name) for name in ("ops", "devices", "degree", "types", "hidden")}
+
+    def features(self, problem: Problem) -> NDArray[np.float32]:
+        """Return ``float32[V, F]``, the features of each op, in topological order."""
+        ops = len(problem)
+        rank = np.empty(ops, np.int64)
+        rank[problem.order] = np.arange(ops)
+        _, kinds = unique_rows(problem.feasible)
+        seconds = np.where(problem.feasible, problem.compute, 0.0).sum(axis=1) / problem.feasible.sum(axis=1)
+        out = problem.successors
+        tail, head = rank[problem.edges[out.edge]].T
+        place = np.arange(len(tail)) - np.repeat(out.ptr[:-1], np.diff(out.ptr))  # of an edge among its op's
+        features = np.zeros((ops, self.inputs), np.float32)
+        features[rank, kinds] = 1.0
+        features[rank, self.types] = _relative(seconds)
+        features[tail, self.types + 1 + place] = _relative(problem.edge_bytes[out.edge])
+        features[tail, self.types + 1 + self.degree + head] = 1.0
+        return features
+
+    def sample(self, problems: Sequence[Problem], rng: np.random.Generator) -> list[NDArray[np.int32]]:
+        """Draw a feasible placement ``int32[V]`` for each problem.
+
+        Raises:
+            UsageError: a problem is larger than the network.
+            InfeasibleError: the weights of a problem fit in no way that was found.
+        """
+        return _placements(problems, self._decide(problems, rng))
+
+    def rollout(self, instances: Sequence[ProblemInstance], rng: np.random.Generator) -> Trajectory:
+        """Draw a placement for each problem; several instances with one problem are several samples.
+
+        Raises:
+            UsageError: a problem is larger than the network.
+            InfeasibleError: the weights of a problem fit in no way that was found.
+        """
+        problems = [instance.problem for instance in instances]
+        decisions = self._decide(problems, rng)
+        visited = [placement[None] for placement in _placements(problems, decisions)]
+        return Trajectory(np.ones((1, len(problems)), bool), visited, decisions)
+
+    def rewards(self, trajectory: Trajectory, costs: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:  # noqa: ARG002
+        """Return minus the cost of each placement."""
+        return -np.stack(costs, axis=1)
+
+    def score(self, trajectory: Trajectory) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp], Tensor, Tensor]]:
+        """Score whole placements: sums over their ops; a part holds as many placements as fit into memory for attention.
+
+        The entropy is the sum of those of the ops' devices, each given the devices drawn before: an estimate, without bias, of
+        the entropy of the placement.
+        """
+        decisions: _Decisions = trajectory.decisions
+        batch, chosen = decisions.batch, decisions.chosen
+        rows, ops = chosen.shape
+        before = np.concatenate([np.full((rows, 1), self.devices), chosen[:, :-1]], axis=1)
+        size = max(1, _NUMBERS_AT_A_TIME // (ops * max(ops, 8 * self.hidden)))
+        for part in np.split(np.arange(rows), range(size, rows, size)):
+            encoded, state = self._encode(batch, part)
+            absent = batch.absent(part)
+            logits, _ = self._network.decode(encoded, encoded, absent, torch.from_numpy(before[part]), state)
+            log, entropy = score_choice(logits, decisions.allowed[part], chosen[part])
+            log, entropy = log.masked_fill(absent, 0.0).sum(dim=1), entropy.masked_fill(absent, 0.0).sum(dim=1)
+            yield np.zeros(len(part), np.intp), part, log, entropy
+
+    def loss(self, kind: str, instances: Sequence[ProblemInstance], rng: np.random.Generator) -> Tensor:  # noqa: ARG002
+        """HDP learns by reinforcement only.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(f"HDP has no training method '{kind}'; train it by 'reinforce'.")
+
+    def _encode(self, batch: _Batch, rows: NDArray[np.intp]) -> tuple[Tensor, State]:
+        """Encode each problem once; return its output and state for each row."""
+        problems, index = np.unique(batch.which[rows], return_inverse=True)
+        encoded, state = self._network.encode(torch.from_numpy(batch.features[problems]), batch.lengths[problems])
+        of_row = torch.from_numpy(index.reshape(-1))
+        return encoded[of_row], (state[0][:, of_row], state[1][:, of_row])
+
+    @torch.no_grad()
+    def _decide(self, problems: Sequence[Problem], rng: np.random.Generator) -> _Decisions:
+        names, most = ("ops", "devices", "degree", "types"), (self.ops, self.devices, self.degree, self.types)
+        for problem in problems:
+            for name, size, limit in zip(names, _sizes(problem), most, strict=True):
+                if size > limit:
+                    raise UsageError(
+                        f"This HDP policy was made for problems with {name} up to {limit}, and one has {size}: its network "
+                        f"has the size of its problems. Make it with {name}={size}, or let the placer 'hdp' make its own."
+                    )
+        batch = _Batch(problems, self)
+        rows, ops = np.arange(len(problems)), batch.features.shape[1]
+        which = batch.which
+        encoded, state = self._encode(batch, rows)
+        absent = batch.absent(rows)
+        room = batch.memory[which]
+        chosen = np.zeros((len(rows), ops), np.intp)
+        allowed = np.zeros((len(rows), ops, self.devices), bool)
+        before = np.full(len(rows), self.devices)
+        for t in range(ops):
+            known, last = encoded[:, t : t + 1], torch.from_numpy(before[:, None])
+            logits, state = self._network.decode(known, encoded, absent, last, state)
+            feasible, weight = batch.feasible[which, t], batch.weights[which, t]
+            roomy = feasible & (weight[:, None] <= room)
+            allowed[:, t] = np.where(roomy.any(axis=1, keepdims=True), roomy, feasible)
+            before = chosen[:, t] = draw_choice(logits[:, 0], allowed[:, t], rng)
+            room[rows, before] -= weight
+        return _Decisions(batch, chosen, allowed)
+
+
+def _sizes(problem: Problem) -> tuple[int, int, int, int]:
+    """Ops, devices, most out-edges of an op, different sets of devices that can run an op."""
+    types = len(unique_rows(problem.feasible)[0])
+    return len(problem), problem.devices, int(np.diff(problem.successors.ptr).max()), types
+
+
+def _relative(costs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Costs in multiples of their mean."""
+    total = costs.sum()
+    return costs * (len(costs) / total) if total > 0 else costs
+
+
+def _placements(problems: Sequence[Problem], decisions: _Decisions) -> list[NDArray[np.int32]]:
+    placements = []
+    for problem, devices in zip(problems, decisions.chosen, strict=True):
+        placement = np.empty(len(problem), np.int32)
+        placement[problem.order] = devices[: len(problem)]
+        placements.append(placement if fits(problem, placement) else repair(problem, placement))
+    return placements

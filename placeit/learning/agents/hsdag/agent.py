@@ -1,0 +1,356 @@
+"""HSDAG's agent: an episode is a number of whole placements, each by groups that are parsed anew."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from placeit.core.errors import UsageError
+from placeit.core.problem import Problem
+from placeit.core.registry import check_size
+from placeit.learning.agent import ProblemInstance, Trajectory
+from placeit.learning.agents.choice import draw_choice, log_probabilities, score_choice
+from placeit.learning.agents.hsdag.features import node_features, pairs
+from placeit.learning.agents.hsdag.networks import Network
+from placeit.learning.agents.hsdag.parsing import Parsing, parse, pool, score_edges, spread
+from placeit.learning.training.stages import Draw, Stage
+from placeit.placers.feasibility import fits, repair
+
+__all__ = ["HsdagAgent"]
+
+_MOST = {"devices": 10_000, "width": 4096, "steps": 1000, "fewest_groups": 10_000, "most_groups": 10_000}
+_ABLATIONS: Mapping[str, Sequence[str]] = {
+    "output_shape": ("output shape",),
+    "node_id": ("position",),
+    "structure": ("in-degree", "out-degree", "fractal dimension"),
+}
+_OPS_AT_A_TIME = 1 << 13
+_LEAST_SCORE = 1e-6  # that the scores of a group never add up to zero
+_LEAST_COST = 1e-9  # in multiples of the unit: a problem in which nothing takes time has a reward, too
+
+
+@dataclass(frozen=True, eq=False)
+class _Batch:
+    """Problems side by side, as one graph.
+
+    Attributes:
+        problems: ``B`` problems.
+        features: ``float32[N, WIDTH]`` of all ops.
+        edges: ``int64[E, 2]``, producer and consumer.
+        first_op: ``intp[B + 1]``, numbers of each problem's first op, and of all ops.
+        first_edge: ``intp[B + 1]``, the same of edges.
+        able: ``bool[N, D]``, where an op can run.
+        weights: ``float64[N]``, bytes of the weights of an op.
+        memory: ``float64[B, D]``, bytes that a device of a problem holds.
+    """
+
+    problems: Sequence[Problem]
+    features: Tensor
+    edges: NDArray[np.int64]
+    first_op: NDArray[np.intp]
+    first_edge: NDArray[np.intp]
+    able: NDArray[np.bool_]
+    weights: NDArray[np.float64]
+    memory: NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class _Step:
+    """A step of all episodes.
+
+    Attributes:
+        update: ``float32[N, W]``, what earlier steps add to the ops: the mean of the embeddings of their groups.
+        present: ``bool[E]``, edges that have not been dropped.
+        parsing: groups of all problems, one after the other.
+        owner: ``intp[G]``, the episode of each group.
+        allowed: ``bool[G, D]``, where a group may go.
+        chosen: ``intp[G]``, where it goes.
+    """
+
+    update: Tensor
+    present: NDArray[np.bool_]
+    parsing: Parsing
+    owner: NDArray[np.intp]
+    allowed: NDArray[np.bool_]
+    chosen: NDArray[np.intp]
+
+
+class HsdagAgent:
+    """HSDAG's policy: groups by the scores of edges, and a device for each group (Duan et al. 2024).
+
+    Each step of an episode is a whole placement: ops are encoded, every op keeps an edge, what hangs together is a group, and
+    the mean of a group's embeddings decides its device. Then each op's embedding is increased by that of its group, which is
+    the state of the next step (section 2.5). The reward of a step is one over the cost of its placement. Edges are dropped
+    in episodes that are learned from only.
+
+    Differs from the paper: an op counts in the mean of its group as much as the edge that it keeps scores, so that scores have
+    gradients where edges are not drawn; what is added to an op is the mean over the steps before, since their sum would soon
+    leave nothing of the op itself; the number of groups has bounds; a group goes only to devices that can run all of it,
+    if there are any, and a placement that does not fit is repaired. Like Placeto, the policy has an output for each device, so
+    it knows devices by their numbers, and problems of fewer devices use the first of them.
+
+    Args:
+        devices: outputs of the network: the most devices that a problem may have.
+        width: of the network.
+        steps: of an episode.
+        dropout: share of the edges that messages do not take, in episodes that are learned from.
+        fewest_groups: groups that there are at least, if there are so many ops.
+        most_groups: groups that there are at most, if the graph has no more parts than that.
+        sample_edges: whether the edge that an op keeps is drawn in proportion to scores, so that groups have a probability;
+            otherwise it is the best.
+        output_shape: whether the policy sees output shapes; like the next two, an ablation of Table 3.
+        node_id: whether it sees positions in topological order.
+        structure: whether it sees degrees and fractal dimensions.
+
+    Raises:
+        UsageError: an argument out of its range, or PyTorch Geometric is not installed.
+    """
+
+    name: ClassVar[str] = "hsdag"
+    version: ClassVar[int] = 1
+    network: nn.Module
+
+    def __init__(
+        self,
+        devices: int = 8,
+        width: int = 128,
+        steps: int = 20,
+        dropout: float = 0.2,
+        fewest_groups: int = 8,
+        most_groups: int = 64,
+        sample_edges: bool = False,
+        output_shape: bool = True,
+        node_id: bool = True,
+        structure: bool = True,
+    ) -> None:
+        self.devices, self.width, self.steps, self.dropout = devices, width, steps, dropout
+        self.fewest_groups, self.most_groups, self.sample_edges = fewest_groups, most_groups, sample_edges
+        self.output_shape, self.node_id, self.structure = output_shape, node_id, structure
+        for option, most in _MOST.items():
+            check_size("agent", "hsdag", option, getattr(self, option), 1, most)
+        check_size("agent", "hsdag", "dropout", dropout, 0, 1)
+        if fewest_groups > most_groups:
+            raise UsageError(
+                f"The agent 'hsdag' is to make at least {fewest_groups} and at most {most_groups} groups: 'fewest_groups' must "
+                "not be more than 'most_groups'."
+            )
+        self._without = [name for option, names in _ABLATIONS.items() if not getattr(self, option) for name in names]
+        self.network = self._network = Network(width, devices)
+        self._seen: weakref.WeakKeyDictionary[Problem, tuple[Tensor, NDArray[np.int64]]] = weakref.WeakKeyDictionary()
+
+    @property
+    def config(self) -> Mapping[str, bool | int | float | str]:
+        """Arguments that make an agent of the same shape."""
+        return {name: getattr(self, name) for name in (*_MOST, "dropout", "sample_edges", *_ABLATIONS)}
+
+    def default_stages(self, draw: Draw) -> list[Stage]:
+        """REINFORCE by Eq. 14: a step counts as its own reward, with 4 epochs over each update (Table 6).
+
+        Differs from the paper: a reward is compared with the mean of its update, of 4 episodes and not one, and in multiples of
+        the deviation; there is a bonus for entropy, which falls to nothing, without which the policy soon decides for one
+        device; gamma, which the paper does not give, is 1; the learning rate is 0.001, not 0.0001.
+        """
+        return [
+            Stage(
+                draw,
+                updates=100,
+                problems=1,
+                episodes=4,
+                epochs=4,
+                learning_rate=1e-3,
+                gamma=1.0,
+                reward_to_go=False,
+                baseline="none",
+                normalize=True,
+                entropy=0.1,
+                final_entropy=0.0,
+                evaluate_every=5,
+            )
+        ]
+
+    def rollout(self, instances: Sequence[ProblemInstance], rng: np.random.Generator) -> Trajectory:
+        """Place each problem as often as an episode has steps.
+
+        Raises:
+            UsageError: a problem has more devices than the network has outputs.
+            InfeasibleError: the weights of a problem fit in no way that was found.
+        """
+        batch = self._side_by_side([instance.problem for instance in instances])
+        steps, placements = self._play(batch, rng)
+        valid = np.ones((self.steps, len(instances)), bool)
+        return Trajectory(valid, placements, (batch, steps))
+
+    def rewards(self, trajectory: Trajectory, costs: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:  # noqa: ARG002
+        """Return one over the cost of each step's placement (section 2.5), costs being in multiples of the unit."""
+        rewards: NDArray[np.float64] = 1.0 / np.maximum(np.stack(costs, axis=1), _LEAST_COST)
+        return rewards
+
+    def score(self, trajectory: Trajectory) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp], Tensor, Tensor]]:
+        """Score placements, step by step: sums over groups, and over ops whose edges were drawn.
+
+        Groups, dropped edges and what earlier steps add to embeddings are those of the episode, as its states.
+        """
+        batch, steps = trajectory.decisions
+        problems, ops = len(batch.problems), len(batch.features)
+        many = max(1, _OPS_AT_A_TIME // ops)
+        for first in range(0, len(steps), many):
+            part = steps[first : first + many]
+            whole, step = self._side_by_side([*batch.problems] * len(part)), _joined(part, batch)
+            embedding, log_scores = self._encode(whole, step.update, step.present)
+            pooled = self._pool(embedding, log_scores, step.parsing)
+            log, entropy = score_choice(self._network.devices(pooled), step.allowed, step.chosen)
+            placements = len(part) * problems
+            log, entropy = (_sums(one, step.owner, placements) for one in (log, entropy))
+            if self.sample_edges:
+                of_op = np.repeat(np.arange(placements), np.diff(whole.first_op))
+                drawn, spread_out = score_edges(log_scores, whole.edges, step.parsing.kept)
+                log = log + _sums(drawn, of_op, placements)
+                entropy = entropy + _sums(spread_out, of_op, placements)
+            at = np.repeat(np.arange(first, first + len(part)), problems)
+            yield at, np.tile(np.arange(problems), len(part)), log, entropy
+
+    def loss(self, kind: str, instances: Sequence[ProblemInstance], rng: np.random.Generator) -> Tensor:  # noqa: ARG002
+        """HSDAG learns by reinforcement only.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(f"The agent 'hsdag' has no training '{kind}'; train it by 'reinforce'.")
+
+    def greedy_placements(self, problem: Problem) -> NDArray[np.int32]:
+        """Return the placements, ``int32[steps, V]``, of an episode in which everything is as the policy likes it best.
+
+        Raises:
+            UsageError: the problem has more devices than the network has outputs.
+            InfeasibleError: the weights fit in no way that was found.
+        """
+        return self._play(self._side_by_side([problem]), None)[1][0]
+
+    def greedy_placement(self, problem: Problem) -> NDArray[np.int32]:
+        """Return the first of :meth:`greedy_placements`, ``int32[V]``; raises as that."""
+        first: NDArray[np.int32] = self.greedy_placements(problem)[0]
+        return first
+
+    def _side_by_side(self, problems: Sequence[Problem]) -> _Batch:
+        for problem in problems:
+            if problem.devices > self.devices:
+                raise UsageError(
+                    f"This HSDAG policy was made for at most {self.devices} devices, and the problem has {problem.devices} "
+                    f"({', '.join(problem.device_names[:3])} ...): it has an output for each device. Train it with "
+                    f"devices={problem.devices}."
+                )
+            if problem not in self._seen:
+                features = torch.from_numpy(node_features(problem, self._without))
+                self._seen[problem] = features, pairs(problem).astype(np.int64)
+        seen = [self._seen[problem] for problem in problems]
+        first_op, first_edge = (np.cumsum([0, *(len(one[part]) for one in seen)]) for part in (0, 1))
+        able, memory = np.zeros((first_op[-1], self.devices), bool), np.zeros((len(problems), self.devices))
+        for b, problem in enumerate(problems):
+            able[first_op[b] : first_op[b + 1], : problem.devices] = problem.feasible
+            memory[b, : problem.devices] = problem.memory
+        return _Batch(
+            problems,
+            torch.cat([features for features, _ in seen]),
+            np.concatenate([edges + first for (_, edges), first in zip(seen, first_op[:-1], strict=True)]),
+            first_op,
+            first_edge,
+            able,
+            np.concatenate([problem.param_bytes for problem in problems]),
+            memory,
+        )
+
+    def _encode(self, batch: _Batch, update: Tensor, present: NDArray[np.bool_]) -> tuple[Tensor, Tensor]:
+        """Return embeddings of ops and logarithms of the scores of edges."""
+        problem = torch.from_numpy(np.repeat(np.arange(len(batch.problems)), np.diff(batch.first_op)))
+        embedding = self._network.encode(batch.features, update, torch.from_numpy(batch.edges[present]), problem)
+        return embedding, self._network.log_scores(embedding, torch.from_numpy(batch.edges))
+
+    def _pool(self, embedding: Tensor, log_scores: Tensor, parsing: Parsing) -> Tensor:
+        """Return ``float32[G, W]``, the mean embedding of each group, weighed by the scores of the edges that its ops kept."""
+        has = np.flatnonzero(parsing.kept >= 0)
+        scores = log_scores[torch.from_numpy(parsing.kept[has]), None].exp() + _LEAST_SCORE
+        weight = embedding.new_ones(len(embedding), 1).index_copy(0, torch.from_numpy(has), scores)
+        total = pool(weight, parsing.group, parsing.count)
+        return pool(embedding * weight, parsing.group, parsing.count) / total
+
+    @torch.no_grad()
+    def _play(self, batch: _Batch, rng: np.random.Generator | None) -> tuple[list[_Step], list[NDArray[np.int32]]]:
+        """Play an episode of each problem: its steps, and ``int32[steps, V]`` placements; without a generator, by the best."""
+        dropout = self.dropout if self.network.training and rng is not None else 0.0
+        placements = [np.empty((self.steps, len(problem)), np.int32) for problem in batch.problems]
+        update = torch.zeros(len(batch.features), self.width)
+        steps = []
+        for t in range(self.steps):
+            present = np.ones(len(batch.edges), bool)
+            if rng is not None and dropout > 0:
+                present = rng.random(len(batch.edges)) >= dropout
+            embedding, log_scores = self._encode(batch, update, present)
+            parsing, owner = self._parse(batch, log_scores.numpy(), rng if self.sample_edges else None)
+            pooled = self._pool(embedding, log_scores, parsing)
+            logits, allowed = self._network.devices(pooled), self._allowed(batch, parsing, owner)
+            if rng is None:
+                chosen = log_probabilities(logits, allowed).numpy().argmax(axis=1)
+            else:
+                chosen = draw_choice(logits, allowed, rng)
+            steps.append(_Step(update, present, parsing, owner, allowed, chosen))
+            devices = chosen[parsing.group].astype(np.int32)
+            for b, problem in enumerate(batch.problems):
+                placement = devices[batch.first_op[b] : batch.first_op[b + 1]]
+                placements[b][t] = placement if fits(problem, placement) else repair(problem, placement)
+            update = (t * update + spread(pooled, parsing.group)) / (t + 1)
+        return steps, placements
+
+    def _parse(
+        self, batch: _Batch, log_scores: NDArray[np.float32], rng: np.random.Generator | None
+    ) -> tuple[Parsing, NDArray[np.intp]]:
+        """Parse each problem by itself; return groups of all, and the problem of each group."""
+        parsings = []
+        for b, problem in enumerate(batch.problems):
+            edges = slice(batch.first_edge[b], batch.first_edge[b + 1])
+            least = min(self.fewest_groups, len(problem))
+            ends = batch.edges[edges] - batch.first_op[b]
+            parsings.append(parse(log_scores[edges], ends, len(problem), least=least, most=self.most_groups, rng=rng))
+        return _united(parsings, batch.first_edge), np.repeat(np.arange(len(parsings)), [one.count for one in parsings])
+
+    def _allowed(self, batch: _Batch, parsing: Parsing, owner: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """``bool[G, D]``, devices that can run a group and have room for it; if none has, those that can run some of it."""
+        size = np.bincount(parsing.group, minlength=parsing.count)
+        runs = np.stack(
+            [np.bincount(parsing.group, weights=column, minlength=parsing.count) for column in batch.able.T], axis=1
+        )
+        held = np.bincount(parsing.group, weights=batch.weights, minlength=parsing.count)
+        whole = (runs == size[:, None]) & (held[:, None] <= batch.memory[owner])
+        allowed: NDArray[np.bool_] = np.where(whole.any(axis=1, keepdims=True), whole, runs > 0)
+        return allowed
+
+
+def _sums(values: Tensor, owner: NDArray[np.intp], count: int) -> Tensor:
+    return values.new_zeros(count).index_add(0, torch.from_numpy(owner), values)
+
+
+def _joined(steps: Sequence[_Step], batch: _Batch) -> _Step:
+    """Put steps side by side, as those of so many times as many episodes."""
+    parsing = _united([step.parsing for step in steps], np.arange(len(steps)) * len(batch.edges))
+    return _Step(
+        torch.cat([step.update for step in steps]),
+        np.concatenate([step.present for step in steps]),
+        parsing,
+        np.concatenate([step.owner + i * len(batch.problems) for i, step in enumerate(steps)]),
+        np.concatenate([step.allowed for step in steps]),
+        np.concatenate([step.chosen for step in steps]),
+    )
+
+
+def _united(parsings: Sequence[Parsing], first_edge: NDArray[np.intp]) -> Parsing:
+    """Put partitions side by side, as those of one graph in which their edges begin at given numbers."""
+    first = np.cumsum([0, *(one.count for one in parsings)])
+    group = np.concatenate([one.group + at for one, at in zip(parsings, first[:-1], strict=True)])
+    kept = [np.where(one.kept < 0, -1, one.kept + at) for one, at in zip(parsings, first_edge, strict=False)]
+    return Parsing(group, int(first[-1]), np.concatenate(kept))

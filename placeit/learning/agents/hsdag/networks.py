@@ -1,0 +1,65 @@
+"""HSDAG's network: an encoder of ops by graph convolution, scores of edges, and devices of groups."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid, relu
+
+from placeit.core.extras import import_extra
+from placeit.learning.agents.hsdag.features import WIDTH
+
+__all__ = ["Network"]
+
+
+class Network(nn.Module):
+    """Two layers each for features, graph convolution (``GCNConv`` of PyTorch Geometric, Eq. 6), edges and devices (Table 6).
+
+    Differs from the paper: an edge's score is a function of its producer, its consumer and their product, in this order, where
+    Eq. 7 has the product alone, by which an edge and its reverse would score the same; what is convolved is normalised, since
+    the update of Z by groups adds to it in each step.
+
+    Args:
+        width: of all hidden layers.
+        devices: outputs for a group.
+
+    Raises:
+        UsageError: PyTorch Geometric is not installed.
+    """
+
+    def __init__(self, width: int, devices: int) -> None:
+        super().__init__()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # it scripts functions when it is imported
+            geometric = import_extra("The agent 'hsdag'", "learn", "torch_geometric.nn")
+        self.transform = nn.Sequential(nn.Linear(WIDTH, width), nn.ReLU(), nn.Linear(width, width))
+        self.norm = nn.ModuleList(geometric.GraphNorm(width) for _ in range(3))
+        self.convolve = nn.ModuleList(geometric.GCNConv(width, width) for _ in range(2))
+        self.edge = nn.Sequential(nn.Linear(3 * width, width), nn.ReLU(), nn.Linear(width, 1))
+        self.device = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, devices))
+
+    def encode(self, features: Tensor, update: Tensor, edges: Tensor, problem: Tensor) -> Tensor:
+        """Return Z, ``float32[V, W]``.
+
+        Args:
+            features: ``float32[V, WIDTH]``.
+            update: ``float32[V, W]``, what earlier steps of the episode add.
+            edges: ``int64[E, 2]``, those along which messages go, from producer to consumer.
+            problem: ``int64[V]``, the problem that an op belongs to.
+        """
+        hidden: Tensor = self.norm[0](self.transform(features) + update, problem)
+        for convolve, norm in zip(self.convolve, self.norm[1:], strict=True):
+            hidden = relu(norm(convolve(hidden, edges.T), problem))
+        return hidden
+
+    def log_scores(self, embedding: Tensor, edges: Tensor) -> Tensor:
+        """Return logarithms of the scores of edges, ``float32[E]`` of ``float32[V, W]`` and ``int64[E, 2]``."""
+        producer, consumer = embedding[edges[:, 0]], embedding[edges[:, 1]]
+        return logsigmoid(self.edge(torch.cat([producer, consumer, producer * consumer], dim=1))[:, 0])
+
+    def devices(self, pooled: Tensor) -> Tensor:
+        """Return logits of devices, ``float32[G, D]`` of ``float32[G, W]``."""
+        logits: Tensor = self.device(pooled)
+        return logits

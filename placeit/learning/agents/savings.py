@@ -1,0 +1,26 @@
+"""Rewards of agents that improve a placement step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.learning.agent import Trajectory
+
+__all__ = ["savings"]
+
+
+def savings(trajectory: Trajectory, costs: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Return by how much each step lowers the cost, ``float64[T, B]``; for agents that visit a start and then one per decision.
+
+    Args:
+        trajectory: the decisions of each problem come first, without gaps.
+        costs: for each problem ``float64[S]``, of what it visited; NaN if not known.
+    """
+    rewards = np.zeros(trajectory.valid.shape)
+    with np.errstate(invalid="ignore"):  # between two infeasible placements
+        for b, path in enumerate(costs):
+            rewards[: len(path) - 1, b] = path[:-1] - path[1:]
+    return rewards

@@ -1,0 +1,112 @@
+"""Networks of the stream allocation: an encoder of graphs, and a decoder that writes a placement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from placeit.learning.agents.attention import AttentionDecoder, State
+
+__all__ = ["Encoded", "Graphs", "Network"]
+
+_HOPS = 2  # K
+
+
+@dataclass(frozen=True, eq=False)
+class Graphs:
+    """Padded graphs with their ops in the order in which they are placed.
+
+    Attributes:
+        features: ``[P, V, F]``.
+        upstream: ``[P, V, V]``, row ``v`` has the shares of the ops upstream of ``v`` in their mean.
+        downstream: the same of those downstream.
+        absent: ``bool[P, V]``, where there is padding.
+        lengths: ``int64[P]``.
+    """
+
+    features: Tensor
+    upstream: Tensor
+    downstream: Tensor
+    absent: Tensor
+    lengths: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """What the decoder reads: ops ``[R, V, H]``, its first state, shares of those upstream ``[R, V, V]``, padding."""
+
+    ops: Tensor
+    state: State
+    upstream: Tensor
+    absent: Tensor
+
+    def rows(self, at: Tensor) -> Encoded:
+        """Return some rows, each as often as it is named."""
+        return Encoded(self.ops[at], (self.state[0][:, at], self.state[1][:, at]), self.upstream[at], self.absent[at])
+
+
+class Network(AttentionDecoder):
+    """Encoder and decoder (section 3).
+
+    With a graph encoder, each op has an embedding by what is upstream of it and one by what is downstream. Each of two steps
+    takes the mean over the neighbours (Eq. 1), with weights that both directions share; the two together are the op's. A layer
+    and a maximum over the ops make the graph's embedding, from which the decoder starts. Otherwise a bidirectional LSTM reads
+    the ops, as in HDP.
+
+    Args:
+        inputs: features of an op.
+        devices: outputs.
+        width: of embeddings and of the decoder; even.
+        graph: whether the encoder is the graph's (F1 of Table 1).
+        upstream: whether the decoder reads the mean embedding of the devices of the ops upstream (F2).
+    """
+
+    def __init__(self, inputs: int, devices: int, width: int, *, graph: bool, upstream: bool) -> None:
+        half = width // 2
+        super().__init__(width + half if upstream else width, devices, width)
+        self._graph, self._upstream = graph, upstream
+        if graph:
+            sizes = [inputs] + [half] * (_HOPS - 1)
+            self.gather = nn.ModuleList([nn.Linear(size, half) for size in sizes])
+            self.update = nn.ModuleList([nn.Linear(size + half, half) for size in sizes])
+            self.whole = nn.Linear(width, width)
+        else:
+            self.encoder = nn.LSTM(inputs, half, bidirectional=True, batch_first=True)
+
+    def encode(self, graphs: Graphs) -> Encoded:
+        """Return what the decoder reads of each graph."""
+        if self._graph:
+            views = []
+            for shares in (graphs.upstream, graphs.downstream):
+                view = graphs.features
+                for gather, update in zip(self.gather, self.update, strict=True):
+                    view = torch.tanh(update(torch.cat([view, shares @ torch.tanh(gather(view))], dim=2)))
+                views.append(view)
+            ops = torch.cat(views, dim=2).masked_fill(graphs.absent[..., None], 0.0)
+            whole = self.whole(ops).masked_fill(graphs.absent[..., None], -torch.inf).amax(dim=1)[None]
+            return Encoded(ops, (torch.tanh(whole), whole), graphs.upstream, graphs.absent)
+        packed = pack_padded_sequence(graphs.features, graphs.lengths, batch_first=True, enforce_sorted=False)
+        outputs, last = self.encoder(packed)
+        ops, _ = pad_packed_sequence(outputs, batch_first=True, total_length=graphs.features.shape[1])
+        hidden, cell = (torch.cat([one[0], one[1]], dim=1)[None] for one in last)
+        return Encoded(ops, (hidden, cell), graphs.upstream, graphs.absent)
+
+    def step(self, encoded: Encoded, t: int, chosen: Tensor, state: State) -> tuple[Tensor, State]:
+        """Return ``[R, D]`` logits of step ``t``, given ``int64[R, V]`` devices of the steps before, and the state after it."""
+        known = encoded.ops[:, t : t + 1]
+        if self._upstream:
+            known = torch.cat([known, encoded.upstream[:, t : t + 1, :t] @ self.device(chosen[:, :t])], dim=2)
+        before = chosen[:, t - 1 : t] if t else torch.full_like(chosen[:, :1], self.logits.out_features)
+        logits, state = self.decode(known, encoded.ops, encoded.absent, before, state)
+        return logits[:, 0], state
+
+    def steps(self, encoded: Encoded, chosen: Tensor) -> Tensor:
+        """Return ``[R, V, D]`` logits of all steps, given the ``int64[R, V]`` devices that were chosen."""
+        known = encoded.ops
+        if self._upstream:
+            known = torch.cat([known, encoded.upstream @ self.device(chosen)], dim=2)
+        before = torch.cat([torch.full_like(chosen[:, :1], self.logits.out_features), chosen[:, :-1]], dim=1)
+        return self.decode(known, encoded.ops, encoded.absent, before, encoded.state)[0]

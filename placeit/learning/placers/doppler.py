@@ -1,0 +1,134 @@
+"""DOPPLER as a placer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.core.extras import need
+from placeit.core.problem import CostFunction, Problem
+from placeit.placers.base import Incumbent, option
+
+if TYPE_CHECKING:
+    from placeit.learning.agent import ProblemInstance
+    from placeit.learning.agents.doppler.agent import DopplerAgent
+    from placeit.optimizer.decision import Decision
+    from placeit.optimizer.search import Search
+
+__all__ = ["Doppler", "DopplerMeasured"]
+
+
+@dataclass(frozen=True)
+class Doppler:
+    """DOPPLER (Yao et al. 2025): two policies trained beforehand, or on the problem itself; the best placement met counts.
+
+    On the problem itself they imitate a list scheduler first, and then learn from costs, in the paper's 4,000 episodes.
+
+    Differs from the paper: 16 episodes an update, which are compared with their mean; most decide about a part of a good
+    placement anew; the answers are drawn from the policies, which explore by their entropy alone; the learning rate is 0.003,
+    falling to nothing. Costs that are not finite cannot be learned from.
+    """
+
+    weights: str = option("", "checkpoint of trained policies; empty to train them on the problem itself")
+    teacher: str = option("critical-path", "whom they imitate first: critical-path, heft")
+    imitation: int = option(30, "updates of imitation", least=0, most=10**9)
+    updates: int = option(250, "updates by costs, if evaluations suffice", least=0, most=10**9)
+    episodes: int = option(16, "episodes per update", least=1, most=1000)
+    learning_rate: float = option(3e-3, "learning rate", least=0, most=1000)
+    samples: int = option(
+        64, "placements drawn from the trained policies, beside the one that they like best", least=0, most=10**6
+    )
+
+    def __post_init__(self) -> None:
+        need("The placer 'doppler'", "learn", "torch")
+
+    def place(
+        self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
+    ) -> NDArray[np.int32]:
+        """Return the best placement by cost, among as many as may be evaluated; what the policies like best comes first.
+
+        Raises:
+            UsageError: an option out of its range.
+            FileError: there is no such checkpoint, or it holds another policy.
+            InfeasibleError: the weights fit in no way that was found.
+            TrainingError: a cost is not finite.
+        """
+        from placeit.learning.agents.doppler.agent import DopplerAgent
+        from placeit.learning.checkpoint import load_policy
+
+        found = Incumbent(cost, evaluations, deadline)
+        agent = load_policy(self.weights, DopplerAgent) if self.weights else self._trained(problem, found, seed)
+        agent.network.eval()
+        found.offer(agent.greedy_placement(problem)[None])
+        left = int(min(self.samples, found.left))
+        if left > 0 and not found.over:
+            drawn = agent.rollout([_instance(problem, cost)] * left, np.random.default_rng([seed, 1])).visited
+            found.offer(np.concatenate(drawn))
+        return found.placement
+
+    def _trained(self, problem: Problem, found: Incumbent, seed: int) -> DopplerAgent:
+        from placeit.learning.agents.doppler.agent import DopplerAgent
+        from placeit.learning.registry import fresh
+        from placeit.learning.training.loop import train
+        from placeit.learning.training.stages import Stage
+
+        agent = fresh(DopplerAgent, seed)
+        instance = _instance(problem, found.offer)
+
+        def draw(rng: np.random.Generator, count: int, progress: float) -> list[ProblemInstance]:  # noqa: ARG001
+            return [instance] * count if found.left > self.episodes and not found.over else []
+
+        kinds = {"imitation": self.imitation, "reinforce": self.updates}
+        stages = [
+            Stage(
+                draw,
+                updates=updates,
+                kind=kind,
+                problems=1,
+                episodes=self.episodes,
+                learning_rate=self.learning_rate,
+                schedule="linear",
+                gamma=1.0,
+                entropy=0.01,
+                final_entropy=0.0,
+                teacher=self.teacher if kind == "imitation" else None,
+            )
+            for kind, updates in kinds.items()
+            if updates
+        ]
+        if stages:
+            train(agent, stages, evaluate_on=(), seed=seed)
+        return agent
+
+
+@dataclass(frozen=True)
+class DopplerMeasured:
+    """DOPPLER's policies, trained on what their placements measure; the best are candidates.
+
+    That is in ``optimize``, when the search without them has come to a decision. Where nothing is measured, this is the placer
+    ``doppler``.
+    """
+
+    def __post_init__(self) -> None:
+        need("The placer 'doppler, measured'", "learn", "torch")
+
+    def place(
+        self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
+    ) -> NDArray[np.int32]:
+        """Answer as ``doppler`` with its default options."""
+        return Doppler().place(problem, cost, seed=seed, evaluations=evaluations, deadline=deadline)
+
+    def go_on(self, search: Search, decision: Decision) -> Decision:
+        """Learn from runs; see :func:`placeit.learning.after_search.learn`."""
+        from placeit.learning.after_search import learn
+
+        return learn(search, decision)
+
+
+def _instance(problem: Problem, cost: CostFunction) -> ProblemInstance:
+    from placeit.learning.agent import ProblemInstance
+
+    return ProblemInstance(problem, cost, problem.critical_path or 1.0)

@@ -1,0 +1,90 @@
+"""Placeto as a placer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.core.errors import UsageError
+from placeit.core.extras import need
+from placeit.core.problem import CostFunction, Problem
+from placeit.placers.base import Incumbent, option
+from placeit.placers.feasibility import random_placements
+
+if TYPE_CHECKING:
+    from placeit.learning.agent import ProblemInstance
+    from placeit.learning.agents.placeto.agent import PlacetoAgent
+
+__all__ = ["Placeto"]
+
+
+@dataclass(frozen=True)
+class Placeto:
+    """Placeto (Addanki et al. 2019): a search by a policy trained beforehand, or on the problem itself.
+
+    GiPH, section 5: trained in 200 episodes; then, from a random placement, 2 |V| steps, which are two episodes.
+
+    Differs from the papers: a policy that is trained on the problem meets placements in its training, and the best of all
+    counts. Steps whose costs are not finite are left out.
+    """
+
+    weights: str = option("", "checkpoint of a trained policy; empty to train one on the problem itself")
+    updates: int = option(50, "training updates, if evaluations suffice", least=1, most=10**9)
+    episodes: int = option(4, "episodes per training update, of one step per op", least=1, most=1000)
+    learning_rate: float = option(1e-2, "learning rate of the training", least=0, most=1000)
+    steps_per_op: float = option(2.0, "steps of the search, per op", least=0, most=1000)
+
+    def __post_init__(self) -> None:
+        need("The placer 'placeto'", "learn", "torch")
+
+    def place(
+        self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
+    ) -> NDArray[np.int32]:
+        """Return the best placement by cost, among as many as may be evaluated; the last ones of the search come first.
+
+        Raises:
+            UsageError: an option out of its range; the policy was made for fewer devices than the problem has.
+            FileError: there is no such checkpoint, or it holds another policy.
+            InfeasibleError: the weights fit in no way that was found.
+        """
+        if not 0 < self.steps_per_op < np.inf:
+            raise UsageError(f"'steps_per_op' of the placer 'placeto' is {self.steps_per_op}; it must be positive and finite.")
+        from placeit.learning.agents.placeto.agent import PlacetoAgent, changes
+        from placeit.learning.checkpoint import load_policy
+
+        found = Incumbent(cost, evaluations, deadline)
+        agent = self._trained(problem, found, seed) if not self.weights else load_policy(self.weights, PlacetoAgent)
+        rng = np.random.default_rng([seed, 1])  # training draws from the seed itself
+        start = random_placements(problem, 1, rng)
+        visited = agent.search([problem], [start[0]], rng, steps_per_op=self.steps_per_op)[0]
+        found.offer(visited[changes(visited)][::-1])  # if not all can be valued, those that the policy had most say in
+        return found.placement
+
+    def _trained(self, problem: Problem, found: Incumbent, seed: int) -> PlacetoAgent:
+        from placeit.learning.agent import ProblemInstance
+        from placeit.learning.agents.placeto.agent import PlacetoAgent
+        from placeit.learning.registry import fresh
+        from placeit.learning.training.loop import train
+        from placeit.learning.training.stages import Stage
+        from placeit.learning.training.valuing import dropping
+
+        agent = fresh(PlacetoAgent, seed, devices=problem.devices)
+        instance = ProblemInstance(problem, dropping(found.offer), problem.critical_path or 1.0)
+        update = self.episodes * (len(problem) + 1)
+        search = 1 + round(self.steps_per_op * len(problem))
+
+        def draw_while_there_is_budget(rng: np.random.Generator, count: int, progress: float) -> list[ProblemInstance]:  # noqa: ARG001
+            return [instance] * count if found.left >= update + search and not found.over else []
+
+        stage = Stage(
+            draw_while_there_is_budget,
+            updates=self.updates,
+            problems=1,
+            episodes=self.episodes,
+            learning_rate=self.learning_rate,
+        )
+        train(agent, [stage], evaluate_on=(), seed=seed)
+        return agent

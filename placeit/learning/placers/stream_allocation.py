@@ -1,0 +1,62 @@
+"""The stream allocation as a placer."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.core.extras import need
+from placeit.core.graph import unique_rows
+from placeit.core.problem import CostFunction, Problem
+from placeit.placers.base import Incumbent, option
+
+if TYPE_CHECKING:
+    from placeit.learning.agents.stream_allocation.agent import StreamAllocationAgent
+
+__all__ = ["StreamAllocation"]
+
+
+@dataclass(frozen=True)
+class StreamAllocation:
+    """The graph-aware encoder-decoder of Ni et al. (2020), for throughput: a learned policy writes placements; the best counts.
+
+    The policy that ships with placeit was trained on generated stream graphs on five equal devices; docs/streams.md says how,
+    and how good it is. It uses five devices at most. ``placeit train stream-allocation`` makes others.
+    """
+
+    weights: str = option("", "file of a trained policy; empty for the one that ships with placeit")
+    samples: int = option(16, "placements drawn from the policy, beside the one that it likes best", least=0, most=10**5)
+
+    def __post_init__(self) -> None:
+        need("The placer 'stream-allocation'", "learn", "torch")
+        if self.weights:
+            _ = self._policy  # a wrong file should not cost a profile first
+
+    @functools.cached_property
+    def _policy(self) -> StreamAllocationAgent:
+        from placeit.learning.agents.stream_allocation.agent import StreamAllocationAgent
+        from placeit.learning.checkpoint import load_policy
+
+        return load_policy(self.weights, StreamAllocationAgent)
+
+    def place(
+        self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
+    ) -> NDArray[np.int32]:
+        """Return the best placement by cost, among as many as may be evaluated; what the policy likes best comes first.
+
+        Raises:
+            InfeasibleError: the weights fit in no way that was found.
+        """
+        from placeit.learning.agent import ProblemInstance
+
+        found = Incumbent(cost, evaluations, deadline)
+        found.offer(self._policy.greedy_placement(problem)[None])
+        if self.samples and not found.over:
+            instances = [ProblemInstance(problem, cost, 1.0)] * self.samples
+            drawn = self._policy.rollout(instances, np.random.default_rng(seed)).visited
+            found.offer(unique_rows(np.concatenate(drawn))[0])
+        return found.placement

@@ -1,0 +1,98 @@
+"""Agents by name: the entry points of the group ``placeit.agents``, placeit's own and those of plug-ins."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing
+from importlib.metadata import EntryPoint
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from placeit.core.errors import UsageError
+from placeit.core.registry import entry_table, load_entry, parse_options
+
+if TYPE_CHECKING:
+    from placeit.learning.agent import Agent
+
+    A = TypeVar("A", bound=Agent)
+
+__all__ = ["GROUP", "agent_class", "agent_names", "fresh", "make_agent", "option_types", "parse_agent"]
+
+GROUP = "placeit.agents"
+"""The entry-point group of agents: those of placeit are in it as well as those of plug-ins."""
+
+
+def agent_names() -> tuple[str, ...]:
+    """Names of all agents, sorted; nothing is imported. Raises UsageError if two packages use the same name."""
+    return tuple(sorted(_table()))
+
+
+def agent_class(name: str) -> type[Agent]:
+    """Return the class of an agent.
+
+    Raises:
+        UsageError: there is no such agent, or its package cannot be imported.
+    """
+    cls: type[Agent] = load_entry("agent", _table(), name)
+    return cls
+
+
+def make_agent(name: str, *, seed: int, **options: Any) -> Agent:
+    """Make an untrained agent.
+
+    Args:
+        name: one of :func:`agent_names`.
+        seed: of its initial weights.
+        **options: arguments of its class; what is left out keeps its default.
+
+    Raises:
+        UsageError: there is no such agent, it has no such option, or it refuses a value.
+    """
+    cls = agent_class(name)
+    known = inspect.signature(cls).parameters
+    for key in options:
+        if key not in known:
+            has = f"its options are {', '.join(known)}" if known else "it has none"
+            raise UsageError(f"The agent '{name}' has no option '{key}'; {has}.")
+    return fresh(cls, seed, **options)
+
+
+def fresh(cls: type[A], seed: int, **options: Any) -> A:
+    """Make an untrained agent of a class, whose initial weights depend on the seed alone."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed % 2**63)
+        return cls(**options)
+
+
+def parse_agent(text: str, *, seed: int) -> Agent:
+    """Make an agent from ``name`` or ``name:option=value,option=value``, as on the command line.
+
+    It is untrained, unless ``weights`` is among the options: a checkpoint, whose policy goes on learning, with the options that
+    it was made with.
+
+    Raises:
+        UsageError: the text has another form, other options beside ``weights``, or as for :func:`make_agent`.
+        FileError: there is no such checkpoint, or it holds another agent.
+    """
+    name, options = parse_options("agent", text, lambda name: option_types(agent_class(name)))
+    if "weights" not in options:
+        return make_agent(name, seed=seed, **options)
+    from placeit.learning.checkpoint import load_policy
+
+    weights = options.pop("weights")
+    if options:
+        raise UsageError(f"The policy in {weights} has its own options: leave out {', '.join(map(repr, options))}.")
+    return load_policy(weights, agent_class(name))
+
+
+def option_types(cls: type[Agent]) -> dict[str, type]:
+    """Return the declared types of the options of an agent's class."""
+    hints = typing.get_type_hints(cls.__init__)
+    return {key: hints[key] for key in inspect.signature(cls).parameters if isinstance(hints.get(key), type)}
+
+
+@functools.cache
+def _table() -> dict[str, EntryPoint]:
+    return entry_table("agent", GROUP, {})

@@ -1,0 +1,203 @@
+"""One update of an agent's weights."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from placeit.core.errors import TrainingError
+from placeit.learning.agent import Agent, Explorer, ProblemInstance, Taught, Trajectory
+from placeit.learning.checkpoint import weights_of
+from placeit.learning.training.baselines import Episodes, find_baseline, returns
+from placeit.learning.training.stages import Stage
+from placeit.learning.training.valuing import least, value
+
+if TYPE_CHECKING:
+    from placeit.learning.training.state import TrainingState
+
+__all__ = ["update", "which"]
+
+
+def update(agent: Agent, stage: Stage, drawn: Sequence[ProblemInstance], run: TrainingState) -> dict[str, Any]:
+    """Play and learn once, by the stage's method; that changes weights once in each epoch.
+
+    REINFORCE (GiPH, Appendix B.7) follows the gradient of the sum over steps of
+
+        gamma^t grad log pi(a_t | s_t) (sum over t' >= t of gamma^(t'-t) r_t' - b_t),
+
+    Differs from the paper: the leading gamma^t is left out unless ``Stage.discount_steps`` asks for it, as in most
+    implementations (with it, decisions late in an episode hardly count); the sum is divided by the number of decisions in the
+    batch, so that clipping means the same for episodes of any length; advantages are normalised unless that is switched off.
+    Without ``Stage.reward_to_go`` the term is grad log pi(a_t | s_t) (gamma^t r_t - b_t) (HSDAG, Eq. 14, which has no b_t).
+
+    A decision whose return depends on a cost that is NaN is left out; if all are, weights stay as they are.
+
+    Args:
+        agent: its network is changed.
+        stage: how to learn.
+        drawn: the problems, with the stage's cost functions.
+        run: generator, optimiser, position, the baseline's memory and the best placements met, all of which are changed except
+            for the position.
+
+    Returns:
+        Figures by the names of :class:`placeit.learning.training.logs.Record`; without a loss if nothing was learned.
+
+    Raises:
+        TrainingError: a reward, loss or gradient is not finite, or a cost is infinite; the weights stay as they were.
+    """
+    progress = run.update / stage.updates
+    if isinstance(agent, Explorer):
+        agent.explore = stage.explore_at(progress)
+    agent.network.train()
+    instances = [instance for instance in drawn for _ in range(stage.episodes)]
+    if stage.kind == "reinforce":
+        lesson, figures = _play(agent, stage, instances, run)
+        if lesson is None:
+            return figures
+        differentiate = functools.partial(_policy_gradient, agent, lesson, stage.entropy_at(progress))
+    else:
+        figures, differentiate = {}, functools.partial(_own_loss, agent, stage, instances, run)
+    before = weights_of(agent) if stage.epochs > 1 else None
+    for _ in range(stage.epochs):
+        run.optimizer.zero_grad(set_to_none=True)
+        figures |= differentiate()
+        norm = float(torch.nn.utils.clip_grad_norm_(run.parameters.values(), math.inf if stage.clip is None else stage.clip))
+        for what, number in (("loss", figures["loss"]), ("gradient norm", norm)):
+            if not math.isfinite(number):
+                if before is not None:
+                    agent.network.load_state_dict(before)
+                raise TrainingError(
+                    f"The {what} became {number} in update {run.update + 1} of stage {run.stage + 1} ({stage.kind}), on "
+                    f"{len(instances)} episodes of problems with {min(map(_size, instances))} to {max(map(_size, instances))} "
+                    "ops. Try a lower learning rate, or look for extreme costs in these problems."
+                )
+        figures |= {"gradient_norm": norm, "learning_rate": stage.learning_rate_at(progress)}
+        for group in run.optimizer.param_groups:
+            group["lr"] = figures["learning_rate"]
+        run.optimizer.step()
+    return figures
+
+
+@dataclass(frozen=True, eq=False)
+class _Lesson:
+    """Episodes to learn from.
+
+    Attributes:
+        trajectory: what was decided.
+        learned: ``bool[T, B]``, the decisions that count.
+        advantage: ``float64[T, B]``, how much better each was than expected.
+    """
+
+    trajectory: Trajectory
+    learned: NDArray[np.bool_]
+    advantage: NDArray[np.float64]
+
+    @property
+    def count(self) -> int:
+        return max(int(self.learned.sum()), 1)  # a problem with one device has nothing to decide
+
+
+def _play(
+    agent: Agent, stage: Stage, instances: Sequence[ProblemInstance], run: TrainingState
+) -> tuple[_Lesson | None, dict[str, Any]]:
+    """Play episodes and value what they visited; returns no lesson if none of their decisions can be learned from."""
+    trajectory = agent.rollout(instances, run.rng)
+    costs = value(instances, trajectory.visited)
+    run.meet(instances, trajectory.visited, costs)
+    costs = [path / instance.unit for path, instance in zip(costs, instances, strict=True)]
+    valid, rewards = trajectory.valid, agent.rewards(trajectory, costs)
+    _check(valid, rewards, costs, instances, run)
+    rewards = np.where(valid, rewards, 0.0)
+    discounted = returns(rewards, stage.gamma)
+    credit = discounted if stage.reward_to_go else rewards * stage.gamma ** np.arange(len(rewards))[:, None]
+    learned = valid & ~np.isnan(credit)
+    whole = np.asarray(~np.isnan(discounted[:1]).any(axis=0))
+    dropped = int(valid.sum() - learned.sum())
+    if dropped and not learned.any():
+        return None, {"dropped": dropped}
+    numbers = {id(instance.problem): number for number, instance in enumerate(instances)}
+    problem = np.array([numbers[id(instance.problem)] for instance in instances])
+    if dropped:
+        rewards, credit = (np.where(learned, values, 0.0) for values in (rewards, credit))
+    episodes = Episodes(rewards, credit, learned, problem, whole)
+    baseline = find_baseline(stage.baseline) if isinstance(stage.baseline, str) else stage.baseline
+    advantage = episodes.returns - baseline(episodes, run.memory)
+    if stage.normalize and learned.any():
+        advantage = (advantage - advantage[learned].mean()) / (advantage[learned].std() + 1e-8)
+    if stage.discount_steps:
+        advantage = advantage * stage.gamma ** np.arange(len(advantage))[:, None]
+    lesson = _Lesson(trajectory, learned, advantage)
+    figures: dict[str, Any] = {"reward": float(rewards.sum()) / lesson.count, "dropped": dropped}
+    if whole.any():
+        figures["episode_return"] = float(discounted[:1, whole].sum()) / int(whole.sum())
+    return lesson, figures
+
+
+def _policy_gradient(agent: Agent, lesson: _Lesson, weight: float) -> dict[str, float]:
+    """Add up the gradient of REINFORCE, part by part of the trajectory, so that one part's graph is in memory at a time."""
+    loss = entropy = 0.0
+    for steps, problems, log_probability, spread in agent.score(lesson.trajectory):
+        learned = lesson.learned[steps, problems]
+        gain = torch.as_tensor(lesson.advantage[steps, problems], dtype=log_probability.dtype, device=log_probability.device)
+        if not learned.all():
+            kept = torch.as_tensor(learned, device=log_probability.device)
+            gain, log_probability, spread = gain[kept], log_probability[kept], spread[kept]
+        part = -(gain * log_probability + weight * spread).sum() / lesson.count
+        _differentiate(part)
+        loss += float(part.detach())
+        entropy += float(spread.detach().sum()) / lesson.count
+    return {"loss": loss, "entropy": entropy}
+
+
+def _own_loss(agent: Agent, stage: Stage, instances: Sequence[ProblemInstance], run: TrainingState) -> dict[str, float]:
+    if isinstance(agent, Taught):
+        loss = agent.loss(stage.kind, instances, run.rng, stage.teacher)
+    else:
+        loss = agent.loss(stage.kind, instances, run.rng)
+    _differentiate(loss)
+    return {"loss": float(loss.detach())}
+
+
+def _differentiate(loss: Tensor) -> None:
+    if loss.requires_grad:  # it does not where there was nothing to decide
+        loss.backward()  # type: ignore[no-untyped-call]
+
+
+def _check(
+    valid: NDArray[np.bool_],
+    rewards: NDArray[np.float64],
+    costs: Sequence[NDArray[np.float64]],
+    instances: Sequence[ProblemInstance],
+    run: TrainingState,
+) -> None:
+    """Raise TrainingError where a reward is not finite, unless a cost that is NaN explains it, or all costs are infinite."""
+    if np.isfinite(rewards[valid]).all() and np.isfinite(np.concatenate(costs)).all():
+        return
+    for b, path in enumerate(costs):
+        unknown, best = bool(np.isnan(path).any()), least(path)
+        bad = np.flatnonzero(valid[:, b] & (np.isinf(rewards[:, b]) | (np.isnan(rewards[:, b]) & (not unknown))))
+        if len(bad) or (best is not None and not math.isfinite(path[best])):
+            what = f"reward of {rewards[bad[0], b]} at step {bad[0] + 1}" if len(bad) else f"cost of {path[best or 0]}"
+            raise TrainingError(f"Update {run.update + 1} of stage {run.stage + 1} met a {what} {which(instances[b], b)}.")
+
+
+def which(instance: ProblemInstance, number: int) -> str:
+    """Describe the problem of a batch that a cost belongs to, and possible causes of the error."""
+    problem = instance.problem
+    name = f", graph {problem.graph_hash}" if problem.graph_hash else ""
+    return (
+        f"on problem {number + 1} of the batch ({len(problem)} ops, {problem.devices} devices, unit {instance.unit:g}{name}). "
+        "Look at its cost function and its unit: costs of feasible placements are finite, and the unit is positive"
+    )
+
+
+def _size(instance: ProblemInstance) -> int:
+    return len(instance.problem)

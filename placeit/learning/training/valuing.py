@@ -1,0 +1,100 @@
+"""Values the placements that agents visit: in batches, equal ones once, by the cost function of a stage."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.core.errors import UsageError
+from placeit.core.problem import CostFunction
+from placeit.learning.agent import ProblemInstance
+from placeit.learning.training.journal import CostJournal
+from placeit.learning.training.stages import MEASURED, SIMULATED, CostFactory, Stage
+
+__all__ = ["check_costs", "dropping", "factory_of", "least", "pricing", "value"]
+
+_PRICED = 4096  # instances whose cost functions are kept
+
+
+def value(instances: Sequence[ProblemInstance], visited: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float64]]:
+    """Value placements, in one call for each instance; several episodes of an instance share it.
+
+    Args:
+        instances: ``B`` of them, of which some may be the same object.
+        visited: for each ``int32[S, V]``.
+
+    Returns:
+        For each ``float64[S]``, as the cost functions give them.
+    """
+    costs: list[NDArray[np.float64]] = [np.empty(0)] * len(instances)
+    episodes: dict[ProblemInstance, list[int]] = {}
+    for b, instance in enumerate(instances):
+        episodes.setdefault(instance, []).append(b)
+    for instance, rows in episodes.items():
+        placements = np.concatenate([visited[b] for b in rows])
+        numbers: dict[bytes, int] = {}
+        number: list[int] = []
+        first: list[int] = []
+        for row, placement in enumerate(placements):
+            number.append(numbers.setdefault(placement.tobytes(), len(first)))
+            if number[-1] == len(first):
+                first.append(row)
+        found = np.asarray(instance.cost(placements[first]), np.float64)[number]
+        ends = np.cumsum([len(visited[b]) for b in rows])[:-1]
+        for b, part in zip(rows, np.split(found, ends), strict=True):
+            costs[b] = part
+    return costs
+
+
+def least(costs: NDArray[np.float64]) -> int | None:
+    """Return where the least of ``float64[S]`` costs is, the first of equals; None if all are NaN."""
+    at = int(costs.argmin())
+    if not np.isnan(costs[at]):  # a NaN would have come first
+        return at
+    return None if np.isnan(costs).all() else int(np.nanargmin(costs))
+
+
+def dropping(cost: CostFunction) -> CostFunction:
+    """Return a cost function by which what has no finite cost could not be measured, so that training goes on without it."""
+
+    def known(placements: NDArray[np.int32]) -> NDArray[np.float64]:
+        costs = cost(placements)
+        return np.where(np.isfinite(costs), costs, np.nan)
+
+    return known
+
+
+def check_costs(stages: Sequence[Stage], costs: Mapping[str, CostFactory]) -> None:
+    """Raise UsageError if a stage names a cost that is not there."""
+    for number, stage in enumerate(stages, 1):
+        if isinstance(stage.cost, str) and stage.cost != SIMULATED and stage.cost not in costs:
+            known = ", ".join(dict.fromkeys([SIMULATED, *costs]))
+            hint = " Placements are measured where there is one model and devices to run it on." * (stage.cost == MEASURED)
+            raise UsageError(f"Stage {number} is to learn from the cost '{stage.cost}', and there is only: {known}.{hint}")
+
+
+def factory_of(stage: Stage, costs: Mapping[str, CostFactory]) -> CostFactory | None:
+    """Return what makes the cost functions of a stage; None if they are the instances' own."""
+    if stage.cost == SIMULATED:
+        return None
+    return costs[stage.cost] if isinstance(stage.cost, str) else stage.cost
+
+
+def pricing(
+    stage: Stage, costs: Mapping[str, CostFactory], journal: CostJournal
+) -> Callable[[ProblemInstance], ProblemInstance]:
+    """Return a function that gives instances the cost function of a stage; what is not simulated goes to the journal."""
+    factory = factory_of(stage, costs)
+    if factory is None:
+        return lambda instance: instance
+
+    @functools.lru_cache(_PRICED)
+    def priced(instance: ProblemInstance) -> ProblemInstance:
+        cost = journal.keeping(stage.cost_name, instance.problem, factory(instance))
+        return dataclasses.replace(instance, cost=cost)
+
+    return priced
