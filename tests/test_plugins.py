@@ -122,6 +122,13 @@ def test_a_command_of_a_package_is_listed_and_run(run) -> None:
     assert len(failed.splitlines()) == 1
 
 
+def test_a_command_that_placeit_has_already_is_an_error_that_names_both(run, tmp_path: Path) -> None:
+    (entry_points,) = tmp_path.glob("site/*/entry_points.txt")
+    entry_points.write_text("[placeit.commands]\nrun = mine:RUN\n")
+    said = run("-m", "placeit", "--help", fails=True)
+    assert said.startswith("error: Two commands are named 'run': placeit.cli.run:run and mine:RUN.")
+
+
 TAUGHT = """
 from placeit.learning.agent import ProblemInstance
 from placeit.learning.registry import make_agent

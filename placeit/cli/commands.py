@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from importlib import import_module
+from importlib.metadata import EntryPoint
 from typing import Any, NamedTuple
 
 import typer
@@ -63,12 +63,15 @@ class Commands(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
         """Return the names of all commands. Raises UsageError if two packages use the same name."""
-        return [*_BUILTIN, *(name for name in _plugins() if name not in _BUILTIN)]
+        return list(_table())
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
         """Import a command; None if there is no such one. Raises UsageError if a plug-in's cannot be imported."""
-        found = _find(cmd_name)
-        return None if found is None else _load(cmd_name, found.target)
+        try:
+            found = _find(cmd_name)
+            return None if found is None else _load(cmd_name, found.target)
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command of a command line, or say which names are like the one that was given."""
@@ -93,30 +96,27 @@ def _find(name: str) -> Command | None:
     """Find a command, looking through the installed packages only if it is not one of those here."""
     if name in _BUILTIN:
         return _BUILTIN[name]
-    if name not in _plugins():
+    if name not in _table():
         return None
-    found = load_entry("command", _plugins(), name)
+    found = load_entry("command", _table(), name)
     if not isinstance(found, Command):
-        raise UsageError(f"The command '{name}' ({_plugins()[name].value}) is not a placeit.cli.commands.Command.")
+        raise UsageError(f"The command '{name}' ({_table()[name].value}) is not a placeit.cli.commands.Command.")
     return found
 
 
 @functools.cache
-def _plugins() -> Any:
-    return entry_table("command", GROUP, {})
+def _table() -> dict[str, EntryPoint]:
+    return entry_table("command", GROUP, {name: found.target for name, found in _BUILTIN.items()})
 
 
 @functools.cache
 def _load(name: str, target: str) -> Any:
     from placeit.cli.command import command
 
-    module, _, attribute = target.partition(":")
-    try:
-        made = getattr(import_module(module), attribute)
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
+    entry = EntryPoint(name, target, GROUP)
+    made = load_entry("command", {name: entry}, name)
     if isinstance(made, typer.Typer):
         return get_command(made)
-    app, home = typer.Typer(**settings()), sys.modules[module]
+    app, home = typer.Typer(**settings()), sys.modules[entry.module]
     app.command(name, cls=getattr(home, "HELP", None), epilog=getattr(home, "EXAMPLES", None))(command(made))
     return get_command(app)

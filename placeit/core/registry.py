@@ -55,7 +55,9 @@ def load_entry(what: str, table: Mapping[str, EntryPoint], name: str) -> Any:
     entry = table[name]
     try:
         return entry.load()
-    except (ImportError, AttributeError) as error:
+    except Exception as error:
+        if entry.dist is None and not isinstance(error, ImportError | AttributeError):
+            raise  # of placeit itself, it is a bug
         remedy = "Install or repair its package."
         if isinstance(error, ImportError) and entry.extras:
             remedy = f"Install what it needs: {install(','.join(entry.extras), entry.dist.name if entry.dist else 'placeit')}"

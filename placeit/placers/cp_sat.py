@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from placeit.core import clock
 from placeit.core.conflicts import cliques
-from placeit.core.extras import import_extra
+from placeit.core.extras import need
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import option
 from placeit.placers.heft import Heft
@@ -35,6 +35,9 @@ class CpSat:
 
     effort: float = option(1.0, "limit of the solver's work, in its deterministic unit of a few seconds", least=0, most=10**6)
 
+    def __post_init__(self) -> None:
+        need("The placer 'cp-sat'", "exact", "ortools")
+
     def place(
         self,
         problem: Problem,
@@ -47,7 +50,6 @@ class CpSat:
         """Return the placement of :meth:`plan`; the cost function is not used.
 
         Raises:
-            UsageError: OR-tools is not installed.
             InfeasibleError: the weights fit in no way that was found.
         """
         return self.plan(problem, seed=seed, deadline=deadline)[0].placement
@@ -59,10 +61,10 @@ class CpSat:
         the bound by as many of these as there are ops and transfers on its critical path.
 
         Raises:
-            UsageError: OR-tools is not installed.
             InfeasibleError: the weights fit in no way that was found.
         """
-        cp_model = import_extra("The placer 'cp-sat'", "exact", "ortools.sat.python.cp_model")
+        from ortools.sat.python import cp_model
+
         known = Heft().plan(problem)
         if known.makespan <= 0:
             return known, 0.0
