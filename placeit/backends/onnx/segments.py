@@ -59,6 +59,10 @@ class OnnxModel(OpenVinoModel):
         """Cut a part out; see :meth:`placeit.backends.base.Model.segment`."""
         return self.parts.cut(ops, enter, leave) if form == "onnx" else super().segment(form, ops, enter, leave)
 
+    def function(self, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> str | None:  # noqa: ARG002
+        """None: parts that are equal for OpenVINO may differ as ONNX models."""
+        return None
+
     def reference(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:
         """Open the whole model in ONNX Runtime, which defines what the file computes: OpenVINO's integers have 32 bits."""
         try:
