@@ -21,7 +21,7 @@ from placeit.backends.onnx.file import (
     read_plain,
     unusual_parts,
 )
-from placeit.backends.openvino.graph import fix_shapes, name_nodes
+from placeit.backends.openvino.graph import fix_shapes, name_nodes, separate_transposed
 from placeit.backends.openvino.inputs import NO_RULE, OpenSizesError, Sizes, resolve_shapes, with_suggestion
 from placeit.backends.openvino.ir import weights_end
 from placeit.backends.openvino.model import OpenVinoModel, describe_fused, tensor_name
@@ -101,6 +101,7 @@ def _read(path: Path, sizes: Sizes) -> OpenVinoModel:
     read_file = _read_ir if path.suffix.lower() == ".xml" else _read_onnx
     model, keep = read_file(path, sizes)
     fix_shapes(model)
+    separate_transposed(model)
     name_nodes(model, keep)
     return describe_fused(model, path)
 
