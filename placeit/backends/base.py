@@ -177,6 +177,19 @@ class Model(ABC):
             DeviceError: this part cannot be had in this format.
         """
 
+    def function(self, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> str | None:  # noqa: ARG002
+        """Return a digest of what a part computes, with the values of its weights, so that equal parts are compiled once.
+
+        Args:
+            ops: op numbers of the part, ascending.
+            enter: tensors that it reads from outside, as for :meth:`segment`.
+            leave: tensors that others read, as for :meth:`segment`.
+
+        Returns:
+            Equal for parts that one program can serve; None if no other part has the same weights, or that is not known.
+        """
+        return None
+
     def whole_file(self, form: Format) -> Model:  # noqa: ARG002
         """Return the model for a device that runs it whole, in one of its formats or one that only the whole file is in."""
         return self

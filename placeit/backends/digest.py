@@ -43,23 +43,28 @@ def constant_digest(dtype: str, shape: Sequence[int], value: Callable[[], bytes]
     return f"{dtype}{list(shape)}{value().hex() if matters else ''}"
 
 
-def openvino_digest(model: Any) -> str:
+def openvino_digest(model: Any, constant: Callable[[Any], str] | None = None) -> str:
     """Hash what an ``openvino.Model`` computes: ops with versions, attributes and inputs, constants, models inside ops.
 
     Names do not count, since a converter makes some of them up.
+
+    Args:
+        model: the model.
+        constant: describes a ``Constant`` node; None to describe it as :func:`constant_digest` does.
     """
+    constant = constant or _openvino_constant
     nodes = model.get_ordered_ops()
     place = {node.get_name(): number for number, node in enumerate(nodes)}
 
     def described(node: Any) -> object:
         if node.get_type_name() == "Constant":
-            return _openvino_constant(node)
+            return constant(node)
         return (
             (node.get_type_name(), node.get_type_info().version_id),
             sorted((name, str(value)) for name, value in node.get_attributes().items()),
             [(place[value.get_node().get_name()], value.get_index()) for value in node.input_values()],
             [(str(output.get_element_type()), str(output.get_partial_shape())) for output in node.outputs()],
-            [openvino_digest(body) for body in bodies(node)],
+            [openvino_digest(body, constant) for body in bodies(node)],
             _ports(node),
         )
 

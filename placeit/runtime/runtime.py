@@ -104,6 +104,8 @@ class Runtime:
         self._programs: Programs[_Key, Program | StreamProgram] = Programs(
             Use(min(room, _KEPT_SHARE * memory_bytes()), _KEPT_THREADS), most=(_KEPT_PROGRAMS, room), weights=self._weights
         )
+        self._first_of: dict[str, tuple[int, ...]] = {}  # by what they compute, the groups of the first segment that does
+        self._equal: dict[tuple[int, ...], tuple[int, ...] | None] = {}  # of segments that were looked at
         self.wait = wait
         self.native_turns = Turns()
         self._process = os.getpid()
@@ -256,6 +258,8 @@ class Runtime:
             self.compiling.progress(*batch.said(clock.now()))
 
     def _compile_all(self, segments: Sequence[Segment], batch: _Batch) -> list[Program | StreamProgram]:
+        for segment in segments:
+            self._find_equal(segment)
         keys = [self._key(segment) for segment in segments]
 
         def make(places: Sequence[int]) -> list[Program | StreamProgram]:
@@ -312,15 +316,32 @@ class Runtime:
         """Return the key of the program of a segment.
 
         Where a program runs one request at a time, equal devices that may run the same segment at once have one each. Single
-        groups, of which profiling compiles many, are shared: no two devices profile the same one at once.
+        groups, of which profiling compiles many, are shared: no two devices profile the same one at once. But they may profile
+        groups that are equal.
         """
         if self.streams is not None:
             return "", (), segment.groups
         device, cores = self.devices[segment.device], self.cluster.devices[segment.device].cores
         single = len(segment.groups) == 1 < len(self.grouping.groups)
-        own = getattr(device, "one_at_a_time", False) and not single
-        groups = tuple(range(len(segment.groups))) if self.model.uniform else segment.groups
+        first = self._equal.get(segment.groups)
+        own = getattr(device, "one_at_a_time", False) and not (single and first is None)
+        groups = tuple(range(len(segment.groups))) if self.model.uniform else first or segment.groups
         return device.program_key, cores if own else (), groups
+
+    def _find_equal(self, segment: Segment) -> None:
+        """Find out whether a segment computes what another one does that was looked at before: one program then serves both."""
+        if segment.groups in self._equal:
+            return
+        what = None
+        with contextlib.suppress(DeviceError):  # it cannot be cut out, as compiling it will say
+            what = self.model.function(*self.parts(segment))
+        self._equal[segment.groups] = None if what is None else self._first_of.setdefault(what, segment.groups)
+
+    def parts(self, segment: Segment) -> tuple[list[int], list[int], list[int]]:
+        """Ops of a segment, tensors that enter and tensors that leave, by their numbers in the task graph."""
+        op_tensor = self.grouping.op_tensor
+        enter, leave = ([int(op_tensor[t]) for t in tensors] for tensors in (segment.inputs, segment.outputs))
+        return self.ops(segment), enter, leave
 
     def _weights(self, key: _Key) -> float:
         return float(self.grouping.groups.param_bytes[list(key[2])].sum())
@@ -496,7 +517,7 @@ class _Source:
 
     @property
     def identity(self) -> str:
-        return f"{self.runtime.model.identity} {self._parts()}"
+        return f"{self.runtime.model.identity} {self.runtime.parts(self.segment)}"
 
     def in_format(self, form: Format) -> Any:
         model = self.runtime.model
@@ -506,10 +527,4 @@ class _Source:
                 f"{device} runs {framework} programs, and {model.path} is not read with {framework}: convert it with `placeit "
                 "export`, or choose other devices."
             )
-        return model.segment(form, *self._parts())
-
-    def _parts(self) -> tuple[list[int], list[int], list[int]]:
-        """Ops, tensors that enter and tensors that leave, by their numbers in the task graph."""
-        runtime, segment, op_tensor = self.runtime, self.segment, self.runtime.grouping.op_tensor
-        enter, leave = ([int(op_tensor[t]) for t in tensors] for tensors in (segment.inputs, segment.outputs))
-        return runtime.ops(segment), enter, leave
+        return model.segment(form, *self.runtime.parts(self.segment))

@@ -196,6 +196,8 @@ def unusual_parts(path: Path) -> bool:
 def read_plain(path: Path) -> onnx.ModelProto:
     """Read an ONNX file with its local functions inlined and its sparse initializers as dense ones.
 
+    Large weights that lie in other files stay there (:mod:`placeit.backends.onnx.external`).
+
     Raises:
         ModelError: the file cannot be parsed, or a function calls itself.
         OSError: it cannot be read.
@@ -204,8 +206,10 @@ def read_plain(path: Path) -> onnx.ModelProto:
     from google.protobuf.message import DecodeError
     from onnx import inliner
 
+    from placeit.backends.onnx.external import read_proto
+
     try:
-        model = onnx.load(path)
+        model = read_proto(path)
         if model.functions:
             model = inliner.inline_local_functions(model)
     except (DecodeError, ValueError, RuntimeError, onnx.checker.ValidationError) as error:

@@ -17,6 +17,7 @@ from onnx import helper
 
 from placeit.backends.base import Arrays, Format, Model, TensorSpec, numpy_can_hold
 from placeit.backends.digest import onnx_digest
+from placeit.backends.onnx.external import read_proto
 from placeit.backends.onnx.flops import node_flops
 from placeit.backends.onnx.segments import KNOWN_VERSION, OnnxParts, drop_repeated_names, fix_shape, reads, relu_chain
 from placeit.backends.onnx.whole import open_whole, ort_reference
@@ -129,7 +130,7 @@ class OnnxFileModel(Model):
 
     def reference(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:  # noqa: ARG002
         """Open the whole model in ONNX Runtime. Raises DeviceError."""
-        return ort_reference(self.proto.SerializeToString(), self.inputs, [spec.name for spec in self.outputs], self.path)
+        return ort_reference(self.proto, self.inputs, [spec.name for spec in self.outputs], self.path)
 
     def chain(self, elements: int, hops: int) -> Model:
         """Build a chain of ``hops`` ReLUs over ``float32[1, elements]``."""
@@ -157,7 +158,7 @@ def read_onnx(path: Path, sizes: Sizes, why: str = "") -> OnnxFileModel:
         DeviceError: ONNX Runtime is not installed.
     """
     try:
-        proto = onnx.load(path)
+        proto = read_proto(path)
     except (OSError, ValueError, DecodeError, onnx.checker.ValidationError) as error:
         raise ModelError(f"Cannot read a model from {path}: {str(error).rstrip('.')}.") from error
     constants = {tensor.name for tensor in proto.graph.initializer}
@@ -312,7 +313,7 @@ class _Reading:
             self._types[value.name] = _dtype(value.type.tensor_type.elem_type)
             self._shapes[value.name] = tuple(size or 0 for size in _sizes(value))
         try:
-            session = open_whole(asked.SerializeToString(), optimize=False)
+            session = open_whole(asked, optimize=False)
         except ort_failures() as error:
             said = ort_reason(error).rstrip(".")
             raise ModelError(f"Cannot read a model from {self._path}: ONNX Runtime says: {said}.") from error

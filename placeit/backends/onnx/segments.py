@@ -14,6 +14,7 @@ from onnx import helper, numpy_helper
 
 from placeit.backends.base import Arrays, Format, TensorSpec, numpy_can_hold
 from placeit.backends.digest import onnx_digest
+from placeit.backends.onnx.external import folder_of, note_folder
 from placeit.backends.onnx.file import read_plain
 from placeit.backends.onnx.whole import ort_reference
 from placeit.backends.openvino.model import OpenVinoModel, describe
@@ -59,6 +60,10 @@ class OnnxModel(OpenVinoModel):
         """Cut a part out; see :meth:`placeit.backends.base.Model.segment`."""
         return self.parts.cut(ops, enter, leave) if form == "onnx" else super().segment(form, ops, enter, leave)
 
+    def function(self, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> str | None:  # noqa: ARG002
+        """None: parts that are equal for OpenVINO may differ as ONNX models."""
+        return None
+
     def reference(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:
         """Open the whole model in ONNX Runtime, which defines what the file computes: OpenVINO's integers have 32 bits."""
         try:
@@ -70,7 +75,7 @@ class OnnxModel(OpenVinoModel):
         results = {spec.op: spec for spec in self.outputs}
         called = [results[name] for name in self.graph.names if name in results]
         outputs = [value.name for value in whole.graph.output]
-        return ort_reference(whole.SerializeToString(), self.inputs, outputs, self.path, called)
+        return ort_reference(whole, self.inputs, outputs, self.path, called)
 
     def onnx_kinds(self) -> Iterator[tuple[list[str], onnx.ModelProto]]:
         """Yield the ops that can be cut out as ONNX; see :meth:`placeit.backends.base.OnnxKinds.onnx_kinds`."""
@@ -292,12 +297,14 @@ class OnnxParts:
             sparse_initializer=[self._sparse[name] for name in sorted(constants & self._sparse.keys())],
         )
         proto = self._proto
-        return helper.make_model(
+        made = helper.make_model(
             body,
             opset_imports=proto.opset_import,
             ir_version=min(max(proto.ir_version, _OWN_CONSTANTS), KNOWN_VERSION),
             functions=list(proto.functions),
         )
+        note_folder(made, folder_of(proto))
+        return made
 
     def _atoms(self) -> list[list[int]]:
         """Op numbers, apart wherever the ONNX model has a tensor."""

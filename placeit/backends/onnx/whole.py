@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placeit.backends.base import Arrays, Format, Model, TensorSpec
+from placeit.backends.onnx.external import session_source
 from placeit.backends.onnx.file import output_names
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError
 from placeit.devices.onnxruntime import explaining, onnxruntime
+
+if TYPE_CHECKING:
+    import onnx
 
 __all__ = ["OnnxFile", "WholeOnnxModel", "open_whole", "ort_reference"]
 
@@ -24,12 +28,12 @@ class OnnxFile:
     """A whole ONNX model for ONNX Runtime to open, which then says in which order it wants inputs.
 
     Attributes:
-        model: path of the file, or a serialised model.
+        model: path of the file.
         inputs: names of inputs, in the order of a segment's.
         outputs: names of outputs, in the order of a segment's.
     """
 
-    model: str | bytes
+    model: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
@@ -104,11 +108,11 @@ class WholeOnnxModel(Model):
         return relu_chain(elements, hops)
 
 
-def open_whole(model: str | bytes, *, optimize: bool = True) -> Any:
+def open_whole(model: str | onnx.ModelProto, *, optimize: bool = True) -> Any:
     """Open a whole model on the CPU, with threads that rest when it does not run. Raises what ONNX Runtime does.
 
     Args:
-        model: path of the file, or a serialised model.
+        model: path of the file, or the model itself.
         optimize: whether nodes may be fused and replaced; constants are folded in any case.
     """
     runtime = onnxruntime()
@@ -117,11 +121,13 @@ def open_whole(model: str | bytes, *, optimize: bool = True) -> Any:
     options.add_session_config_entry("session.force_spinning_stop", "1")
     if not optimize:
         options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    return runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"], enable_fallback=0)
+    return runtime.InferenceSession(
+        session_source(model, options), options, providers=["CPUExecutionProvider"], enable_fallback=0
+    )
 
 
 def ort_reference(
-    model: str | bytes,
+    model: str | onnx.ModelProto,
     inputs: Sequence[TensorSpec],
     outputs: Sequence[str],
     path: Path,
@@ -130,7 +136,7 @@ def ort_reference(
     """Prepare a whole model in ONNX Runtime, as the reference for outputs.
 
     Args:
-        model: path of the file, or a serialised model.
+        model: path of the file, or the model itself.
         inputs: of the model.
         outputs: names of its outputs in the file.
         path: for messages.

@@ -24,6 +24,7 @@ __all__ = [
     "inseparable_ops",
     "inside_bytes",
     "name_nodes",
+    "separate_transposed",
     "upper_bound_ops",
 ]
 
@@ -83,6 +84,60 @@ def fix_shapes(model: Any) -> None:
             constant = openvino.op.Constant(node.get_output_element_type(0), openvino.Shape([len(shape)]), shape)
             constant.set_friendly_name(node.get_friendly_name())
             openvino.utils.replace_node(node, constant)
+
+
+def separate_transposed(model: Any) -> None:
+    """Give those that read a square weight transposed a copy of it, if others read it as it is.
+
+    OpenVINO's CPU plugin knows the weights that it has reordered by address and shape, and takes a square one for its
+    transpose (2026.4).
+
+    Args:
+        model: an ``openvino.Model``; it is changed.
+    """
+    readers: dict[int, dict[bool, list[tuple[Any, Any, list[Any]]]]] = {}
+    for node in model.get_ordered_ops():
+        if node.get_type_name() != "MatMul":
+            continue
+        source, between = node.input_value(1).get_node(), list[Any]()
+        while source.get_type_name() in ("Convert", "Transpose"):
+            between.append(source)
+            source = source.input_value(0).get_node()
+        shape = list(source.get_output_shape(0)) if source.get_type_name() == "Constant" else []
+        if len(shape) == 2 and shape[0] == shape[1] > 1:
+            turns = sum(map(_swaps, between)) + bool(node.get_attributes()["transpose_b"])
+            of = readers.setdefault(source.data.ctypes.data, {False: [], True: []})
+            of[turns % 2 == 1].append((node, source, between))
+    for of in readers.values():
+        if of[False] and of[True]:
+            _read_copy(of[True])
+
+
+def _swaps(node: Any) -> bool:
+    if node.get_type_name() != "Transpose":
+        return False
+    order = node.input_value(1).get_node()
+    return bool(order.get_type_name() != "Constant" or list(order.get_vector()) != [0, 1])
+
+
+def _read_copy(readers: Collection[tuple[Any, Any, list[Any]]]) -> None:
+    """Have products read a copy of the constant that they read, through nodes of their own where some are between."""
+    ops = openvino.opset13
+    constant = next(iter(readers))[1]
+    tensor = openvino.Tensor(constant.get_element_type(), constant.get_output_shape(0))
+    tensor.data[...] = constant.data
+    copy = openvino.op.Constant(tensor)
+    copy.set_friendly_name(f"{constant.get_friendly_name()}/copy")
+    for product, _, between in readers:
+        value = copy.output(0)
+        for node in reversed(between):
+            if node.get_type_name() == "Convert":
+                made = ops.convert(value, node.get_output_element_type(0).get_type_name())
+            else:
+                made = ops.transpose(value, node.input_value(1))
+            made.set_friendly_name(f"{node.get_friendly_name()}/copy")
+            value = made.output(0)
+        product.input(1).replace_source_output(value)
 
 
 def constant_nodes(model: Any, stand_ins: Collection[str] = ()) -> dict[str, frozenset[str]]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from placeit.backends import base
 from placeit.backends.base import Arrays, TensorSpec
 from placeit.backends.onnx.file import ROUNDING_OPS, find_ops
+from placeit.backends.openvino.alike import function_digest, weight_readers
 from placeit.backends.openvino.flops import bounded_shape
 from placeit.backends.openvino.graph import build_graph, constants, dtype_name, inseparable_ops, name_nodes, upper_bound_ops
 from placeit.backends.openvino.quantized import quantized_pairs, rounding_steps
@@ -107,6 +108,20 @@ class OpenVinoModel(base.Model):
     def segment(self, form: base.Format, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> Any:  # noqa: ARG002
         """Cut a part out as an ``openvino.Model``; see :meth:`placeit.backends.base.Model.segment`."""
         return extract(self.ov_model, self.view, self.graph, ops, enter, leave, self.channels_last)
+
+    @cached_property
+    def _weight_readers(self) -> tuple[frozenset[int], frozenset[int]]:
+        return weight_readers(self.ov_model, self.graph, self.view)
+
+    def function(self, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> str | None:
+        """Return a digest of what a part computes; see :meth:`placeit.backends.base.Model.function`.
+
+        None at once for parts that share no weight with another op, or have one to themselves.
+        """
+        shared, alone = self._weight_readers
+        if shared.isdisjoint(ops) or not alone.isdisjoint(ops):
+            return None
+        return function_digest(self.segment("openvino", ops, enter, leave))
 
     def prepared(self, cluster: Cluster, graph: str = "") -> base.Model:
         """Read the ONNX file for ONNX Runtime, if that drives one of the devices. Raises DeviceError."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from placeit.backends.onnx.external import front_end_source
 from placeit.backends.onnx.file import (
     FOREIGN_OPS,
     check_external_files,
@@ -21,7 +21,7 @@ from placeit.backends.onnx.file import (
     read_plain,
     unusual_parts,
 )
-from placeit.backends.openvino.graph import fix_shapes, name_nodes
+from placeit.backends.openvino.graph import fix_shapes, name_nodes, separate_transposed
 from placeit.backends.openvino.inputs import NO_RULE, OpenSizesError, Sizes, resolve_shapes, with_suggestion
 from placeit.backends.openvino.ir import weights_end
 from placeit.backends.openvino.model import OpenVinoModel, describe_fused, tensor_name
@@ -101,6 +101,7 @@ def _read(path: Path, sizes: Sizes) -> OpenVinoModel:
     read_file = _read_ir if path.suffix.lower() == ".xml" else _read_onnx
     model, keep = read_file(path, sizes)
     fix_shapes(model)
+    separate_transposed(model)
     name_nodes(model, keep)
     return describe_fused(model, path)
 
@@ -198,14 +199,8 @@ def _read_onnx(path: Path, sizes: Sizes) -> tuple[Any, Callable[[str], bool]]:
     if not front_end.supported(str(path)):
         raise ModelError(f"Cannot read a model from {path}: OpenVINO does not recognise it as an ONNX model.")
     check_nodes(path)
-    source = front_end.load(io.BytesIO(read_plain(path).SerializeToString()) if unusual_parts(path) else str(path))
-    places = {place.get_names()[0]: place for place in source.get_inputs()}
-    partial = {name: source.get_partial_shape(place) for name, place in places.items()}
-    wanted = resolve_shapes(path, partial, sizes)
-    for name, place in places.items():
-        if wanted[name] != partial[name]:  # some models can be read only if the sizes are known
-            source.set_partial_shape(place, wanted[name])
-    model = front_end.convert(source)
+    with front_end_source(read_plain(path)) if unusual_parts(path) else contextlib.nullcontext(str(path)) as file:
+        model, wanted = _converted(front_end, front_end.load(file), path, sizes)
     _join_twins(model, wanted)
     _rename_inputs(model, wanted)
     for port in model.inputs:
@@ -215,6 +210,17 @@ def _read_onnx(path: Path, sizes: Sizes) -> tuple[Any, Callable[[str], bool]]:
                 f"{path}: the tensor '{name}' is read before any op produces it, and is not an input of the model."
             )
     return model, node_names(path).__contains__
+
+
+def _converted(front_end: Any, source: Any, path: Path, sizes: Sizes) -> tuple[Any, dict[str, Any]]:
+    """Convert what a front end has loaded; return the model, and the shapes of its inputs by name."""
+    places = {place.get_names()[0]: place for place in source.get_inputs()}
+    partial = {name: source.get_partial_shape(place) for name, place in places.items()}
+    wanted = resolve_shapes(path, partial, sizes)
+    for name, place in places.items():
+        if wanted[name] != partial[name]:  # some models can be read only if the sizes are known
+            source.set_partial_shape(place, wanted[name])
+    return front_end.convert(source), wanted
 
 
 def _join_twins(model: Any, inputs: Mapping[str, Any]) -> None:

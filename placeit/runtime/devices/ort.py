@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.backends.base import OnnxKinds
+from placeit.backends.onnx.external import session_source
 from placeit.backends.onnx.whole import OnnxFile, WholeOnnxModel
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
@@ -281,8 +282,8 @@ def _session(model: Any, of: tuple[str, dict[str, str]], cores: tuple[int, ...] 
         options.add_session_config_entry("session.force_spinning_stop", "1")
     if of[0] != "CPUExecutionProvider":
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-    source = model.model if isinstance(model, OnnxFile) else model.SerializeToString()
-    return runtime.InferenceSession(source, options, providers=[of], enable_fallback=0)
+    source = model.model if isinstance(model, OnnxFile) else model
+    return runtime.InferenceSession(session_source(source, options), options, providers=[of], enable_fallback=0)
 
 
 def _supported(model: Model, device: Device) -> Collection[str]:

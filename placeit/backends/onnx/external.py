@@ -1,0 +1,112 @@
+"""ONNX models whose weights stay in files of their own: a serialised model has 2 GB at most, and each copy takes memory."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from placeit.core.errors import FileError
+from placeit.core.files import temporary_folder
+
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = ["folder_of", "front_end_source", "note_folder", "read_proto", "session_source"]
+
+_FOLDER = "placeit.folder"  # key in the metadata of a model whose weights are in files: the folder that their names refer to
+_SMALL = 1 << 16  # bytes of a weight up to which it is read: sizes and axes, of which the values matter
+
+
+def read_proto(path: Path) -> onnx.ModelProto:
+    """Read an ONNX file, without the large weights that lie in other files.
+
+    Raises:
+        OSError, ValueError, DecodeError, ValidationError: as ``onnx.load`` does.
+    """
+    import onnx
+    from onnx.external_data_helper import load_external_data_for_model, uses_external_data
+
+    model = onnx.load(path, load_external_data=False)
+    large = [t for t in model.graph.initializer if uses_external_data(t) and int(_said(t).get("length", _SMALL + 1)) > _SMALL]
+    for tensor in large:
+        if Path(_said(tensor).get("location", "/")).is_absolute():
+            raise ValueError(f"the weight '{tensor.name}' is in no file beside {path.name}")
+        tensor.data_location = onnx.TensorProto.DEFAULT
+    folder = os.path.realpath(path.parent)
+    load_external_data_for_model(model, folder)
+    for tensor in large:
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+    note_folder(model, folder)
+    return model
+
+
+def note_folder(model: onnx.ModelProto, folder: str | None) -> None:
+    """Note in a model in which folder its weights are, if some are in files."""
+    from onnx.external_data_helper import uses_external_data
+
+    if folder is not None and any(map(uses_external_data, model.graph.initializer)):
+        model.metadata_props.add(key=_FOLDER, value=folder)
+
+
+def folder_of(model: onnx.ModelProto) -> str | None:
+    """Return the folder in which weights of a model are; None if it has them all."""
+    return next((entry.value for entry in model.metadata_props if entry.key == _FOLDER), None)
+
+
+def session_source(model: str | bytes | onnx.ModelProto, options: Any) -> str | bytes:
+    """Return what ONNX Runtime opens a model from.
+
+    Args:
+        model: path of a file, a serialised model, or a model whose weights may be in files.
+        options: of the session; they are told where weights are.
+    """
+    if isinstance(model, str | bytes):
+        return model
+    folder = folder_of(model)
+    if folder is not None:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+    return bytes(model.SerializeToString())
+
+
+@contextlib.contextmanager
+def front_end_source(model: onnx.ModelProto) -> Iterator[str | io.BytesIO]:
+    """Give what OpenVINO reads a model from: its bytes, or, if weights are in files, a file in a folder that has those as well.
+
+    Raises:
+        FileError: there is no room for temporary files.
+    """
+    folder = folder_of(model)
+    if folder is None:
+        yield io.BytesIO(model.SerializeToString())
+        return
+    names = {_said(tensor)["location"] for tensor in model.graph.initializer if tensor.external_data}
+    with temporary_folder() as temporary:
+        copy = temporary / f"{secrets.token_hex(8)}.onnx"
+        try:
+            copy.write_bytes(model.SerializeToString())
+            for name in names:
+                _provide(Path(folder, name), temporary / name)
+        except OSError as error:
+            raise FileError(
+                f"Cannot copy weights to {temporary}: {error.strerror or error}. Set TMPDIR to a folder with more room."
+            ) from error
+        yield str(copy)
+
+
+def _provide(file: Path, place: Path) -> None:
+    """Link or copy a file to a place. A symbolic link would not do: OpenVINO reads nothing outside of a model's folder."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(os.path.realpath(file), place)
+    except OSError:  # another file system, or another user's file
+        shutil.copyfile(file, place)
+
+
+def _said(tensor: onnx.TensorProto) -> dict[str, str]:
+    return {entry.key: entry.value for entry in tensor.external_data}
