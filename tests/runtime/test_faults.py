@@ -625,13 +625,21 @@ def strikes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Strikes
         yield make
 
 
-def interrupt_runs(made: Bench, strikes: Strikes, trials: int) -> None:
+@pytest.mark.parametrize("trials", [30, pytest.param(1000, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("emulated", [False, True], ids=["links in memory", "emulated links"])
+@pytest.mark.parametrize("lanes", LANES)
+def test_runs_survive_interrupts_at_random_moments(
+    bench: Callable[..., Bench], strikes: Callable[[int], Strikes], lanes: str, emulated: bool, trials: int
+) -> None:
+    if emulated and lanes in ("streams", "fake"):
+        pytest.skip("nothing is emulated beside what is launched ahead")
+    made, strike = bench(lanes, emulated=emulated), strikes(1)
     executor, other = made.executor(requests=2), made.executor()
     executor.time()
     other.time()
     before = workers()
     for trial in range(trials):
-        strikes.during(lambda: executor.times(strikes.random.randrange(1, 6)), 0.004)
+        strike.during(lambda: executor.times(strike.random.randrange(1, 6)), 0.004)
         executor.time(timeout=30)
         other.time(timeout=30)
         if trial % 10 == 0:
@@ -640,24 +648,6 @@ def interrupt_runs(made: Bench, strikes: Strikes, trials: int) -> None:
     assert workers() == before
     executor.close()
     other.close()
-
-
-@pytest.mark.parametrize("emulated", [False, True], ids=["links in memory", "emulated links"])
-@pytest.mark.parametrize("lanes", LANES)
-def test_runs_survive_interrupts_at_random_moments(
-    bench: Callable[..., Bench], strikes: Callable[[int], Strikes], lanes: str, emulated: bool
-) -> None:
-    if emulated and lanes in ("streams", "fake"):
-        pytest.skip("nothing is emulated beside what is launched ahead")
-    interrupt_runs(bench(lanes, emulated=emulated), strikes(1), 30)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("lanes", LANES)
-def test_runs_survive_a_thousand_interrupts_at_random_moments(
-    bench: Callable[..., Bench], strikes: Callable[[int], Strikes], lanes: str
-) -> None:
-    interrupt_runs(bench(lanes), strikes(2), 1000)
 
 
 def interrupt_sessions(path: str, seed: int, trials: int) -> None:
@@ -682,24 +672,17 @@ def interrupt_sessions(path: str, seed: int, trials: int) -> None:
     assert not workers(), workers()
 
 
-def check_sessions(path: Path, seed: int, trials: int) -> None:
-    code = f"import test_faults; test_faults.interrupt_sessions({str(save_mixing(path))!r}, {seed}, {trials})"
+@pytest.mark.slow
+@pytest.mark.parametrize("trials", [10, pytest.param(400, marks=pytest.mark.nightly)])
+def test_opening_and_closing_survive_interrupts_at_random_moments(tmp_path: Path, trials: int) -> None:
+    """What was open when an interrupt came is closed as soon as nothing refers to it."""
+    path = save_mixing(tmp_path / "mixing.onnx")
+    code = f"import test_faults; test_faults.interrupt_sessions({str(path)!r}, 3, {trials})"
     call = [sys.executable, "-X", "faulthandler", "-c", code]
     search = os.pathsep.join(filter(None, sys.path))
     env = os.environ | {"PYTHONPATH": search}
     ended = subprocess.run(call, env=env, capture_output=True, encoding="utf-8", timeout=240, check=False)
     assert ended.returncode == 0, ended.stderr[-4000:]
-
-
-@pytest.mark.slow
-def test_opening_and_closing_survive_interrupts_at_random_moments(tmp_path: Path) -> None:
-    """What was open when an interrupt came is closed as soon as nothing refers to it."""
-    check_sessions(tmp_path / "mixing.onnx", 3, 25)
-
-
-@pytest.mark.slow
-def test_opening_and_closing_survive_hundreds_of_interrupts(tmp_path: Path) -> None:
-    check_sessions(tmp_path / "mixing.onnx", 11, 400)
 
 
 @pytest.mark.parametrize("kind", [TimeoutError, SystemExit, KeyboardInterrupt])
