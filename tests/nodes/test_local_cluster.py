@@ -283,7 +283,7 @@ def test_strangers_at_the_port_of_a_device_get_nothing_and_break_nothing(runtime
     with runtime.executor(plan_on(runtime, [0, 1])) as executor:
         values = runtime.model.random_inputs(0)
         expected = executor.run(values, timeout=60)
-        with socket.create_connection(device.address, timeout=20) as stranger:
+        with socket.create_connection(device.address, timeout=120) as stranger:
             stranger.sendall(os.urandom(4000))
             for name, value in executor.run(values, timeout=60).items():
                 np.testing.assert_array_equal(value, expected[name])

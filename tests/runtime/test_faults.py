@@ -320,7 +320,7 @@ def test_closing_an_executor_waits_for_the_run_of_another_thread(bench: Callable
         return executor.times(200)
 
     with beside(run) as seconds:
-        assert began.wait(20)
+        assert began.wait(120)
         time.sleep(0.01)
         executor.close()
     assert isinstance(seconds[0], float) or "closed" in str(seconds[0])  # if it had not begun
@@ -487,7 +487,7 @@ def test_who_waits_notices_that_the_thread_of_a_device_is_gone(bench: Callable[.
     thread = next(thread for thread in workers() if thread.name == f"placeit {'ab'[device]}")
 
     def kill() -> None:
-        dying.wait(20)
+        dying.wait(120)
         worker.submit(sys.exit)
 
     killer = threading.Thread(target=kill)
@@ -495,7 +495,7 @@ def test_who_waits_notices_that_the_thread_of_a_device_is_gone(bench: Callable[.
     with pytest.raises(ExecutionError, match=f"placeit {'ab'[device]} has died of SystemExit.*open a new session"):
         executor.times(100_000)
     killer.join()
-    thread.join(10)
+    thread.join(120)
     assert not thread.is_alive()
     with pytest.raises(ExecutionError):
         executor.time()
@@ -540,7 +540,7 @@ def test_a_time_out_also_ends_the_wait_for_the_run_of_another_thread(bench: Call
     made.devices[0].trouble = hang
     thread = threading.Thread(target=executor.time)
     thread.start()
-    assert stuck.wait(20)
+    assert stuck.wait(120)
     with pytest.raises(ExecutionError, match=r"time-out is over.*on a"):
         executor.time(timeout=0.1)
     go_on.set()
@@ -665,7 +665,7 @@ def interrupt_sessions(path: str, seed: int, trials: int) -> None:
     for _ in range(trials):
         strikes.during(whole, 0.05)
     whole()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while workers() and time.monotonic() < deadline:
         gc.collect()
         time.sleep(0.01)
@@ -786,14 +786,14 @@ def test_placements_of_a_model_leave_no_threads_and_closing_gives_those_of_devic
             placement = np.random.default_rng(seed).integers(2, size=groups)
             kept.append(runtime.executor(segmenter.plan(placement, merge=False)))
             kept[-1].time()
-            deadline = time.monotonic() + 5  # those that compile end by themselves
+            deadline = time.monotonic() + 120  # those that compile end by themselves
             while len(workers() - before) > 2 and time.monotonic() < deadline:
                 time.sleep(0.01)
             opened.append(system_threads())
         assert len(workers() - before) == 2
     assert max(opened) - opened[0] <= 2
     assert not workers() - before
-    deadline = time.monotonic() + 5  # the system is told last
+    deadline = time.monotonic() + 120  # the system is told last
     while system_threads() > opened[-1] - 2 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert system_threads() <= opened[-1] - 2
@@ -806,7 +806,7 @@ def test_threads_of_a_runtime_that_nobody_closes_end_with_it(models: dict[str, M
     made.check(made.executor())
     assert len(workers() - before) >= 4
     made = None
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while workers() - before and time.monotonic() < deadline:
         gc.collect()
         time.sleep(0.01)
