@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import settings
 
 from placeit.backends import load
@@ -30,6 +31,17 @@ def _counted_time() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(clock, "now", lambda: next(looks) * 1e-3)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Have PyTorch compute on one thread, here and in processes that tests start: on busy cores, two wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

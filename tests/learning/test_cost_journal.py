@@ -81,7 +81,7 @@ def replaying(folder):
     return factory, left
 
 
-@pytest.mark.parametrize(("updates", "most", "least"), [(20, 4, 1), pytest.param(300, 100, 50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("updates", "most", "least"), [(20, 4, 1), pytest.param(300, 100, 50, marks=pytest.mark.nightly)])
 def test_a_training_that_was_killed_at_any_moment_gives_the_weights_of_one_that_was_not(tmp_path, updates, most, least):
     code = CHILD.format(tests=str(Path(__file__).parent), folder=str(tmp_path), updates=updates, kills=most)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)

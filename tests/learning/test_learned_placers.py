@@ -17,22 +17,26 @@ class TestGuided(PlacerConformance):
 
 @pytest.mark.slow
 class TestHdp(PlacerConformance):
-    placer = "hdp:updates=10,hidden=16"
+    placer = "hdp:updates=2,hidden=8"
+    sizes = ((8, 2), (20, 3))
 
 
 @pytest.mark.slow
 class TestDoppler(PlacerConformance):
-    placer = "doppler:imitation=2,updates=3,episodes=4,samples=8"
+    placer = "doppler:imitation=2,updates=2,episodes=2,samples=4"
+    sizes = ((8, 2), (30, 3))
 
 
 @pytest.mark.slow
 class TestHsdag(PlacerConformance):
-    placer = "hsdag:updates=2,episodes=1,samples=1"
+    placer = "hsdag:updates=1,episodes=1,samples=1"
+    sizes = ((8, 2), (20, 3))
 
 
 @pytest.mark.slow
 class TestPlaceto(PlacerConformance):
-    placer = "placeto:updates=3,episodes=2"
+    placer = "placeto:updates=2,episodes=1,steps_per_op=1"
+    sizes = ((6, 2), (12, 3))
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ from placeit.session import Session
 pytest.importorskip("ray")
 from placeit.devices.nodes import connection, local
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(280, method="thread")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900, method="thread")]
 
 THERE, HERE = f"edge1/CPU@{allowed_cores()[0]}", f"CPU@{allowed_cores()[-1]}"
 

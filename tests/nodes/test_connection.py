@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -70,7 +71,7 @@ class FakeRay:
 
     def init(self, address: str, **settings: object) -> None:
         self.said.append(f"begins with {os.environ['RAY_AUTH_MODE']}")
-        assert self.go.wait(20)
+        assert self.go.wait(60)
         self.said.append("is in")
 
     def shutdown(self) -> None:
@@ -89,6 +90,13 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRay]:
 @pytest.mark.parametrize("said", [REFUSED, RESET, ANSWERED, b"HTTP/1.1 400 \r\n"])
 def test_a_cluster_wants_a_token_unless_it_answers_without(answering: Callable[[bytes], str], said: bytes) -> None:
     assert tokens.wants_token(answering(said)) is (said != ANSWERED)
+
+
+def test_nobody_at_an_address_is_an_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        free = taken.getsockname()[1]
+    with pytest.raises(DeviceError, match=f"Nobody answers at 127.0.0.1:{free}"):
+        connection.connect(f"127.0.0.1:{free}")
 
 
 def test_what_listens_and_says_nothing_is_an_error(answering: Callable[[bytes], str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +138,7 @@ def test_an_attempt_that_was_given_up_is_undone_before_the_next_one(
     with pytest.raises(DeviceError, match="still tries"):
         connection.connect(address)
     ray.go.set()
-    monkeypatch.setattr(connection, "_CONNECTS_S", 20)
+    monkeypatch.setattr(connection, "_CONNECTS_S", 60)
     connection.connect(address)
     assert ray.said[:3] == ["begins with token", "is in", "ends"]
     assert ray.said[-2:] == ["begins with token", "is in"]
@@ -173,7 +181,7 @@ def test_a_real_cluster_without_a_token_is_used_only_if_that_is_meant(tmp_path: 
 
 
 @pytest.mark.slow
-def test_without_a_token_a_real_cluster_that_wants_one_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_its_token_a_real_cluster_that_wants_one_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))  # where Ray looks for it
     cluster = local.start(["head"], tmp_path / "cluster.json")
     try:
@@ -181,11 +189,19 @@ def test_without_a_token_a_real_cluster_that_wants_one_is_an_error(tmp_path: Pat
             connection.connect(cluster.address)
         with pytest.raises(DeviceError, match=r"there is none .*cannot be opened or is empty: /nowhere"):
             connection.connect(cluster.address, token=Path("/nowhere"))
+        wrong = tmp_path / "token"
+        wrong.write_text("ab" * 32)
+        with pytest.raises(DeviceError, match="token does not match"):
+            connection.connect(cluster.address, token=wrong)
         monkeypatch.setenv("RAY_AUTH_TOKEN", "cd" * 32)  # of another cluster
         assert [*connection.connect(cluster.address, token=cluster.token).nodes()] == ["head"]
+        connection.disconnect()
+        for pid in cluster.pids()[:2]:  # as after a crash
+            os.kill(pid, signal.SIGKILL)
     finally:
         connection.disconnect()
         cluster.stop(tmp_path / "cluster.json")
+    assert cluster.pids() == []
 
 
 @pytest.mark.slow

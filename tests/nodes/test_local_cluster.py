@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import resource
 import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from time import perf_counter
 
 import numpy as np
+import openvino as ov
 import pytest
-from small_models import inception_like
+from small_models import inception_like, ops
 
+from placeit.backends.openvino.model import OpenVinoModel, describe
 from placeit.core.address import Address
-from placeit.core.cluster import Cluster
+from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError, ExecutionError
 from placeit.devices import discover
 from placeit.devices.host import allowed_cores
@@ -24,8 +29,11 @@ from placeit.planning.coarsen import coarsen
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.cache import Cache
 from placeit.runtime import adapting
+from placeit.runtime.devices.base import RuntimeDevice
+from placeit.runtime.devices.kinds import device_kind
+from placeit.runtime.nodes import device as device_module
 from placeit.runtime.nodes.actor import DeviceActor
-from placeit.runtime.nodes.device import NodeDevice
+from placeit.runtime.nodes.device import NodeDevice, NodeLink
 from placeit.runtime.runtime import Runtime
 from placeit.session import Session
 
@@ -188,6 +196,73 @@ def test_a_device_that_hangs_is_lost_when_it_has_been_silent_for_too_long(
             os.kill(victim.pid, signal.SIGCONT)
 
 
+def heavy(megabytes: int) -> OpenVinoModel:
+    """A product with a large matrix."""
+    weights = np.random.default_rng(0).standard_normal((1000, megabytes * 250), np.float32)
+    given = ops.parameter([1, 1000], ov.Type.f32, name="in")
+    product = ops.matmul(given, ops.constant(weights), False, False)
+    return describe(ov.Model([ops.result(ops.reduce_sum(product, ops.constant([1])))], [given], "heavy"), Path("heavy"))
+
+
+def test_a_node_that_runs_out_of_memory_while_it_loads_is_an_error_and_nothing_is_left(nodes: connection.Nodes) -> None:
+    def limit(actor: DeviceActor) -> None:
+        with Path("/proc/self/statm").open() as stat:
+            used = int(stat.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), used + (64 << 20)))
+
+    model, cluster = heavy(200), discover([NAMES[0], HERE])
+    with Runtime(model, coarsen(model.graph), cluster) as runtime:
+        device, groups = runtime.devices[0], len(runtime.grouping.groups)
+        assert isinstance(device, NodeDevice)
+        connection.ray_module().get(device._actor.__ray_call__.remote(limit), timeout=60)
+        segmenter = Segmenter(runtime.grouping, Costs.zero(groups, cluster))
+        with pytest.raises(DeviceError, match="memory"):
+            runtime.executor(segmenter.plan([0] * groups))
+        with runtime.executor(segmenter.plan([1] * groups)) as executor:
+            executor.run(model.random_inputs(0), timeout=60)
+    while Path(f"/proc/{device.pid}").exists():
+        time.sleep(0.1)
+
+
+def ahead_by(seconds: float) -> Callable[[Device], RuntimeDevice]:
+    """Opens a device in a process whose clock is ahead."""
+
+    def opened(device: Device) -> RuntimeDevice:  # a function of this module could not be found on the node
+        import sys
+        import time
+
+        clock = time.perf_counter
+        for module in [*sys.modules.values()]:
+            if getattr(module, "perf_counter", None) is clock:
+                module.perf_counter = lambda: clock() + seconds  # type: ignore[attr-defined]
+        return device_kind(device).open(device, "f32")
+
+    return opened
+
+
+def test_spans_of_nodes_with_other_clocks_are_in_the_time_of_this_process_from_the_first_run_on(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_module, "_BEAT_S", 60.0)  # what is known of a clock is what opening the device has told
+    model, (head, edge, _, here) = inception_like(), cluster.devices
+    among = Cluster((head, edge, here))
+    with ExitStack() as stack:
+        nodes = [NodeDevice(device, "f32", opened=ahead_by(s)) for device, s in ((head, 1000.0), (edge, -500.0))]
+        devices: list[RuntimeDevice] = [*nodes, device_kind(here).open(here, "f32")]
+        links = {(a, b): NodeLink(devices[a], devices[b]) for a, b in itertools.permutations(range(3), 2)}
+        runtime = stack.enter_context(Runtime(model, coarsen(model.graph), among, devices=devices, transports=links))
+        groups = len(runtime.grouping.groups)
+        plan = Segmenter(runtime.grouping, Costs.zero(groups, among)).plan([g % 3 for g in range(groups)], merge=False)
+        with runtime.executor(plan) as executor:
+            begin = perf_counter()
+            executor.run(model.random_inputs(0), timeout=60)
+            end, slack = perf_counter(), max(node.round_trip for node in nodes)
+            spans = executor.spans()
+    assert slack < 100
+    assert {span.where for span in spans} >= {*zip(among.names, strict=True), tuple(among.names[:2])}
+    assert all(begin - slack <= span.start <= span.finish <= end + slack for span in spans)
+
+
 @pytest.mark.parametrize(("coding", "worst"), [(1, 1e-2), (2, 0.2)])
 def test_compressed_tensors_cost_accuracy_and_the_check_of_outputs_says_how_much(
     nodes: connection.Nodes, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, coding: int, worst: float
@@ -208,7 +283,7 @@ def test_strangers_at_the_port_of_a_device_get_nothing_and_break_nothing(runtime
     with runtime.executor(plan_on(runtime, [0, 1])) as executor:
         values = runtime.model.random_inputs(0)
         expected = executor.run(values, timeout=60)
-        with socket.create_connection(device.address, timeout=20) as stranger:
+        with socket.create_connection(device.address, timeout=120) as stranger:
             stranger.sendall(os.urandom(4000))
             for name, value in executor.run(values, timeout=60).items():
                 np.testing.assert_array_equal(value, expected[name])
@@ -288,24 +363,3 @@ def test_an_address_that_nobody_answers_at_and_a_second_cluster_are_errors(nodes
     with pytest.raises(DeviceError, match=r"is up at .* already"):
         local.start(["head"], file)
     assert connection.connect(nodes.address) is nodes
-
-
-def test_a_wrong_token_and_nobody_at_the_address_are_errors_within_seconds(tmp_path: Path) -> None:
-    connection.disconnect()
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        free = taken.getsockname()[1]
-    with pytest.raises(DeviceError, match="Nobody answers"):
-        connection.connect(f"127.0.0.1:{free}")
-    wrong = tmp_path / "token"
-    wrong.write_text("ab" * 32)
-    cluster = local.start(["head"], tmp_path / "cluster.json")
-    try:
-        begin = time.monotonic()
-        with pytest.raises(DeviceError, match="token does not match"):
-            connection.connect(cluster.address, token=wrong)
-        assert time.monotonic() - begin < 30
-        for pid in cluster.pids()[:2]:  # as after a crash
-            os.kill(pid, signal.SIGKILL)
-    finally:
-        cluster.stop(tmp_path / "cluster.json")
-    assert cluster.pids() == []

@@ -14,21 +14,19 @@ from small_models import inception_like
 
 from placeit.backends.base import Arrays
 from placeit.core.cluster import Cluster
-from placeit.core.errors import DeviceError, ExecutionError, PlaceitError, UsageError
+from placeit.core.errors import DeviceError, PlaceitError, UsageError
 from placeit.devices import discover
 from placeit.devices.host import allowed_cores
-from placeit.planning.coarsen import coarsen
-from placeit.planning.segments import Costs, Segmenter
 from placeit.profiler.cache import Cache
 from placeit.runtime import adapting
 from placeit.runtime.nodes.device import NodeDevice
-from placeit.runtime.runtime import Runtime
 from placeit.runtime.serving import Server
 from placeit.session import Session
 
 pytest.importorskip("ray")
 from placeit.devices.nodes import connection, local
 
+PATIENCE_S = 240.0  # for an answer: a node is a process of its own, and cores may be busy
 THERE, HERE = f"head/CPU@{allowed_cores()[0]}", f"CPU@{allowed_cores()[-1]}"
 
 
@@ -49,51 +47,29 @@ def cluster(nodes: connection.Nodes) -> Cluster:
     return discover([THERE, HERE])
 
 
-@pytest.mark.slow
-def test_a_killed_device_fails_what_needs_it_says_so_and_leaves_the_others_running(
-    cluster: Cluster, nodes: connection.Nodes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lost: list[str] = []
-    monkeypatch.setattr(nodes, "on_lost", [lambda name, _: lost.append(name)])
-    model = inception_like()
-    with Runtime(model, coarsen(model.graph), cluster) as runtime:
-        groups, values = len(runtime.grouping.groups), model.random_inputs(0)
-        segmenter, expected = Segmenter(runtime.grouping, Costs.zero(groups, cluster)), model.reference(None, "f32")(values)
-        with runtime.executor(segmenter.plan([g % 2 for g in range(groups)], merge=False)) as executor:
-            for name, value in executor.run(values, timeout=60).items():
-                np.testing.assert_allclose(value, expected[name], rtol=1e-3, atol=1e-4)
-            victim = runtime.devices[0]
-            assert isinstance(victim, NodeDevice)
-            os.kill(victim.pid, signal.SIGKILL)
-            with pytest.raises(ExecutionError, match=f"{THERE} is lost"):
-                executor.times(1_000_000, timeout=60)
-        assert lost == [THERE]
-        with runtime.executor(segmenter.plan([1] * groups)) as executor:
-            for name, value in executor.run(values, timeout=60).items():
-                np.testing.assert_allclose(value, expected[name], rtol=1e-3, atol=1e-4)
-
-
 def test_requests_that_a_lost_device_had_run_on_what_is_left_once_each(
     cluster: Cluster, cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adapting, "_LOOK_S", 60.0)  # it does not come back
+    monkeypatch.setattr(adapting, "_LOOK_S", 600.0)  # it does not come back
     model = inception_like()
     with Session(model, cluster, cache=cache) as session:
         session.profile(budget_s=1.0)
-        split = session.placement(np.arange(len(session.grouping.groups)) % 2)
+        groups = len(session.grouping.groups)
+        split = session.placement(np.arange(groups) * 2 // groups)
         batches = [model.random_inputs(seed) for seed in range(3)]
         expected = [session.reference(values) for values in batches]
         with session.serve(split, on_loss="replace") as server:
             answers = []
-            for i in range(300):
-                answers.append(server.submit(batches[i % 3], timeout=60))
-                if i == 100:
-                    answers[0].result(60)
+            for i in range(120):  # more than wait and are in flight, so that some are submitted after the loss
+                answers.append(server.submit(batches[i % 3]))
+                if i == 30:
+                    answers[0].result(PATIENCE_S)
                     victim = session.runtime.devices[0]
                     assert isinstance(victim, NodeDevice)
+                    assert os.getpriority(os.PRIO_PROCESS, victim.pid) == os.getpriority(os.PRIO_PROCESS, 0)
                     os.kill(victim.pid, signal.SIGKILL)
             for i, answer in enumerate(answers):
-                for name, value in answer.result(60).items():
+                for name, value in answer.result(PATIENCE_S).items():
                     np.testing.assert_allclose(value, expected[i % 3][name], rtol=1e-3, atol=1e-4)
         assert server.repeated == 0
         (replacement,) = server.replacements
@@ -109,7 +85,7 @@ def test_where_no_device_is_left_every_request_fails_with_the_reason(nodes: conn
         session.profile(budget_s=1.0)
         placement = session.placement(np.zeros(len(session.grouping.groups), int))
         with session.serve(placement, on_loss="replace") as server:
-            server.submit(model.sample_inputs()).result(60)
+            server.submit(model.sample_inputs()).result(PATIENCE_S)
             victim = session.runtime.devices[0]
             assert isinstance(victim, NodeDevice)
             os.kill(victim.pid, signal.SIGKILL)
@@ -148,7 +124,7 @@ def test_errors_of_the_cluster_are_not_printed_where_results_go(
     try:
         core = worker.global_worker
         utils.publish_error_to_driver("test", published, gcs_client=core.gcs_client, job_id=core.current_job_id)
-        assert logged.wait(60)
+        assert logged.wait(PATIENCE_S)
     finally:
         logging.getLogger("placeit").removeHandler(monitor)
     assert capfd.readouterr().out == ""
@@ -161,7 +137,7 @@ def test_a_node_that_was_there_is_said_to_be_lost_and_another_name_to_be_unknown
 
 def _use_up(server: Server, inputs: Arrays) -> None:
     while True:
-        server.submit(inputs).result(60)
+        server.submit(inputs).result(PATIENCE_S)
 
 
 @pytest.mark.parametrize("address", ["", "localhost", "localhost:", ":6379", "localhost:x", "localhost:70000"])

@@ -43,7 +43,7 @@ class Fake:
         if self.opens is not None:
             self.opens.set()
         if self.waits_for is not None:
-            assert self.waits_for.wait(20)
+            assert self.waits_for.wait(120)
         self.counts.append(count)
         if self.error is not None:
             raise self.error

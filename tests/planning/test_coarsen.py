@@ -299,9 +299,10 @@ def test_four_times_the_ops_are_not_much_more_than_four_times_the_steps(shape, w
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("ops", [20_000, pytest.param(100_000, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape is not far])  # that one takes minutes
-def test_a_hundred_thousand_ops_are_grouped(shape):
-    grouping = coarsen(worked(shape(100_000), 100_000, "drawn"), max_groups=96)
+def test_many_ops_are_grouped(shape, ops):
+    grouping = coarsen(worked(shape(ops), ops, "drawn"), max_groups=96)
     assert 0 < len(grouping.groups) <= 96
     assert np.bincount(grouping.group_of, minlength=len(grouping.groups)).min() > 0
     grouping.groups.verify()

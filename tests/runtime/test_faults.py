@@ -320,7 +320,7 @@ def test_closing_an_executor_waits_for_the_run_of_another_thread(bench: Callable
         return executor.times(200)
 
     with beside(run) as seconds:
-        assert began.wait(20)
+        assert began.wait(120)
         time.sleep(0.01)
         executor.close()
     assert isinstance(seconds[0], float) or "closed" in str(seconds[0])  # if it had not begun
@@ -487,7 +487,7 @@ def test_who_waits_notices_that_the_thread_of_a_device_is_gone(bench: Callable[.
     thread = next(thread for thread in workers() if thread.name == f"placeit {'ab'[device]}")
 
     def kill() -> None:
-        dying.wait(20)
+        dying.wait(120)
         worker.submit(sys.exit)
 
     killer = threading.Thread(target=kill)
@@ -495,7 +495,7 @@ def test_who_waits_notices_that_the_thread_of_a_device_is_gone(bench: Callable[.
     with pytest.raises(ExecutionError, match=f"placeit {'ab'[device]} has died of SystemExit.*open a new session"):
         executor.times(100_000)
     killer.join()
-    thread.join(10)
+    thread.join(120)
     assert not thread.is_alive()
     with pytest.raises(ExecutionError):
         executor.time()
@@ -540,7 +540,7 @@ def test_a_time_out_also_ends_the_wait_for_the_run_of_another_thread(bench: Call
     made.devices[0].trouble = hang
     thread = threading.Thread(target=executor.time)
     thread.start()
-    assert stuck.wait(20)
+    assert stuck.wait(120)
     with pytest.raises(ExecutionError, match=r"time-out is over.*on a"):
         executor.time(timeout=0.1)
     go_on.set()
@@ -625,13 +625,21 @@ def strikes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Strikes
         yield make
 
 
-def interrupt_runs(made: Bench, strikes: Strikes, trials: int) -> None:
+@pytest.mark.parametrize("trials", [30, pytest.param(1000, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("emulated", [False, True], ids=["links in memory", "emulated links"])
+@pytest.mark.parametrize("lanes", LANES)
+def test_runs_survive_interrupts_at_random_moments(
+    bench: Callable[..., Bench], strikes: Callable[[int], Strikes], lanes: str, emulated: bool, trials: int
+) -> None:
+    if emulated and lanes in ("streams", "fake"):
+        pytest.skip("nothing is emulated beside what is launched ahead")
+    made, strike = bench(lanes, emulated=emulated), strikes(1)
     executor, other = made.executor(requests=2), made.executor()
     executor.time()
     other.time()
     before = workers()
     for trial in range(trials):
-        strikes.during(lambda: executor.times(strikes.random.randrange(1, 6)), 0.004)
+        strike.during(lambda: executor.times(strike.random.randrange(1, 6)), 0.004)
         executor.time(timeout=30)
         other.time(timeout=30)
         if trial % 10 == 0:
@@ -640,24 +648,6 @@ def interrupt_runs(made: Bench, strikes: Strikes, trials: int) -> None:
     assert workers() == before
     executor.close()
     other.close()
-
-
-@pytest.mark.parametrize("emulated", [False, True], ids=["links in memory", "emulated links"])
-@pytest.mark.parametrize("lanes", LANES)
-def test_runs_survive_interrupts_at_random_moments(
-    bench: Callable[..., Bench], strikes: Callable[[int], Strikes], lanes: str, emulated: bool
-) -> None:
-    if emulated and lanes in ("streams", "fake"):
-        pytest.skip("nothing is emulated beside what is launched ahead")
-    interrupt_runs(bench(lanes, emulated=emulated), strikes(1), 30)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("lanes", LANES)
-def test_runs_survive_a_thousand_interrupts_at_random_moments(
-    bench: Callable[..., Bench], strikes: Callable[[int], Strikes], lanes: str
-) -> None:
-    interrupt_runs(bench(lanes), strikes(2), 1000)
 
 
 def interrupt_sessions(path: str, seed: int, trials: int) -> None:
@@ -675,31 +665,24 @@ def interrupt_sessions(path: str, seed: int, trials: int) -> None:
     for _ in range(trials):
         strikes.during(whole, 0.05)
     whole()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while workers() and time.monotonic() < deadline:
         gc.collect()
         time.sleep(0.01)
     assert not workers(), workers()
 
 
-def check_sessions(path: Path, seed: int, trials: int) -> None:
-    code = f"import test_faults; test_faults.interrupt_sessions({str(save_mixing(path))!r}, {seed}, {trials})"
+@pytest.mark.slow
+@pytest.mark.parametrize("trials", [10, pytest.param(400, marks=pytest.mark.nightly)])
+def test_opening_and_closing_survive_interrupts_at_random_moments(tmp_path: Path, trials: int) -> None:
+    """What was open when an interrupt came is closed as soon as nothing refers to it."""
+    path = save_mixing(tmp_path / "mixing.onnx")
+    code = f"import test_faults; test_faults.interrupt_sessions({str(path)!r}, 3, {trials})"
     call = [sys.executable, "-X", "faulthandler", "-c", code]
     search = os.pathsep.join(filter(None, sys.path))
     env = os.environ | {"PYTHONPATH": search}
     ended = subprocess.run(call, env=env, capture_output=True, encoding="utf-8", timeout=240, check=False)
     assert ended.returncode == 0, ended.stderr[-4000:]
-
-
-@pytest.mark.slow
-def test_opening_and_closing_survive_interrupts_at_random_moments(tmp_path: Path) -> None:
-    """What was open when an interrupt came is closed as soon as nothing refers to it."""
-    check_sessions(tmp_path / "mixing.onnx", 3, 25)
-
-
-@pytest.mark.slow
-def test_opening_and_closing_survive_hundreds_of_interrupts(tmp_path: Path) -> None:
-    check_sessions(tmp_path / "mixing.onnx", 11, 400)
 
 
 @pytest.mark.parametrize("kind", [TimeoutError, SystemExit, KeyboardInterrupt])
@@ -803,14 +786,14 @@ def test_placements_of_a_model_leave_no_threads_and_closing_gives_those_of_devic
             placement = np.random.default_rng(seed).integers(2, size=groups)
             kept.append(runtime.executor(segmenter.plan(placement, merge=False)))
             kept[-1].time()
-            deadline = time.monotonic() + 5  # those that compile end by themselves
+            deadline = time.monotonic() + 120  # those that compile end by themselves
             while len(workers() - before) > 2 and time.monotonic() < deadline:
                 time.sleep(0.01)
             opened.append(system_threads())
         assert len(workers() - before) == 2
     assert max(opened) - opened[0] <= 2
     assert not workers() - before
-    deadline = time.monotonic() + 5  # the system is told last
+    deadline = time.monotonic() + 120  # the system is told last
     while system_threads() > opened[-1] - 2 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert system_threads() <= opened[-1] - 2
@@ -823,7 +806,7 @@ def test_threads_of_a_runtime_that_nobody_closes_end_with_it(models: dict[str, M
     made.check(made.executor())
     assert len(workers() - before) >= 4
     made = None
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while workers() - before and time.monotonic() < deadline:
         gc.collect()
         time.sleep(0.01)

@@ -233,7 +233,7 @@ def test_every_run_of_random_plans_is_ordered_and_right():
     assert waits > 150
 
 
-@pytest.mark.parametrize("seed", [2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (3, 10))])
+@pytest.mark.parametrize("seed", [2, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (3, 10))])
 def test_leaving_out_any_one_wait_of_the_host_is_found(seed):
     """That for the end of each segment whose outputs a link moves, and those for both copies of each hand-over.
 

@@ -224,8 +224,8 @@ def test_a_device_forgets_what_it_ran_last() -> None:
     rest = weakref.ref(job)
     worker.submit(job)
     del job
-    assert ran.wait(10)
-    deadline = time.monotonic() + 5
+    assert ran.wait(120)
+    deadline = time.monotonic() + 120
     while rest() is not None and time.monotonic() < deadline:
         time.sleep(0.001)
     assert rest() is None

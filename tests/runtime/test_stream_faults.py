@@ -111,14 +111,15 @@ def cores():
 # -- whose failure it is -----------------------------------------------------------------------------------------------
 
 
-def failures_beside_others(accelerator, trials):
+@pytest.mark.parametrize("trials", [30, pytest.param(1000, marks=pytest.mark.nightly)])
+def test_a_failure_is_told_to_the_executor_whose_segment_failed_and_to_no_other(cores, trials):
     case, good = work_of(*(Add() for _ in range(6)))
     failing, bad = work_of(Add(), Fail(RuntimeError("this op failed")), Add())
     stop = threading.Event()
 
     def others():
         wrong, runs = 0, 0
-        with StreamExecutor(good, accelerator) as executor:
+        with StreamExecutor(good, cores) as executor:
             while not stop.is_set():
                 wrong += not right(case, executor.run(case.inputs()), 6)
                 runs += 1
@@ -127,22 +128,13 @@ def failures_beside_others(accelerator, trials):
     with beside(others) as other:
         for _ in range(trials):
             with (
-                StreamExecutor(bad, accelerator) as executor,
+                StreamExecutor(bad, cores) as executor,
                 pytest.raises(ExecutionError, match=r"segment that starts with 'op2' failed on set0: .*this op failed"),
             ):
                 executor.run(failing.inputs())
         stop.set()
     assert other[0][0] == 0
     assert other[0][1] > 0
-
-
-def test_a_failure_is_told_to_the_executor_whose_segment_failed_and_to_no_other(cores):
-    failures_beside_others(cores, 30)
-
-
-@pytest.mark.slow
-def test_of_a_thousand_failures_each_is_told_to_the_executor_whose_segment_failed(cores):
-    failures_beside_others(cores, 1000)
 
 
 def test_two_executors_that_fail_at_once_have_their_own_errors(cores):
@@ -419,37 +411,22 @@ def interrupted(accelerator, trials, *, places, times=1, seed=0):
     assert hit > 0.9 * trials  # Python ignores what is raised while it calls back from a weak reference
 
 
+@pytest.mark.parametrize("trials", [25, pytest.param(500, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("times", [1, 4])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_after_an_interrupt_at_any_moment_nothing_hangs_and_the_next_run_is_right(cores, times):
-    interrupted(cores, 25, places=[0, 1, 1, 0, 1], times=times)
+def test_after_an_interrupt_at_any_moment_nothing_hangs_and_the_next_run_is_right(cores, times, trials):
+    interrupted(cores, trials, places=[0, 1, 1, 0, 1], times=times)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("times", [1, 4])
+@pytest.mark.parametrize("trials", [10, pytest.param(300, marks=pytest.mark.nightly)])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_after_five_hundred_interrupts_nothing_hangs(cores, times):
-    interrupted(cores, 500, places=[0, 1, 1, 0, 1], times=times, seed=1)
-
-
-def interrupted_beside_an_accelerator(monkeypatch, trials):
+def test_interrupts_while_an_accelerator_reports(monkeypatch, trials):
     driver = run_late(monkeypatch)
     accelerator = TorchAccelerator([*devices("cpu"), *core_sets(1)])
     interrupted(accelerator, trials, places=[0, 1, 1, 0, 1])
     interrupted(accelerator, trials, places=[0, 1, 1, 0, 1], times=3, seed=2)
     accelerator.close()
     driver.close()
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_interrupts_while_an_accelerator_reports(monkeypatch):
-    interrupted_beside_an_accelerator(monkeypatch, 10)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_three_hundred_interrupts_while_an_accelerator_reports(monkeypatch):
-    interrupted_beside_an_accelerator(monkeypatch, 300)
 
 
 # -- reports of accelerators -------------------------------------------------------------------------------------------

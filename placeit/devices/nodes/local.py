@@ -311,6 +311,7 @@ def start_node(cluster: LocalCluster, name: str, place: Place) -> None:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(cluster.token),
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",  # at 15, Ray's default, devices get next to no time on cores that are busy
         "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH")])),
         **_HEALTH,
     }

@@ -161,7 +161,7 @@ def test_executors_on_different_devices_run_natively_side_by_side(
     made, meeting = bench(0, 6, seconds=1e-5), threading.Barrier(2)
 
     def meet(_: int) -> int:
-        meeting.wait(20)
+        meeting.wait(120)
         return 0
 
     entry = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(meet)
@@ -399,7 +399,7 @@ def test_runs_survive_interrupts_at_random_moments(bench: Callable[..., Bench]) 
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
         assert interrupted > 20
-        executor.times(2, timeout=20)
+        executor.times(2, timeout=120)
         check_spans(made, executor, 2)
 
 
@@ -419,7 +419,7 @@ def test_a_stop_before_the_lanes_begin_is_not_lost(bench: Callable[..., Bench], 
             patch.setattr(NativePlan, "start", late)
             executor.times(200)
         assert sum(device.calls for device in made.timed) == calls
-        executor.time(timeout=20)
+        executor.time(timeout=120)
         check_spans(made, executor)
 
 
@@ -481,9 +481,9 @@ def test_lanes_are_free_after_serving_has_ended_by_an_exception(
             feed = Troubled(made, 5, trouble)
             with pytest.raises(type(trouble)):
                 executor.serve(feed)
-            other.times(2, timeout=20)
+            other.times(2, timeout=120)
             check_spans(made, other)
-            executor.times(3, timeout=20)
+            executor.times(3, timeout=120)
             check_spans(made, executor, 3)
             feed.bell.close()
 
@@ -499,7 +499,7 @@ def test_a_bell_that_is_closed_while_a_lane_runs_is_nobody_elses_file(bench: Cal
         assert not executor._run.over.is_open  # type: ignore[union-attr]
         feed.bell.close()
         files = [(tmp_path / f"{i}").open("wb") for i in range(8)]
-        executor.time(timeout=20)
+        executor.time(timeout=120)
         for file in files:
             file.close()
         assert not any((tmp_path / f"{i}").stat().st_size for i in range(8))
@@ -539,8 +539,8 @@ def test_a_lack_of_memory_between_segments_is_an_error_of_the_run_alone(
         with monkeypatch.context() as patch:
             patch.setattr(NativePlan, where, fail) if where != "_work" else patch.setattr(plan_module, "wake_on_time", fail)
             with pytest.raises(ExecutionError, match="none left"):
-                executor.time(timeout=20)
-        other.times(2, timeout=20)
+                executor.time(timeout=120)
+        other.times(2, timeout=120)
         check_spans(made, other)
 
 
@@ -588,7 +588,7 @@ def run_both(lanes: _core.Lanes) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(120)
 
 
 def test_a_deadline_ends_a_run_that_nobody_stops() -> None:
