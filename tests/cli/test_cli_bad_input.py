@@ -279,7 +279,7 @@ MUTATIONS = st.lists(
 
 
 @given(MUTATIONS)
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_damaged_placement_file_is_refused_or_still_a_placement(
     cli: Any, tiny: Path, placement: Path, mutations: list[tuple[str, int, bytes]]
 ) -> None:
@@ -312,7 +312,7 @@ JSON = st.recursive(
 
 
 @given(st.sampled_from(["format", "version", "graph", "devices", "ops"]), JSON)
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_placement_file_with_other_values_is_refused_or_still_a_placement(
     cli: Any, tiny: Path, placement: Path, key: str, value: Any
 ) -> None:
