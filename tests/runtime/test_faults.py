@@ -320,7 +320,7 @@ def test_closing_an_executor_waits_for_the_run_of_another_thread(bench: Callable
         return executor.times(200)
 
     with beside(run) as seconds:
-        assert began.wait(20)
+        assert began.wait(60)
         time.sleep(0.01)
         executor.close()
     assert isinstance(seconds[0], float) or "closed" in str(seconds[0])  # if it had not begun
@@ -540,7 +540,7 @@ def test_a_time_out_also_ends_the_wait_for_the_run_of_another_thread(bench: Call
     made.devices[0].trouble = hang
     thread = threading.Thread(target=executor.time)
     thread.start()
-    assert stuck.wait(20)
+    assert stuck.wait(60)
     with pytest.raises(ExecutionError, match=r"time-out is over.*on a"):
         executor.time(timeout=0.1)
     go_on.set()
@@ -803,14 +803,14 @@ def test_placements_of_a_model_leave_no_threads_and_closing_gives_those_of_devic
             placement = np.random.default_rng(seed).integers(2, size=groups)
             kept.append(runtime.executor(segmenter.plan(placement, merge=False)))
             kept[-1].time()
-            deadline = time.monotonic() + 5  # those that compile end by themselves
+            deadline = time.monotonic() + 60  # those that compile end by themselves
             while len(workers() - before) > 2 and time.monotonic() < deadline:
                 time.sleep(0.01)
             opened.append(system_threads())
         assert len(workers() - before) == 2
     assert max(opened) - opened[0] <= 2
     assert not workers() - before
-    deadline = time.monotonic() + 5  # the system is told last
+    deadline = time.monotonic() + 60  # the system is told last
     while system_threads() > opened[-1] - 2 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert system_threads() <= opened[-1] - 2
