@@ -60,10 +60,10 @@ types: setup ## strict mypy on the package
 	$(BIN)/mypy
 
 check: setup ## pytest, without the slow tests and those of Intel GPUs, in two processes
-	$(BIN)/pytest -m 'not slow and not nightly and not intel_gpu' -n 2 --dist loadfile
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -m 'not slow and not nightly and not intel_gpu' -n 2 --dist loadfile
 
 slow: setup ## the slow tests: stress, whole models, training; in two processes
-	$(BIN)/pytest -m 'slow and not nightly and not intel_gpu' -n 2 --dist loadfile
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -m 'slow and not nightly and not intel_gpu' -n 2 --dist loadfile
 
 intel-gpu: setup ## the tests that need Intel GPUs: on real ones, or else on emulated ones
 	$(BIN)/python -m tests.emulated_gpu --optional $(BIN)/pytest tests/intel_gpu -m intel_gpu

@@ -16,6 +16,7 @@ from hypothesis import settings
 from placeit.backends import load
 from placeit.backends.openvino.model import OpenVinoModel
 from placeit.core import clock
+from placeit.profiler import costs, kept
 from placeit.profiler.cache import Cache
 from placeit.workloads.models import export_model
 
@@ -42,6 +43,20 @@ def _one_thread() -> Iterator[None]:
         patch.setenv("OMP_NUM_THREADS", "1")
         yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _costs_that_hold() -> Iterator[None]:
+    """Let kept costs hold: that a machine is busier than when they were measured must not decide what is measured."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(costs, "contradicted", lambda *_: False)
+        yield
+
+
+@pytest.fixture
+def checked_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have kept costs be checked against runs of the model, as outside of tests."""
+    monkeypatch.setattr(costs, "contradicted", kept.contradicted)
 
 
 @pytest.fixture(scope="session")

@@ -63,7 +63,9 @@ def test_a_source_distribution_has_all_that_is_compiled_and_nothing_else_of_the_
     assert not [name for name in files if name.startswith(("build/", "dist/")) or name.endswith((".so", ".pyc"))]
 
 
-@pytest.mark.parametrize("compiler", [{}, {"CXX": "no-such-compiler"}], ids=["none", "a wrong CXX"])
+@pytest.mark.parametrize(
+    "compiler", [{}, pytest.param({"CXX": "no-such-compiler"}, marks=pytest.mark.nightly)], ids=["none", "a wrong CXX"]
+)
 def test_without_a_compiler_the_error_says_what_to_install(source, tmp_path, compiler):
     failed = build_wheel(source, tmp_path, TOOLS | compiler)
     assert failed.returncode == 1

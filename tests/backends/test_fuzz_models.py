@@ -18,7 +18,7 @@ from onnx import TensorProto, helper
 from placeit.backends import load
 from placeit.core.errors import PlaceitError
 
-ROUNDS = 200
+ROUNDS = 80
 
 
 def damage(content: bytes, rng: random.Random) -> bytes:

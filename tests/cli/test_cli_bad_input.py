@@ -260,8 +260,6 @@ def test_costs_in_the_cache_that_make_no_sense_are_measured_again(
             wrong(data["value"])
             entry.write_text(json.dumps(data))
     assert damaged
-    # or costs that no longer hold, on a machine that is busier now, may be measured again for that reason
-    monkeypatch.setattr("placeit.profiler.costs.contradicted", lambda *_: False)
     result = cli("profile", tiny, "--devices", cores[0], "--json")
     assert result.exit_code == 0
     assert "is damaged; it is measured again" in result.stderr
@@ -279,7 +277,7 @@ MUTATIONS = st.lists(
 
 
 @given(MUTATIONS)
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_damaged_placement_file_is_refused_or_still_a_placement(
     cli: Any, tiny: Path, placement: Path, mutations: list[tuple[str, int, bytes]]
 ) -> None:
@@ -312,7 +310,7 @@ JSON = st.recursive(
 
 
 @given(st.sampled_from(["format", "version", "graph", "devices", "ops"]), JSON)
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_placement_file_with_other_values_is_refused_or_still_a_placement(
     cli: Any, tiny: Path, placement: Path, key: str, value: Any
 ) -> None:

@@ -2,11 +2,8 @@ import errno
 import json
 import logging
 import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
@@ -118,31 +115,3 @@ def test_what_placeit_warns_about_is_shown_unless_quiet() -> None:
 
     assert invoke(work).stderr == "warning: Cannot write the cache.\n"
     assert invoke(work, "--quiet").stderr == ""
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
-def test_a_full_disk_under_standard_output_is_an_error(tiny: Path) -> None:
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [sys.executable, "-c", "from placeit.cli import main; main()", "inspect", str(tiny), "--json"],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            encoding="utf-8",
-            check=False,
-        )
-    assert done.returncode == 1
-    assert done.stderr == "error: Cannot write the result to standard output: No space left on device.\n"
-
-
-def test_a_reader_that_goes_away_is_no_error_message(tiny: Path) -> None:
-    read, write = os.pipe()
-    os.close(read)
-    done = subprocess.run(
-        [sys.executable, "-c", "from placeit.cli import main; main()", "inspect", str(tiny)],
-        stdout=write,
-        stderr=subprocess.PIPE,
-        encoding="utf-8",
-        check=False,
-    )
-    os.close(write)
-    assert (done.returncode, done.stderr) == (141, "")

@@ -16,6 +16,7 @@ import pytest
 from placeit.core.placement import Placement
 from placeit.learning.checkpoint import save_agent
 from placeit.learning.registry import make_agent
+from placeit.testing.problems import random_problem
 
 
 def refused(result: Any, path: Path) -> None:
@@ -87,12 +88,14 @@ def test_a_training_does_not_write_over_its_state_or_its_problems(cli: Any, tmp_
 def test_what_cannot_be_written_costs_no_result(
     cli: Any, tiny: Path, placement: Path, cores: Sequence[str], command: str
 ) -> None:
-    full = "/dev/full"  # a disk on which there is no room
+    full, problems = "/dev/full", Path("problems")  # a disk on which there is no room
+    problems.mkdir()
+    random_problem(5, 3, 0).to_json(problems / "p.json")
     arguments: dict[str, list[object]] = {
         "optimize": [tiny, "-d", cores[0], "--budget", 1, "--placer", "heft", "-o", full],
         "run": [tiny, "-p", placement, "--runs", 2, "--trace", full, "--outputs", full],
         "profile": [tiny, "-d", cores[0], "-o", full],
-        "train": ["placeto", "--problems", "random", "--held-out", 0, "--updates", 1, "-o", full],
+        "train": ["placeto:devices=3,rounds=1", "--problems", problems, "--held-out", 0, "--updates", 1, "-o", full],
     }
     lost = {"optimize": "the placement", "run": "the trace", "profile": "the list of costs", "train": "the policy"}
     result = cli(command, *arguments[command], "--json")

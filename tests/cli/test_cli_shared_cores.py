@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 
 from placeit.backends import load
@@ -20,7 +19,6 @@ from placeit.planning.coarsen import coarsen
 
 CORES = allowed_cores()[:2]
 pytestmark = pytest.mark.skipif(len(CORES) < 2, reason="needs two CPU cores")
-LIGHT = Path(onnx.__file__).parent / "backend/test/data/light/light_squeezenet.onnx"
 BOTH, ONE, OTHER = f"CPU@{format_cores(CORES)}", f"CPU@{CORES[0]}", f"CPU@{CORES[-1]}"
 SHARED = f"{BOTH},{ONE},{OTHER}"
 
@@ -46,17 +44,17 @@ def place(tiny: Path, tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
-def test_a_model_is_optimized_on_them_and_the_answer_is_run(cli: Any, tmp_path: Path) -> None:
+def test_a_model_is_optimized_on_them_and_the_answer_is_run(cli: Any, tiny: Path, tmp_path: Path) -> None:
     placed = tmp_path / "placement.json"
-    asked = ("--budget", "2", "--max-groups", "8", "--no-cache", "--json")
-    found = answer(cli("optimize", LIGHT, "--devices", SHARED, "-o", placed, *asked))
+    asked = ("--budget", "2", "--placer", "heft", "--json")
+    found = answer(cli("optimize", tiny, "--devices", SHARED, "-o", placed, *asked))
     rows = {row["name"]: row for row in found["candidates"]}
     plain = [device.name for device in plain_devices(discover(SHARED), onnx=True)]
     assert {BOTH, ONE, OTHER, *plain} <= rows.keys()
     assert {name for name, row in rows.items() if row["plain"]} == set(plain)
     assert found["chosen"]["measured_s"] > 0
     assert found["output_error"]["max_rel"] < 1e-3
-    report = answer(cli("run", LIGHT, "--devices", SHARED, "-p", placed, "--runs", "3", "--json"))
+    report = answer(cli("run", tiny, "--devices", SHARED, "-p", placed, "--runs", "3", "--json"))
     assert report["output_error"]["max_rel"] < 1e-3
     assert sum(report["utilization"].values()) <= 2
 

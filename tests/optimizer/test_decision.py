@@ -22,7 +22,7 @@ def room(share: float, trials: int) -> float:
 
 @pytest.mark.parametrize("case", [case for case in NOT_FASTER if len(case.splits) == 3][::3], ids=name_of)
 def test_what_is_not_faster_is_chosen_as_rarely_as_is_said(case: Case) -> None:
-    found = summary(case, trials := 250, 1)
+    found = summary(case, trials := 100, 1)
     assert found.false <= 0.0175 + room(0.0175, trials)
     assert found.covered >= 0.965 - room(0.965, trials)
 
@@ -36,15 +36,15 @@ def test_in_thousands_of_searches_what_is_not_faster_is_chosen_in_2_5_percent_at
 
 
 def test_what_an_opening_changes_is_not_taken_for_a_gain() -> None:
-    found = summary(Case((1.0,) * 3, 0.01, (1.0,) * 3, opening=0.005), trials := 250, 1)
+    found = summary(Case((1.0,) * 3, 0.01, (1.0,) * 3, opening=0.005), trials := 100, 1)
     assert found.false <= 0.025 + room(0.025, trials)  # 20 % by the rounds of a race alone
     assert found.covered >= 0.95 - room(0.95, trials)
 
 
 def test_a_gain_of_5_percent_is_found_in_most_searches() -> None:
-    found = summary(FASTER[-1], 150, 1)
-    assert found.in_time >= 0.8 - room(0.8, 150)
-    assert found.covered >= 0.965 - room(0.965, 150)
+    found = summary(FASTER[-1], 80, 1)
+    assert found.in_time >= 0.8 - room(0.8, 80)
+    assert found.covered >= 0.965 - room(0.965, 80)
 
 
 @pytest.mark.nightly

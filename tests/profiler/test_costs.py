@@ -139,6 +139,7 @@ def changed(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
             path.write_text(json.dumps(entry))
 
 
+@pytest.mark.usefixtures("checked_costs")
 @pytest.mark.parametrize(
     ("whole", "budget", "holds"),
     [([1e-9, 10.0], 1e3, True), ([1e-9, 2e-9], 1.0, False), ([100.0, 101.0], 1e4, False), ([100.0, 101.0], 1.0, True)],

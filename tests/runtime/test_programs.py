@@ -101,17 +101,17 @@ def test_a_program_is_made_once_and_equal_keys_share_it() -> None:
 @pytest.mark.parametrize("bound", [{"memory": 200}, {"threads": 40}, {"count": 20}, {"weights": 60}])
 def test_whatever_is_bounded_stays_within_it_and_what_was_used_last_is_there(bound: dict[str, float]) -> None:
     programs = kept(**bound)
-    for key in names(500):
+    for key in names(60):
         get(programs, key)
         assert Program.taken.bytes <= 200
     assert 10 <= len(programs) <= 20
-    assert get(programs, "499", "495")[1] == []
+    assert get(programs, "059", "055")[1] == []
     assert get(programs, "003")[1] == ["003"]
 
 
 def test_what_is_used_again_stays() -> None:
     programs = kept(count=20)
-    for key in names(200):
+    for key in names(60):
         get(programs, "often", key)
     assert get(programs, "often")[1] == []
 
@@ -138,7 +138,7 @@ def test_memory_of_others_costs_nothing_but_one_clearing() -> None:
     made = [key for _ in range(3) for key in get(programs, *names(10))[1]]
     assert made == names(10)
     others[0] = 0.0
-    for key in names(300):
+    for key in names(60):
         get(programs, key)
     assert Program.taken.bytes <= 400, "what there was when others took least may count as theirs"
 

@@ -117,7 +117,7 @@ def test_a_feed_forward_network_is_right_at_any_size(batch: int, features: int, 
     layer=st.booleans(),
     shards=st.integers(2, 8),
 )
-@settings(max_examples=40)
+@settings(max_examples=15)
 def test_a_transformer_is_right_at_any_size(
     tokens: int, heads: int, pairs: int, hidden: int, vocabulary: int, layer: bool, shards: int
 ) -> None:
@@ -130,7 +130,7 @@ def test_a_transformer_is_right_at_any_size(
 
 
 @given(data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=15)
 def test_any_partition_of_any_op_gives_the_same_result(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(["ffnn", "llama-block"]))
     extents = {
@@ -211,7 +211,7 @@ def test_cutting_leaves_the_arithmetic_and_adds_that_of_partial_results() -> Non
 
 
 @given(data=st.data())
-@settings(max_examples=30)
+@settings(max_examples=12)
 def test_a_program_in_segments_computes_what_it_does_in_one(data: st.DataObject) -> None:
     program = small(data.draw(st.sampled_from(sorted(TENSOR_GRAPHS))), shards=4)
     count = len(program.ops)
