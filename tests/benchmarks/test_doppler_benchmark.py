@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 from benchmarks._harness import Report
-from benchmarks._lab import Lab
-from benchmarks.doppler import executed
-from benchmarks.doppler.__main__ import main
-from benchmarks.doppler.bench import EXPERIMENTS
-from benchmarks.doppler.executed import SLOWDOWNS, BestOfEach, Fidelity, Learned
-from benchmarks.doppler.graphs import GRAPHS, Case
-from benchmarks.doppler.jobs import Placed, Setup, Training
-from benchmarks.doppler.sizes import FULL, QUICK, Sizes
-from benchmarks.doppler.statistics import best_at, correlations, episodes_to, least_of, not_worse, ratio
-from benchmarks.doppler.training import Watched, learn, met, paper_stages, stages
+from benchmarks.papers._lab import Lab
+from benchmarks.papers.doppler import executed
+from benchmarks.papers.doppler.__main__ import main
+from benchmarks.papers.doppler.bench import EXPERIMENTS
+from benchmarks.papers.doppler.executed import SLOWDOWNS, BestOfEach, Fidelity, Learned
+from benchmarks.papers.doppler.graphs import GRAPHS, Case
+from benchmarks.papers.doppler.jobs import Placed, Setup, Training
+from benchmarks.papers.doppler.sizes import FULL, QUICK, Sizes
+from benchmarks.papers.doppler.statistics import best_at, correlations, episodes_to, least_of, not_worse, ratio
+from benchmarks.papers.doppler.training import Watched, learn, met, paper_stages, stages
 from placeit.devices.clusterfile import read_cluster
 from placeit.devices.host import allowed_cores
 from placeit.placers.learned.agent import ProblemInstance
@@ -97,7 +97,7 @@ def test_runs_are_compared_by_round() -> None:
 
 
 def test_main_claims_the_worst_seed_against_the_best_known_and_search_against_what_was_found_here(monkeypatch) -> None:
-    monkeypatch.setattr("benchmarks.doppler.parts.main.published_folder", Path)
+    monkeypatch.setattr("benchmarks.papers.doppler.parts.main.published_folder", Path)
 
     def outcome(job: Any) -> dict[str, np.ndarray]:
         if isinstance(job, Training):
@@ -266,10 +266,10 @@ def test_less_memory_bars_placements_whose_weights_or_live_tensors_need_more() -
 
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_without_the_published_graphs_our_own_take_their_place(graph, monkeypatch) -> None:
-    from benchmarks.doppler.graphs import _problem
+    from benchmarks.papers.doppler.graphs import _problem
 
     monkeypatch.delenv("PLACEIT_DATA", raising=False)
-    monkeypatch.setattr("benchmarks.doppler.graphs._problem", _problem.__wrapped__)
+    monkeypatch.setattr("benchmarks.papers.doppler.graphs._problem", _problem.__wrapped__)
     assert Case(graph, "published").problem.key == Case(graph, "four").problem.key
 
 
@@ -314,7 +314,9 @@ def test_the_command_writes_results_that_say_how_to_make_them_again(tmp_path, ca
     assert main(command) == 0
     printed, kept = json.loads(capsys.readouterr().out), json.loads((tmp_path / "report.json").read_text())
     assert kept["rows"] == printed["rows"]
-    assert kept["parts"]["table3"]["command"].startswith("python -m benchmarks.doppler --part table3 --quick --episodes 16")
+    assert kept["parts"]["table3"]["command"].startswith(
+        "python -m benchmarks.papers.doppler --part table3 --quick --episodes 16"
+    )
     text = (tmp_path / "report.md").read_text()
     assert "## Either policy alone (Table 3)" in text
     assert "| table3 | graphs of 1 on which both policies" in text

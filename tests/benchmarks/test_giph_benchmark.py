@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from benchmarks._harness import Report
-from benchmarks._lab import JobError, Lab
-from benchmarks.giph import sizes
-from benchmarks.giph.__main__ import main
-from benchmarks.giph.bench import EXPERIMENTS
-from benchmarks.giph.compare import better_equal_worse, over_heft, ratio_interval
-from benchmarks.giph.jobs import POINTS, Evaluation, Job, Setup, Training, load_policy, starts
-from benchmarks.giph.policies import UNTRAINED, VARIANTS, search
-from benchmarks.giph.problems import NoisyCost, changing, depth, heft_slr, instance
-from benchmarks.giph.sizes import FULL, QUICK, Sizes
+from benchmarks.papers._lab import JobError, Lab
+from benchmarks.papers.giph import sizes
+from benchmarks.papers.giph.__main__ import main
+from benchmarks.papers.giph.bench import EXPERIMENTS
+from benchmarks.papers.giph.compare import better_equal_worse, over_heft, ratio_interval
+from benchmarks.papers.giph.jobs import POINTS, Evaluation, Job, Setup, Training, load_policy, starts
+from benchmarks.papers.giph.policies import UNTRAINED, VARIANTS, search
+from benchmarks.papers.giph.problems import NoisyCost, changing, depth, heft_slr, instance
+from benchmarks.papers.giph.sizes import FULL, QUICK, Sizes
 from placeit.placers.learned.registry import make_agent
 from placeit.simulator.simulate import simulate
 from placeit.testing.problems import random_problem
@@ -100,12 +100,12 @@ def test_every_part_fills_a_table_draws_a_figure_and_states_what_it_claims(done)
 @pytest.mark.slow
 def test_results_say_how_to_make_them_again(done):
     text = (done.folder / "report.md").read_text()
-    for words in ("python -m benchmarks.giph", "Commit ", "seeds 0, 1", "## Adaptivity (Fig. 6)", "![churn](churn.svg)"):
+    for words in ("python -m benchmarks.papers.giph", "Commit ", "seeds 0, 1", "## Adaptivity (Fig. 6)", "![churn](churn.svg)"):
         assert words in text
     assert set(done.report["parts"]) == set(EXPERIMENTS.parts)
     for origin in done.report["parts"].values():
         assert origin["seeds"] == [0, 1]
-        assert origin["command"] == f"python -m benchmarks.giph --quick --results {done.folder}"
+        assert origin["command"] == f"python -m benchmarks.papers.giph --quick --results {done.folder}"
         assert origin["figures"]
 
 
@@ -381,7 +381,7 @@ def test_the_command_prints_its_result_alone_and_fails_if_a_part_does(tmp_path, 
     command = ["--quick", "--json", "--workers", "0", "--work", str(tmp_path), "--part", "shipped"]
     assert main([*command, "--results", str(results), "--note", "Nothing else was running."]) == 0
     text = (results / "report.md").read_text()
-    assert f"    python -m benchmarks.giph --part shipped --quick --results {results}\n" in text
+    assert f"    python -m benchmarks.papers.giph --part shipped --quick --results {results}\n" in text
     assert "Nothing else was running." in text
     result = json.loads(capfd.readouterr().out)
     assert result["benchmark"] == "giph"

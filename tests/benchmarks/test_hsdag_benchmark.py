@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks._results import Origin, write_results
-from benchmarks.hsdag import bench
-from benchmarks.hsdag.__main__ import main
-from benchmarks.hsdag.learners import ABLATIONS, LEARNERS
-from benchmarks.hsdag.paper import ABLATIONS_MS, GRAPHS, LATENCY_MS, MODELS, SEARCH_S
-from benchmarks.hsdag.parts import PARTS
+from benchmarks.papers.hsdag import bench
+from benchmarks.papers.hsdag.__main__ import main
+from benchmarks.papers.hsdag.learners import ABLATIONS, LEARNERS
+from benchmarks.papers.hsdag.paper import ABLATIONS_MS, GRAPHS, LATENCY_MS, MODELS, SEARCH_S
+from benchmarks.papers.hsdag.parts import PARTS
 
 
 def test_figures_of_the_paper_are_of_its_models_and_of_rows_that_there_are() -> None:

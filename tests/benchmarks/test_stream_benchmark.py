@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks._lab import Lab
-from benchmarks.stream.__main__ import main
-from benchmarks.stream.bench import EXPERIMENTS
-from benchmarks.stream.jobs import Divided, Setup, Training, costs, methods, optima
-from benchmarks.stream.parts import calibration
-from benchmarks.stream.sizes import Sizes
+from benchmarks.papers._lab import Lab
+from benchmarks.papers.stream.__main__ import main
+from benchmarks.papers.stream.bench import EXPERIMENTS
+from benchmarks.papers.stream.jobs import Divided, Setup, Training, costs, methods, optima
+from benchmarks.papers.stream.parts import calibration
+from benchmarks.papers.stream.sizes import Sizes
 from placeit.placers.metis import partition
 from placeit.simulator.throughput import ThroughputCost
 from placeit.workloads.stream_graphs import PAYLOAD_BYTES
@@ -26,7 +26,7 @@ def generated(monkeypatch):
 
 @pytest.mark.slow
 def test_every_part_fills_a_table_draws_a_figure_and_resumes(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("benchmarks.stream.sizes.QUICK", TINY)
+    monkeypatch.setattr("benchmarks.papers.stream.sizes.QUICK", TINY)
     command = ["--quick", "--json", "--workers", "0", "--work", str(tmp_path / "work")]
     assert main([*command, "--results", str(tmp_path / "results")]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
@@ -74,6 +74,6 @@ def test_the_frozen_model_is_that_of_the_problems(tmp_path):
 
 
 def test_the_command_prints_the_calibration(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr("benchmarks.stream.sizes.QUICK", TINY)
+    monkeypatch.setattr("benchmarks.papers.stream.sizes.QUICK", TINY)
     assert main(["--quick", "--part", "calibration", "--workers", "0", "--json", "--work", str(tmp_path)]) == 0
     assert '"off_by"' in capsys.readouterr().out
