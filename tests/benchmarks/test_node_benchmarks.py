@@ -12,6 +12,7 @@ from benchmarks import _edge_graphs, _edge_models, churn
 from benchmarks._harness import Args, Report
 from benchmarks._network import Network, reason_why_no_quotas, reason_why_not
 from placeit.devices.nodes import local
+from placeit.session import Session
 
 WAYS = [_edge_graphs.OURS, "Ray's references", "Ray's compiled graph"]
 HOWS = [churn.KILLED, churn.STOPPED, churn.CUT, churn.GONE]
@@ -108,6 +109,8 @@ def small_graphs(args: Args, ray: local.LocalCluster, made: Network | None) -> R
 def small_model(_: str, args: Args, ray: local.LocalCluster, made: Network) -> Report:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_edge_models, "load_model", lambda _: inception_like())
+        patch.setattr(_edge_models, "_STEPS", 100)
+        patch.setattr(Session, "profile", lambda session, real=Session.profile, **_: real(session, budget_s=1.0))
         return _edge_models.on_nodes("small", args, ray, made)
 
 
