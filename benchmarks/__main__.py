@@ -17,7 +17,13 @@ from benchmarks._harness import parser, show
 def main() -> int:
     """Run all; the exit code says whether each ran to its end."""
     options = parser("python -m benchmarks", __doc__).parse_args()
-    names = sorted(found.name for found in pkgutil.iter_modules([str(Path(__file__).parent)]) if found.name[0] != "_")
+    here = Path(__file__).parent
+    names = [
+        prefix + found.name
+        for prefix, folder in (("", here), ("papers.", here / "papers"))
+        for found in pkgutil.iter_modules([str(folder)])
+        if found.name[0] != "_" and found.name != "papers"
+    ]
     arguments = ["--json", "--seed", str(options.seed), *(["--quick"] if options.quick else [])]
     results, failed = [], []
     for name in names:

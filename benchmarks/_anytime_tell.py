@@ -172,12 +172,12 @@ def write_results(folder: Path, parts: Mapping[str, Mapping[str, Any]]) -> None:
     Args:
         folder: made if it is not there.
         parts: by name, each with its origin (``command``, ``commits``, ``seed``, ``machine``, ``note``, ``plan``) and its
-            ``rows``, ``claims`` and ``points``.
+            ``rows`` and ``claims``; of ``points``, which ``--json`` prints, the rows have the rounded values.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "report.json"
     before = json.loads(path.read_text(encoding="utf-8"))["parts"] if path.exists() else {}
-    merged = {**before, **parts}
+    merged = before | {name: {kind: of for kind, of in part.items() if kind != "points"} for name, part in parts.items()}
     write_text(path, json.dumps({"benchmark": "anytime", "parts": merged}, indent=1, allow_nan=False) + "\n")
     write_text(folder / "report.md", _text_of(merged))
 
@@ -188,7 +188,7 @@ def _text_of(parts: Mapping[str, Mapping[str, Any]]) -> str:
         "",
         "Regret in percent: by how much placements exceed the best known ones in the mean, with 95 % bootstrap intervals over",
         "problems.",
-        "[anytime.md](../../anytime.md) says how to read it; [report.json](report.json) has all figures and versions.",
+        "[anytime.md](../../anytime.md) says how to read it; [report.json](report.json) has the versions of all libraries.",
         "",
     ]
     for name, part in parts.items():

@@ -78,6 +78,7 @@ def _names(args: Args) -> list[str]:
     """All placers; those that prove what they find, or train on each problem, give up early."""
     limits = {
         "cp-sat": f"cp-sat:effort={0.02 if args.quick else 0.2}",
+        "doppler": f"doppler:updates={2 if args.quick else 50}",
         "exact": f"exact:nodes={10**4 if args.quick else 10**5}",
         "hdp": f"hdp:updates={10 if args.quick else 100}",
         "placeto": f"placeto:updates={5 if args.quick else 50}",

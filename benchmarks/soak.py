@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks._harness import Args, Report, main
-from benchmarks._models import MODELS, load_model, progress, two_cores
+from benchmarks._models import MODELS, load_model, progress, random_splits, two_cores
 from placeit.core.memory import Use, give_back_freed_memory, own_use
 from placeit.devices import discover
 from placeit.session import Session
@@ -45,7 +45,6 @@ class _Growth:
 def run(args: Args, report: Report) -> None:
     growth, begin = _Growth(), time.perf_counter()
     first, second = (f"CPU@{core}" for core in two_cores())
-    random = np.random.default_rng(args.seed)
     name = (args.models or ("inception_v3",))[0]
     model = load_model(name)
 
@@ -60,8 +59,9 @@ def run(args: Args, report: Report) -> None:
         session.profile(budget_s=10.0)
         segmenter, groups = session.segmenter, len(session.grouping.groups)
         row("profiled", 0, time.perf_counter() - begin)
-        for number in range(1, (_QUICK if args.quick else _PLACEMENTS) + 1):
-            with session.executor(segmenter.plan(_placement(random, groups, number))) as executor:
+        placements = random_splits(np.random.default_rng(args.seed), groups, _QUICK if args.quick else _PLACEMENTS)
+        for number, placement in enumerate(placements, 1):
+            with session.executor(segmenter.plan(placement)) as executor:
                 growth.now()
                 for _ in range(_RUNS):
                     executor.time()
@@ -77,13 +77,6 @@ def run(args: Args, report: Report) -> None:
     report.claim(f"{name}: most threads over the start", growth.most.threads, "", at_most=_MOST.threads)
     report.claim(f"{name}: memory left after the session", left.bytes / 1e9, "GB")
     report.claim(f"{name}: threads left after the session", left.threads, "")
-
-
-def _placement(random: np.random.Generator, groups: int, number: int) -> np.ndarray:
-    if number % 2:
-        return (random.random(groups) < random.uniform(0.1, 0.9)).astype(np.int32)
-    ends = np.sort(random.choice(np.arange(1, groups), size=min(groups - 1, int(random.integers(1, 7))), replace=False))
-    return ((np.searchsorted(ends, np.arange(groups), side="right") + int(random.integers(2))) % 2).astype(np.int32)
 
 
 if __name__ == "__main__":

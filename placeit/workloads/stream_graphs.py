@@ -48,7 +48,7 @@ RATE = 1e4
 PAYLOAD_BYTES = 1e5
 """Bytes of a payload of 1, whose unit the paper does not state: what brings METIS closest to the paper's results.
 
-``python -m benchmarks.stream --part calibration`` compares it with other units and other models of communication.
+``python -m benchmarks.papers.stream --part calibration`` compares it with other units and other models of communication.
 """
 
 _INSTRUCTIONS_PER_S = 2.5e9

@@ -1,7 +1,14 @@
+"""What every benchmark shares: one JSON object, tables for people, and results that are kept by part."""
+
 import json
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from benchmarks._harness import main
+from benchmarks._results import Origin, write_results
 
 PROGRAM = """
 '''What a demonstration shows.
@@ -24,53 +31,69 @@ main("demo", run)
 
 
 def run(*arguments):
-    root = Path(__file__).parents[2]
     command = [sys.executable, "-c", PROGRAM, *arguments]
-    return subprocess.run(command, cwd=root, capture_output=True, encoding="utf-8", check=True)
+    return subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, encoding="utf-8", check=True)
 
 
-def test_a_benchmark_prints_one_json_object_whatever_its_work_prints():
-    done = run("--json", "--quick", "--seed", "7")
-    result = json.loads(done.stdout)
-    assert list(result) == ["benchmark", "machine", "commit", "claims", "rows"]
-    assert result["benchmark"] == "demo"
-    assert {"cpu", "cores", "python", "os", "libraries"} <= result["machine"].keys()
-    assert result["machine"]["libraries"]["numpy"]
-    assert result["rows"] == [{"name": "x", "seconds": 1.5, "runs": 2, "missing": None}]
-    assert result["claims"] == [
-        {"name": "fast", "value": 0.5, "unit": "s", "target": "<= 1", "holds": True},
-        {"name": "slow", "value": 2.0, "unit": "s", "target": ">= 1 and <= 1.5", "holds": False},
-        {"name": "not measured", "value": None, "unit": "s", "target": "<= 1", "holds": None},
-        {"name": "just told", "value": 7.0, "unit": "", "target": None, "holds": None},
+def test_a_benchmark_prints_one_json_object_and_keeps_it_with_the_command_that_gives_it(tmp_path):
+    folder = tmp_path / "results" / "demo"
+    done = run("--json", "--quick", "--seed", "7", "--note", "beside others", "--results", str(folder))
+    told, kept = json.loads(done.stdout), json.loads((folder / "report.json").read_text())
+    assert list(told) == ["benchmark", "machine", "commit", "claims", "rows"]
+    assert {"cpu", "cores", "python", "os", "libraries"} <= told["machine"].keys()
+    assert told["rows"] == [{"name": "x", "seconds": 1.5, "runs": 2, "missing": None}]
+    assert [tuple(claim.values()) for claim in told["claims"]] == [
+        ("fast", 0.5, "s", "<= 1", True),
+        ("slow", 2.0, "s", ">= 1 and <= 1.5", False),
+        ("not measured", None, "s", "<= 1", None),
+        ("just told", 7.0, "", None, None),
     ]
     assert "chatter" in done.stderr
     assert "a note" in done.stderr
+    assert {kind: [{"part": "demo", **one} for one in told[kind]] for kind in ("rows", "claims")}.items() <= kept.items()
+    origin = kept["parts"]["demo"]
+    assert origin["command"] == f"python -m benchmarks.demo --quick --seed 7 --results {folder}"
+    assert (origin["seeds"], origin["note"], origin["machine"]) == ([7], "beside others", told["machine"])
+    text = (folder / "report.md").read_text()
+    for line in ("# demo", "## What a demonstration shows", "Nothing.", "| x | 1.5 | 2 | - |", f"    {origin['command']}"):
+        assert line in text.splitlines()
 
 
 def test_a_benchmark_prints_tables_for_people():
-    lines = run().stdout.splitlines()
-    assert lines[0].startswith("demo ")
-    for words in (
-        ["name", "seconds", "runs", "missing"],
-        ["x", "1.5", "2", "-"],
-        ["slow", "2", "s", ">=", "1", "and", "<=", "1.5", "no"],
-    ):
-        assert words in [line.split() for line in lines]
+    lines = [line.split() for line in run().stdout.splitlines()]
+    assert lines[0][0] == "demo"
+    for words in ("name seconds runs missing", "x 1.5 2 -", "slow 2 s >= 1 and <= 1.5 no"):
+        assert words.split() in lines
 
 
-def test_results_are_kept_with_the_command_that_gives_them_the_commit_the_seed_and_the_machine(tmp_path):
-    folder = tmp_path / "results" / "demo"
-    done = run("--json", "--quick", "--seed", "7", "--note", "beside others", "--results", str(folder))
-    kept, told = json.loads((folder / "report.json").read_text()), json.loads(done.stdout)
-    assert kept["benchmark"] == "demo"
-    assert kept["rows"] == [{"part": "demo", **row} for row in told["rows"]]
-    assert kept["claims"] == [{"part": "demo", **claim} for claim in told["claims"]]
-    origin = kept["parts"]["demo"]
-    assert origin["command"] == f"python -m benchmarks.demo --quick --seed 7 --results {folder}"
-    assert origin["seeds"] == [7]
-    assert origin["note"] == "beside others"
-    assert {name: origin[name] for name in ("machine", "commit")} == {name: told[name] for name in ("machine", "commit")}
-    text = (folder / "report.md").read_text()
-    for line in ("# demo", "## What a demonstration shows", "Nothing.", "| x | 1.5 | 2 | - |"):
-        assert line in text.splitlines()
-    assert origin["command"] in text
+def test_parts_that_were_not_run_stay_in_the_results(tmp_path):
+    machine = {"cpu": "a CPU", "cores": 2, "python": "3.11", "libraries": {"openvino": "1"}}
+
+    def write(part, value, *origin):
+        rows = [{"part": part, "value": value}]
+        claims = [{"part": part, "name": "n", "value": value, "unit": "", "target": "<= 1", "holds": value <= 1}]
+        result = {"benchmark": "b", "machine": machine, "commit": f"of {part}", "rows": rows, "claims": claims}
+        write_results(tmp_path, "# Head", {"one": write, "two": main}, result, Origin(*origin))
+
+    write("one", 0.25, "first", [0], "quiet")
+    write("two", 7.5, "second", [3])
+    write("one", 0.5, "third", [0])
+    data, text = json.loads((tmp_path / "report.json").read_text()), (tmp_path / "report.md").read_text()
+    assert [row["value"] for row in data["rows"]] == [0.5, 7.5]
+    assert [claim["holds"] for claim in data["claims"]] == [True, False]
+    assert {part: (of["command"], of["seeds"]) for part, of in data["parts"].items()} == {
+        "one": ("third", [0]),
+        "two": ("second", [3]),
+    }
+    assert text.index("third") < text.index("seeds 3; a CPU, 2 cores")
+    assert "quiet" not in text
+
+
+def test_options_are_those_that_a_benchmark_knows(capsys):
+    asked, known = [], {"models": ("a", "b"), "backends": ("x", "y")}
+    for argv in ([], ["--models", "b", "--backend", "y"]):
+        main("some", lambda args, _: asked.append((args.models, args.backend)), [*argv, "--json"], **known)
+    assert asked == [((), "x"), (("b",), "y")]
+    with pytest.raises(SystemExit):
+        main("some", lambda *_: None, ["--models", "c"], **known)
+    assert "invalid choice: 'c'" in capsys.readouterr().err

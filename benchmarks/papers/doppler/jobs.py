@@ -1,0 +1,118 @@
+"""Pieces of work in simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.papers import _lab
+from benchmarks.papers._lab import Job, Outcome
+from benchmarks.papers.doppler.graphs import Case
+from benchmarks.papers.doppler.sizes import Sizes
+from benchmarks.papers.doppler.training import distilling, learn, met, of_policy, paper_stages, stages
+from placeit.core import clock
+from placeit.core.errors import InfeasibleError
+from placeit.learning.agents.doppler.agent import DopplerAgent
+from placeit.learning.checkpoint import load_agent, save_agent
+from placeit.learning.registry import parse_agent
+from placeit.placers import parse_placer
+
+__all__ = ["Placed", "Setup", "Training"]
+
+
+class Setup(_lab.Setup[Sizes]):
+    """What all jobs share."""
+
+
+@dataclass(frozen=True)
+class Training(Job):
+    """Trains a policy on a case, in simulation.
+
+    The outcome: the cost of the ``best`` placement met, the ``placement``, the number of valued ``episodes``, the ``curve`` of
+    the best so far over them, and ``seconds``; for DOPPLER the costs of ``samples`` drawn from the trained policies, and of
+    what they like best (``greedy``).
+
+    Attributes:
+        case: what is placed.
+        number: of the training, which gives its seed.
+        episodes: that are valued.
+        agent: with its options, as on the command line.
+        imitation: whether it imitates a teacher first.
+        begin: whose weights it begins with; None for fresh ones.
+        by_paper: whether it goes by the paper's settings, and does nothing else.
+    """
+
+    case: Case
+    number: int
+    episodes: int
+    agent: str = "doppler"
+    imitation: bool = True
+    begin: Training | None = None
+    by_paper: bool = False
+
+    @property
+    def name(self) -> str:
+        words = [self.case.name, self.agent.replace(":", "-").replace("=", "-").replace(",", "-")]
+        words += [
+            f"{self.episodes}",
+            f"seed{self.number}",
+            *([] if self.imitation else ["rl"]),
+            *(["paper"] if self.by_paper else []),
+        ]
+        return "-".join(words) + ("" if self.begin is None else f"-after-{self.begin.name}")
+
+    @property
+    def needs(self) -> Sequence[Job]:
+        return () if self.begin is None else (self.begin,)
+
+    def run(self, setup: Setup) -> Outcome:
+        """Do it; the policy is kept beside the outcome."""
+        seed, instance = setup.seed + self.number, self.case.instance()
+        began = clock.now()
+        agent = parse_agent(self.agent, seed=seed)
+        if self.begin is not None:
+            agent = load_agent(setup.folder / f"{self.begin.name}.safetensors")
+        watched = []
+        if self.episodes:
+            own = [*stages(agent, self.episodes, imitation=self.imitation), *distilling(agent)]
+            plan = paper_stages(self.episodes) if self.by_paper else own
+            watched = learn(agent, plan, instance, seed=seed)
+        spent = clock.now() - began
+        save_agent(agent, setup.folder / f"{self.name}.safetensors")
+        kept = met(watched) if watched else {}
+        drawn = of_policy(agent, instance, setup.sizes.samples, seed) if isinstance(agent, DopplerAgent) else {}
+        return {**kept, **drawn, "seconds": np.array(spent)}
+
+
+@dataclass(frozen=True)
+class Placed(Job):
+    """Asks a placer; the outcome is the ``cost`` of its placement, infinite if it does not fit, and the ``seconds`` it took.
+
+    Attributes:
+        case: what is placed.
+        placer: with its options, as on the command line.
+        limited: whether it gets ``Sizes.search_s`` seconds, and no more.
+    """
+
+    case: Case
+    placer: str
+    limited: bool = False
+
+    @property
+    def name(self) -> str:
+        words = f"{self.case.name}-by-{self.placer}{'-limited' if self.limited else ''}"
+        return words.replace(":", "-").replace("=", "-").replace(",", "-")
+
+    def run(self, setup: Setup) -> Outcome:
+        problem, cost, placer = self.case.problem, self.case.cost(), parse_placer(self.placer)
+        if self.limited:  # so that nothing is compiled meanwhile
+            placer.place(problem, cost, seed=setup.seed, evaluations=100)
+        began = clock.now()
+        deadline = began + setup.sizes.search_s if self.limited else None
+        try:
+            placement = placer.place(problem, cost, seed=setup.seed, evaluations=None, deadline=deadline)
+        except InfeasibleError:
+            return {"cost": np.array(np.inf), "seconds": np.array(clock.now() - began)}
+        return {"cost": np.array(cost(placement[None])[0]), "seconds": np.array(clock.now() - began)}

@@ -1,0 +1,43 @@
+"""The paper's own settings: the published cost graphs on four devices, by as many episodes as the paper has.
+
+One episode an update, 4,000 or 8,000 of them, by the paper's rates, exploration and baseline, and without what this agent adds
+(``neighbourhood=0,affinity=false``). The row below each has the agent's own settings and as many episodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks._harness import Report
+from benchmarks.papers._lab import Job, Lab
+from benchmarks.papers.doppler.graphs import Case, published_folder
+from benchmarks.papers.doppler.jobs import Setup, Training
+from benchmarks.papers.doppler.paper import BEST_KNOWN
+from benchmarks.papers.doppler.statistics import met_by
+
+__all__ = ["jobs", "tell"]
+
+
+def _trainings(setup: Setup, graph: str) -> dict[str, Training]:
+    case, episodes = Case(graph, "published"), setup.sizes.episodes_of(graph)
+    return {
+        "the paper's": Training(case, 0, episodes, "doppler:neighbourhood=0,affinity=false", by_paper=True),
+        "our own": Training(case, 0, episodes),
+    }
+
+
+def jobs(setup: Setup) -> Sequence[Job]:
+    return [job for graph in setup.sizes.graphs for job in _trainings(setup, graph).values()]
+
+
+def tell(lab: Lab, report: Report) -> None:
+    for graph in lab.setup.sizes.graphs:
+        known = BEST_KNOWN[graph] if published_folder() is not None else None
+        for name, job in _trainings(lab.setup, graph).items():
+            found = lab[job]
+            report.row(
+                part="paper",
+                graph=graph,
+                settings=name,
+                **met_by(found, known),
+            )

@@ -1,0 +1,47 @@
+"""Message passing once per episode or once per step (Table 6): ChainMM on four described GPUs, simulated.
+
+A passing is one for each episode, or one for each op of each episode, up to the episode in which the best placement was met, as
+the paper counts; episodes of an update share what they can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks._harness import Report
+from benchmarks.papers._lab import Job, Lab
+from benchmarks.papers.doppler.graphs import Case
+from benchmarks.papers.doppler.jobs import Setup, Training
+from benchmarks.papers.doppler.paper import TABLE_6
+from benchmarks.papers.doppler.statistics import best_at
+
+__all__ = ["jobs", "tell"]
+
+_AGENTS = {"once per episode": "doppler", "once per step": "doppler:passing=step"}
+_CASE = Case("chain-mm", "four")
+
+
+def jobs(setup: Setup) -> Sequence[Job]:
+    return [_training(setup, name) for name in _AGENTS]
+
+
+def _training(setup: Setup, name: str) -> Training:
+    return Training(_CASE, 0, setup.sizes.episodes_of("chain-mm"), _AGENTS[name])
+
+
+def tell(lab: Lab, report: Report) -> None:
+    for name, paper in TABLE_6.items():
+        found = lab[_training(lab.setup, name)]
+        at, every = best_at(found["curve"]), len(_CASE.problem) if name == "once per step" else 1
+        report.row(
+            part="table6",
+            messages=name,
+            best_ms=float(found["best"]) * 1e3,
+            best_at_episode=at,
+            passings=None if at is None else at * every,
+            episodes=int(found["episodes"]),
+            training_s=float(found["seconds"]),
+            paper_ms=paper["ms"],
+            paper_episode=paper["episodes"],
+            paper_passings=paper["passings"],
+        )

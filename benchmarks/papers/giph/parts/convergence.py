@@ -1,0 +1,57 @@
+"""Convergence (Fig. 14): the mean SLR on held-out problems during training, in the multi-network case.
+
+Imitation learns the best of all moves of some states; all-actions maximises the expected gain over all moves of these;
+REINFORCE learns from what its own moves bring. ``giph paper`` is REINFORCE as in the paper, with the paper's features: one
+problem an update; it is done for each seed, as some of these trainings learn and some do not. Seconds include evaluations, and
+another job on the other core. Placeto is also trained in the single-network case, and evaluated on problems of that network: it
+knows devices by their numbers, which mean nothing on another network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks._harness import Report
+from benchmarks.papers._figures import Figures
+from benchmarks.papers._lab import Lab
+from benchmarks.papers.giph.compare import over_heft
+from benchmarks.papers.giph.jobs import Job, Setup, Training
+from benchmarks.papers.giph.problems import heft_slr
+
+__all__ = ["jobs", "tell"]
+
+_ONCE = {
+    "imitation": Training("giph", "multi"),
+    "all-actions": Training("giph", "multi", kind="all-actions"),
+    "reinforce": Training("giph", "multi", kind="reinforce"),
+    "giph paper": Training("giph paper", "multi", kind="reinforce"),
+    "placeto": Training("placeto", "multi", kind="reinforce"),
+    "placeto, single network": Training("placeto", "single", kind="reinforce"),
+}
+
+
+def _trainings(setup: Setup) -> dict[str, Training]:
+    further = range(1, setup.sizes.seeds)
+    papers = {f"giph paper, seed {setup.seed + n}": Training("giph paper", "multi", n, kind="reinforce") for n in further}
+    return _ONCE | papers
+
+
+def jobs(setup: Setup) -> Sequence[Job]:
+    return list(_trainings(setup).values())
+
+
+def tell(lab: Lab, report: Report, figures: Figures) -> None:
+    series, by_episode = {}, {}
+    for name, training in _trainings(lab.setup).items():
+        history = lab[training]
+        held_out = lab.setup.dataset(training.data, training.number).held_out
+        run, planned = (float(slr.mean()) for slr in heft_slr(held_out))
+        ratio = history["evaluation"] / run
+        series[name], by_episode[name] = (history["seconds"], ratio), (history["episodes"], ratio)
+        for episodes, seconds, slr in zip(history["episodes"], history["seconds"], history["evaluation"], strict=True):
+            columns = {"episodes": episodes, "seconds": seconds, "mean_slr": slr, **over_heft(slr, run, planned)}
+            report.row(part="convergence", training=name, **columns)
+    what = "mean SLR on held-out problems over that of HEFT"
+    levels = {"heft": 1.0}
+    figures.lines("convergence", "convergence", "", ("seconds of training", what), series, levels=levels, marked=True)
+    figures.lines("convergence", "convergence-episodes", "", ("episodes", what), by_episode, levels=levels, marked=True)

@@ -1,0 +1,128 @@
+"""Problems to train and test on, and what their placements cost."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.papers.giph.sizes import Sizes
+from placeit.core.errors import UsageError
+from placeit.core.problem import CostFunction, Problem
+from placeit.learning.agent import ProblemInstance
+from placeit.placers.heft import Heft
+from placeit.simulator.cost_functions import EnergyCost, TotalCost
+from placeit.simulator.scheduler import GIPH_RULES
+from placeit.simulator.simulate import SimulatedCost, simulate
+from placeit.workloads.churn import churn
+from placeit.workloads.datasets import CHURN_NETWORK_CHOICES, GRAPH_CHOICES, DatasetKind, giph_dataset
+from placeit.workloads.device_networks import DeviceNetworkParameters, problem_of, random_device_network
+from placeit.workloads.parameters import draw_parameters
+from placeit.workloads.task_graphs import TaskGraphParameters, random_task_graph
+
+__all__ = ["OBJECTIVES", "Dataset", "NoisyCost", "changing", "dataset", "depth", "heft_slr", "instance"]
+
+OBJECTIVES = ("latency", "total-cost", "energy")
+
+BUSY_W, IDLE_W, JOULES_PER_BYTE = 10.0, 1.0, 0.05
+"""A device of mean speed draws 10 W when it computes, one of x times the speed x^2 times as much: an op takes x times the
+energy there. Each device draws 1 W when it does not."""
+
+_PAPER_TRAIN = {"single": 150, "multi": 500, "recurrent": 150, "sensor-fusion": 450}
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Problems to learn from, problems that trainings are evaluated on, and problems that only the results are of."""
+
+    train: list[Problem]
+    held_out: list[Problem]
+    test: list[Problem]
+
+    @property
+    def devices(self) -> int:
+        """Most devices of a problem."""
+        return max(problem.devices for part in (self.train, self.held_out, self.test) for problem in part)
+
+
+@functools.cache
+def dataset(kind: DatasetKind, seed: int, sizes: Sizes) -> Dataset:
+    """Return the problems of a workload; the test problems have other graphs, and other networks unless there is only one."""
+    tests = {"recurrent": sizes.recurrent_tests, "sensor-fusion": sizes.fusion_tests}.get(kind, sizes.tests)
+    size = _PAPER_TRAIN[kind] if sizes.train is None else min(sizes.train, _PAPER_TRAIN[kind])
+    train, test = giph_dataset(kind, seed, train=size + sizes.held_out, test=tests, max_tasks=sizes.max_tasks)
+    return Dataset(train[:size], train[size:], test)
+
+
+class NoisyCost:
+    """Makespans, each with new factors of all durations from [1 - noise, 1 + noise]."""
+
+    def __init__(self, problem: Problem, noise: float, seed: int) -> None:
+        self._problem, self._noise = problem, noise
+        self._rng = np.random.default_rng(seed)
+
+    def __call__(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
+        return simulate(self._problem, placements, rules=GIPH_RULES, noise=self._noise, seed=int(self._rng.integers(2**63)))
+
+
+def instance(problem: Problem, objective: str = "latency", noise: float = 0.0, seed: int = 0) -> ProblemInstance:
+    """Return a problem with an objective, in multiples of a lower bound of it: for latencies that is the SLR."""
+    cost: CostFunction
+    if objective == "latency":
+        cost = NoisyCost(problem, noise, seed) if noise else SimulatedCost(problem, rules=GIPH_RULES)
+        return ProblemInstance(problem, cost, problem.critical_path)
+    if objective == "total-cost":
+        return ProblemInstance(problem, TotalCost(problem), float(problem.compute.min(axis=1).sum()))
+    if objective == "energy":
+        power = BUSY_W * _relative_speed(problem) ** 2
+        idle = np.minimum(IDLE_W, power)
+        joules = np.where(problem.feasible, problem.compute, 0.0) * (power - idle)
+        least = joules.min(axis=1, where=problem.feasible, initial=np.inf).sum() + idle.sum() * problem.critical_path
+        return ProblemInstance(problem, EnergyCost(problem, power, idle, joules_per_byte=JOULES_PER_BYTE), float(least))
+    raise UsageError(f"There is no objective '{objective}' here; there are {', '.join(OBJECTIVES)}.")
+
+
+def _relative_speed(problem: Problem) -> NDArray[np.float64]:
+    """Speeds of the devices in multiples of their mean: compute[v, d] is a requirement over a speed where d can run v."""
+    ops, devices = np.nonzero(problem.feasible)
+    size = len(problem)
+    equations = np.zeros((len(ops), size + problem.devices))
+    rows = np.arange(len(ops))
+    equations[rows, ops], equations[rows, size + devices] = 1.0, -1.0
+    logs, *_ = np.linalg.lstsq(equations, np.log(problem.compute[ops, devices]), rcond=None)
+    speed: NDArray[np.float64] = np.exp(logs[size:])
+    speed /= speed.mean()
+    return speed
+
+
+@functools.cache
+def changing(seed: int, sizes: Sizes) -> list[list[Problem]]:
+    """Return the problems of the same graphs on each of the networks that a network of 20 devices becomes."""
+    rng = np.random.default_rng([seed, 6])
+    first = random_device_network(draw_parameters(DeviceNetworkParameters, CHURN_NETWORK_CHOICES, rng), rng)
+    graphs = [
+        random_task_graph(draw_parameters(TaskGraphParameters, GRAPH_CHOICES, rng), rng, max_tasks=sizes.max_tasks)
+        for _ in range(sizes.churn_graphs)
+    ]
+    networks = islice(churn(first, rng, fewest=16), sizes.churn_changes + 1)
+    return [[problem_of(graph, network) for graph in graphs] for network in networks]
+
+
+def depth(problem: Problem) -> int:
+    """Tasks on the longest path."""
+    levels = np.ones(len(problem), int)
+    for v in problem.order.tolist():
+        heads = problem.edges[problem.edges[:, 0] == v, 1]
+        levels[heads] = np.maximum(levels[heads], levels[v] + 1)
+    return int(levels.max())
+
+
+def heft_slr(problems: list[Problem]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """SLRs of HEFT's placements run first in, first out, and of its planned schedules."""
+    plans = [Heft().plan(problem) for problem in problems]
+    units = np.array([problem.critical_path for problem in problems])
+    run = [float(simulate(problem, plan.placement, rules=GIPH_RULES)[0]) for problem, plan in zip(problems, plans, strict=True)]
+    return np.array(run) / units, np.array([plan.makespan for plan in plans]) / units

@@ -1,0 +1,219 @@
+"""Pieces of work that do not depend on each other, apart from the trainings that they need."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.papers import _lab
+from benchmarks.papers._lab import Job, Lab, Outcome
+from benchmarks.papers.stream.sizes import Sizes
+from placeit.core.problem import Problem
+from placeit.learning.agents.stream_allocation.agent import StreamAllocationAgent
+from placeit.learning.checkpoint import load_policy, save_agent
+from placeit.learning.registry import make_agent
+from placeit.learning.training.loop import train
+from placeit.learning.training.sources import draw_from, served
+from placeit.placers.annealing import Annealing
+from placeit.placers.exact import Exact
+from placeit.placers.fuser import fuse
+from placeit.placers.metis import partition
+from placeit.simulator.throughput import ThroughputCost
+from placeit.workloads.registry import find_dataset
+from placeit.workloads.stream_graphs import DEVICES, StreamGraph, draw_stream_graph, load_stream_graphs, split_graphs
+
+__all__ = ["ABLATIONS", "Divided", "Learned", "Optimum", "Searched", "Setup", "Training", "costs", "methods", "optima"]
+
+ABLATIONS = {
+    "B": {"encoder": "lstm", "upstream": False},
+    "B+F1": {"encoder": "graph", "upstream": False},
+    "B+F1+F2": {"encoder": "graph", "upstream": True},
+}
+"""Options of the agents of Table 1."""
+
+_HELD_OUT = 64
+_AT_ONCE = 5  # graphs whose optimum one job finds
+
+
+class Setup(_lab.Setup[Sizes]):
+    """What all jobs share."""
+
+    @property
+    def published(self) -> bool:
+        """Whether the graphs are the published ones."""
+        return bool(os.environ.get("PLACEIT_DATA"))
+
+    @property
+    def graphs(self) -> Sequence[StreamGraph]:
+        """All graphs: the published ones, or as many generated."""
+        return _graphs(os.environ.get("PLACEIT_DATA"), self.seed)
+
+    @property
+    def tests(self) -> Sequence[StreamGraph]:
+        """The test part of these."""
+        return split_graphs(list(self.graphs), self.seed)[1][: self.sizes.tests]
+
+
+@cache
+def _graphs(folder: str | None, seed: int) -> Sequence[StreamGraph]:
+    if folder:
+        return load_stream_graphs(Path(folder))
+    rng = np.random.default_rng([seed, 2])
+    return [draw_stream_graph(rng) for _ in range(3150)]
+
+
+def _found(setup: Setup, place: Callable[[Problem, ThroughputCost], Iterable[NDArray[np.int32]]]) -> Outcome:
+    """Value placements of every test graph: seconds per tuple ``cost[K, G]`` and the devices that they use, ``used[K, G]``."""
+    costs, used = [], []
+    for graph in setup.tests:
+        problem = graph.problem()
+        cost = ThroughputCost(problem)
+        placements = np.stack(list(place(problem, cost)))
+        costs.append(cost(placements))
+        used.append([len(np.unique(placement)) for placement in placements])
+    return {"cost": np.array(costs).T, "used": np.array(used).T}
+
+
+@dataclass(frozen=True)
+class Divided(Job):
+    """Divides the test graphs into 2 to 5 parts, by ``metis`` or by ``fuser``."""
+
+    by: str
+
+    @property
+    def name(self) -> str:
+        return self.by
+
+    def run(self, setup: Setup) -> Outcome:
+        divide = {"metis": partition, "fuser": fuse}[self.by]
+        return _found(setup, lambda problem, _: [divide(problem, parts) for parts in range(2, DEVICES + 1)])
+
+
+@dataclass(frozen=True)
+class Searched(Job):
+    """Anneals the test graphs."""
+
+    @property
+    def name(self) -> str:
+        return "annealing"
+
+    def run(self, setup: Setup) -> Outcome:
+        placer = Annealing(evaluations=4 * setup.sizes.evaluations, restarts=4)
+        return _found(setup, lambda problem, cost: [placer.place(problem, cost, seed=setup.seed, evaluations=None)])
+
+
+@dataclass(frozen=True)
+class Training(Job):
+    """Trains an ablation on generated graphs; the outcome is the history of its evaluations."""
+
+    ablation: str
+
+    @property
+    def name(self) -> str:
+        return f"train-{self.ablation}"
+
+    def run(self, setup: Setup) -> Outcome:
+        agent = make_agent("stream-allocation", seed=setup.seed, **ABLATIONS[self.ablation])
+        dataset, sizes = find_dataset("streams"), setup.sizes
+        learned = [served(case.problem) for case in islice(dataset.cases("train", setup.seed), sizes.train)]
+        held_out = [served(case.problem) for case in islice(dataset.cases("test", setup.seed), _HELD_OUT)]
+        assert isinstance(agent, StreamAllocationAgent)
+        stages = [replace(stage, updates=sizes.updates) for stage in agent.default_stages(draw_from(learned))]
+        done = train(agent, stages, evaluate_on=held_out, seed=setup.seed)
+        save_agent(agent, setup.folder / f"{self.name}.safetensors", sizes=asdict(sizes), **done.about)
+        records = [record for record in done.history if record.evaluation is not None]
+        return {
+            "seconds": np.array(done.history[-1].seconds),
+            "evaluation": np.array([record.evaluation for record in records]),
+        }
+
+
+@dataclass(frozen=True)
+class Learned(Job):
+    """Places the test graphs by a policy, an ablation or ``shipped``: what it likes best, and the best of that and samples."""
+
+    policy: str
+
+    @property
+    def name(self) -> str:
+        return f"place-{self.policy}"
+
+    @property
+    def needs(self) -> Sequence[Job]:
+        return () if self.policy == "shipped" else (Training(self.policy),)
+
+    def run(self, setup: Setup) -> Outcome:
+        agent = load_policy("", StreamAllocationAgent) if self.policy == "shipped" else self._trained(setup)
+        rng = np.random.default_rng(setup.seed)
+
+        def place(problem: Problem, cost: ThroughputCost) -> list[NDArray[np.int32]]:
+            greedy = agent.greedy_placement(problem)
+            sampled = agent.rollout([served(problem)] * setup.sizes.samples, rng).visited
+            placements = np.concatenate([greedy[None], *sampled])
+            return [greedy, placements[int(cost(placements).argmin())]]
+
+        return _found(setup, place)
+
+    def _trained(self, setup: Setup) -> StreamAllocationAgent:
+        return load_policy(setup.folder / f"{Training(self.policy).name}.safetensors", StreamAllocationAgent)
+
+
+@dataclass(frozen=True)
+class Optimum(Job):
+    """Finds the least seconds per tuple of some small test graphs, from number ``first`` of these to before ``last``.
+
+    The outcome is ``graph[K]``, their numbers among all, and ``cost[K]``.
+    """
+
+    first: int
+    last: int
+
+    @property
+    def name(self) -> str:
+        return f"optimum-{self.first}-{self.last}"
+
+    def run(self, setup: Setup) -> Outcome:
+        small = [number for number, graph in enumerate(setup.tests) if len(graph) <= setup.sizes.operators]
+        numbers, costs = small[self.first : self.last], []
+        for number in numbers:
+            problem = setup.tests[number].problem()
+            cost = ThroughputCost(problem)
+            placement = Exact(nodes=500_000_000).place(problem, cost, seed=0, evaluations=None)
+            costs.append(cost(placement)[0])
+        return {"graph": np.array(numbers, int), "cost": np.array(costs, float)}
+
+
+def optima(setup: Setup) -> list[Optimum]:
+    """Return the jobs that find the optimum of all small graphs that count, a few each: what one has found stays."""
+    count = setup.sizes.exact
+    return [Optimum(first, min(first + _AT_ONCE, count)) for first in range(0, count, _AT_ONCE)]
+
+
+def methods() -> dict[str, tuple[Job, int | None]]:
+    """Return by name the job of each method and which of its placements count; None for the best of them."""
+    found: dict[str, tuple[Job, int | None]] = {
+        "fuser, 5 parts": (Divided("fuser"), -1),
+        "fuser, best of 2-5": (Divided("fuser"), None),
+        "METIS, 5 parts": (Divided("metis"), -1),
+        "METIS, best of 2-5": (Divided("metis"), None),
+    }
+    for name in ABLATIONS:
+        found |= {name: (Learned(name), 0), f"{name}, best of samples": (Learned(name), 1)}
+    found |= {"shipped": (Learned("shipped"), 0), "shipped, best of samples": (Learned("shipped"), 1)}
+    return found | {"annealing": (Searched(), 0)}
+
+
+def costs(lab: Lab, method: str) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return a method's seconds per tuple and the devices that it uses, for each test graph."""
+    job, which = methods()[method]
+    cost, used = lab[job]["cost"], lab[job]["used"]
+    at = cost.argmin(axis=0) if which is None else np.full(cost.shape[1], which % len(cost))
+    graphs = np.arange(cost.shape[1])
+    return cost[at, graphs], used[at, graphs]

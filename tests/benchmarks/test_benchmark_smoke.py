@@ -1,0 +1,250 @@
+"""Every benchmark as a command on the least work: it ends well, and its JSON has the rows and claims that it is there for."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import _torch_executor, anytime, decision, executor, loading, simulator, throughput
+from benchmarks._fuzz_cases import KINDS
+from benchmarks._node_cases import FORMS
+from benchmarks.papers.doppler import sizes as doppler
+from benchmarks.papers.giph import bench as giph
+from benchmarks.papers.giph.sizes import QUICK, Sizes
+from benchmarks.papers.hsdag import bench as hsdag
+from benchmarks.papers.hsdag.paper import LATENCY_MS
+from benchmarks.papers.stream.sizes import Sizes as StreamSizes
+from placeit.devices.host import allowed_cores
+from placeit.session import Session
+from tests.emulated_gpu.build import MISSING
+
+ANYTIME = replace(
+    anytime.QUICK, problems=1, seconds=(0.05,), evaluations=(1, 3), reference=0.05, measured=(2,), models=("resnet50",)
+)
+DOPPLER = replace(doppler.QUICK.at(seeds=2, episodes=20), search_s=0.2, samples=4, rounds=6, saved=3, measured_s=20.0)
+GIPH = replace(
+    Sizes(**{name: min(2, most) for name, most in vars(QUICK).items()}), seeds=2, tests=4, max_tasks=8, timed_tasks=6
+)
+STREAM = StreamSizes(tests=6, calibration=10, updates=2, train=4, samples=2, evaluations=100, exact=2, operators=8)
+SMALL_GRAPH = {"chain-mm": {"size": 64}, "ffnn": {"batch": 64, "features": 8, "hidden": 64}}
+
+
+class Sure:
+    """In place of measured costs, which may drop what they measure on a busy machine: by the plan, and never in doubt."""
+
+    def __init__(self, session: Session, **_: Any) -> None:
+        self._segmenter, self._known = session.segmenter, dict[bytes, float]()
+
+    def __call__(self, placements: np.ndarray) -> np.ndarray:
+        self._known |= {row.tobytes(): self._segmenter.plan(row).schedule.makespan for row in placements}
+        return np.array([self._known[row.tobytes()] for row in placements])
+
+    def winner(self, *_: int) -> Any:
+        best = min(self._known, key=lambda key: self._known[key])
+        return SimpleNamespace(outcome=SimpleNamespace(devices=np.frombuffer(best, np.int32)))
+
+
+@dataclass(frozen=True)
+class Smoke:
+    """A run of a benchmark.
+
+    Attributes:
+        command: name and arguments, as after ``python -m benchmarks.``.
+        rows: values that a column has to have, by column; others may be there as well.
+        claims: words of claims that have to be there, with a value.
+        hold: words of claims that hold on any machine, however busy it is.
+        least: attributes that make the work small, by name: of the benchmark, or of a module before a colon.
+    """
+
+    command: str
+    rows: Mapping[str, Collection[Any]] = field(default_factory=dict)
+    claims: Collection[str] = ()
+    hold: Collection[str] = ()
+    least: Mapping[str, Any] = field(default_factory=dict)
+
+
+QUICKLY = [
+    Smoke(
+        "decision --quick",
+        claims=("intervals that hold the truth, worst case", "placements at 0.95 chosen within"),
+        least={"summary": lambda case, trials, seed, real=decision.summary: real(case, trials // 50, seed)},
+    ),
+    Smoke("fidelity --quick", {"kind": ("dense", "runs")}, ("mean error as profiled", "mean error calibrated")),
+    Smoke(
+        "gpu --quick --models chain-mm",
+        {"graph": ("chain-mm",)} if torch.cuda.is_available() else {"measured": (False,)},
+    ),
+    Smoke(
+        "heuristics --quick",
+        {"placer": ("heft", "annealing")},
+        ("HEFT, 100 tasks on 10 devices",),
+        least={"_names": lambda _: ["heft", "annealing"]},
+    ),
+    Smoke("intel_gpu --quick"),
+    Smoke("measured_cost --quick", {"plans": (12,), "failed": (0,)}, ("12 plans", "of them measured")),
+    Smoke("openings --quick", {"races": (4,)}, ("second is faster", "it is slower")),
+    Smoke(
+        "papers.giph --part depth shipped --quick --workers 0",
+        {"part": ("depth", "shipped"), "of": ("seed 0", "seed 1")},
+        ("shipped policy, multi", "shipped policy, sensor-fusion, the scene trained on"),
+        least={"papers.giph.sizes:QUICK": GIPH},
+    ),
+    Smoke(
+        "papers.stream --part calibration --quick --workers 0",
+        {"part": ("calibration",)},
+        least={"papers.stream.sizes:QUICK": STREAM},
+    ),
+    Smoke(
+        "serving --quick --seconds 150",  # by a clock that goes on by a second at each look
+        claims=("kinds of trouble",),
+        hold=("not accounted for", "requests that failed", "wrong outputs", "ended twice", "memory over", "threads over"),
+        least={"_WAITING": (10,), "time": SimpleNamespace(perf_counter=itertools.count().__next__, sleep=time.sleep)},
+    ),
+    Smoke(
+        "simulator --quick",
+        {"links": ("contention-free", "channel"), "variant": ("noise", "memory limit")},
+        ("evaluations a second", "speed-up over SimPy", "growth from 100 to 10,000"),
+        ("largest relative difference of a makespan from SimPy",),
+        {"best": lambda work, _, real=simulator.best: real(work, 0.0)},
+    ),
+    Smoke(
+        "soak --quick",
+        {"at": ("model loaded", "profiled", "placement", "session closed"), "placements": (2,)},
+        hold=("most memory over the start", "most threads over the start"),
+        least={"_QUICK": 2, "_EVERY": 1},
+    ),
+]
+SLOWLY = [
+    Smoke(
+        "anytime --quick --minutes 60 --placers heft annealing giph --workers 0",
+        {"problems": ("giph", "tensor", "model", "all", "models on unequal cores"), "placer": ("heft", "annealing", "giph")},
+        ("simulated: share of families and numbers of evaluations where learning pays",),
+        least={"QUICK": ANYTIME},
+    ),
+    Smoke("benchmark_app --quick", {"what": ("placeit", "benchmark_app")}, ("what placeit optimize answers over",)),
+    Smoke(
+        "executor --quick",
+        {
+            "candidate": (executor.ONE, executor.BOTH, "OpenVINO HETERO, on both", "ONNX Runtime, parallel", executor.OURS),
+            "plan": ("as it runs", "each group a segment"),
+        },
+        ("placeit over one core", "dispatch per segment, median", "native over Python lanes"),
+    ),
+    Smoke(
+        "executor --quick --backend torch --models ffnn",
+        {
+            "candidate": (_torch_executor.ONE_CORE, _torch_executor.ONE, _torch_executor.OURS, _torch_executor.LEVELS),
+            "devices": (_torch_executor.EQUAL, _torch_executor.UNEQUAL),
+        },
+        ("host overhead per op launched", "the same, simulated: error"),
+        least={"_torch_executor:QUICK": SMALL_GRAPH},
+    ),
+    Smoke(
+        "fuzz --last 20",
+        {"kind": KINDS, "cases": (20,)},
+        hold=("crashed", "hung", "bug", "unclear", "exit code", "wrote", "ran code", "memory"),
+    ),
+    Smoke("heterogeneous --quick", {"case": ("A", "B")}, ("A: ", "B: share of ops on the fast core")),
+    Smoke(
+        "loading --quick --models shared",
+        {"way": (loading.ALONE, loading.PLACEIT, loading.IN_SEGMENTS)},
+        ("latency over OpenVINO alone", "resident in four segments over"),
+        ("constants over OpenVINO alone",),
+        {"QUICK_WIDTH": 64},
+    ),
+    Smoke(
+        "models --quick --models many_ends",
+        {"model": ("many_ends",)},
+        hold=("not read", "without an answer", "wrong outputs", "crash", "hang"),
+        least={"QUICK_BUDGET_S": 0.5, "QUICK_SPLITS": 1, "QUICK_ROUNDS": 6},
+    ),
+    Smoke(
+        "onnx_nodes --cases test_cumsum_1d_reverse test_roialign_mode_max test_reduce_sum_keepdims_example",
+        {"runtime": ("openvino", "onnxruntime"), "form": FORMS},
+        hold=("unclear", "wrong", "crashed", "hung"),
+    ),
+    Smoke("optimize --quick", {"cache": ("cold", "warm")}, ("cold cache", "warm cache")),
+    Smoke(
+        "papers.doppler --part table2 table3 table9 fidelity --quick --workers 0",
+        {"part": ("table2", "table3", "table9", "fidelity")},
+        least={
+            "papers.doppler.sizes:QUICK": DOPPLER,
+            "papers.doppler.executed:MODELS": {"chain-mm": "chain-mm:shards=2,size=64"},
+            "papers.doppler.executed:MeasuredCost": Sure,
+        },
+    ),
+    Smoke(
+        "papers.giph --quick --workers 0",
+        {
+            "part": giph.EXPERIMENTS.parts,
+            "policy": ("giph", "hdp", "hdp, learning rate 0.01", "heft", "heft, planned"),
+            "search": ("giph", "annealing, equal seconds", "guided, equal evaluations"),
+            "seen_in_training": (True, False),
+        },
+        ("GiPH over HEFT's, as planned", "over HDP, trained for each problem", "GiPH is worse than HEFT", "sample in training"),
+        least={"papers.giph.sizes:QUICK": GIPH},
+    ),
+    Smoke(
+        "papers.hsdag --quick --part table1 table2 table5",
+        {
+            "what": ("placeit optimize", "fast", "slow", *list(LATENCY_MS)[2:], "HSDAG, from scratch"),
+            "search": ("placeit optimize", "Placeto", "RNN-based", "HSDAG", "HSDAG, from scratch"),
+        },
+        least={"papers.hsdag.bench:QUICK": hsdag.Sizes(updates=1, measured_s=1, budget_s=3, rounds=6)},
+    ),
+    Smoke(
+        "papers.stream --quick --workers 0",
+        {"part": ("calibration", "exact", "fig5", "fig6", "table1")},
+        least={"papers.stream.sizes:QUICK": STREAM},
+    ),
+    Smoke(
+        "portfolio --quick",
+        {"search": ("nothing learned", "shipped policies", "learning from runs")},
+        ("shipped policies: cases in which it is slower",),
+    ),
+    Smoke(
+        "refining --quick --models inception_v3",
+        {"phase": ("before", "trial", "after")},
+        ("share of a core for searching",),
+        ("not accounted for", "requests that failed", "wrong outputs"),
+        {"_MORE": 20, "_QUICK": 5.0},
+    ),
+    Smoke(
+        "runtimes --quick",
+        {"candidate": [f"placeit, {of}, two devices" for of in ("OpenVINO", "ONNX Runtime", "one of each")]},
+        ("whole model by placeit",),
+        ("largest output error",),
+    ),
+    Smoke(
+        "shared_cores --quick", {"what": (f"CPU@{min(allowed_cores())} alone",)}, ("models that run faster on shared cores",)
+    ),
+    Smoke(
+        "throughput --quick",
+        {"plan": [f"{throughput._ONE}, 0", throughput._REPLICAS, throughput._OPENVINO, throughput._SEARCHED]},
+        ("mean error of simulated seconds", "throughput of two cores", "slowed: seconds per request of the best split"),
+    ),
+]
+ALL = [(one, ()) for one in QUICKLY] + [(one, (pytest.mark.slow, pytest.mark.timeout(900))) for one in SLOWLY]
+
+
+@pytest.mark.parametrize("smoke", [pytest.param(one, id=one.command, marks=marks) for one, marks in ALL])
+def test_a_benchmark_reports_what_it_is_there_for(
+    smoke: Smoke, command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MISSING, "This is a test.")  # or it would start this process anew, with emulated GPUs
+    name, _, arguments = smoke.command.partition(" ")
+    result = command(name, arguments, smoke.least)
+    for column, values in smoke.rows.items():
+        assert set(values) <= {row[column] for row in result.rows if column in row}, column
+    for words in (*smoke.claims, *smoke.hold):
+        found = [claim for name, claim in result.claims.items() if words in name and claim["value"] is not None]
+        assert found, words
+        assert words in smoke.claims or all(claim["holds"] for claim in found), found

@@ -1,0 +1,132 @@
+"""Benchmarks of nodes on the least work, on an emulated network where there can be one; and what the rounds of one claim."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from small_models import inception_like
+
+from benchmarks import _edge_graphs, _edge_models, churn
+from benchmarks._harness import Args, Report
+from benchmarks._network import Network, reason_why_no_quotas, reason_why_not
+from placeit.devices.nodes import local
+from placeit.session import Session
+
+WAYS = [_edge_graphs.OURS, "Ray's references", "Ray's compiled graph"]
+HOWS = [churn.KILLED, churn.STOPPED, churn.CUT, churn.GONE]
+WELL: dict[str, Any] = {
+    "how": churn.CUT,
+    **dict.fromkeys(("lost", "answered_twice", "wrong"), 0),
+    **dict.fromkeys(churn.PHASES, 0.5),
+    **dict.fromkeys(("before_ms", "after_ms", "again_ms"), 20.0),
+}
+UNANSWERED = WELL | dict.fromkeys(("silent_s", "decided_s", "compiled_s", "first_answer_s", "used_again_s"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ((WELL, WELL, WELL | {"decided_s": 0.9}), {"decision, median": (0.5, None), "decision, worst": (0.9, True)}),
+        (
+            (WELL, UNANSWERED | {"how": churn.KILLED, "next_answer_s": churn.ANSWER_S}),
+            {
+                "rounds without a replacement": (1, False),
+                "decision, worst": (0.5, True),
+                "from a failure to the next answer, worst": (churn.ANSWER_S, False),
+            },
+        ),
+        ((UNANSWERED,), {"decision, worst": (None, None)}),
+        (
+            (WELL, WELL | {"used_again_s": None}, WELL | {"how": churn.STOPPED, "used_again_s": None}),
+            {"nodes that came back and were not used again": (1, False)},
+        ),
+        (
+            (WELL, {"how": churn.CUT, "failed": "Ray has not noticed what became of edge1 for 60 s."}),
+            {
+                "rounds that ended by an error": (1, False),
+                "rounds without a replacement": (0, True),
+                "decision, worst": (0.5, True),
+            },
+        ),
+        *(((WELL, WELL | {what.replace(" ", "_"): 1}), {f"requests {what}": (1, False)}) for what in ("lost", "wrong")),
+    ],
+)
+def test_rounds_hold_if_every_request_is_answered_and_every_node_replaced(rows: Any, told: Any) -> None:
+    report = Report()
+    for row in rows:
+        report.row(**row)
+    churn.claim(report)
+    found = {str(one["name"]): (one["value"], one["holds"]) for one in report.claims}
+    assert {name: found[name] for name in told} == told
+    broken = {name for name, (_, holds) in found.items() if holds is False}
+    assert broken <= {name for name, (_, holds) in told.items() if holds is False} or rows == (UNANSWERED,)
+
+
+def test_every_node_fails_in_every_way() -> None:
+    todo = churn.rounds(churn.ROUNDS, churn.NODES[1:], HOWS)
+    assert (len(todo), len(set(todo))) == (100, 8)
+    assert {how for _, how in todo[: churn.QUICK]} == set(HOWS)
+
+
+@pytest.fixture
+def ray_command(command: Callable[..., Any]) -> Callable[..., Any]:
+    pytest.importorskip("ray")
+    return command
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600, method="thread")
+def test_churn_replaces_a_node_and_uses_it_again_where_it_can_come_back(ray_command: Callable[..., Any]) -> None:
+    how = churn.KILLED if reason_why_not() else churn.CUT
+    (row,) = ray_command("churn", "--quick", {"rounds": lambda *_: [("edge1", how)]}).rows
+    assert [row[what] for what in ("how", "lost", "answered_twice", "wrong")] == [how, 0, 0, 0]
+    assert row["requests"] > 0
+    assert None not in [row[name] for name in ("silent_s", "decided_s", "compiled_s", "first_answer_s", "next_answer_s")]
+    assert (row["used_again_s"] is None) == (how == churn.KILLED)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600, method="thread")
+def test_adaptivity_places_a_graph_anew_in_each_way(ray_command: Callable[..., Any]) -> None:
+    result = ray_command("adaptivity", "--quick", {"OPS": 8})
+    ways = ["HEFT", "GiPH", "search", "server"]
+    slow, lost = [("slow", way) for way in [*ways, "nothing"]], [("lost", way) for way in ways]
+    assert [(row["node"], row["placed_by"]) for row in result.rows] == slow + lost
+    assert all(row["predicted_ms"] > 0 and row["latency_ms"] > 0 for row in result.rows)
+    assert {"latency with a slow node, nothing over HEFT", "latency with a lost node, server over HEFT"} <= result.claims.keys()
+
+
+def small_graphs(args: Args, ray: local.LocalCluster, made: Network | None) -> Report:
+    """Graphs of three hops; in whatever process it is called."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_edge_graphs, "HOPS", {False: 3, True: 3})
+        patch.setattr(_edge_graphs, "SIZES", (1000,))
+        return _edge_graphs.graphs(args, ray, made)
+
+
+def small_model(_: str, args: Args, ray: local.LocalCluster, made: Network) -> Report:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_edge_models, "load_model", lambda _: inception_like())
+        patch.setattr(_edge_models, "_STEPS", 100)
+        patch.setattr(Session, "profile", lambda session, real=Session.profile, **_: real(session, budget_s=1.0))
+        return _edge_models.on_nodes("small", args, ray, made)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600, method="thread")
+def test_edge_races_graphs_and_models_and_tells_what_crosses_a_network(ray_command: Callable[..., Any]) -> None:
+    result = ray_command("edge", "--quick", {"graphs": small_graphs, "on_nodes": small_model})
+    graphs = [row for row in result.rows if "graph" in row]
+    both = [(graph, way) for graph in ("chain", "diamonds") for way in WAYS]
+    assert [(row["graph"], row["what"]) for row in graphs] == both * (1 if reason_why_not() else 2)
+    for row in graphs:
+        assert row["median_ms"] >= row["critical_path_ms"] > 0  # no segment sleeps for less than it should
+    if not reason_why_not():
+        assert all(row["bytes_that_cross_kb"] >= row["tensors_that_cross_kb"] > 0 for row in graphs[len(both) :])
+    if not reason_why_no_quotas():
+        models = {row["what"].partition("/")[0]: row for row in result.rows if "over_best_node" in row}
+        assert list(models) == [*_edge_graphs.NODES, "split", "split, Ray's references"]
+        assert all(models[what]["bytes_that_cross_kb"] > 0 for what in list(models)[1:])
+        assert result.claims["models that failed"]["holds"]
