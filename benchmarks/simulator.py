@@ -150,7 +150,7 @@ def run(args: Args, report: Report) -> None:
 
 def _scheduler_seconds(problem: Problem, place: NDArray[np.int32], seconds: float) -> float:
     """Seconds of the executor's scheduler for each event, in the order of a simulated run."""
-    plan = schedule(problem, place, rules=GIPH_RULES)
+    plan = schedule(problem, place, rules=Rules("channel", "priority"))
     moved = plan.transfers
     events = sorted(
         [(t, True, v, 0) for v, t in enumerate(plan.finish.tolist())]
