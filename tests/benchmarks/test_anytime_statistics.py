@@ -12,6 +12,7 @@ from benchmarks._anytime_simulated import Simulated
 from benchmarks._anytime_tell import Table, tell
 from benchmarks._harness import Report
 from placeit.core.errors import FileError, UsageError
+from placeit.simulator.scheduler import GIPH_RULES
 from placeit.testing.problems import random_problem
 
 PROBLEMS = [f"p{i}" for i in range(10)]
@@ -116,7 +117,7 @@ def test_a_column_is_about_the_problems_that_every_placer_was_asked_about():
 
 
 def test_a_run_that_was_interrupted_asks_only_what_it_has_no_answers_to(tmp_path):
-    some = [Case(f"problem {i}", random_problem(8, 3, seed=i), {}) for i in range(2)]
+    some = [Case(f"problem {i}", random_problem(8, 3, seed=i), GIPH_RULES) for i in range(2)]
     whole = Journal(tmp_path / "whole.jsonl")
     with Simulated(whole, ["heft", "local-search"], 0, workers=0) as simulated:
         assert simulated.budgets("evaluations", (1, 3), some, limit_s=60) == {1: 2, 3: 2}
