@@ -37,7 +37,7 @@ class TestFuser(PlacerConformance):
 
 
 class TestGiph(PlacerConformance):
-    placer = "giph"
+    placer = "giph:steps_per_op=0.5"
 
 
 @pytest.mark.slow
