@@ -7,7 +7,7 @@ from placeit.testing.placers import PlacerConformance
 
 
 class TestGiph(PlacerConformance):
-    placer = "giph"
+    placer = "giph:steps_per_op=0.5"
 
 
 @pytest.mark.slow
