@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from placeit.placers.learned.agent import ProblemInstance
 
 from benchmarks._harness import Report
 from benchmarks.papers._experiments import Experiments
@@ -26,6 +25,7 @@ from benchmarks.papers.giph.compare import better_equal_worse, ratio_interval
 from benchmarks.papers.stream import jobs as stream
 from benchmarks.papers.stream.parts import calibration
 from benchmarks.papers.stream.sizes import Sizes as StreamSizes
+from placeit.learning.agent import ProblemInstance
 from placeit.placers.metis import partition
 from placeit.simulator.throughput import ThroughputCost
 from placeit.testing.problems import random_problem
