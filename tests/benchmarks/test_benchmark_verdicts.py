@@ -20,7 +20,7 @@ from placeit.core.telemetry import import_onnxruntime
 from placeit.devices.host import allowed_cores
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Segmenter
-from placeit.runtime.check import OutputError
+from placeit.runtime.check import OutputDifference
 from placeit.runtime.runtime import Runtime
 
 FFNN = {"batch": 64, "features": 8, "hidden": 64}
@@ -94,7 +94,7 @@ def test_level_by_level_computes_the_same_and_no_segment_shares_a_level_with_one
     with Runtime(model, grouping, cluster) as runtime:
         levels = _levels.LevelByLevel(runtime, plan)
         assert levels.time() > 0
-        assert OutputError.between(levels.outputs(), model.reference(None, "f32")({})).max_rel < 1e-4
+        assert OutputDifference.between(levels.outputs(), model.reference(None, "f32")({})).max_rel < 1e-4
     level = {s: number for number, numbers in enumerate(_levels.levels(plan)) for s in numbers}
     assert sorted(level) == [s for s, segment in enumerate(plan.segments) if not segment.passthrough]
     assert all(level[u] < level[v] for u, v in plan.problem.edges.tolist() if v in level)
