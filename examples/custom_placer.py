@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit import Problem, place, simulate
-from placeit.core.errors import InfeasibleError
 from placeit.core.problem import CostFunction
+from placeit.errors import InfeasibleError
 from placeit.placers.base import best, option
 
 

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from placeit.cli import main as command_line
-from placeit.core.errors import PlaceitError
 from placeit.devices.host import allowed_cores
+from placeit.errors import PlaceitError
 from placeit.workloads.models import MODELS, export_model
 
 BOARDS = Path(__file__).with_name("cluster.yaml")

@@ -8,7 +8,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from placeit.core.errors import PlaceitError
+from placeit.errors import PlaceitError
 from placeit.workloads.models import MODELS, export_model
 
 

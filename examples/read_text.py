@@ -24,7 +24,7 @@ import numpy as np
 import onnx
 
 from placeit import ModelStage, PlacedStages, PlaceitError, Session, place_stages
-from placeit.core.errors import UsageError
+from placeit.errors import UsageError
 from placeit.runtime.serving import Outputs
 from placeit.simulator.load import check_rate
 

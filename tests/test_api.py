@@ -12,6 +12,15 @@ def test_every_public_name_resolves(name: str) -> None:
     assert getattr(placeit, name).__name__ == name
 
 
+def test_every_error_can_be_imported_from_one_place() -> None:
+    from placeit import errors
+    from placeit.core import errors as defined
+
+    raised = {name for name, value in vars(defined).items() if isinstance(value, type) and issubclass(value, Exception)}
+    assert raised == set(errors.__all__)
+    assert all(getattr(errors, name) is getattr(defined, name) for name in raised)
+
+
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match=r"placeit.*'optimise'"):
         placeit.optimise  # noqa: B018

@@ -1,0 +1,42 @@
+"""Errors that users of placeit may see, in one place to import them from.
+
+Each is described where it is defined, in :mod:`placeit.core.errors`.
+"""
+
+from placeit.core.errors import (
+    ClusterError,
+    DeadlineError,
+    DeviceError,
+    ExecutionError,
+    ExtensionError,
+    FileError,
+    GraphError,
+    InfeasibleError,
+    ModelError,
+    NoRoomError,
+    PlaceitError,
+    PlacementError,
+    ProblemError,
+    QueueFullError,
+    TrainingError,
+    UsageError,
+)
+
+__all__ = [
+    "ClusterError",
+    "DeadlineError",
+    "DeviceError",
+    "ExecutionError",
+    "ExtensionError",
+    "FileError",
+    "GraphError",
+    "InfeasibleError",
+    "ModelError",
+    "NoRoomError",
+    "PlaceitError",
+    "PlacementError",
+    "ProblemError",
+    "QueueFullError",
+    "TrainingError",
+    "UsageError",
+]
