@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from placeit.core import clock
 from placeit.core.errors import DeviceError, ExecutionError, UsageError
 from placeit.runtime import measure
 from placeit.runtime.measure import (
@@ -244,11 +245,11 @@ def test_a_budget_ends_the_race_after_the_least_number_of_rounds() -> None:
 
 
 def test_a_round_that_would_not_end_in_time_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    now = [0.0]
+    monkeypatch.setattr(clock, "now", lambda: now[0])
 
     def ten_seconds() -> float:
-        clock[0] += 10.0
+        now[0] += 10.0
         return 10.0
 
     results = race({"a": ten_seconds}, budget_s=95, min_rounds=2, warmup=1)

@@ -374,9 +374,9 @@ def test_a_pytorch_model_is_refused() -> None:
 
 def test_a_missing_package_is_an_error_that_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(DeviceError, match=r"pip install placeit\[ort\]"):
+    with pytest.raises(DeviceError, match=r"pip install 'placeit\[ort\]"):
         discover(f"ort:CPU@{CORES[0]}")
-    with pytest.raises(DeviceError, match=r"pip install placeit\[ort\]"):
+    with pytest.raises(DeviceError, match=r"pip install 'placeit\[ort\]"):
         OrtDevice(ONE)
 
 
