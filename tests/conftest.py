@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import logging
 import shutil
 import sys
 import threading
@@ -16,6 +17,7 @@ from hypothesis import settings
 from placeit.backends import load
 from placeit.backends.openvino.model import OpenVinoModel
 from placeit.core import clock
+from placeit.optimizer import certainty, optimize
 from placeit.profiler import costs, kept
 from placeit.profiler.cache import Cache
 from placeit.workloads.models import export_model
@@ -51,6 +53,26 @@ def _costs_that_hold() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(costs, "contradicted", lambda *_: False)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _splits_may_win() -> Iterator[None]:
+    """Let no search end early for a plain device that no split can beat: with a tiny model that is decided by noise."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(optimize, "excluded", lambda *_: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _warnings_heard() -> None:
+    """Hear placeit's warnings, whatever level libraries give to the root logger."""
+    logging.getLogger("placeit").setLevel(logging.WARNING)
+
+
+@pytest.fixture
+def certain_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have searches end where no split can be faster than a plain device, as outside of tests."""
+    monkeypatch.setattr(optimize, "excluded", certainty.excluded)
 
 
 @pytest.fixture

@@ -81,7 +81,7 @@ def test_its_placement_is_run_by_itself(model: Path, tmp_path: Path) -> None:
 
 def test_a_file_that_it_does_not_open_is_no_candidate(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = save(tmp_path / "new.onnx", [helper.make_node("Exp", ["x"], ["y"])], [4], {}, ir=99)
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, "placeit")
     with Session(path, "CPU", cache=None) as session:
         session.profile(budget_s=0.2)
         assert [one.name for one in compare(session, {}, runs=1).candidates] == ["CPU"]

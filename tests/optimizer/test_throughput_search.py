@@ -117,8 +117,7 @@ def test_the_bound_is_what_many_requests_in_flight_take(cache: Cache) -> None:
     for one in found.candidates:
         for plan in one.plans:
             bound = ThroughputCost(plan.problem)(plan.placement)[0]
-            options = {"links": "channel", "queue": "priority", "requests": 400, "in_flight": 16}
-            simulated = simulate(plan.problem, [plan.placement], **options)[0] / 400
+            simulated = simulate(plan.problem, [plan.placement], requests=400, in_flight=16)[0] / 400
             assert bound * (1 - 1e-9) <= simulated <= 1.1 * bound
             assert bottleneck(plan.problem, plan.placement).seconds == bound
 
