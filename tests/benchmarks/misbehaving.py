@@ -54,7 +54,8 @@ def misbehave(argv: tuple[str, ...]) -> None:
         case "memory":
             assert len(bytearray(b"x") * (1100 << 20))
     if argv[0] in _WRITES:
-        Path(_WRITES[argv[0]]).write_text("changed")
+        path, text = _WRITES[argv[0]]
+        Path(path).write_text(text)
     if argv[0] in _SAYS:
         text, code = _SAYS[argv[0]]
         sys.stderr.write(f"{text}\n")
