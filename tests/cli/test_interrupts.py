@@ -199,7 +199,7 @@ def test_what_was_measured_is_kept(
 
 @pytest.mark.slow
 def test_optimize_keeps_the_best_so_far(tiny: Path, tmp_path: Path, cost_cache: Path) -> None:
-    options = ["--devices", cluster(tmp_path), "--budget", 600, "--placer", "heft", "--json"]
+    options = ["--devices", cluster(tmp_path), "--budget", 150, "--placer", "heft", "--json"]
     process = start(
         tmp_path, cost_cache, "optimize", tiny, *options, "--placer", "annealing:evaluations=1000000000000", code=TOLD
     )
