@@ -48,7 +48,7 @@ _BUILTIN = {
 
 
 def settings() -> dict[str, Any]:
-    """What all applications have in common; importing rich takes longer than everything else that ``--help`` needs."""
+    """Return settings that all applications share; importing rich would take longer than all else that ``--help`` needs."""
     return {
         "add_completion": False,
         "no_args_is_help": True,

@@ -19,7 +19,7 @@ def install(extra: str, package: str = "placeit") -> str:
 
 
 def installed(module: str) -> bool:
-    """Whether a package can be found; it is not imported."""
+    """Return whether a package can be found; it is not imported."""
     try:
         return find_spec(module) is not None
     except (ImportError, ValueError):

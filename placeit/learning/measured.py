@@ -123,7 +123,7 @@ class MeasuredCosts:
 
     @functools.cached_property
     def measured(self) -> MeasuredCost:
-        """What measures."""
+        """The cost that measures."""
         return self._make()
 
     def __call__(self, instance: ProblemInstance) -> CostFunction:  # noqa: ARG002

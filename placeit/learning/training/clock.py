@@ -45,7 +45,7 @@ class StageClock:
 
     @property
     def is_late(self) -> bool:
-        """Whether no time is left for another update."""
+        """True if no time is left for another update."""
         return clock.now() >= self._until
 
     def begin_update(self, *, judged: bool) -> None:

@@ -1,4 +1,4 @@
-"""What training was told by costs that are not simulated, kept so that it is not measured again."""
+"""Keep what training was told by costs that are not simulated, so that it is not measured again."""
 
 from __future__ import annotations
 

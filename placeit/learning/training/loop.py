@@ -36,7 +36,7 @@ _MOST_BARREN = 10  # updates in a row that teach nothing because nothing could b
 
 @dataclass(frozen=True, eq=False)
 class StageResult:
-    """What a stage came to. Figures are evaluations by the stage's own cost; those of stages with other costs do not compare.
+    """Results of a stage. Figures are evaluations by its own cost; those of stages with other costs do not compare.
 
     Attributes:
         cost: name of the cost.
@@ -143,7 +143,7 @@ def train(
 
 @dataclass(eq=False)
 class _Training:
-    """What stages of a training share.
+    """State that the stages of a training share.
 
     Attributes:
         stopped: why training is over before its time.

@@ -112,7 +112,7 @@ class TrainingState:
                 self.found[where] = FoundPlacement(where[1], float(values[at]), path[at].copy())
 
     def is_best(self, figure: float | None) -> bool:
-        """Whether an evaluation figure is lower than every one of the stage before."""
+        """Return whether an evaluation figure is lower than every one of the stage before."""
         return figure is not None and (self.best is None or figure < self.best)
 
     def keep_best(self, agent: Agent, record: Record) -> None:

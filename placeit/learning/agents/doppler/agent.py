@@ -35,7 +35,7 @@ BEST = "best"
 
 
 class _Answers(NamedTuple):
-    """What somebody decides at each step of ``R`` episodes.
+    """Decisions at each step of ``R`` episodes.
 
     Attributes:
         ops: ``int64[R, V]``, what to place.
@@ -75,7 +75,7 @@ class _Played:
 
     @property
     def made(self) -> _Answers:
-        """What the policies decided."""
+        """Decisions of the policies."""
         record = self.record
         return _Answers(record.order, np.take_along_axis(record.chosen, record.order, 1), record.allowed, record.inputs)
 
@@ -331,7 +331,7 @@ class DopplerAgent:
 
 
 def _replayed(one: _Played, teacher: Teacher | None) -> _Answers:
-    """What a teacher says in the states of episodes; without one, what was decided there."""
+    """Return the teacher's decisions in the states of episodes; without a teacher, the decisions that were made there."""
     problem = one.graph.problem
     state = EpisodeState(problem, len(one.rows), one.graph.tables)
     made = one.made

@@ -42,7 +42,7 @@ class Policy(NamedTuple):
 
 
 class Record(NamedTuple):
-    """What was decided in ``R`` episodes, and what was known then.
+    """Decisions of ``R`` episodes, and what was known when they were made.
 
     Attributes:
         order: ``int64[R, V]``, the op that was placed at each step.
@@ -72,7 +72,7 @@ class Record(NamedTuple):
 
 
 class Manner(NamedTuple):
-    """How episodes are played.
+    """Rules by which episodes are played.
 
     Attributes:
         select: whether SEL decides; else it is the op with the longest path to an exit.

@@ -1,4 +1,4 @@
-"""What DOPPLER's policies see (Yao et al., *DOPPLER*, Appendix D): the graph once, and the devices at each step of an episode.
+"""Inputs of DOPPLER's policies (Yao et al., *DOPPLER*, Appendix D): of the graph once, and of the devices at each step.
 
 **Words.** The paper's t-path of an op runs from it to an *exit*, and its b-path to an *entry* (section 5.2). Elsewhere in
 placeit, as in the literature on list scheduling, the b-level is the one that looks towards the exit: their t-level is our
@@ -65,7 +65,7 @@ class Paths(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class StaticFeatures:
-    """What is known of a graph before anything is placed.
+    """Features of a graph before anything is placed.
 
     Attributes:
         nodes: ``float64[V, 5]``, :data:`NODE_FEATURES`.
@@ -180,7 +180,7 @@ class Tables(NamedTuple):
 
 
 class Arrays(NamedTuple):
-    """What changes in the episodes of :class:`EpisodeState`, whose attributes have the same names.
+    """The changing part of :class:`EpisodeState`, whose attributes have the same names.
 
     Attributes:
         placement: ``int32[B, V]``.
@@ -206,7 +206,7 @@ class Arrays(NamedTuple):
 
 
 class EpisodeState:
-    """How far episodes on one problem have come: what is placed where, and when it would run by a list scheduler's estimate.
+    """State of episodes on one problem: what is placed where, and when it would run by a list scheduler's estimate.
 
     An op starts when the ops that its device, and those that conflict with it, were given before have ended and its inputs have
     arrived over links without contention, as in :class:`placeit.placers.critical_path.CriticalPath`: the device of the least
@@ -263,7 +263,7 @@ class EpisodeState:
         return made
 
     def able(self, ops: ArrayLike) -> NDArray[np.bool_]:
-        """Whether each device can run a candidate of each episode and has room for its weights: ``bool[B, D]``.
+        """Return whether each device can run a candidate of each episode and has room for its weights: ``bool[B, D]``.
 
         Raises:
             PlacementError: an op is no candidate of its episode.

@@ -18,7 +18,7 @@ __all__ = ["Encoded", "Network", "Progress"]
 
 
 class Progress(NamedTuple):
-    """How far episodes have come, for messages that are passed at each step.
+    """State of episodes, for messages that are passed at each step.
 
     Attributes:
         ops: ``float32[N, V, 2]``, whether an op is placed, and when it ends by the estimate, in multiples of the graph's unit.

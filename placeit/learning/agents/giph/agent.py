@@ -43,7 +43,7 @@ _LEAST = 0.002  # the best gain that gains are measured by, at the least, in uni
 
 @dataclass(eq=False)
 class _Decisions:
-    """Where searches began, and which of its nodes each problem's search chose at each step; -1 after its end."""
+    """Placements where searches began, and the node that each problem's search chose at each step; -1 after its end."""
 
     problems: list[Problem]
     starts: list[NDArray[np.int32]]
@@ -219,7 +219,7 @@ class GiphAgent:
 def _gains(
     search: RelocationSearch[Tensor], number: int, nodes: NDArray[np.int64], instance: ProblemInstance
 ) -> NDArray[np.float64]:
-    """What each action gains now, in the instance's units; minus infinity if it is infeasible, NaN if not known."""
+    """Return the gain of each action, in the instance's units; minus infinity if it is infeasible, NaN if not known."""
     placement = search.nets.placements[number]
     candidates = np.repeat(placement[None], len(nodes) + 1, axis=0)
     ops, devices = search.targets(number, nodes)

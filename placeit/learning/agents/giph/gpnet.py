@@ -149,7 +149,7 @@ class GpNets:
 
 
 class _Static:
-    """What does not depend on the placement, for one problem."""
+    """The parts of one problem's net that do not depend on the placement."""
 
     def __init__(self, problem: Problem) -> None:
         self.choices = problem.feasible.sum(axis=1).astype(np.int32)

@@ -56,7 +56,7 @@ class Layers(NamedTuple):
 
 
 class Messages(NamedTuple):
-    """What a pass leaves for its gradient.
+    """Values that a pass leaves for its gradient.
 
     Attributes:
         sent: ``[N, H]``, the node's part of the messages that it sends.

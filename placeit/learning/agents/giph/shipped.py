@@ -23,7 +23,7 @@ _DIRECTION = ("of_node.weight", "of_node.bias", "aggregate.weight", "aggregate.b
 
 
 class Policy(Protocol):
-    """What answers: the policy that ships with placeit, or a :class:`placeit.learning.agents.giph.agent.GiphAgent`.
+    """A policy: the one that ships with placeit, or a :class:`placeit.learning.agents.giph.agent.GiphAgent`.
 
     Attributes:
         variant: one of the paper's names.

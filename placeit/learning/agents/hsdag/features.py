@@ -1,4 +1,4 @@
-"""What HSDAG's policy sees of an op (section 2.3 of *A structure-aware framework for learning device placements*)."""
+"""Features of ops for HSDAG's policy (section 2.3 of *A structure-aware framework for learning device placements*)."""
 
 from __future__ import annotations
 

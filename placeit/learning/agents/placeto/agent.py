@@ -289,5 +289,5 @@ class PlacetoAgent:
 
 
 def changes(path: NDArray[np.int32]) -> NDArray[np.bool_]:
-    """Which placements of ``int32[T, V]`` differ from the one before; the first does."""
+    """Return which placements of ``int32[T, V]`` differ from the one before; the first does."""
     return np.concatenate([[True], (path[1:] != path[:-1]).any(axis=1)])

@@ -23,7 +23,7 @@ SUMMARIES = 4
 
 @dataclass(frozen=True, eq=False)
 class _Facts:
-    """What the policy sees of a problem under any placement.
+    """Features of a problem that hold under any placement.
 
     Attributes:
         costs: ``float32[V, 2]``, mean compute time and mean bytes of an out-edge, in multiples of their means over the graph.

@@ -1,4 +1,4 @@
-"""What a list scheduler would do in the episodes of a policy that visits ops in a fixed order."""
+"""Decisions of a list scheduler in the episodes of a policy that visits ops in a fixed order."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _LEAST_COST = 1e-9  # in multiples of the unit: a problem in which nothing takes
 
 @dataclass(frozen=True, eq=False)
 class _Seen:
-    """What the agent sees of a problem, ops in the order in which they are placed.
+    """Features of a problem, with ops in the order in which they are placed.
 
     Attributes:
         order: ``intp[V]``, the op of each step.

@@ -36,7 +36,7 @@ class Graphs:
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """What the decoder reads: ops ``[R, V, H]``, its first state, shares of those upstream ``[R, V, V]``, padding."""
+    """Inputs of the decoder: ops ``[R, V, H]``, its first state, shares of those upstream ``[R, V, V]``, padding."""
 
     ops: Tensor
     state: State
