@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import logging
 import shutil
 import sys
 import threading
@@ -61,12 +60,6 @@ def _splits_may_win() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(optimize, "excluded", lambda *_: None)
         yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _warnings_heard() -> None:
-    """Hear placeit's warnings, whatever level libraries give to the root logger."""
-    logging.getLogger("placeit").setLevel(logging.WARNING)
 
 
 @pytest.fixture

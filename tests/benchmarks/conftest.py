@@ -3,9 +3,10 @@
 import importlib
 import inspect
 import json
+import logging
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType
@@ -49,8 +50,23 @@ class Result:
 
 
 @pytest.fixture
+def _levels_restored() -> Iterator[None]:
+    """Give loggers that benchmarks silence, each in a process of its own otherwise, the levels that they had."""
+    loggers = {
+        logging.getLogger(name): logging.getLogger(name).level for name in ("placeit", "placeit.optimizer.measured_cost")
+    }
+    yield
+    for logger, level in loggers.items():
+        logger.setLevel(level)
+
+
+@pytest.fixture
 def command(
-    small_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    _levels_restored: None,
+    small_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> Callable[..., Result]:
     """Run ``python -m benchmarks.NAME ARGUMENTS --json`` in this process, on the small model; return what it prints."""
     if len(allowed_cores()) < 2:
