@@ -65,8 +65,7 @@ def test_no_stream_is_a_bug(command: str, streams: str, tiny: Path, tmp_path: Pa
         assert REFUSED[streams] in line
     else:
         codes = {CLOSED_ERROR: (0,), FULL_ERROR: (0,), CLOSED: (1,), NO_READER: (141,) if more else (1,)}[streams]
-        assert done.returncode in codes
-        assert done.stderr == ""
+        assert (done.returncode, done.stderr) in [(code, "") for code in codes]
     if command == "generate":
         assert (tmp_path / "problems" / "index.json").exists()
 
