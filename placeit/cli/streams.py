@@ -60,4 +60,7 @@ def messages_only() -> None:
     """Send to standard error what libraries still write to standard output when the process ends."""
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
+    drop_stdout()
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()  # what nobody took is no message
     os.dup2(2, 1)
