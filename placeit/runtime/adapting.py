@@ -106,7 +106,7 @@ class Adapted(Protocol):
 
     @property
     def executors(self) -> Sequence[PlanExecutor]:
-        """The executors or plan that serve requests now."""
+        """The executors that serve requests now."""
         ...
 
     @property

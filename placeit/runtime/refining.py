@@ -143,7 +143,7 @@ class Explored(Protocol):
 
     @property
     def plan(self) -> Plan:
-        """The executors or plan that serve requests now."""
+        """The plan that serves requests now."""
         ...
 
 

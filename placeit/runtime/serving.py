@@ -481,7 +481,7 @@ class Server:
 
     @property
     def executors(self) -> list[PlanExecutor]:
-        """The executors or plan that serve requests now."""
+        """The executors that serve requests now."""
         return [replica.executor for replica in self._replicas if replica.able]
 
     def exchange(self, leaving: PlanExecutor | None, executor: PlanExecutor, replacement: Replacement) -> bool:
