@@ -26,7 +26,7 @@ SERVING, DEVICES = ("placeit serving",), ("placeit a", "placeit b")  # names of 
 BAD_ITEM = None  # which no stage can split
 BAD = 1000  # an index that kernels refuse
 PATIENCE_S = 240.0
-AFTER = 10  # requests that have to be right after each failure
+AFTER = 100  # requests that have to be right after each failure
 
 
 def is_right(answer: Answer, index: int) -> bool:
@@ -76,7 +76,7 @@ def test_a_failure_at_any_call_of_the_loop_fails_one_request_at_most_and_the_nex
     failures = Failures(LOOP, threads, lambda where: MemoryError(f"put in: {where}"), occurrence)
     with failures.watched():
         made = bench(lanes)
-        server = Server([made.executor(requests=3)], queue=200)
+        server = Server([made.executor(requests=3)], queue=2 * AFTER)
     with server:
         spared = 0
         while spared < 3:
