@@ -1,10 +1,14 @@
-"""GPUs: what copies achieve, what the host adds to a launch, and tensor graphs on one and more of them, through streams.
+"""GPUs: what copies achieve, what the host adds to a launch, and models and tensor graphs on one and more of them.
 
 Needs NVIDIA GPUs and a PyTorch built with CUDA; where something is missing, it says what and ends without an error.
 
 Each graph is optimized for the first GPU, for the first two, and so on, as ``placeit optimize`` does; then all answers run in
 one race, interleaved. Every ratio is to plain PyTorch on the first GPU, which runs the uncut program. Utilisation is the
 driver's: the share of time in which some kernel ran, as a mean over GPUs.
+
+The networks are those of the examples, exported by PyTorch, each optimized for the first GPU and for the first GPU beside all
+CPU cores. Their rivals are PyTorch as it is, launching op by op, and the same launches as one CUDA graph. All of them read inputs
+from the host's pinned memory and leave outputs there.
 
 The host overhead of an op is what an op takes in a chain of ops that compute next to nothing, each launched by itself: all of
 it is the host's, PyTorch's own part included, which is also given.
@@ -26,11 +30,13 @@ import torch
 
 from benchmarks._harness import Args, Report, main
 from benchmarks._models import progress
+from placeit.backends.torch.model import load
 from placeit.backends.torch.tensor_program import tensor_model
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError
 from placeit.devices import discover
+from placeit.devices.host import allowed_cores
 from placeit.devices.nvml import GpuSampler, gpu_use
 from placeit.optimizer.optimize import optimize
 from placeit.optimizer.result import Candidate
@@ -45,6 +51,7 @@ from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.measure import Measurement, faster, race, timed
 from placeit.runtime.runtime import Runtime
 from placeit.session import Session
+from placeit.workloads.models import MODELS, build_model, example_inputs
 from placeit.workloads.tensor_graphs import TENSOR_GRAPHS
 
 LARGE: Mapping[str, Mapping[str, Any]] = MappingProxyType(
@@ -92,8 +99,8 @@ def measure(cluster: Cluster, args: Args, report: Report) -> None:
         copies(accelerator, report)
         progress("launching chains")
         overhead(cluster, accelerator, report)
-    for name in args.models or TENSOR_GRAPHS:
-        _graph(name, cluster, args, report)
+    for name in args.models or (*MODELS, *TENSOR_GRAPHS):
+        (_network if name in MODELS else _graph)(name, cluster, args, report)
 
 
 def copies(accelerator: TorchAccelerator, report: Report) -> None:
@@ -199,6 +206,87 @@ def _graph(name: str, cluster: Cluster, args: Args, report: Report) -> None:
                 peak_memory_gb=peak,
                 output_error=None if answer is None or answer.output_error is None else answer.output_error.max_rel,
             )
+
+
+def _network(name: str, cluster: Cluster, args: Args, report: Report) -> None:
+    """Optimize a network for the first device, alone and beside all cores, and race the answers against PyTorch."""
+    module, inputs = build_model(name, seed=args.seed), example_inputs(name)
+    model, first = load(module, tuple(inputs.values()), name=name), Cluster(cluster.devices[:1])
+    place = torch.device(first.devices[0].where.hardware)
+    cores = discover([f"CPU@{min(allowed_cores())}-{max(allowed_cores())}"]).devices
+    clusters = {"placeit": first, "placeit, with the CPU": Cluster((*first.devices, *cores))}
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        cache = Cache(Path(folder))
+        candidates: dict[str, Callable[[], float]] = {}
+        answers: dict[str, Candidate] = {}
+        for who, devices in clusters.items():
+            found = optimize(
+                model, devices, budget=_BUDGET_S / (4 if args.quick else 2), seed=args.seed, cache=cache, progress=progress
+            )
+            report.note(f"  {name} on {', '.join(devices.names)}: {found.chosen.name}; {found.reason}; {found.simulator_error}")
+            answers[who] = found.chosen
+            session = stack.enter_context(Session(model, devices, cache=cache))
+            candidates[who] = stack.enter_context(session.executor(found.chosen.plan)).time
+        candidates |= {_PLAIN: timed(_eager(module, inputs, place))}  # while float32 is not rounded, as in placeit
+        if place.type == "cuda":
+            candidates["PyTorch, as a CUDA graph"] = timed(_eager(_graphed(module, inputs, place), inputs, place))
+        progress(f"{name}: racing {len(candidates)} candidates")
+        results = race(candidates, rounds=20 if args.quick else 60, seed=args.seed, drop_losers=False)
+        for who, measured in results.items():
+            ratio, answer = faster(measured, results[_PLAIN]), answers.get(who)
+            report.row(
+                network=name,
+                candidate=who,
+                median_ms=measured.median * 1e3,
+                ratio_to_plain=ratio.ratio,
+                ratio_low=ratio.ci_low,
+                ratio_high=ratio.ci_high,
+                simulated_ms=None if answer is None or answer.simulated_s is None else answer.simulated_s * 1e3,
+                output_error=None if answer is None or answer.output_error is None else answer.output_error.max_rel,
+            )
+
+
+def _eager(module: Callable[..., Any], inputs: Mapping[str, torch.Tensor], place: torch.device) -> Callable[[], object]:
+    """Run a module from inputs in pinned memory to outputs there; it is moved to the device."""
+    there = module.to(place) if isinstance(module, torch.nn.Module) else module
+    pinned = [value.pin_memory() if place.type == "cuda" else value for value in inputs.values()]
+    kept: list[torch.Tensor] = []
+
+    def run() -> None:
+        with torch.inference_mode():
+            made = there(*(value.to(place, non_blocking=True) for value in pinned))
+            outputs = [made] if isinstance(made, torch.Tensor) else list(made)
+            if not kept:
+                kept.extend(torch.empty_like(value, device="cpu", pin_memory=place.type == "cuda") for value in outputs)
+            for mine, value in zip(kept, outputs, strict=True):
+                mine.copy_(value, non_blocking=True)
+            _synchronize(place)
+
+    return run
+
+
+def _graphed(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor], place: torch.device) -> Callable[..., Any]:
+    """Record a module as a CUDA graph, as PyTorch's documentation does."""
+    cuda: Any = torch.cuda
+    module.to(place)
+    fixed = [value.to(place) for value in inputs.values()]
+    with torch.inference_mode():
+        beside = cuda.Stream()
+        with cuda.stream(beside):
+            for _ in range(3):
+                module(*fixed)
+        beside.synchronize()
+        graph = cuda.CUDAGraph()
+        with cuda.graph(graph):
+            made = module(*fixed)
+
+    def run(*values: torch.Tensor) -> Any:
+        for mine, value in zip(fixed, values, strict=True):
+            mine.copy_(value, non_blocking=True)
+        graph.replay()
+        return made
+
+    return run
 
 
 def _use(candidate: Callable[[], float], measured: Measurement, seconds: float) -> tuple[float | None, float | None]:

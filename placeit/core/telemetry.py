@@ -11,6 +11,9 @@ Both libraries decide while they are imported, and neither has a switch for that
 
 Both are put back when the import is over. Who has imported one of the libraries before, or set the variable, has decided, and
 nothing of that is changed.
+
+Whoever imports ONNX Runtime also decides which messages it writes to stderr. Here these are errors: for each session on an
+NVIDIA GPU, ONNX Runtime (1.31) warns that no plug-in provides it, which is no fault.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ __all__ = ["import_onnxruntime", "import_openvino"]
 
 _REPORTER = "openvino_telemetry"
 _SWITCH = "ORT_DISABLE_TELEMETRY"
+_ERRORS = 3  # the least severe messages that ONNX Runtime writes
 _lock = threading.RLock()
 
 
@@ -38,8 +42,11 @@ def import_openvino() -> Any:
 
 def import_onnxruntime() -> Any:
     """Return the module ``onnxruntime``. Raises ImportError if it is not installed."""
+    known = "onnxruntime" in sys.modules
     with _switched_off():
         import onnxruntime  # noqa: TID251
+    if not known:
+        onnxruntime.set_default_logger_severity(_ERRORS)
     return onnxruntime
 
 

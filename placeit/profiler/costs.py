@@ -87,7 +87,8 @@ def profile(
         runtime: runs the measurements.
         budget: seconds to spend, compiling included; between 3 and 12 passes of each kind are made, until their times have
             settled. The longer devices compile, the fewer groups are cut off. Where there is no time for three passes, one to
-            three are made with groups cut off, alone, and the rest is taken to be zero. What is found so is not kept.
+            three are made with groups cut off, alone, and the rest is taken to be zero; what is found so is not kept. The
+            first run of anything counts only where there is no time for another.
         cache: where to look for earlier results and keep new ones.
         check: whether to run the whole model for a moment on each device, and to profile again, with a warning, what is in
             the cache if that takes another time than it took then.
@@ -149,7 +150,7 @@ class _Profile:
     def __init__(self, grouping: Grouping, runtime: Runtime, can: NDArray[np.bool_], links: LinkCosts) -> None:
         self.grouping, self.runtime, self.can, self.links = grouping, runtime, can, links
         self.groups, self.devices = can.shape
-        self.once = np.full(self.devices, np.inf)  # seconds of the whole model in its first run
+        self.once = np.full(self.devices, np.inf)  # seconds of the whole model in its first warm run
         self.short = self.complete = False  # whether there was no time for all of it; whether all of it was done
         free = Costs.zero(self.groups, replace(links.cluster, links=_measured(links.cluster)))
         self.segmenter = Segmenter(grouping, free)
@@ -198,7 +199,7 @@ class _Profile:
             whole = [undivided(d) for d in devices]
             for d, timed in enumerate(whole):
                 if timed is not None:
-                    timed.run()
+                    timed.run_warm(deadline)
                     self.once[d] = timed.seconds.max()
             once = float(self.once[np.isfinite(self.once)].sum())
             if worth is not None and once > 0 and not worth(self.once):
@@ -290,6 +291,8 @@ class _Profile:
             if begin + last >= deadline and (done >= fewest or (done > 0 and begin >= deadline)):
                 break
             for timed in (*cut, *others):
+                if self.short and done == 1:
+                    timed.forget()  # the first run, which had to do for warming up
                 timed.run()
             if len(cut) > 1 and not self.short:
                 for timed, neighbours in zip(cut, at_once, strict=True):

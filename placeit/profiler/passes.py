@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.core import clock
 from placeit.planning.coarsen import Grouping
 from placeit.runtime.measure import median_interval
 from placeit.runtime.plan_executor import PlanExecutor
@@ -21,6 +22,7 @@ from placeit.runtime.runtime import Runtime
 __all__ = ["Passes", "unslowed"]
 
 _NARROW = 1.05  # the high end of an interval over the low one
+_WARMING = 0.1  # of the time that is left, which a second run may take
 
 
 class Passes:
@@ -47,6 +49,21 @@ class Passes:
         self._alone.append(end - begin)
         for route, gap in self._handovers(begin, end).items():
             self._gaps.setdefault(route, []).append(gap)
+
+    def run_warm(self, deadline: float) -> None:
+        """Run once, and if there is time for it, again, and forget the first run.
+
+        In its first run a device sets things up: a GPU loads every kernel that it meets, which was seen to take 200 times as
+        long as the run itself.
+
+        Args:
+            deadline: by ``placeit.core.clock``; a second run that takes as long as the first is to be a small part of the time
+                until then.
+        """
+        self.run()
+        if self._whole[-1] < _WARMING * (deadline - clock.now()):
+            self.forget()
+            self.run()
 
     def run_beside(self, others: Sequence[Passes], phase: float) -> None:
         """Run once while other plans run repeatedly on other devices.

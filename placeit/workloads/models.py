@@ -28,6 +28,7 @@ __all__ = [
     "ResNet50",
     "build_model",
     "calibrate",
+    "example_inputs",
     "export_model",
     "randomise",
     "write_onnx",
@@ -353,6 +354,20 @@ def build_model(name: str, *, seed: int = 0) -> nn.Module:
     return model.eval()
 
 
+def example_inputs(name: str, *, batch: int = 1, seq: int = 128) -> dict[str, Tensor]:
+    """Draw inputs of a model, by name.
+
+    Args:
+        name: a key of :data:`MODELS`.
+        batch: images or sentences.
+        seq: tokens in a sentence; only for ``bert_base``.
+
+    Raises:
+        ModelError: there is no such model.
+    """
+    return _recipe(name).inputs(batch, seq)
+
+
 def export_model(name: str, path: str | Path, *, batch: int = 1, seq: int = 128, seed: int = 0, dynamic: bool = False) -> Path:
     """Write a model as ONNX (opset 17) and return its path.
 
@@ -369,8 +384,7 @@ def export_model(name: str, path: str | Path, *, batch: int = 1, seq: int = 128,
         FileError: the file cannot be written.
     """
     recipe = _recipe(name)
-    model = build_model(name, seed=seed)
-    inputs = recipe.inputs(batch, seq)
+    model, inputs = build_model(name, seed=seed), example_inputs(name, batch=batch, seq=seq)
     axes = {tensor: {0: "batch"} for tensor in (*inputs, *recipe.outputs)} if dynamic else None
     return write_onnx(model, path, inputs, recipe.outputs, axes=axes)
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from eager_streams import devices, run_at_once
 
 from benchmarks import gpu
@@ -20,7 +21,10 @@ def test_everything_that_a_gpu_is_asked_for_is_in_the_report(monkeypatch):
     monkeypatch.setattr(gpu, "LARGE", {"ffnn": {"batch": 24, "features": 6, "hidden": 20}})
     cluster = Cluster(tuple(replace(device, full_name=f"Card {device.name}") for device in devices("cpu", "cpu:0")))
     report = Report()
-    gpu.measure(cluster, Args(models=("ffnn",)), report)
+    small = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(144, 5)).eval()
+    monkeypatch.setattr(gpu, "build_model", lambda name, seed: small)
+    monkeypatch.setattr(gpu, "example_inputs", lambda name: {"image": torch.randn(1, 3, 8, 8)})
+    gpu.measure(cluster, Args(models=("ffnn", "resnet50")), report)
     assert [row["card"] for row in report.rows if "card" in row] == ["Card cpu", "Card cpu:0"]
     copies = {row["copy"] for row in report.rows if "copy" in row}
     assert copies == {f"{a} -> {b}" for a in ("host", "cpu", "cpu:0") for b in ("host", "cpu", "cpu:0") if a != b}
@@ -33,3 +37,6 @@ def test_everything_that_a_gpu_is_asked_for_is_in_the_report(monkeypatch):
     for count in (1, 2):
         assert rows[f"placeit on {count}"]["output_error"] < 1e-4
         assert rows[f"placeit on {count}"]["simulated_ms"] > 0
+    rows = {row["candidate"]: row for row in report.rows if row.get("network") == "resnet50"}
+    assert rows.keys() == {"PyTorch, uncut", "placeit", "placeit, with the CPU"}
+    assert all(row["output_error"] < 1e-4 for who, row in rows.items() if who != "PyTorch, uncut")

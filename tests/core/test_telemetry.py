@@ -151,3 +151,12 @@ else:
     raise AssertionError
 """
     run(UNCHANGED.format(use=program))
+
+
+@pytest.mark.parametrize(("before", "severity"), [("", ["3"]), ("import onnxruntime; ", [])], ids=["ours", "somebody else's"])
+def test_onnx_runtime_writes_errors_only_unless_somebody_else_has_imported_it(run, before, severity):
+    package = Path(os.fspath(run.home)).parent / "site" / "onnxruntime"
+    package.mkdir()
+    tell = "open(os.environ['REPORTS'], 'a').write(f'{severity}')"
+    (package / "__init__.py").write_text(f"import os\ndef set_default_logger_severity(severity): {tell}\n")
+    assert run(f"{before}from placeit.core.telemetry import import_onnxruntime; import_onnxruntime()") == severity

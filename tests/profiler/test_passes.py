@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from small_models import inception_like
 
+from placeit.core import clock
 from placeit.core.cluster import Cluster, Device
 from placeit.planning.coarsen import coarsen
 from placeit.planning.segments import Costs, Segmenter
@@ -82,3 +83,18 @@ def test_a_run_beside_others_begins_within_one_run_of_theirs(monkeypatch: pytest
     mine = Passes(cast("Any", Known(iter([0.1]))))
     mine.run_beside([neighbour], phase=0.5)
     assert waited == [0.125]
+
+
+@pytest.mark.parametrize(
+    ("first", "left", "runs"),
+    [
+        (0.7, 60.0, 2),  # a GPU that loads its kernels
+        (0.7, 2.0, 1),  # there is no time for more
+    ],
+)
+def test_a_first_run_counts_only_if_there_is_no_time_for_another(first: float, left: float, runs: int) -> None:
+    executor = Known(iter([first, 0.003]))
+    made = Passes(cast("Any", executor))
+    made.run_warm(clock.now() + left)
+    assert executor.runs == runs
+    assert made.interval == ((first, first) if runs == 1 else (0.003, 0.003))

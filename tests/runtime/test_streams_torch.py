@@ -1,4 +1,5 @@
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -302,6 +303,63 @@ def test_an_exported_model_gives_on_gpus_what_pytorch_gives_on_the_cpu(exported,
         got = executor.run(inputs)
     for name, value in expected.items():
         np.testing.assert_allclose(got[name], value, rtol=1e-4, atol=1e-5)
+
+
+class Recordable(Step):
+    replayable = True
+
+
+class Unrecordable(Step):
+    """Says that it can be recorded, and looks at a value that it has computed."""
+
+    replayable = True
+
+    def forward(self, x):
+        return (self.weight * x + 1.0 if (x == x).all() else x,)
+
+
+@pytest.mark.gpu
+@one_gpu
+@pytest.mark.parametrize("kind", [Recordable, Unrecordable])
+def test_launches_that_were_recorded_compute_what_they_did_before(gpus, kind):
+    case, work = torch_work([0, 0, 0], kind)
+    with StreamExecutor(work, gpus, requests=2) as executor:
+        for number in range(20):
+            got = executor.run(case.inputs(number))["out_op4"]
+            np.testing.assert_allclose(got, expected(case.inputs(number)["in_op0"], 3), rtol=1e-6)
+        recorder = gpus.stream(0, 0).recorder
+        graphs = [graph for made in recorder._made.values() for graph in made.values()]
+        assert len(graphs) >= 3
+        assert all((graph is not None) == (kind is Recordable) for graph in graphs)
+        executor.times(5)
+    case, work = torch_work([0, 0, 0], Recordable)  # after recording has failed, it works elsewhere
+    with StreamExecutor(work, gpus) as executor:
+        for number in range(3):
+            got = executor.run(case.inputs(number))["out_op4"]
+            np.testing.assert_allclose(got, expected(case.inputs(number)["in_op0"], 3), rtol=1e-6)
+        assert all(graph is not None for made in recorder._made.values() for graph in made.values())
+
+
+@pytest.mark.gpu
+@one_gpu
+def test_two_executors_of_a_gpu_record_while_the_other_launches(gpus):
+    work = [torch_work([0] * 6, Recordable) for _ in range(2)]
+    wrong = []
+
+    def serve(case, what):
+        for _ in range(20):
+            with StreamExecutor(what, gpus, requests=2) as executor:
+                for number in range(4):
+                    got = executor.run(case.inputs(number))["out_op7"]
+                    if not np.allclose(got, expected(case.inputs(number)["in_op0"], 6), rtol=1e-6):
+                        wrong.append(number)
+
+    threads = [threading.Thread(target=serve, args=each) for each in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
 
 
 @pytest.mark.gpu

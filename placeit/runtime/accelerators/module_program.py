@@ -22,6 +22,9 @@ __all__ = ["ModuleProgram"]
 
 _Weight: TypeAlias = tuple[torch.device, int, int, tuple[int, ...], tuple[int, ...], torch.dtype]
 
+_VARIED = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded}
+"""Tags of ops that launch other kernels for other values, or with other seeds."""
+
 _copies: WeakValueDictionary[_Weight, torch.Tensor] = WeakValueDictionary()
 """Copies of weights on devices that some loaded program uses: segments of any number of plans share them."""
 
@@ -103,15 +106,32 @@ class LoadedModule:
     Args:
         module: on the device.
         source: the module that its weights are copies of, which keeps their addresses from being used again for others.
+
+    Attributes:
+        replayable: whether every launch at the same addresses launches the same kernels: no op depends on values that an op
+            before it has computed, or on a seed, and no code of a user's runs.
     """
 
     def __init__(self, module: torch.nn.Module, source: torch.nn.Module) -> None:
         self._forward, self._source = module.forward, source
+        self.replayable = _replayable(module)
 
     def launch(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
         """Call the module."""
         for output, result in zip(outputs, self._forward(*inputs), strict=True):
             output.copy_(result, non_blocking=True)
+
+
+def _replayable(module: torch.nn.Module) -> bool:
+    if not isinstance(module, GraphModule):
+        return bool(getattr(module, "replayable", False))
+    calls = [node.target for node in module.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
+    return all(
+        not _VARIED & set(call.tags)
+        if isinstance(call, torch._ops.OpOverload)
+        else getattr(call, "__module__", "") == "_operator"
+        for call in calls
+    )
 
 
 def _weight(tensor: torch.Tensor, place: torch.device) -> _Weight:

@@ -25,6 +25,7 @@ from placeit.core.errors import DeviceError, ExecutionError, NoRoomError, Placei
 from placeit.runtime.accelerators.accelerator import HOST, Inbox, LoadedProgram, Streams, Token
 from placeit.runtime.accelerators.host_stream import HostEvent, HostStream
 from placeit.runtime.accelerators.module_program import ModuleProgram
+from placeit.runtime.accelerators.recorder import CudaGraphs, Recorder
 from placeit.runtime.accelerators.reports import Reports, ThreadReports, native_handle, wait_for
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.devices.pytorch import check_precision, failing_op, module_of
@@ -202,7 +203,12 @@ class TorchAccelerator:
         found = self._streams.get((device, 0 if device in self._sets else number))
         if found is None:
             with self._lock, self._errors[device]:
-                found = _Queue(torch.Stream(device=self._devices[device]), self._errors[device])
+                records = number == 0 and self.type == "cuda"
+                found = _Queue(
+                    torch.Stream(device=self._devices[device]),
+                    self._errors[device],
+                    Recorder(CudaGraphs(self._devices[device])) if records else None,
+                )
                 found = self._streams.setdefault((device, number), found)
         return found
 
@@ -240,12 +246,18 @@ class TorchAccelerator:
         inbox: Inbox,
         token: Token,
     ) -> None:
-        """Launch with the stream as the current one, so that PyTorch allocates intermediate tensors from its pool."""
+        """Launch with the stream as the current one, so that PyTorch allocates intermediate tensors from its pool.
+
+        On CUDA's devices, what can be recorded as a graph is launched by one call from its second launch on.
+        """
         if isinstance(stream.stream, HostStream):
             stream.stream.run(functools.partial(_compute, stream.errors, program, inputs, outputs), inbox, token)
             return
         with stream.errors, torch.inference_mode(), stream.stream:
-            program.launch(inputs, outputs)
+            if stream.recorder is None:
+                program.launch(inputs, outputs)
+            else:
+                stream.recorder.launch(program, inputs, outputs)
 
     def copy(self, stream: _Queue, source: torch.Tensor, destination: torch.Tensor) -> None:
         """Copy with the stream as the current one.
@@ -273,9 +285,9 @@ class TorchAccelerator:
             self._look()
 
     def _look(self) -> None:
-        for stream, errors in list(self._streams.values()):
-            with errors:
-                stream.query()
+        for queue in list(self._streams.values()):
+            with queue.errors:
+                queue.stream.query()
 
     def finish(self, stream: _Queue) -> None:
         """Synchronize the stream, asleep."""
@@ -377,7 +389,8 @@ class _Errors:
 
 
 class _Queue(NamedTuple):
-    """A stream (``torch.Stream`` or HostStream), and what turns its device's errors into placeit's."""
+    """A stream (``torch.Stream`` or HostStream), what makes its device's errors placeit's, and what records its launches."""
 
     stream: Any
     errors: _Errors
+    recorder: Recorder | None = None

@@ -28,7 +28,12 @@ class ProgramSegment(torch.nn.Module):
 
     Raises:
         UsageError: an op reads a tensor that is neither made before it, nor an argument, nor a block.
+
+    Attributes:
+        replayable: true: what is launched for the ops does not depend on values.
     """
+
+    replayable = True
 
     def __init__(
         self, ops: Sequence[ProgramOp], enter: Sequence[int], leave: Sequence[int], blocks: Mapping[int, Tensor]
