@@ -7,8 +7,8 @@ one race, interleaved. Every ratio is to plain PyTorch on the first GPU, which r
 driver's: the share of time in which some kernel ran, as a mean over GPUs.
 
 The networks are those of the examples, exported by PyTorch, each optimized for the first GPU and for the first GPU beside all
-CPU cores. Their rivals are PyTorch as it is, launching op by op, and the same launches as one CUDA graph. All of them read inputs
-from the host's pinned memory and leave outputs there.
+CPU cores. Their rivals are PyTorch as it is, launching op by op, and the same launches as one CUDA graph. All of them read
+inputs from the host's pinned memory and leave outputs there.
 
 The host overhead of an op is what an op takes in a chain of ops that compute next to nothing, each launched by itself: all of
 it is the host's, PyTorch's own part included, which is also given.

@@ -42,21 +42,30 @@ class CudaGraphs:
     """
 
     def __init__(self, device: torch.device) -> None:
-        cuda: Any = torch.cuda
-        # of its own: on the device's stream, what other executors launch meanwhile would be recorded, too
-        self._graph, self._on = cuda.CUDAGraph, cuda.stream(cuda.Stream(device))
-        self._pool = cuda.graph_pool_handle()
+        self._device = device
         self._lock = threading.Lock()
+        self._begin()
+
+    def _begin(self) -> None:
+        cuda: Any = torch.cuda
+        # a stream of its own: on the device's, what other executors launch meanwhile would be recorded, too
+        self._on, self._pool = cuda.stream(cuda.Stream(self._device)), cuda.graph_pool_handle()
 
     def record(self, program: LoadedProgram, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Any:
         """Record on a stream of this object's own."""
-        graph = self._graph()
-        with self._lock, self._on:
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        cuda: Any = torch.cuda
+        graph = cuda.CUDAGraph()
+        with self._lock:
             try:
-                program.launch(inputs, outputs)
-            finally:
-                graph.capture_end()
+                with self._on:
+                    graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                    try:
+                        program.launch(inputs, outputs)
+                    finally:
+                        graph.capture_end()
+            except RuntimeError:
+                self._begin()  # after a failure nothing can be recorded there any more
+                raise
         return graph
 
 
