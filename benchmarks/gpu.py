@@ -307,4 +307,4 @@ def _synchronize(place: torch.device) -> None:
 
 
 if __name__ == "__main__":
-    main("gpu", run, models=tuple(TENSOR_GRAPHS))
+    main("gpu", run, models=(*MODELS, *TENSOR_GRAPHS))
