@@ -22,7 +22,7 @@ from placeit.runtime.runtime import Runtime
 __all__ = ["Passes", "unslowed"]
 
 _NARROW = 1.05  # the high end of an interval over the low one
-_WARMING = 0.1  # of the time that is left, which a second run may take
+_WARMING = 0.25  # of the time that is left, which a second run may take
 
 
 class Passes:

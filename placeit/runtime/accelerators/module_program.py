@@ -6,7 +6,7 @@ import copy
 import functools
 from collections.abc import Sequence
 from itertools import chain
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
 import torch
@@ -18,7 +18,7 @@ from placeit.backends.torch.memory import peak_bytes
 from placeit.core.errors import NoRoomError
 from placeit.core.units import about_bytes
 
-__all__ = ["ModuleProgram"]
+__all__ = ["ModuleProgram", "wait_for_default_stream"]
 
 _Weight: TypeAlias = tuple[torch.device, int, int, tuple[int, ...], tuple[int, ...], torch.dtype]
 
@@ -85,8 +85,7 @@ class ModuleProgram:
                 moved[key] = there
         except torch.OutOfMemoryError as error:
             raise NoRoomError(f"{place} is out of memory for {about_bytes(self.weight_bytes(place))} of weights.") from error
-        if place.type != "meta":
-            torch.get_device_module(place).synchronize(place)  # weights come by the default stream, which no other waits for
+        wait_for_default_stream(place)  # by which weights come, and which no other waits for
         # every reference to a weight in the copy becomes one to its copy on the device
         loaded = copy.deepcopy(self._module, memo=dict(moved))
         if isinstance(loaded, GraphModule):  # what was traced on one device says so in every op that makes a tensor
@@ -120,6 +119,18 @@ class LoadedModule:
         """Call the module."""
         for output, result in zip(outputs, self._forward(*inputs), strict=True):
             output.copy_(result, non_blocking=True)
+
+
+def wait_for_default_stream(place: torch.device) -> None:
+    """Wait for what was launched where nobody chose a stream.
+
+    Not for the whole device: that is an error while any thread records a graph there.
+    """
+    module: Any = torch.get_device_module(place) if place.type != "meta" else None
+    if hasattr(module, "current_stream"):
+        module.current_stream(place).synchronize()
+    elif module is not None:
+        module.synchronize(place)
 
 
 def _replayable(module: torch.nn.Module) -> bool:

@@ -24,7 +24,7 @@ from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, ExecutionError, NoRoomError, PlaceitError, first_line
 from placeit.runtime.accelerators.accelerator import HOST, Inbox, LoadedProgram, Streams, Token
 from placeit.runtime.accelerators.host_stream import HostEvent, HostStream
-from placeit.runtime.accelerators.module_program import ModuleProgram
+from placeit.runtime.accelerators.module_program import ModuleProgram, wait_for_default_stream
 from placeit.runtime.accelerators.recorder import CudaGraphs, Recorder
 from placeit.runtime.accelerators.reports import Reports, ThreadReports, native_handle, wait_for
 from placeit.runtime.devices.base import BufferSpec
@@ -185,8 +185,8 @@ class TorchAccelerator:
         """Fill on the default stream, which no other waits for, and wait for it."""
         with self._errors_of(view):
             view.fill_(float("nan") if view.is_floating_point() or view.is_complex() else sentinel)
-            if view.device.type not in ("cpu", "meta"):
-                self._module.synchronize(view.device)
+            if view.device.type != "cpu":
+                wait_for_default_stream(view.device)
 
     def is_blank(self, view: torch.Tensor, sentinel: int) -> bool:
         """Compare on the device."""
