@@ -15,6 +15,7 @@ from placeit.core.errors import DeviceError, UsageError
 from placeit.core.extras import import_extra, installed
 from placeit.devices.host import allowed_cores, memory_bytes, one_per_physical_core
 from placeit.devices.names import found_kind, parse_device, parse_devices
+from placeit.devices.nodes.current import other_nodes
 from placeit.devices.nvml import Gpu, gpus, why_not
 from placeit.devices.opencl import driver_versions
 from placeit.devices.openvino import check_precision, openvino_core
@@ -57,9 +58,7 @@ def resolve(addresses: Sequence[Address]) -> list[Device]:
     core = openvino_core()
     devices = [_resolve(core, address) for address in addresses]
     if any(address.node for address in addresses):
-        from placeit.devices.nodes.connection import connected
-
-        connected().warn_of_shared_cores(devices)
+        other_nodes().warn_of_shared_cores(devices)
     return devices
 
 
@@ -135,9 +134,7 @@ def _tried_devices(core: Any) -> list[Device]:
 
 def _resolve(core: Any, address: Address) -> Device:
     if address.node:
-        from placeit.devices.nodes.connection import connected
-
-        return connected().device(address)
+        return other_nodes().device(address)
     found: list[str] = core.available_devices
     listing = f"OpenVINO finds: {', '.join(found)}"
     kind = found_kind(address)
