@@ -323,10 +323,10 @@ def test_weights_that_cannot_be_loaded_name_the_segment():
             raise DeviceError(f"{place} is out of memory.")
 
     case = chain(2, [0, 0])
-    programs = [Heavy(case.runtime, s) for s in case.plan.programs]
+    programs = [Heavy(case.runtime.book, s) for s in case.plan.programs]
     accelerator = case.accelerator()
     with pytest.raises(DeviceError, match=r"segment that starts with 'op1' cannot be loaded onto fake:0: .*out of memory"):
-        StreamExecutor(PlanTasks.of(case.runtime, case.plan, programs), accelerator)
+        StreamExecutor(PlanTasks.of(case.runtime.book, case.plan, programs), accelerator)
     assert not any(accelerator.allocated.values())
 
 

@@ -45,7 +45,9 @@ class Shared(torch.nn.Module):
 def torch_work(places, module=Step):
     case = chain(len(places), places)
     steps = iter(range(1, len(places) + 1))
-    return case, PlanTasks.of(case.runtime, case.plan, [ModuleProgram(module(float(next(steps)))) for s in case.plan.programs])
+    return case, PlanTasks.of(
+        case.runtime.book, case.plan, [ModuleProgram(module(float(next(steps)))) for s in case.plan.programs]
+    )
 
 
 def expected(value, steps):
@@ -143,7 +145,11 @@ def branches(exported, accelerator, seed):
     inputs = model.random_inputs(seed)
     with torch.inference_mode():
         results = module(*(torch.tensor(value) for value in inputs.values()))
-    return PlanTasks.of(runtime, plan), inputs, dict(zip(runtime.model_outputs, results, strict=True))
+    return (
+        PlanTasks.of(runtime.book, plan, runtime.compile(plan.programs)),
+        inputs,
+        dict(zip(runtime.book.outputs, results, strict=True)),
+    )
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -400,7 +406,7 @@ def test_random_plans_on_gpus_run_in_order(gpus, seed):
     graph = case.runtime.grouping.graph
     Evaluate.shapes, Evaluate.dtypes = graph.tensor_shapes, graph.tensor_dtypes
     fake = case.work()
-    work = PlanTasks.of(case.runtime, case.plan, [ModuleProgram(Evaluate(t.program)) for t in fake.tasks if t.program])
+    work = PlanTasks.of(case.runtime.book, case.plan, [ModuleProgram(Evaluate(t.program)) for t in fake.tasks if t.program])
     with StreamExecutor(work, gpus) as executor:
         got, want = executor.run(case.inputs()), case.expected(case.inputs())
     for name in want:

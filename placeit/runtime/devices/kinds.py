@@ -25,8 +25,8 @@ __all__ = ["DeviceKind", "device_kind"]
 
 _KINDS = {
     "openvino": "placeit.runtime.devices.openvino:KIND",
-    "ort": "placeit.runtime.devices.ort:KIND",
-    "torch": "placeit.runtime.devices.pytorch:KIND [torch]",
+    "ort": "placeit.runtime.kinds.ort:KIND",
+    "torch": "placeit.runtime.kinds.pytorch:KIND [torch]",
     "throughput": "placeit.runtime.devices.throughput:KIND",
 }
 """Where each kind of device is, by ``Device.kind``. A module is imported when a device of its kind is used."""
