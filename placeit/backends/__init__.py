@@ -1,4 +1,8 @@
-"""Model formats: from a file to a task graph, and from parts of the graph to segments that devices can run."""
+"""Model formats: from a file to a task graph, and from parts of the graph to segments that devices can run.
+
+May import ``planning``, ``simulator``, ``workloads``, ``devices`` and ``core``. Read :mod:`~placeit.backends.base` first,
+then the folder of a format.
+"""
 
 from __future__ import annotations
 
