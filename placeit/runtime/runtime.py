@@ -46,7 +46,7 @@ class Runtime:
             through the host's memory where two devices have different memories.
         streams: what drives all of them through streams instead.
         wait: what else to do to have a run end, such as letting time pass on a virtual clock.
-        expected: names of devices that need not be there yet: they count as lost until they are (:meth:`reopen`).
+        expected: names of devices that need not be there yet: they count as lost until they are (:meth:`DevicePool.reopen`).
         compiling: counts programs, and has what is told what is being compiled; None for one of its own.
 
     Attributes:
