@@ -112,7 +112,7 @@ def files_of(path: str | Path) -> list[Path]:
         case ".xml":
             return [path, path.with_suffix(".bin")]
         case ".onnx":
-            from placeit.backends.onnx.file import external_files
+            from placeit.backends.onnx_file import external_files
 
             return [path, *external_files(path)]
         case _:

@@ -15,11 +15,11 @@ from placeit.core.errors import DeviceError, UsageError
 from placeit.core.extras import import_extra, installed
 from placeit.devices.host import allowed_cores, memory_bytes, one_per_physical_core
 from placeit.devices.names import found_kind, parse_device, parse_devices
-from placeit.devices.nodes.current import other_nodes
 from placeit.devices.nvml import Gpu, gpus, why_not
 from placeit.devices.opencl import driver_versions
 from placeit.devices.openvino import check_precision, openvino_core
 from placeit.devices.openvino_errors import what_openvino_says
+from placeit.devices.other_nodes import other_nodes
 from placeit.devices.plugins import load_finder, plugin_kinds
 from placeit.devices.trial import why_unusable
 

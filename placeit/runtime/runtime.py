@@ -15,11 +15,11 @@ from placeit.core.cluster import Cluster, Device
 from placeit.core.threads import Gate
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Plan, Segment
-from placeit.runtime.accelerators.accelerator import StreamProgram, Streams
 from placeit.runtime.accelerators.executor import StreamExecutor
 from placeit.runtime.accelerators.work import PlanTasks
 from placeit.runtime.compiling import Compiling
 from placeit.runtime.device_pool import DevicePool
+from placeit.runtime.devices.accelerator import StreamProgram, Streams
 from placeit.runtime.devices.base import Program, RuntimeDevice, Transport
 from placeit.runtime.executor import Executor
 from placeit.runtime.plan_executor import PlanExecutor, check_process, check_requests

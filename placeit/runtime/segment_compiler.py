@@ -16,10 +16,10 @@ from placeit.core.memory import Use
 from placeit.core.threads import Gate, apart
 from placeit.devices.host import memory_bytes
 from placeit.planning.segments import Plan, Segment
-from placeit.runtime.accelerators.accelerator import StreamProgram
 from placeit.runtime.background import in_background
 from placeit.runtime.compiling import Compiling
 from placeit.runtime.device_pool import DevicePool
+from placeit.runtime.devices.accelerator import StreamProgram
 from placeit.runtime.devices.base import Program, SegmentSource
 from placeit.runtime.programs import Programs
 from placeit.runtime.refused import naming_ops

@@ -15,8 +15,8 @@ from stream_cases import Program, random_case
 
 from placeit.core.errors import ExecutionError
 from placeit.core.threads import Gate, Worker
-from placeit.runtime.accelerators.accelerator import Streams
 from placeit.runtime.accelerators.stream_device import StreamDevice
+from placeit.runtime.devices.accelerator import Streams
 from placeit.runtime.devices.hand_over import HandOver
 from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.devices.worker import perform

@@ -22,12 +22,12 @@ from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, ExecutionError, UsageError
 from placeit.devices.host import allowed_cores
 from placeit.runtime.accelerators import torch_accelerator as accelerators
-from placeit.runtime.accelerators.accelerator import Inbox
 from placeit.runtime.accelerators.executor import StreamExecutor
 from placeit.runtime.accelerators.module_program import ModuleProgram
 from placeit.runtime.accelerators.reports import ThreadReports
 from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator
 from placeit.runtime.accelerators.work import PlanTasks
+from placeit.runtime.devices.accelerator import Inbox
 
 CORES = allowed_cores()[:2]
 RUNTIME = str(Path(runtime.__file__).parent)

@@ -9,10 +9,10 @@ from placeit.core.errors import DeviceError, ExecutionError, UsageError
 from placeit.core.graph import OpGraph
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Segmenter
-from placeit.runtime.accelerators.accelerator import HOST
 from placeit.runtime.accelerators.executor import StreamExecutor
 from placeit.runtime.accelerators.layout import RequestLayout
 from placeit.runtime.accelerators.work import PlanTasks
+from placeit.runtime.devices.accelerator import HOST
 from placeit.runtime.runtime import Runtime
 from placeit.simulator.scheduler import Scheduler, Transfer
 from placeit.testing.fake_accelerator import FakeAccelerator

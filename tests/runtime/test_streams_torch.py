@@ -14,11 +14,11 @@ from placeit.core.errors import DeviceError, ExecutionError
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Segmenter
 from placeit.runtime.accelerators import torch_accelerator as accelerators
-from placeit.runtime.accelerators.accelerator import HOST, Inbox
 from placeit.runtime.accelerators.executor import StreamExecutor
 from placeit.runtime.accelerators.module_program import ModuleProgram
 from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator, torch_streams
 from placeit.runtime.accelerators.work import PlanTasks
+from placeit.runtime.devices.accelerator import HOST, Inbox
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.runtime import Runtime
 

@@ -9,8 +9,8 @@ import onnx
 from onnx import helper, numpy_helper
 
 from placeit.backends.base import TensorSpec, numpy_can_hold
-from placeit.backends.digest import onnx_digest
-from placeit.backends.onnx.external import folder_of, note_folder
+from placeit.backends.onnx.digest import onnx_digest
+from placeit.backends.onnx_external import folder_of, note_folder
 from placeit.core.errors import DeviceError
 from placeit.core.graph import OpGraph
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.backends.base import Arrays, TensorSpec
-from placeit.backends.onnx.external import session_source
+from placeit.backends.onnx_external import session_source
 from placeit.devices.onnxruntime import explaining, onnxruntime
 
 if TYPE_CHECKING:

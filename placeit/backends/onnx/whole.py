@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.backends.base import Arrays, Format, Model
-from placeit.backends.onnx.file import ROUNDING_OPS, find_ops, output_names
 from placeit.backends.onnx.sessions import ort_reference
+from placeit.backends.onnx_file import ROUNDING_OPS, find_ops, output_names
 from placeit.backends.openvino.model import OpenVinoModel
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError

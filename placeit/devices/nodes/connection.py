@@ -21,9 +21,9 @@ from placeit.core.errors import DeviceError, PlaceitError, UsageError, first_lin
 from placeit.core.extras import import_extra
 from placeit.core.version import __version__
 from placeit.devices.discovery import discover
-from placeit.devices.nodes.current import hold, not_connected
 from placeit.devices.nodes.joining import Attempt, check_guarded, divert_errors
 from placeit.devices.nodes.tokens import knock
+from placeit.devices.other_nodes import hold, not_connected
 
 __all__ = [
     "LABEL",

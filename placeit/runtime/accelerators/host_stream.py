@@ -18,7 +18,7 @@ import torch
 from placeit.core.cluster import Device
 from placeit.core.errors import ExecutionError
 from placeit.core.threads import Worker
-from placeit.runtime.accelerators.accelerator import Inbox, Token
+from placeit.runtime.devices.accelerator import Inbox, Token
 from placeit.runtime.devices.pytorch import use_threads
 
 __all__ = ["HostEvent", "HostStream"]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from placeit.planning.segments import Plan
-from placeit.runtime.accelerators.accelerator import StreamProgram
+from placeit.runtime.devices.accelerator import StreamProgram
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.segment_book import SegmentBook
 

@@ -19,7 +19,7 @@ from placeit.runtime.devices.base import RuntimeDevice, Transport
 if TYPE_CHECKING:
     from placeit.backends.base import Model
     from placeit.planning.coarsen import Grouping
-    from placeit.runtime.accelerators.accelerator import Streams
+    from placeit.runtime.devices.accelerator import Streams
 
 __all__ = ["DeviceKind", "device_kind"]
 

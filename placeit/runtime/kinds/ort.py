@@ -18,7 +18,7 @@ from placeit.runtime.devices.ort import OrtDevice, on_gpu, supported
 from placeit.runtime.group_times import group_shares
 
 if TYPE_CHECKING:
-    from placeit.runtime.accelerators.accelerator import Streams
+    from placeit.runtime.devices.accelerator import Streams
 
 __all__ = ["KIND"]
 

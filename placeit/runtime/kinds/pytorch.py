@@ -12,9 +12,9 @@ from placeit.backends.base import Model, TorchKernels
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
 from placeit.planning.coarsen import Grouping
-from placeit.runtime.accelerators.accelerator import Streams
 from placeit.runtime.accelerators.stream_device import StreamDevice
 from placeit.runtime.accelerators.torch_accelerator import open_accelerator
+from placeit.runtime.devices.accelerator import Streams
 from placeit.runtime.devices.base import RuntimeDevice
 from placeit.runtime.devices.kinds import DeviceKind
 from placeit.runtime.devices.pytorch import TorchDevice
