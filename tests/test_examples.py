@@ -130,7 +130,7 @@ def test_a_placer_of_ones_own_is_compared_with_built_in_ones(example: Example) -
 
 
 def test_an_example_says_what_is_wrong_in_a_sentence(small_example: Example) -> None:
-    with pytest.raises(SystemExit, match="^There is no device 'GPU.7' on this machine"):
+    with pytest.raises(SystemExit, match=r"^There is no device 'GPU\.7' on this machine"):
         small_example("resnet50", "--devices", "GPU.7")
 
 
