@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,13 +11,11 @@ from placeit.backends.base import Model
 from placeit.core.cluster import Device
 from placeit.devices.onnxruntime import onnxruntime
 from placeit.planning.coarsen import Grouping
+from placeit.runtime.devices.accelerator import Streams
 from placeit.runtime.devices.base import RuntimeDevice
 from placeit.runtime.devices.kinds import DeviceKind
 from placeit.runtime.devices.ort import OrtDevice, on_gpu, supported
 from placeit.runtime.group_times import group_shares
-
-if TYPE_CHECKING:
-    from placeit.runtime.devices.accelerator import Streams
 
 __all__ = ["KIND"]
 
