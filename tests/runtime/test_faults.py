@@ -42,7 +42,7 @@ from placeit.core.errors import ExecutionError, UsageError
 from placeit.devices.host import allowed_cores
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Segmenter
-from placeit.runtime.accelerators.accelerator import LoadedProgram, Streams
+from placeit.runtime.devices.accelerator import LoadedProgram, Streams
 from placeit.runtime.devices.base import DoneCallback, Instance, Program, RuntimeDevice, SegmentSource
 from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.drivers import drive

@@ -22,12 +22,12 @@ from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, ExecutionError, UsageError
 from placeit.devices.host import allowed_cores
 from placeit.runtime.accelerators import torch_accelerator as accelerators
-from placeit.runtime.accelerators.accelerator import Inbox
 from placeit.runtime.accelerators.executor import StreamExecutor
 from placeit.runtime.accelerators.module_program import ModuleProgram
 from placeit.runtime.accelerators.reports import ThreadReports
 from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator
 from placeit.runtime.accelerators.work import PlanTasks
+from placeit.runtime.devices.accelerator import Inbox
 
 CORES = allowed_cores()[:2]
 RUNTIME = str(Path(runtime.__file__).parent)
@@ -81,7 +81,7 @@ def work_of(*modules, places=None):
     """A chain of modules, and what its output has to be."""
     case = chain(len(modules), places or [0] * len(modules))
     programs = iter(map(ModuleProgram, modules))
-    return case, PlanTasks.of(case.runtime, case.plan, [next(programs) for s in case.plan.programs])
+    return case, PlanTasks.of(case.runtime.book, case.plan, [next(programs) for s in case.plan.programs])
 
 
 def right(case, outputs, steps):
@@ -190,7 +190,7 @@ def three_beside_each_other(modules):
     edges = [(0, 1), (0, 2), (0, 3), (1, 4), (2, 5), (3, 6)]
     case = case_of(["Parameter", "Op", "Op", "Op", "Result", "Result", "Result"], edges, [0, 0, 1, 2, 0, 1, 2])
     programs = iter(map(ModuleProgram, modules))
-    return PlanTasks.of(case.runtime, case.plan, [next(programs) for s in case.plan.programs])
+    return PlanTasks.of(case.runtime.book, case.plan, [next(programs) for s in case.plan.programs])
 
 
 @pytest.mark.parametrize("failing", [1, 2])
@@ -274,7 +274,7 @@ def test_an_accelerator_that_is_closed_while_an_executor_is_made_waits_for_that(
             return super().load(place)
 
     case = chain(1, [0])
-    work = PlanTasks.of(case.runtime, case.plan, [Slow(Add())])
+    work = PlanTasks.of(case.runtime.book, case.plan, [Slow(Add())])
     with beside(lambda: StreamExecutor(work, cores)) as executor:
         assert made.wait(30)
         with beside(cores.close) as closed:
