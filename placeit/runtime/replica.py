@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from placeit.core.errors import ExecutionError, PlaceitError, forget_frames
 from placeit.runtime.answers import Pending, fail
 from placeit.runtime.devices.worker import Gate, Worker
-from placeit.runtime.feed import Bell, Ran, report
+from placeit.runtime.feed import Bell, report
 from placeit.runtime.plan_executor import PlanExecutor, failure_of
+from placeit.runtime.spans import Moved, Ran
 
 if TYPE_CHECKING:
     from placeit.runtime.serving import Server
@@ -177,12 +178,14 @@ class Replica:
         """See :class:`placeit.runtime.feed.Feed`."""
         return self._server.patience()
 
-    def ended(self, item: Pending, outputs: Mapping[str, NDArray[np.generic]], ran: Sequence[Ran]) -> None:
+    def ended(
+        self, item: Pending, outputs: Mapping[str, NDArray[np.generic]], ran: Sequence[Ran], moved: Sequence[Moved]
+    ) -> None:
         """See :class:`placeit.runtime.feed.Feed`."""
         ended = perf_counter()
         self._failures = 0
         try:
-            if not self._server.release(self, item, ran):
+            if not self._server.release(self, item, ran, moved, ended):
                 return
             item.future.ended = ended
             self._first_answer(ended)

@@ -20,8 +20,9 @@ from placeit.planning.segments import Plan
 from placeit.runtime.devices.base import Instance
 from placeit.runtime.devices.emulated import wake_on_time
 from placeit.runtime.devices.worker import Worker
-from placeit.runtime.feed import Bell, Ran
+from placeit.runtime.feed import Bell
 from placeit.runtime.slots import Slot
+from placeit.runtime.spans import Ran
 from placeit.simulator.scheduler import Scheduler, Transfer
 
 if TYPE_CHECKING:
