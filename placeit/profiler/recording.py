@@ -6,12 +6,13 @@ named by their positions in the lists of the file. What could not be measured or
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import math
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
@@ -20,12 +21,15 @@ from placeit.core.errors import FileError
 from placeit.core.files import read_json, write_text
 
 __all__ = [
+    "HOST",
+    "MOST_SPANS",
     "CriticalPath",
     "GroupTime",
     "LinkUse",
     "OpTime",
     "Prediction",
     "RecordedDevice",
+    "RecordedEvent",
     "RecordedGraph",
     "RecordedLink",
     "RecordedModel",
@@ -44,6 +48,11 @@ __all__ = [
 ]
 
 _FORMAT, _VERSION = "placeit-recording", 1
+
+MOST_SPANS = 50_000  # of a recording, so that its file stays below 20 MB
+
+HOST = "host"
+"""Stands for the host's memory where a copy of an accelerator begins or ends."""
 
 What: TypeAlias = Literal["computing", "transfer", "waiting"]
 
@@ -165,10 +174,17 @@ class RecordedSegment:
 
 @dataclass(frozen=True)
 class RecordedTensor:
-    """A tensor between segments: its name, its producer and its consumers (positions of segments), and its size."""
+    """A tensor between segments, or an input or output of the model.
+
+    Attributes:
+        name: the op that makes it, or the name of the input or output.
+        producer: position of the segment that makes it; None for an input of the model.
+        consumers: positions of the segments that read it; none for an output of the model.
+        bytes: its size.
+    """
 
     name: str
-    producer: int
+    producer: int | None
     consumers: tuple[int, ...]
     bytes: float
 
@@ -197,7 +213,7 @@ class RecordedSpan:
 
     Attributes:
         kind: ``compute`` or ``copy``.
-        where: name of the device; of a copy, those of source and destination.
+        where: name of the device; of a copy, those of source and destination, one of which may be :data:`HOST`.
         request: position in ``Recording.requests``.
         segment: position in the plan; None for a copy.
         tensor: position in the plan; None for a segment.
@@ -217,6 +233,16 @@ class RecordedSpan:
     def track(self) -> str:
         """Name of the line that it is drawn on: the device, or ``A -> B``."""
         return " -> ".join(self.where)
+
+
+@dataclass(frozen=True)
+class RecordedEvent:
+    """Something that happened to a server: what, when, and why, in a sentence."""
+
+    name: str
+    start_s: float
+    finish_s: float
+    why: str
 
 
 @dataclass(frozen=True)
@@ -304,16 +330,19 @@ class OpTime:
         kind: of the op, or of the kernel.
         segment: position in the plan.
         device: name.
-        measured_s: mean of several requests; None if no kernel says so, because it was folded into others.
+        kernel: name of the kernel that computed it, maybe together with other ops; None if none says so.
+        measured_s: mean of several requests, an equal part of the kernel's time for each op that it computes; None if no kernel
+            says so, because the op was folded into others.
         predicted_s: by the costs; None if these are not known of the op alone.
-        flops_per_s: reached; None if it was not measured.
-        bytes_per_s: reached, of tensors and constants; None if it was not measured.
+        flops_per_s: that the kernel reached; None if it was not measured.
+        bytes_per_s: that the kernel reached, by its tensors and constants; None if it was not measured.
     """
 
     op: int | None
     kind: str
     segment: int
     device: str
+    kernel: str | None
     measured_s: float | None
     predicted_s: float | None
     flops_per_s: float | None
@@ -380,6 +409,7 @@ class Recording:
         wall_s: seconds that were recorded.
         requests: as they began.
         spans: by start; those of one device never overlap.
+        events: what happened to the server, if one ran.
         states: of each device.
         link_use: of each link that was used.
         critical_path: None if nothing ran.
@@ -402,6 +432,7 @@ class Recording:
     wall_s: float = 0.0
     requests: tuple[RecordedRequest, ...] = ()
     spans: tuple[RecordedSpan, ...] = ()
+    events: tuple[RecordedEvent, ...] = ()
     states: tuple[States, ...] = ()
     link_use: tuple[LinkUse, ...] = ()
     critical_path: CriticalPath | None = None
@@ -416,7 +447,7 @@ class Recording:
 def write_recording(path: str | Path, recording: Recording) -> None:
     """Write a recording in one step, so that nothing is half-written. Raises FileError."""
     sections = {field.name: _plain(getattr(recording, field.name)) for field in fields(recording)}
-    texts = {name: json.dumps(value, allow_nan=False, separators=(",", ":")) for name, value in sections.items()}
+    texts = {name: _text(name, value) for name, value in sections.items()}
     head = {"format": _FORMAT, "version": _VERSION, "digests": {name: _digest(text) for name, text in texts.items()}}
     body = ",\n".join(f'"{name}": {text}' for name, text in texts.items())
     write_text(Path(path), f"{json.dumps(head)[:-1]},\n{body}}}\n")
@@ -435,11 +466,10 @@ def read_recording(path: str | Path) -> Recording:
     digests = data.pop("digests")
     del data["format"], data["version"]
     try:
-        recording: Recording = _read(Recording, data, "")
+        recording: Recording = _reader(Recording)(data)
         _check(recording)
         for field in fields(Recording):
-            text = json.dumps(data.get(field.name), allow_nan=False, separators=(",", ":"))
-            if not isinstance(digests, dict) or digests.get(field.name) != _digest(text):
+            if not isinstance(digests, dict) or digests.get(field.name) != _digest(_text(field.name, data[field.name])):
                 raise _FieldError(field.name, "was changed after it had been written")
     except _FieldError as error:
         raise FileError(f"{path} is not a recording as placeit writes it: {error}. Record the run again.") from None
@@ -451,6 +481,19 @@ class _FieldError(ValueError):
 
     def __init__(self, field: str, what: str) -> None:
         super().__init__(f"'{field}' {what}")
+        self.field, self.what = field, what
+
+    def inside(self, outer: str) -> _FieldError:
+        """Return the error of a field of a field."""
+        dot = "." if self.field and not self.field.startswith("[") else ""
+        return _FieldError(f"{outer}{dot}{self.field}", self.what)
+
+
+def _text(field: str, value: Any) -> str:
+    try:
+        return json.dumps(value, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        raise _FieldError(field, "holds a number that is not finite") from None
 
 
 def _digest(text: str) -> str:
@@ -467,57 +510,93 @@ def _plain(value: Any) -> Any:
 
 
 @functools.cache
-def _fields(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
-def _read(kind: Any, value: Any, where: str) -> Any:
-    """Read a value of a type, by its annotation; ``where`` names it in errors."""
+def _reader(kind: Any) -> Callable[[Any], Any]:
+    """Return what reads a value of a type, by its annotation. It raises _FieldError."""
     origin, of = get_origin(kind), get_args(kind)
-    if kind is Any:
-        return value
     if origin in (Union, types.UnionType):
-        return None if value is None else _read(of[0], value, where)
+        some = _reader(of[0])
+        return lambda value: None if value is None else some(value)
     if is_dataclass(kind):
-        return _read_fields(kind, value, where)
+        return functools.partial(_read_fields, kind, {name: _reader(one) for name, one in get_type_hints(kind).items()})
     if origin is tuple:
-        if not isinstance(value, list):
-            raise _FieldError(where, "must be a list")
-        kinds = of[:1] * len(value) if of[-1] is Ellipsis else of
-        if len(kinds) != len(value):
-            raise _FieldError(where, f"must have {len(kinds)} items")
-        return tuple(_read(one, item, f"{where}[{i}]") for i, (one, item) in enumerate(zip(kinds, value, strict=True)))
+        return functools.partial(_read_list, None if of[-1] is Ellipsis else len(of), [*map(_reader, of[:-1]), _last(of)])
     if origin is Literal:
-        if value not in of:
-            raise _FieldError(where, f"must be one of {', '.join(map(str, of))}")
-        return value
+        return functools.partial(_read_choice, of)
     if origin is Mapping:
-        if not isinstance(value, dict):
-            raise _FieldError(where, "must be an object")
-        return {key: _read(of[1], item, f"{where}.{key}") for key, item in value.items()}
-    return _read_scalar(kind, value, where)
+        return functools.partial(_read_mapping, _reader(of[1]))
+    return {Any: lambda value: value, float: _read_float, int: _read_int}.get(kind, functools.partial(_read_plain, kind))
 
 
-def _read_fields(kind: Any, value: Any, where: str) -> Any:
-    hints = _fields(kind)
+def _last(of: tuple[Any, ...]) -> Callable[[Any], Any]:
+    """Return what reads the last item of a list, and, of a list of any length, those after the first."""
+    return _reader(of[0] if of[-1] is Ellipsis else of[-1])
+
+
+def _read_fields(kind: Any, readers: Mapping[str, Callable[[Any], Any]], value: Any) -> Any:
     if not isinstance(value, dict):
-        raise _FieldError(where, "must be an object")
-    dot = f"{where}." if where else ""
-    if value.keys() != hints.keys():
-        for name in hints:
-            if name not in value:
-                raise _FieldError(f"{dot}{name}", "is missing")
-        raise _FieldError(f"{dot}{next(name for name in value if name not in hints)}", "is not known")
-    return kind(**{name: _read(one, value[name], f"{dot}{name}") for name, one in hints.items()})
+        raise _FieldError("", "must be an object")
+    for name in () if value.keys() == readers.keys() else (*readers, *value):
+        if name not in value or name not in readers:
+            raise _FieldError(name, "is missing" if name not in value else "is not known")
+    found = {}
+    for name, read in readers.items():
+        try:
+            found[name] = read(value[name])
+        except _FieldError as error:
+            raise error.inside(name) from None
+    return kind(**found)
 
 
-def _read_scalar(kind: Any, value: Any, where: str) -> Any:
-    if kind is float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise _FieldError(where, "must be a finite number")
-        return float(value)
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise _FieldError(where, f"must be {'text' if kind is str else 'a whole number' if kind is int else 'true or false'}")
+def _read_list(length: int | None, readers: Sequence[Callable[[Any], Any]], value: Any) -> Any:
+    if not isinstance(value, list):
+        raise _FieldError("", "must be a list")
+    if length is not None and len(value) != length:
+        raise _FieldError("", f"must have {length} items")
+    last, found = len(readers) - 1, []
+    for i, item in enumerate(value):
+        try:
+            found.append(readers[min(i, last)](item))
+        except _FieldError as error:
+            raise error.inside(f"[{i}]") from None
+    return tuple(found)
+
+
+def _read_choice(of: tuple[Any, ...], value: Any) -> Any:
+    if value not in of:
+        raise _FieldError("", f"must be one of {', '.join(map(str, of))}")
+    return value
+
+
+def _read_mapping(read: Callable[[Any], Any], value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise _FieldError("", "must be an object")
+    found = {}
+    for name, item in value.items():
+        try:
+            found[name] = read(item)
+        except _FieldError as error:
+            raise error.inside(name) from None
+    return found
+
+
+def _read_float(value: Any) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        with contextlib.suppress(OverflowError):  # of a whole number with hundreds of digits
+            number = float(value)
+            if math.isfinite(number):
+                return number
+    raise _FieldError("", "must be a finite number")
+
+
+def _read_int(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise _FieldError("", "must be a whole number")
+    return value
+
+
+def _read_plain(kind: type, value: Any) -> Any:
+    if not isinstance(value, kind):
+        raise _FieldError("", "must be text" if kind is str else "must be true or false")
     return value
 
 
@@ -543,7 +622,7 @@ def _check(recording: Recording) -> None:
         for v in segment.ops:
             _within(f"plan.segments[{i}].ops", v, ops)
     for i, tensor in enumerate(plan.tensors):
-        for s in (tensor.producer, *tensor.consumers):
+        for s in (*tensor.consumers, *(() if tensor.producer is None else (tensor.producer,))):
             _within(f"plan.tensors[{i}]", s, segments)
     for i, request in enumerate(recording.requests):
         if not request.arrived_s <= request.begun_s <= request.ended_s:
@@ -554,7 +633,7 @@ def _check(recording: Recording) -> None:
     for i, state in enumerate(recording.states):
         _among(f"states[{i}].device", (state.device,), names)
     for i, use in enumerate(recording.link_use):
-        _among(f"link_use[{i}]", (use.src, use.dst), names)
+        _among(f"link_use[{i}]", (use.src, use.dst), [*names, HOST])
     if (path := recording.critical_path) is not None:
         _within("critical_path.request", path.request, requests)
         for i, step in enumerate(path.steps):
@@ -579,7 +658,7 @@ def _check_spans(where: str, spans: tuple[RecordedSpan, ...], names: list[str], 
         field = f"{where}[{i}]"
         if len(span.where) != (1 if span.kind == "compute" else 2):
             raise _FieldError(f"{field}.where", "must name one device, or the two ends of a copy")
-        _among(f"{field}.where", span.where, names)
+        _among(f"{field}.where", span.where, names if span.kind == "compute" else [*names, HOST])
         _within(f"{field}.request", span.request, requests)
         of = ("segment", span.segment, segments) if span.kind == "compute" else ("tensor", span.tensor, tensors)
         if of[1] is None:
