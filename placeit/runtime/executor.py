@@ -22,7 +22,7 @@ from placeit.runtime.native.plan import NativePlan, NativeRan, native_plan
 from placeit.runtime.plan_executor import PlanExecutor, empty_samples, failure_of, seconds_of
 from placeit.runtime.reopening import lost_of
 from placeit.runtime.slots import Slot
-from placeit.runtime.spans import Labels, Moved, Ran, Span
+from placeit.runtime.spans import Labels, Moved, Ran
 from placeit.simulator.scheduler import Instruction, Scheduler, Start, Transfer
 
 if TYPE_CHECKING:
@@ -243,10 +243,9 @@ class Executor(PlanExecutor):
         tensors = (*map(runtime.tensor_name, plan.tensors), *runtime.inputs, *runtime.model_outputs)
         return Labels(runtime.cluster.names, segments, tensors)
 
-    def spans(self) -> list[Span]:
-        """Spans of the last call: one per segment and transfer, on a track per device and per link."""
-        spans = [span for slot in self._slots for span in self.labels.spans(slot.number, slot.ran, slot.moved)]
-        return sorted(spans, key=lambda span: span.start)
+    def last_run(self) -> list[tuple[int, Sequence[Ran], Sequence[Moved]]]:
+        """What each request of the last call ran and moved, by its number among those in flight."""
+        return [(slot.number, tuple(slot.ran), tuple(slot.moved)) for slot in self._slots]
 
     def segment_seconds(self, *, last: bool = False) -> NDArray[np.float64]:
         """``float64[S]``, median seconds of each segment over many runs, or of the last one; zero if it runs nothing."""

@@ -3,42 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
 from time import perf_counter
 
-from placeit.runtime.spans import Event, Labels, Moved, Ran, Span
+from placeit.runtime.spans import Done, Event, Span
 
-__all__ = ["Done", "History"]
+__all__ = ["History"]
 
 _KEPT = 1000  # requests, and as many events
-
-
-@dataclass(frozen=True)
-class Done:
-    """A request that has ended.
-
-    Attributes:
-        number: of those that began.
-        labels: names of what the executor that ran it runs and moves; the same object for all requests of one executor.
-        arrived: seconds of ``time.perf_counter``.
-        begun: when its inputs were put into place.
-        ended: when its outputs were there; NaN if it has failed.
-        ran: segments.
-        moved: tensors.
-    """
-
-    number: int
-    labels: Labels
-    arrived: float
-    begun: float
-    ended: float
-    ran: Sequence[Ran]
-    moved: Sequence[Moved]
-
-    def spans(self) -> list[Span]:
-        """Return what ran and moved."""
-        return self.labels.spans(self.number, self.ran, self.moved)
 
 
 class History:

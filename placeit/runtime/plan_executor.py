@@ -147,11 +147,16 @@ class PlanExecutor(ABC):
         return (0.0, 0.0) if run is None else (run.begin, run.end)
 
     @abstractmethod
-    def spans(self) -> list[Span]:
-        """Spans of the last call: one per segment and transfer, on a track per device and per link.
+    def last_run(self) -> list[tuple[int, Sequence[Ran], Sequence[Moved]]]:
+        """What each request of the last call ran and moved, by its number among those in flight.
 
         Of a call of more requests than can be in flight at once, the last ones.
         """
+
+    def spans(self) -> list[Span]:
+        """Spans of :meth:`last_run`, by start: one per segment and transfer, on a track per device and per link."""
+        spans = [span for request in self.last_run() for span in self.labels.spans(*request)]
+        return sorted(spans, key=lambda span: span.start)
 
     @abstractmethod
     def segment_seconds(self, *, last: bool = False) -> NDArray[np.float64]:

@@ -18,11 +18,11 @@ from placeit.planning.segments import Plan
 from placeit.runtime.adapting import Adapter
 from placeit.runtime.answers import Answer, Outputs, Pending, fail, late
 from placeit.runtime.devices.worker import Gate, apart
-from placeit.runtime.history import Done, History
+from placeit.runtime.history import History
 from placeit.runtime.plan_executor import PlanExecutor, check_process, failure_of
 from placeit.runtime.refining import Refinement, Refiner, Request
 from placeit.runtime.replica import Replace, Replacement, Replica
-from placeit.runtime.spans import Moved, Ran
+from placeit.runtime.spans import Done, Moved, Ran
 from placeit.runtime.waiting import Waiting
 
 __all__ = ["QUEUE", "Answer", "Outputs", "Replace", "Replacement", "Server"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias
 
-__all__ = ["HOST", "Event", "Labels", "Moved", "Ran", "Span", "SpanKind"]
+__all__ = ["HOST", "Done", "Event", "Labels", "Moved", "Ran", "Span", "SpanKind"]
 
 SpanKind: TypeAlias = Literal["compute", "copy"]
 """What took a while: a segment on a device, or a tensor on its way from one memory to another."""
@@ -91,6 +91,35 @@ class Labels:
             ends = tuple("host" if end == HOST else self.devices[end] for end in (src, dst))
             spans.append(Span("copy", ends, request, None, start, finish, self.tensors[t], tensor=t))
         return spans
+
+
+@dataclass(frozen=True)
+class Done:
+    """A request that has ended.
+
+    Attributes:
+        number: of those that began.
+        labels: names of what the executor that ran it runs and moves; the same object for all requests of one executor.
+        arrived: seconds of ``time.perf_counter``.
+        begun: when its inputs were put into place, or its lanes began.
+        ended: when its outputs were there; NaN if it has failed.
+        ran: segments.
+        moved: tensors.
+        replica: number of the replica that ran it, if that is known.
+    """
+
+    number: int
+    labels: Labels
+    arrived: float
+    begun: float
+    ended: float
+    ran: Sequence[Ran]
+    moved: Sequence[Moved]
+    replica: int = 0
+
+    def spans(self) -> list[Span]:
+        """Return what ran and moved."""
+        return self.labels.spans(self.number, self.ran, self.moved)
 
 
 @dataclass(frozen=True)

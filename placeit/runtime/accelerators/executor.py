@@ -24,7 +24,7 @@ from placeit.runtime.active_run import ActiveRun
 from placeit.runtime.devices.worker import Worker
 from placeit.runtime.feed import Bell
 from placeit.runtime.plan_executor import PlanExecutor, failure_of
-from placeit.runtime.spans import Labels, Moved, Ran, Span
+from placeit.runtime.spans import Labels, Moved, Ran
 
 __all__ = ["StreamExecutor"]
 
@@ -271,12 +271,12 @@ class StreamExecutor(PlanExecutor):
         name = "the host" if found == HOST else self._accelerator.names[found]
         return f"memory of {name} was still written after everything had been reported to have ended"
 
-    def spans(self) -> list[Span]:
-        """Spans of the last run: one per segment and copy, on a track per device and per pair of devices that copy.
+    def last_run(self) -> list[tuple[int, Sequence[Ran], Sequence[Moved]]]:
+        """What each request of the last call ran and moved, by its number among those in flight.
 
-        Copies between the host and a device, which a simulation knows nothing of, are on tracks of their own.
+        Copies between the host and a device, which a simulation knows nothing of, are on links of their own.
         """
-        return self._times_of.spans(self.labels)
+        return [*self._times_of.all()]
 
     @functools.cached_property
     def labels(self) -> Labels:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from placeit.runtime.accelerators.accelerator import Event
 from placeit.runtime.accelerators.launcher import Launcher, RequestSlot
 from placeit.runtime.plan_executor import empty_samples, seconds_of
-from placeit.runtime.spans import Labels, Moved, Ran, Span
+from placeit.runtime.spans import Moved, Ran
 
 __all__ = ["Times"]
 
@@ -66,10 +66,9 @@ class Times:
         moved = [(t, *layout.routes[layout.launches[n].stream], *times[n]) for n, t in layout.tensor_of.items()]
         return ran, moved
 
-    def spans(self, labels: Labels) -> list[Span]:
-        """Spans of the last run, in order of start."""
-        spans = [span for request, times in self._last for span in labels.spans(request, *self._of(times))]
-        return sorted(spans, key=lambda span: span.start)
+    def all(self) -> list[tuple[int, list[Ran], list[Moved]]]:
+        """Return what each request of the last run ran and moved, by its number among those in flight."""
+        return [(request, *self._of(times)) for request, times in self._last]
 
     def segment_seconds(self, *, last: bool) -> NDArray[np.float64]:
         """``float64[S]``, median seconds of each segment over many runs, or of the last one; zero if it runs nothing."""
