@@ -20,6 +20,7 @@ from placeit.runtime.spans import Event, Span, SpanKind
 
 __all__ = ["Counter", "utilization", "write_chrome_trace", "write_recording_trace"]
 
+_SHOWN = 20  # ops of a segment, with each of its spans
 _WINDOWS = 200  # in which the utilisation of a device is shown
 
 _Kind = SpanKind | Literal["event"]
@@ -203,7 +204,8 @@ def _args(span: Span | Event) -> dict[str, Any]:
         return {"why": span.why}
     if span.kind == "copy":
         return {"request": span.request}
-    return {"request": span.request, "segment": span.segment, "ops": list(span.ops)}
+    more = [f"and {len(span.ops) - _SHOWN} more"] if len(span.ops) > _SHOWN else []
+    return {"request": span.request, "segment": span.segment, "ops": [*span.ops[:_SHOWN], *more]}
 
 
 def _lanes(spans: Sequence[Span | Event], devices: Sequence[str]) -> dict[tuple[_Kind, str, int], list[Span | Event]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import math
 import platform
@@ -187,10 +188,11 @@ def _about(session: Session, homes: Sequence[Session]) -> r.Recording:
 
 
 def _versions(devices: Iterable[Device]) -> dict[str, str]:
-    packages = {"numpy", *(_PACKAGES[device.kind] for device in devices if device.kind in _PACKAGES)}
-    return {"placeit": __version__, "python": platform.python_version()} | {
-        name: importlib.metadata.version(name) for name in sorted(packages)
-    }
+    found = {"placeit": __version__, "python": platform.python_version()}
+    for name in sorted({"numpy", *(_PACKAGES[device.kind] for device in devices if device.kind in _PACKAGES)}):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # it may have been built under another name
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def _environment() -> dict[str, str]:

@@ -120,6 +120,15 @@ def test_counters_show_utilisation_requests_and_meters(tmp_path: Path) -> None:
     assert counted["power of package-0 (W)"] == [(1.0, 40.0), (2.0, 50.0)]
 
 
+def test_a_long_segment_names_its_first_ops_with_each_span(tmp_path: Path) -> None:
+    ops = tuple(replace(RECORDING.graph.ops[2], name=f"op {v}") for v in range(50))
+    assert RECORDING.plan is not None
+    segments = (replace(RECORDING.plan.segments[0], ops=tuple(range(50))), RECORDING.plan.segments[1])
+    graph, plan = replace(RECORDING.graph, ops=ops), replace(RECORDING.plan, segments=segments)
+    named = [e["args"]["ops"] for e in written(replace(RECORDING, graph=graph, plan=plan), tmp_path) if e["name"] == "op 0"]
+    assert named == [[*(f"op {v}" for v in range(20)), "and 30 more"]]
+
+
 def test_a_recording_without_runs_is_a_trace_without_slices(tmp_path: Path) -> None:
     nothing = replace(RECORDING, plan=None, requests=(), spans=(), events=(), samples=())
     assert {event["ph"] for event in written(nothing, tmp_path)} == {"M"}
