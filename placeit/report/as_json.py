@@ -100,11 +100,11 @@ def optimized(found: Optimized, placement_file: str | Path | None = None) -> dic
 
 
 def search(found: Optimized, placement_file: str | Path | None = None) -> dict[str, Any]:
-    """Describe a search as a recording has it: :func:`optimized`, with the seconds of every run of each race."""
+    """Describe a search as a recording has it: :func:`optimized`, the seconds of each run, and curves of learning."""
     data = optimized(found, placement_file)
     for race, of in zip(data["races"], found.races, strict=True):
         race["samples_s"] = {name: one.samples.tolist() for name, one in of.measured.items()}
-    result: dict[str, Any] = jsonable(data)
+    result: dict[str, Any] = jsonable(data | {"curves": found.curves})
     return result
 
 

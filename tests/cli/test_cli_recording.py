@@ -88,6 +88,7 @@ def test_a_search_records_its_races_and_runs_of_the_answer(cli: Any, tiny: Path,
     assert {key: recording.search[key] for key in ("chosen", "reason", "candidates")} == {
         key: found[key] for key in ("chosen", "reason", "candidates")
     }
+    assert recording.search["curves"] == {}  # nothing learned
     for race in recording.search["races"]:
         assert list(race["samples_s"]) == race["candidates"]
         assert max(map(len, race["samples_s"].values())) <= race["rounds"]
