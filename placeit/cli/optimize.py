@@ -183,9 +183,9 @@ def optimize(
                 session.hurry()
             except PlaceitError as error:
                 _log.warning("The search is recorded without runs of its answer: %s", error)
-        files += files_of(replace(recorded, search=as_json.search(found, path)), {"recording": record})
-    shown = partial(as_text.optimized, found=found, path=path)
-    return Output(as_json.optimized(found, path), shown, INTERRUPTED if interrupted else 0, files)
+        files += files_of(replace(recorded, search=as_json.search(found, path, record)), {"recording": record})
+    shown = partial(as_text.optimized, found=found, path=path, recording=record)
+    return Output(as_json.optimized(found, path, record), shown, INTERRUPTED if interrupted else 0, files)
 
 
 def _recorded(session: Session, placement: Placement) -> Recording:

@@ -33,8 +33,10 @@ _LONGEST = 10  # kernels that a summary names
 __all__ = ["comparison", "jsonable", "links", "optimized", "profile", "rate", "recording", "run", "search"]
 
 
-def optimized(found: Optimized, placement_file: str | Path | None = None) -> dict[str, Any]:
-    """Describe a result of :func:`placeit.optimize`; ``placement_file`` is where the placement is written."""
+def optimized(
+    found: Optimized, placement_file: str | Path | None = None, recording_file: str | Path | None = None
+) -> dict[str, Any]:
+    """Describe a result of :func:`placeit.optimize`, and where its placement and a recording of the search are written."""
     error = found.simulator_error or {}
     return {
         "model": found.model,
@@ -95,13 +97,14 @@ def optimized(found: Optimized, placement_file: str | Path | None = None) -> dic
         "memory_limits": {name: _finite(held) for name, held in found.memory.items()},
         "profiled": _profiled(found.profiled),
         "placement_file": None if placement_file is None else str(placement_file),
+        "recording_file": None if recording_file is None else str(recording_file),
         "emulated": _emulated(found.cluster),
     }
 
 
-def search(found: Optimized, placement_file: str | Path | None = None) -> dict[str, Any]:
+def search(found: Optimized, placement_file: str | Path, recording_file: str | Path) -> dict[str, Any]:
     """Describe a search as a recording has it: :func:`optimized`, the seconds of each run, and curves of learning."""
-    data = optimized(found, placement_file)
+    data = optimized(found, placement_file, recording_file)
     for race, of in zip(data["races"], found.races, strict=True):
         race["samples_s"] = {name: one.samples.tolist() for name, one in of.measured.items()}
     result: dict[str, Any] = jsonable(data | {"curves": found.curves})

@@ -269,8 +269,8 @@ def links(console: Console, known: Mapping[tuple[str, str], Link]) -> None:
     text.table(console, ("from", "to", "origin", "bandwidth", "latency"), rows, left=3)
 
 
-def optimized(console: Console, found: Optimized, path: Path | None) -> None:
-    """Print what was found, a table for each race, and why it was chosen."""
+def optimized(console: Console, found: Optimized, path: Path | None, recording: Path | None = None) -> None:
+    """Print what was found, a table for each race, why it was chosen, and which files are written."""
     best = found.best_single
     others = [candidate for candidate in found.candidates if candidate.placer == "single" and candidate is not best]
     singles = [*([] if best is None else [best]), *others]
@@ -323,7 +323,8 @@ def optimized(console: Console, found: Optimized, path: Path | None) -> None:
     console.print()
     _show_spending(console, found)
     console.print()
-    text.facts(console, _facts(found) | ({} if path is None else {"placement": str(path)}))
+    files = {"placement": path, "recording": recording}
+    text.facts(console, _facts(found) | {what: str(file) for what, file in files.items() if file is not None})
     text.show_notes(console, found.cluster)
 
 
