@@ -144,15 +144,6 @@ def test_a_recording_that_cannot_be_written_is_an_error_before_anything_runs(
         assert list(Path().iterdir()) == []
 
 
-def test_a_recording_for_which_there_is_no_room_is_an_error_and_what_was_printed_stays(
-    cli: Any, tiny: Path, placement: Path
-) -> None:
-    result = cli("run", tiny, "-p", placement, "--runs", 1, "--record", "/dev/full")
-    assert result.exit_code == 1
-    assert "latency" in result.stdout
-    assert re.match(r"error: Cannot write /dev/full: .*Lost: the recording\.", result.stderr)
-
-
 def test_options_of_runs_need_a_placement(cli: Any, tiny: Path) -> None:
     for option in ("--runs", "--duration", "--warmup", "--trace"):
         result = cli("profile", tiny, option, 3)
