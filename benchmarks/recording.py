@@ -1,8 +1,9 @@
 """What recording costs: latency while meters are read and runs are kept, over latency without, and the size of the files.
 
-Blocks of runs with and without recording take turns, and the ratio is that of their medians, paired by turn. Short requests are
-those of 40 segments that keep two devices busy for 100 us each; long ones those of Inception-V3, half of it on each core. The
-largest recording is one of made-up spans, as many as a recording keeps.
+Blocks of runs with and without recording take turns, and the ratio is that of their medians, paired by turn. On a busy machine
+it is as uncertain as its interval says; the CPU time of reading meters while nothing runs is not. Short requests are those of
+40 segments that keep two devices busy for 100 us each; long ones those of Inception-V3, half of it on each core. The largest
+recording is one of made-up spans, as many as a recording keeps.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import perf_counter, process_time, sleep
 
 import numpy as np
 
@@ -29,18 +30,28 @@ from placeit.session import Session
 
 ROUNDS, QUICK_ROUNDS = 30, 8  # blocks of either kind
 BLOCK_S = 0.3  # length of a block: meters are read a few times
+METERS_S = 5.0  # for which meters are read while nothing runs
 REQUESTS = 100  # of the recordings whose size is shown
 OPS = 5000  # of the largest recording
 
 
 def run(args: Args, report: Report) -> None:
     rounds = QUICK_ROUNDS if args.quick else ROUNDS
+    report.claim("share of a core that reading meters takes", _meters(), "", at_most=0.02)
     with timed_lanes(two_cores(), 100e-6, two_chains(), apart=True) as executors:
         _overhead("40 segments of 100 us", executors["native"], rounds, args.seed, report)
     with tempfile.TemporaryDirectory() as folder:
         for name in args.models or ("inception_v3",):
             _model(name, rounds, args.seed, Path(folder), report)
         _largest(Path(folder), report)
+
+
+def _meters() -> float:
+    """CPU time of reading meters while nothing else is done, over the time it takes."""
+    with Sampler():
+        begin, cpu = perf_counter(), process_time()
+        sleep(METERS_S)
+        return (process_time() - cpu) / (perf_counter() - begin)
 
 
 def _overhead(what: str, executor: PlanExecutor, rounds: int, seed: int, report: Report) -> None:

@@ -106,9 +106,9 @@ QUICKLY = [
     Smoke(
         "recording --quick",
         {"what": ("40 segments of 100 us", "inception_v3", "largest")},
-        ("40 segments of 100 us: latency while recorded", "inception_v3: latency while recorded"),
+        ("reading meters takes", "40 segments of 100 us: latency while recorded", "inception_v3: latency while recorded"),
         ("critical path leaves open", "size of the largest recording"),
-        {"QUICK_ROUNDS": 2, "BLOCK_S": 0.0, "REQUESTS": 3, "load_model": lambda _: inception_like()},
+        {"QUICK_ROUNDS": 2, "BLOCK_S": 0.0, "REQUESTS": 3, "METERS_S": 0.3, "load_model": lambda _: inception_like()},
     ),
     Smoke(
         "serving --quick --seconds 150",  # by a clock that goes on by a second at each look
