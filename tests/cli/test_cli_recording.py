@@ -16,6 +16,7 @@ from placeit.core.errors import ExecutionError
 from placeit.core.interrupts import INTERRUPTED
 from placeit.core.placement import Placement
 from placeit.profiler.recording import read_recording
+from placeit.runtime.measure import Race
 from placeit.session import Session
 
 DESCRIBED = """
@@ -56,6 +57,22 @@ def test_the_fields_of_a_profiled_placement_are_the_documented_ones(cli: Any, ti
         r"```json\n(.*?)```", PAGE.partition("## placeit profile")[2].partition("## placeit optimize")[0], re.DOTALL
     )
     assert differences(json.loads(result.stdout), json.loads(blocks[1])) == []
+
+
+def test_ctrl_c_ends_the_runs_and_keeps_a_recording_of_those_that_ended(
+    cli: Any, tiny: Path, placement: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(race: Race, **_: object) -> None:
+        real(race, rounds=3)
+        raise KeyboardInterrupt
+
+    real = Race.run
+    monkeypatch.setattr(Race, "run", interrupted)
+    run = tmp_path / "run.json"
+    result = cli("profile", tiny, "-p", placement, "-o", run, "--json")
+    assert result.exit_code == INTERRUPTED
+    assert json.loads(result.stdout)["interrupted"] is True
+    assert len(read_recording(run).requests) == 3
 
 
 def test_requests_at_a_rate_are_recorded(cli: Any, tiny: Path, placement: Path, tmp_path: Path) -> None:
