@@ -26,7 +26,7 @@ from placeit.runtime.measure import Race, faster
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
 
-__all__ = ["beside_others", "run"]
+__all__ = ["beside_others", "run", "timed_lanes", "two_chains"]
 
 _SEGMENTS = 40
 
@@ -39,7 +39,7 @@ def run(cores: tuple[int, int], report: Report, *, rounds: int) -> None:
         report: where to.
         rounds: of each race.
     """
-    with _lanes(cores, 100e-6, _two_chains(), apart=True) as executors:
+    with timed_lanes(cores, 100e-6, two_chains(), apart=True) as executors:
         ratio = _raced(executors, rounds)
         report.row(plan=f"{_SEGMENTS} segments of 100 us on two devices", native_over_python=ratio)
         report.claim("40 segments of 100 us: native over Python lanes", ratio, "", at_most=0.8)
@@ -47,7 +47,7 @@ def run(cores: tuple[int, int], report: Report, *, rounds: int) -> None:
         beside_others(
             "40 segments of 100 us, Python lanes", executors["python"], report, rounds=max(3, rounds // 4), claim=False
         )
-    with _lanes(cores, 0.0, _chain(), apart=False) as executors:
+    with timed_lanes(cores, 0.0, _chain(), apart=False) as executors:
         _raced(executors, rounds)
         for who, executor in executors.items():
             rate = _SEGMENTS / float(np.median([executor.time() for _ in range(4 * rounds)]))
@@ -56,7 +56,7 @@ def run(cores: tuple[int, int], report: Report, *, rounds: int) -> None:
         native = executors["native"]
         gaps = np.concatenate([_gaps(native) for _ in range(rounds)])
         report.claim("end of a segment to the start of the next on its device", float(np.median(gaps)) * 1e6, "us", at_most=5)
-    with _lanes(cores, 200e-6, _chain(), apart=True) as executors:
+    with timed_lanes(cores, 200e-6, _chain(), apart=True) as executors:
         gaps = np.concatenate([_gaps(executors["native"]) for _ in range(rounds)])
         wake = _wake_up(cores, 200e-6)
         report.row(hand_over_us=float(np.median(gaps)) * 1e6, thread_wake_up_us=wake * 1e6)
@@ -75,7 +75,7 @@ def _chain() -> OpenVinoModel:
     return describe(import_openvino().Model([ops.result(value)], [first], "chain"), Path("chain"))
 
 
-def _two_chains() -> OpenVinoModel:
+def two_chains() -> OpenVinoModel:
     """Ops in two chains that read from each other now and then; every other op is of the second."""
     ops = import_openvino().opset13
     first = ops.parameter([1], np.float32, name="in")
@@ -89,7 +89,7 @@ def _two_chains() -> OpenVinoModel:
 
 
 @contextlib.contextmanager
-def _lanes(cores: tuple[int, int], seconds: float, model: OpenVinoModel, *, apart: bool) -> Iterator[dict[str, Executor]]:
+def timed_lanes(cores: tuple[int, int], seconds: float, model: OpenVinoModel, *, apart: bool) -> Iterator[dict[str, Executor]]:
     """Open a plan with a segment for each op, on lanes of both kinds; its ops in turns on two devices, or all on one."""
     grouping = Grouping.singletons(model.graph)
     groups = len(grouping.groups)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,18 +14,28 @@ from placeit.cli.nodes import reach_nodes
 from placeit.cli.options import OBJECTIVES, CheckedOptions, SeedOption, cost_cache
 from placeit.cli.paths import OutputFile, check_outputs, named_files
 from placeit.cli.placers import ListsPlacers
+from placeit.cli.recordings import files_of
 from placeit.cli.terminal import Output, Terminal
+from placeit.core.errors import PlaceitError
 from placeit.core.interrupts import INTERRUPTED
 from placeit.report import as_json, as_text
+
+if TYPE_CHECKING:
+    from placeit.core.placement import Placement
+    from placeit.profiler.recording import Recording
+    from placeit.session import Session
 
 __all__ = ["EXAMPLES", "HELP", "optimize"]
 
 HELP = ListsPlacers
 
+_log = logging.getLogger("placeit")
+_RECORDED = 100  # requests of an answer with replicas
+
 EXAMPLES = """\b
 Examples:
   placeit optimize model.onnx --devices CPU@0,CPU@1
-  placeit optimize model.onnx --budget 20 --output placement.json
+  placeit optimize model.onnx --budget 20 --output placement.json --record run.json
   placeit optimize model.onnx --inputs x.npz
   placeit optimize model.onnx --devices cluster.yaml --placer heft --placer annealing:evaluations=200000
   placeit optimize model.onnx --devices cluster.yaml --objective energy
@@ -80,6 +92,12 @@ def optimize(
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="Where to write the placement; default: MODEL.placement.json."),
     ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            "--record", metavar="FILE", help="Write the search and, after it, a few runs of the answer to a recording (JSON)."
+        ),
+    ] = None,
     compare_precisions: Annotated[
         bool,
         typer.Option("--compare-precisions", help="Also measure single devices in another precision (bf16, f16 or f32)."),
@@ -99,7 +117,9 @@ def optimize(
     """
     path = options.model.parent / f"{options.model.name}.placement.json" if output is None else output
     beside_nothing = output is None and not path.parent.is_dir()  # then there is no model, which reading it will say
-    check_outputs(None if beside_nothing else path, inputs=[*options.files(), *named_files(placer), *(start or ()), resume])
+    check_outputs(
+        None if beside_nothing else path, record, inputs=[*options.files(), *named_files(placer), *(start or ()), resume]
+    )
     # imported only now, because it takes a second
     from placeit.devices.caps import parse_caps
     from placeit.devices.clusterfile import find_cluster
@@ -139,6 +159,43 @@ def optimize(
             rate=rate,
         )
 
-    file = OutputFile(path, "the placement", lambda: found.save(path))
-    shown = partial(as_text.optimized, found=found, path=path)
-    return Output(as_json.optimized(found, path), shown, INTERRUPTED if found.interrupted else 0, [file])
+    files = [OutputFile(path, "the placement", lambda: found.save(path))]
+    interrupted = found.interrupted
+    if record is not None:
+        from placeit.session import Session
+
+        with Session(
+            model,
+            cluster,
+            max_groups=options.max_groups,
+            precision=options.precision.value,
+            tolerance=options.tolerance,
+            inputs=inputs,
+            cache=cost_cache(options.no_cache),
+            pins=pins,
+            memory=caps,
+        ) as session:
+            recorded = session.recording()
+            try:
+                recorded = recorded if interrupted else _recorded(session, found.placement)
+            except KeyboardInterrupt:  # the answer is there
+                interrupted = True
+                session.hurry()
+            except PlaceitError as error:
+                _log.warning("The search is recorded without runs of its answer: %s", error)
+        files += files_of(replace(recorded, search=as_json.search(found, path, record)), {"recording": record})
+    shown = partial(as_text.optimized, found=found, path=path, recording=record)
+    return Output(as_json.optimized(found, path, record), shown, INTERRUPTED if interrupted else 0, files)
+
+
+def _recorded(session: Session, placement: Placement) -> Recording:
+    """Run a placement a few times, if its devices are real, and record that."""
+    if session.home_of(placement) is session:
+        for one in placement.every:
+            session.divide(one, by_segments=True)
+    home = session.home_of(placement)
+    if not home.executable:
+        home.profile()
+        return home.planned(placement)
+    home.recall()
+    return home.recording(home.run_at(placement, requests=_RECORDED) if placement.replicas else home.run(placement))

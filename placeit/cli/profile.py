@@ -1,18 +1,24 @@
-"""``placeit profile``: the costs of each group of ops on each device."""
+"""``placeit profile``: the costs of each group of ops on each device, or what a placement does there."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from placeit.cli.options import SessionOptions
+from placeit.cli.command import FAILED, was_given
+from placeit.cli.options import LengthOptions, SessionOptions
 from placeit.cli.paths import OutputFile, check_outputs
+from placeit.cli.placements import naming, open_session
+from placeit.cli.recordings import files_of
 from placeit.cli.terminal import Output, Terminal
+from placeit.core.errors import UsageError
 from placeit.core.files import write_text
+from placeit.core.interrupts import INTERRUPTED
 from placeit.report import as_csv, as_json, as_text
 
 __all__ = ["EXAMPLES", "profile"]
@@ -21,6 +27,7 @@ EXAMPLES = """\b
 Examples:
   placeit profile model.onnx --devices CPU@0,CPU@1
   placeit profile model.onnx --devices cluster.yaml --output costs.json
+  placeit profile model.onnx --placement placement.json --output run.json
   placeit profile model.onnx --csv costs.csv
   placeit profile model.onnx --inputs x.npz
   placeit profile model.onnx --no-cache --max-groups 20
@@ -29,33 +36,89 @@ Examples:
 
 def profile(
     *,
+    placement: Annotated[
+        Path | None,
+        typer.Option(
+            "--placement", "-p", metavar="FILE", help="Run this placement and record what it does.", show_default=False
+        ),
+    ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Also write the costs to a JSON file.")
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write a recording (JSON): the costs, or the runs.")
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace", metavar="FILE", help="With --placement: write the runs as a trace, for https://ui.perfetto.dev."
+        ),
     ] = None,
     csv: Annotated[
-        Path | None, typer.Option("--csv", metavar="FILE", help="Also write them as a table: a row for each group and device.")
+        Path | None,
+        typer.Option(
+            "--csv", metavar="FILE", help="Write a table: a row for each group and device, or for each span, op and kernel."
+        ),
     ] = None,
+    length: LengthOptions,
     options: SessionOptions,
     terminal: Terminal,
 ) -> Output:
-    """Measure the costs of ops on each device.
+    """Measure the costs of ops on each device, or what a placement does on them.
 
     The time of a group of ops is that inside the whole model; its cut time is added where it is cut off from its neighbours:
     layout conversions, lost fusion. Its load is the additional time while other devices work. Costs of described devices are
     estimates from their figures.
+
+    With --placement, single requests are run and recorded: what each device and link did, which kernels took the time, and
+    what the latency consists of. 'placeit run --record' records several requests in flight.
     """
     from placeit.profiler.profile_report import ProfileReport
 
-    check_outputs(output, csv, inputs=options.files())
+    runs = length.rounds()
+    check_outputs(output, csv, trace, inputs=[*options.files(), placement])
+    if placement is not None:
+        return _placement(placement, runs, length, {"recording": output, "trace": trace, "csv": csv}, options, terminal)
+    for option in ("trace", "runs", "duration", "warmup"):
+        if was_given(option):
+            raise UsageError(f"--{option} is about the runs of a placement: give --placement as well.")
     with terminal.progress() as progress, options.session() as session:
         costs = session.profile(check=True, progress=progress)
         found = ProfileReport(str(session.model.path), session.precision, session.grouping, costs, session.compiling.kinds)
+        recorded = session.recording()
     data = as_json.profile(found)
-    files = []
+    files = files_of(replace(recorded, costs=data), {"recording": output})
     if csv is not None:
         files.append(OutputFile(csv, "the table of costs", lambda: write_text(csv, as_csv.profile(found))))
-    if output is not None:
-        content = json.dumps(data, indent=2, allow_nan=False) + "\n"
-        files.append(OutputFile(output, "the list of costs", lambda: write_text(output, content)))
     written = [path for path in (output, csv) if path is not None]
     return Output(data, partial(as_text.profile, found=found, files=written), files=files)
+
+
+def _placement(
+    placement: Path,
+    runs: int,
+    length: LengthOptions,
+    paths: Mapping[str, Path | None],
+    options: SessionOptions,
+    terminal: Terminal,
+) -> Output:
+    """Run a placement, and record that."""
+    from placeit.profiler.profile_report import ProfileReport
+    from placeit.runtime.load import RateReport
+    from placeit.runtime.run_report import RunReport
+
+    report: RunReport | RateReport
+    with terminal.progress() as progress, open_session(options, [placement], by_segments=True) as (session, [chosen]):
+        home = session.home_of(chosen)
+        costs = home.profile(check=True, progress=progress)
+        with naming(placement):
+            if chosen.replicas:
+                seconds = 10.0 if length.duration is None else length.duration
+                requests = runs if length.duration is None else None
+                report = home.run_at(chosen, requests=requests, seconds=seconds, warmup=length.warmup)
+            else:
+                report = home.run(chosen, runs=runs, duration=length.duration, warmup=length.warmup)
+        found = ProfileReport(str(home.model.path), home.precision, home.grouping, costs, home.compiling.kinds)
+        interrupted = report.interrupted if isinstance(report, RunReport) else report.served.interrupted
+        recorded = replace(home.recording(report, ops=not interrupted), costs=as_json.profile(found))
+    shown = partial(as_text.recording, found=recorded, files=paths, failed=report.failed)
+    code = INTERRUPTED if interrupted else 0 if report.failed is None else FAILED
+    data = as_json.recording(recorded, placement, paths) | {"failed": report.failed, "interrupted": interrupted}
+    return Output(data, shown, code, files_of(recorded, paths))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from placeit.cli.command import FAILED
 from placeit.cli.options import CheckedOptions, LengthOptions, SeedOption
 from placeit.cli.paths import OutputFile, check_outputs, write_tensors
 from placeit.cli.placements import PlacementOption, naming, open_session
+from placeit.cli.recordings import files_of
 from placeit.cli.terminal import Output, Terminal
 from placeit.core.errors import UsageError
 from placeit.core.files import write_text
@@ -22,10 +23,8 @@ from placeit.core.interrupts import INTERRUPTED
 from placeit.report import as_csv, as_json, as_text
 
 if TYPE_CHECKING:
-    from placeit.core.cluster import Cluster
     from placeit.core.placement import Placement
     from placeit.profiler.costs import Progress
-    from placeit.runtime.spans import Event, Span
     from placeit.session import Session
 
 __all__ = ["EXAMPLES", "run"]
@@ -36,6 +35,7 @@ Examples:
   placeit run model.onnx -p placement.json --runs 100 --trace trace.json
   placeit run model.onnx -p placement.json --duration 10 --warmup 5
   placeit run model.onnx -p placement.json --csv times.csv
+  placeit run model.onnx -p placement.json --rate 50 --record run.json
   placeit run model.onnx -p placement.json --inputs x.npz --outputs y.npz
   placeit run model.onnx -p placement.json --rate 50 --arrivals poisson
   placeit run model.onnx -p replicas.json --requests 1000
@@ -93,6 +93,10 @@ def run(
             help="Write a trace of one run, or with several requests in flight, of the last 1000, for https://ui.perfetto.dev.",
         ),
     ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option("--record", metavar="FILE", help="Write a recording of the timed runs (JSON): spans, states, meters."),
+    ] = None,
     outputs: Annotated[
         Path | None, typer.Option("--outputs", metavar="FILE", help="Write the outputs, by name (.npz).")
     ] = None,
@@ -114,7 +118,7 @@ def run(
     from placeit.core.placement import Placement
 
     runs = length.rounds()
-    check_outputs(trace, outputs, csv, inputs=[*options.files(), placement])
+    check_outputs(trace, record, outputs, csv, inputs=[*options.files(), placement])
     if load.rate is None:
         for option in ("arrivals", "queue"):
             if getattr(load, option) is not None:
@@ -123,23 +127,25 @@ def run(
     why = f"with {asked[0]}" if asked else "of a placement with replicas" if Placement.load(placement).replicas else None
     if why is not None:
         _check_load(why, load, length, {"--outputs": outputs, "--csv": csv})
-        return _under_load(placement, load, length, trace, options, terminal)
+        return _under_load(placement, load, length, {"trace": trace, "recording": record}, options, terminal)
     with terminal.progress() as progress, open_session(options, [placement], by_segments=True) as (session, [chosen]):
         home = _known(session, chosen, progress)
         with naming(placement):
             report = home.run(chosen, runs=runs, duration=length.duration, warmup=length.warmup)
-        ops = [] if csv is None or report.interrupted else home.op_times(report.plan)
-    if report.interrupted:
-        trace = outputs = csv = None
-    files = []
+        if report.interrupted:
+            trace = record = outputs = csv = None
+        ops = [] if csv is None else home.op_times(report.plan)
+        files = []
+        if record is not None:
+            files += files_of(home.recording(report), {"recording": record})
+        if trace is not None and report.traced is not None:
+            files += files_of(home.recording(replace(report, done=[report.traced]), ops=False), {"trace": trace})
     if csv is not None:
         table = as_csv.run(report, home.grouping, ops)
         files.append(OutputFile(csv, "the table of times", lambda: write_text(csv, table)))
-    if trace is not None:
-        files.append(_trace(trace, report.spans, report.cluster))
     if outputs is not None:
         files.append(OutputFile(outputs, "the outputs of the model", lambda: write_tensors(outputs, report.outputs)))
-    written = {"trace": trace, "outputs": outputs, "csv": csv}
+    written = {"trace": trace, "recording": record, "outputs": outputs, "csv": csv}
     code = INTERRUPTED if report.interrupted else 0 if report.failed is None else FAILED
     return Output(as_json.run(report, placement, written), partial(as_text.run, report=report, files=written), code, files)
 
@@ -169,7 +175,7 @@ def _under_load(
     placement: Path,
     load: LoadOptions,
     length: LengthOptions,
-    trace: Path | None,
+    paths: Mapping[str, Path | None],
     options: CheckedOptions,
     terminal: Terminal,
 ) -> Output:
@@ -189,13 +195,7 @@ def _under_load(
                 queue=QUEUE if load.queue is None else load.queue,
                 warmup=length.warmup,
             )
+        ops = paths["recording"] is not None and not report.served.interrupted
+        files = files_of(home.recording(report, ops=ops), paths) if any(paths.values()) else []
     code = INTERRUPTED if report.served.interrupted else 0 if report.failed is None else FAILED
-    files = [] if trace is None else [_trace(trace, report.trace, report.cluster)]
-    written = {"trace": trace}
-    return Output(as_json.rate(report, placement, written), partial(as_text.rate, report=report, files=written), code, files)
-
-
-def _trace(path: Path, spans: Sequence[Span | Event], cluster: Cluster) -> OutputFile:
-    from placeit.profiler.trace import write_chrome_trace
-
-    return OutputFile(path, "the trace", lambda: write_chrome_trace(path, spans, devices=cluster.names))
+    return Output(as_json.rate(report, placement, paths), partial(as_text.rate, report=report, files=paths), code, files)

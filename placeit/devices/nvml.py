@@ -51,6 +51,7 @@ class GpuSample:
             whoever ran it, and however little of the GPU it used.
         memory_bytes: memory in use, by whomever.
         power_w: watts of the whole board; averaged over a second on Ampere and later, but for GA100.
+        memory_utilization: share of the driver's last period in which memory was read or written, in [0, 1].
     """
 
     gpu: str
@@ -58,6 +59,7 @@ class GpuSample:
     utilization: float | None
     memory_bytes: float | None
     power_w: float | None
+    memory_utilization: float | None = None
 
 
 @dataclass(frozen=True)
@@ -253,6 +255,7 @@ def _samples(nvml: Any, visible: list[tuple[str, Any]]) -> list[GpuSample]:
                     utilization=None if rates is None else rates.gpu / 100,
                     memory_bytes=None if memory is None else float(memory.used),
                     power_w=None if milliwatts is None else milliwatts / 1000,
+                    memory_utilization=None if rates is None else rates.memory / 100,
                 )
             )
     return samples

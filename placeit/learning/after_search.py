@@ -107,7 +107,8 @@ def _search(search: Search) -> bool:
     instance = ProblemInstance(problem, search.simulated(problem), problem.critical_path)
     learn_measured(cost, instance, starts, deadline=deadline, seed=search.seed, progress=search.progress)
     values = cost(starts)
-    ran = sum(one.source == "measured" for one in cost.tried)
+    search.curves[LEARNING] = [one.value for one in cost.tried if one.source == "measured"]
+    ran = len(search.curves[LEARNING])
     search.notes[LEARNING] = f"measured {ran} placement{'s' * (ran != 1)}"
     if np.isnan(values).all():  # nothing to compare with
         return False

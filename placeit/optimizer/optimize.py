@@ -382,6 +382,7 @@ def _optimized(
         memory=session.memory,
         profiled=session.costs.profiled,
         conditions=session.conditions,
+        curves=dict(search.curves),
         _open=functools.partial(Runtime, home.model, home.grouping, home.cluster, precision=session.precision),
     )
 

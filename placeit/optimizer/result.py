@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Self
@@ -125,6 +125,7 @@ class Optimized:
         memory: most bytes of weights by device, where a limit was given.
         profiled: when the costs were measured, and how much else the machine did; None if they were not.
         conditions: precision, and what else the placement was found for.
+        curves: by placer that learned from runs, the objective of each placement that it measured, in that order.
     """
 
     model: str
@@ -156,6 +157,7 @@ class Optimized:
     memory: Mapping[str, float]
     profiled: Profiled | None
     conditions: Conditions
+    curves: Mapping[str, Sequence[float]]
     _open: Callable[[], Runtime] = field(repr=False)
 
     def __repr__(self) -> str:

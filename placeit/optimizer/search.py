@@ -103,6 +103,7 @@ class Search(Races):
         self.placers: list[str] = []  # those that gave a placement
         self.proposals: list[Proposal] = []
         self.notes: dict[str, str] = {}  # by placer
+        self.curves: dict[str, list[float]] = {}  # by placer that learned from runs: what it measured, in that order
         self.with_references = False  # whether to compare the answer with what OpenVINO does by itself
         self._named: dict[bytes, str] = {}  # names of the placements on the session's own devices
 

@@ -165,6 +165,12 @@ class Plan:
         return of
 
     @cached_property
+    def makers(self) -> tuple[int, ...]:
+        """For each tensor of ``problem`` the segment that makes it."""
+        of = dict(zip(self.problem.edge_tensor.tolist(), self.problem.edges[:, 0].tolist(), strict=True))
+        return tuple(of[t] for t in range(len(self.tensors)))
+
+    @cached_property
     def programs(self) -> tuple[Segment, ...]:
         """Segments that compute something and are therefore compiled."""
         return tuple(segment for segment in self.segments if not segment.passthrough)

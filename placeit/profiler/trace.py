@@ -5,20 +5,46 @@ from __future__ import annotations
 import heapq
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from placeit.core.files import write_text
+from placeit.profiler.recording import RecordedPlan, Recording
+from placeit.profiler.timeline import dependencies
 from placeit.runtime.spans import Event, Span, SpanKind
 
-__all__ = ["utilization", "write_chrome_trace"]
+__all__ = ["Counter", "utilization", "write_chrome_trace", "write_recording_trace"]
+
+_SHOWN = 20  # ops of a segment, with each of its spans
+_WINDOWS = 200  # in which the utilisation of a device is shown
 
 _Kind = SpanKind | Literal["event"]
 _PROCESSES: dict[_Kind, tuple[int, str]] = {"compute": (1, "devices"), "copy": (2, "links"), "event": (3, "events")}
 
 
-def write_chrome_trace(path: str | Path, spans: Sequence[Span | Event], *, devices: Sequence[str] = ()) -> None:
+@dataclass(frozen=True)
+class Counter:
+    """A figure that changes over time: its name, the process that it is shown with, moments in seconds, values from then on."""
+
+    name: str
+    process: str
+    time: Sequence[float]
+    values: Sequence[float]
+
+
+def write_chrome_trace(
+    path: str | Path,
+    spans: Sequence[Span | Event],
+    *,
+    devices: Sequence[str] = (),
+    flows: Iterable[tuple[int, int]] = (),
+    counters: Iterable[Counter] = (),
+) -> None:
     """Write a trace in the Chrome trace event format: one track per device and link, times relative to the first span.
 
     What happened to a server is on a track of its own, as a mark if it took no time.
@@ -30,6 +56,8 @@ def write_chrome_trace(path: str | Path, spans: Sequence[Span | Event], *, devic
         path: the file, ``*.json``.
         spans: in any order.
         devices: tracks that come first, in this order, even if nothing ran on them.
+        flows: arrows from one span to another, by their positions.
+        counters: figures over time, of the clock of the spans.
 
     Raises:
         FileError: the file cannot be written.
@@ -39,22 +67,104 @@ def write_chrome_trace(path: str | Path, spans: Sequence[Span | Event], *, devic
     events: list[dict[str, Any]] = []
     for pid, process in _PROCESSES.values():
         if any(_PROCESSES[kind][0] == pid for kind, *_ in lanes):
-            events.append(_metadata("process_name", pid, 0, name=process))
-            events.append(_metadata("process_sort_index", pid, 0, sort_index=pid))
-    slices = []
+            events += _named(pid, process)
+    counted = list(counters)
+    pids = {process: pid for pid, process in _PROCESSES.values()}
+    for counter in counted:
+        if counter.process not in pids:
+            pids[counter.process] = 1 + max(pids.values())
+            events += _named(pids[counter.process], counter.process)
+    found: list[dict[str, Any]] = []
+    places: dict[int, tuple[int, int, float, float]] = {}
     for tid, ((kind, track, lane), members) in enumerate(lanes.items(), start=1):
         pid = _PROCESSES[kind][0]
         events.append(_metadata("thread_name", pid, tid, name=f"{track} ({lane + 1})" if lane else track))
         events.append(_metadata("thread_sort_index", pid, tid, sort_index=tid))
         for span in members:
-            begin, end = (round((moment - origin) * 1e6, 3) for moment in (span.start, span.finish))
+            begin, end = (_microseconds(moment - origin) for moment in (span.start, span.finish))
+            places[id(span)] = pid, tid, begin, end
             took: dict[str, Any] = {"ph": "X", "dur": round(end - begin, 3)}
             if kind == "event" and begin == end:
                 took = {"ph": "i", "s": "t"}
-            slices.append({**took, "name": span.name, "cat": kind, "pid": pid, "tid": tid, "ts": begin, "args": _args(span)})
-    slices.sort(key=lambda event: (event["ts"], event["tid"]))
-    lines = ",\n".join(json.dumps(event, allow_nan=False) for event in (*events, *slices))
+            found.append({**took, "name": span.name, "cat": kind, "pid": pid, "tid": tid, "ts": begin, "args": _args(span)})
+    found.sort(key=lambda event: (event["ts"], event["tid"]))
+    for number, (producer, consumer) in enumerate(flows, start=1):
+        (pid, tid, begin, end), (to_pid, to_tid, until, _) = places[id(spans[producer])], places[id(spans[consumer])]
+        # a nanosecond before the end: what begins then on the same track would have the arrow; earlier if clocks are apart
+        start = min(max(begin, round(end - 0.001, 3)), until)
+        if start >= begin:
+            flow: dict[str, Any] = {"name": "flow", "cat": "flow", "id": number}
+            found.append(flow | {"ph": "s", "pid": pid, "tid": tid, "ts": start})
+            found.append(flow | {"ph": "f", "bp": "e", "pid": to_pid, "tid": to_tid, "ts": until})
+    for counter in counted:
+        points = zip(counter.time, counter.values, strict=True)
+        of = {"ph": "C", "name": counter.name, "cat": "counter", "pid": pids[counter.process], "tid": 0}
+        found += [of | {"ts": _microseconds(max(0.0, t - origin)), "args": {"value": value}} for t, value in points]
+    found.sort(key=lambda event: event["ts"])
+    lines = ",\n".join(json.dumps(event, allow_nan=False) for event in (*events, *found))
     write_text(Path(path), f'{{"displayTimeUnit": "ms", "traceEvents": [\n{lines}\n]}}\n')
+
+
+def write_recording_trace(path: str | Path, recording: Recording) -> None:
+    """Write a recording as a trace: its spans, arrows from producers to consumers, and what was sampled and counted.
+
+    Args:
+        path: the file, ``*.json``.
+        recording: what ran.
+
+    Raises:
+        FileError: the file cannot be written.
+    """
+    plan = recording.plan or RecordedPlan((), ())
+    names = [recording.graph.ops[segment.ops[0]].name if segment.ops else "" for segment in plan.segments]
+    ops = [tuple(recording.graph.ops[v].name for v in segment.ops) for segment in plan.segments]
+    spans: list[Span | Event] = []  # in the order of the recording, which flows rely on
+    for one in recording.spans:
+        name = "" if one.tensor is None else plan.tensors[one.tensor].name
+        of = () if one.segment is None else ops[one.segment]
+        shown = name if one.segment is None else names[one.segment]
+        spans.append(Span(one.kind, one.where, one.request, one.segment, one.start_s, one.finish_s, shown, of))
+    waited = dependencies(plan, recording.spans)
+    write_chrome_trace(
+        path,
+        [*spans, *(Event(one.name, one.start_s, one.finish_s, one.why) for one in recording.events)],
+        devices=[device.name for device in recording.devices],
+        flows=[(before, after) for after, some in enumerate(waited) for before in some],
+        counters=_counters(recording),
+    )
+
+
+def _counters(recording: Recording) -> Iterator[Counter]:
+    """Utilisation of each device, requests that wait and are in flight, and all samples."""
+    if recording.requests:
+        edges = np.linspace(0.0, recording.wall_s, 1 + min(_WINDOWS, 1 + len(recording.spans)))
+        for device in recording.devices:
+            mine = np.array([(s.start_s, s.finish_s) for s in recording.spans if s.where == (device.name,)]).reshape(-1, 2)
+            before = [np.clip(edge - mine[:, 0], 0.0, mine[:, 1] - mine[:, 0]).sum() for edge in edges]
+            shares = np.diff(before) / np.maximum(np.diff(edges), 1e-12)
+            yield Counter(f"utilization of {device.name}", "devices", edges.tolist(), [*shares.round(6).tolist(), 0.0])
+        requests = recording.requests
+        for name, begins, ends in (
+            ("requests waiting", [one.arrived_s for one in requests], [one.begun_s for one in requests]),
+            ("requests in flight", [one.begun_s for one in requests], [one.ended_s for one in requests]),
+        ):
+            changes = sorted([(t, 1) for t in begins] + [(t, -1) for t in ends])
+            count = dict(zip([t for t, _ in changes], accumulate(change for _, change in changes), strict=True))
+            yield Counter(name, "requests", list(count), list(count.values()))
+    for series in recording.samples:
+        name = series.name if series.device is None else f"{series.name} of {series.device}"
+        yield Counter(f"{name} ({series.unit})", "meters", series.time_s, series.values)
+
+
+def _microseconds(seconds: float) -> float:
+    return round(seconds * 1e6, 3)
+
+
+def _named(pid: int, process: str) -> list[dict[str, Any]]:
+    return [
+        _metadata("process_name", pid, 0, name=process),
+        _metadata("process_sort_index", pid, 0, sort_index=pid),
+    ]
 
 
 def utilization(
@@ -94,7 +204,8 @@ def _args(span: Span | Event) -> dict[str, Any]:
         return {"why": span.why}
     if span.kind == "copy":
         return {"request": span.request}
-    return {"request": span.request, "segment": span.segment, "ops": list(span.ops)}
+    more = [f"and {len(span.ops) - _SHOWN} more"] if len(span.ops) > _SHOWN else []
+    return {"request": span.request, "segment": span.segment, "ops": [*span.ops[:_SHOWN], *more]}
 
 
 def _lanes(spans: Sequence[Span | Event], devices: Sequence[str]) -> dict[tuple[_Kind, str, int], list[Span | Event]]:

@@ -11,9 +11,10 @@ if TYPE_CHECKING:
     from placeit.planning.coarsen import Grouping
     from placeit.profiler.op_times import OpTime
     from placeit.profiler.profile_report import ProfileReport
+    from placeit.profiler.recording import Recording
     from placeit.runtime.run_report import RunReport
 
-__all__ = ["profile", "run"]
+__all__ = ["profile", "recording", "run"]
 
 
 def profile(found: ProfileReport) -> str:
@@ -29,6 +30,31 @@ def profile(found: ProfileReport) -> str:
             times = [float(some[g, d]) for some in (costs.core, costs.cut, costs.load)] if able else []
             table.writerow((*about, device, *times))
     return text.getvalue()
+
+
+def recording(found: Recording) -> str:
+    """A row for each ``span`` (a segment that ran, a tensor that moved), and for each ``op`` and ``kernel`` that was timed.
+
+    ``name`` is the first op of a segment, what makes a tensor, or the op or kernel itself. What was not measured is empty.
+    """
+    out = io.StringIO()
+    table = csv.writer(out, lineterminator="\n")
+    columns = ("row", "name", "type", "device", "to", "request", "segment", "kernel", "start_s", "seconds")
+    table.writerow((*columns, "flops_per_s", "bytes_per_s"))
+    ops = found.graph.ops
+    if found.plan is not None:
+        firsts = [ops[segment.ops[0]].name if segment.ops else "" for segment in found.plan.segments]
+        for one in found.spans:
+            name = "" if one.tensor is None else found.plan.tensors[one.tensor].name
+            name = name if one.segment is None else firsts[one.segment]
+            where = (*one.where, "")[:2]
+            what = (one.request, one.segment, "", one.start_s, one.finish_s - one.start_s)  # None is written as nothing
+            table.writerow(("span", name, one.kind, *where, *what, "", ""))
+    for timed in found.ops:
+        row, what_ran = ("kernel", timed.kernel) if timed.op is None else ("op", ops[timed.op].name)
+        figures = (timed.measured_s, timed.flops_per_s, timed.bytes_per_s)
+        table.writerow((row, what_ran, timed.kind, timed.device, "", "", timed.segment, timed.kernel, "", *figures))
+    return out.getvalue()
 
 
 def run(report: RunReport, grouping: Grouping, ops: Sequence[OpTime]) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from placeit.report.kernels import kernels, kinds
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from placeit.optimizer.service import Service
     from placeit.planning.segments import Profiled
     from placeit.profiler.profile_report import ProfileReport
+    from placeit.profiler.recording import Recording
     from placeit.runtime.check import OutputDifference
     from placeit.runtime.compiling import Compiled
     from placeit.runtime.load import RateReport
@@ -25,11 +28,15 @@ if TYPE_CHECKING:
     from placeit.runtime.run_report import RunReport
     from placeit.simulator.load import LoadReport
 
-__all__ = ["comparison", "jsonable", "links", "optimized", "profile", "rate", "run"]
+_LONGEST = 10  # kernels that a summary names
+
+__all__ = ["comparison", "jsonable", "links", "optimized", "profile", "rate", "recording", "run", "search"]
 
 
-def optimized(found: Optimized, placement_file: str | Path | None = None) -> dict[str, Any]:
-    """Describe a result of :func:`placeit.optimize`; ``placement_file`` is where the placement is written."""
+def optimized(
+    found: Optimized, placement_file: str | Path | None = None, recording_file: str | Path | None = None
+) -> dict[str, Any]:
+    """Describe a result of :func:`placeit.optimize`, and where its placement and a recording of the search are written."""
     error = found.simulator_error or {}
     return {
         "model": found.model,
@@ -90,8 +97,18 @@ def optimized(found: Optimized, placement_file: str | Path | None = None) -> dic
         "memory_limits": {name: _finite(held) for name, held in found.memory.items()},
         "profiled": _profiled(found.profiled),
         "placement_file": None if placement_file is None else str(placement_file),
+        "recording_file": None if recording_file is None else str(recording_file),
         "emulated": _emulated(found.cluster),
     }
+
+
+def search(found: Optimized, placement_file: str | Path, recording_file: str | Path) -> dict[str, Any]:
+    """Describe a search as a recording has it: :func:`optimized`, the seconds of each run, and curves of learning."""
+    data = optimized(found, placement_file, recording_file)
+    for race, of in zip(data["races"], found.races, strict=True):
+        race["samples_s"] = {name: one.samples.tolist() for name, one in of.measured.items()}
+    result: dict[str, Any] = jsonable(data | {"curves": found.curves})
+    return result
 
 
 def _compiling(kinds: Mapping[str, Compiled]) -> dict[str, Any]:
@@ -245,6 +262,26 @@ def profile(found: ProfileReport) -> dict[str, Any]:
     }
     result: dict[str, Any] = jsonable(data)
     return result
+
+
+def recording(found: Recording, placement_file: str | Path, files: Mapping[str, Path | None]) -> dict[str, Any]:
+    """Describe a recording in figures; the arguments are those of :func:`run`."""
+    path = found.critical_path
+    parts = ("latency_s", "computing_s", "cuts_s", "transfers_s", "waiting_s")
+    return {
+        "model": found.model.path,
+        "placement_file": str(placement_file),
+        "precision": found.model.precision,
+        "runs": len(found.requests),
+        "wall_s": found.wall_s,
+        "critical_path": None if path is None else {part: getattr(path, part) for part in parts},
+        "simulated_s": None if found.predicted is None else found.predicted.makespan_s,
+        "states": [dict(vars(one)) for one in found.states],
+        "link_use": [dict(vars(one)) for one in found.link_use],
+        "kinds": [dict(vars(one)) for one in kinds(found)],
+        "kernels": [dict(vars(one)) for one in kernels(found)[:_LONGEST]],
+        "emulated": [device.name for device in found.devices if device.slowdown != 1.0],
+    } | _files(files)
 
 
 def links(known: Mapping[tuple[str, str], Link]) -> list[dict[str, Any]]:

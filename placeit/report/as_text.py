@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from placeit.report import text
+from placeit.report.kernels import kernels, kinds
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,13 +22,16 @@ if TYPE_CHECKING:
     from placeit.optimizer.service import Service
     from placeit.planning.segments import Profiled
     from placeit.profiler.profile_report import ProfileReport
+    from placeit.profiler.recording import Recording
     from placeit.runtime.compiling import Compiled
     from placeit.runtime.load import RateReport
     from placeit.runtime.run_report import RunReport
 
 _REFERENCES = "References are what OpenVINO does by itself on these devices. They are no placements, and cannot be chosen."
 
-__all__ = ["comparison", "links", "optimized", "profile", "rate", "run"]
+_LONGEST = 10  # kernels that a summary shows
+
+__all__ = ["comparison", "links", "optimized", "profile", "rate", "recording", "run"]
 
 
 def run(console: Console, report: RunReport, files: Mapping[str, Path | None]) -> None:
@@ -67,6 +71,66 @@ def run(console: Console, report: RunReport, files: Mapping[str, Path | None]) -
         ]
         text.table(console, heads, uses)
     text.show_notes(console, report.cluster)
+
+
+def recording(console: Console, found: Recording, files: Mapping[str, Path | None], *, failed: str | None = None) -> None:
+    """Print what devices and links did in a recording, which kernels took the time, and what the latency consists of."""
+    path = found.critical_path
+    figures = {"requests": str(len(found.requests))}
+    if path is not None:
+        figures["latency"] = f"{text.seconds(path.latency_s)} (mean)"
+    if path is not None and path.latency_s > 0:
+        parts = {"computing": path.computing_s, "cuts": path.cuts_s, "transfers": path.transfers_s, "waiting": path.waiting_s}
+        shares = (f"{what} {text.percent(s / path.latency_s)}" for what, s in parts.items() if s is not None)
+        figures["critical path"] = ", ".join(shares)
+    if found.predicted is not None:
+        figures["simulated"] = f"{text.seconds(found.predicted.makespan_s)} (one request)"
+    if failed is not None:
+        figures["failed"] = failed
+    text.facts(console, figures | {what: str(file) for what, file in files.items() if file is not None})
+    if found.states:
+        console.print()
+        heads = ("device", "executing", "sending", "waiting for data", "for shared cores", "for the scheduler", "idle")
+        rows = [
+            (one.device, *(text.percent(seconds / found.wall_s) for seconds in list(vars(one).values())[1:]))
+            for one in found.states
+        ]
+        text.table(console, heads, rows)
+    if found.link_use:
+        console.print()
+        moved = [
+            (
+                f"{one.src} -> {one.dst}",
+                text.percent(one.busy_s / found.wall_s),
+                str(one.transfers),
+                text.amount(one.bytes, "B"),
+                text.amount(one.bytes / one.busy_s if one.busy_s else None, "B/s"),
+            )
+            for one in found.link_use
+        ]
+        text.table(console, ("link", "busy", "transfers", "moved", "rate while busy"), moved)
+    if found.ops:
+        console.print()
+        by_kind = [(one.kind, str(one.kernels), text.seconds(one.seconds), text.percent(one.share)) for one in kinds(found)]
+        text.table(console, ("kind", "kernels", "time", "share"), by_kind)
+        console.print()
+        columns = ("op", "kind", "device", "ops", "time", "share", "FLOP/s", "of peak", "B/s", "of peak ")
+        longest = [
+            (
+                one.name,
+                one.kind,
+                one.device,
+                str(one.ops),
+                text.seconds(one.seconds),
+                text.percent(one.share),
+                text.amount(one.flops_per_s, "FLOP/s"),
+                text.percent(one.flops_share),
+                text.amount(one.bytes_per_s, "B/s"),
+                text.percent(one.bytes_share),
+            )
+            for one in kernels(found)[:_LONGEST]
+        ]
+        text.table(console, columns, longest, left=3, spare=["ops", "of peak", "of peak "])
 
 
 def _precision(report: RunReport) -> str:
@@ -205,8 +269,8 @@ def links(console: Console, known: Mapping[tuple[str, str], Link]) -> None:
     text.table(console, ("from", "to", "origin", "bandwidth", "latency"), rows, left=3)
 
 
-def optimized(console: Console, found: Optimized, path: Path | None) -> None:
-    """Print what was found, a table for each race, and why it was chosen."""
+def optimized(console: Console, found: Optimized, path: Path | None, recording: Path | None = None) -> None:
+    """Print what was found, a table for each race, why it was chosen, and which files are written."""
     best = found.best_single
     others = [candidate for candidate in found.candidates if candidate.placer == "single" and candidate is not best]
     singles = [*([] if best is None else [best]), *others]
@@ -259,7 +323,8 @@ def optimized(console: Console, found: Optimized, path: Path | None) -> None:
     console.print()
     _show_spending(console, found)
     console.print()
-    text.facts(console, _facts(found) | ({} if path is None else {"placement": str(path)}))
+    files = {"placement": path, "recording": recording}
+    text.facts(console, _facts(found) | {what: str(file) for what, file in files.items() if file is not None})
     text.show_notes(console, found.cluster)
 
 

@@ -18,13 +18,13 @@ from placeit.planning.segments import Plan
 from placeit.runtime.active_run import ActiveRun
 from placeit.runtime.device_pool import DevicePool
 from placeit.runtime.devices.base import Program
-from placeit.runtime.feed import Bell, Ran
+from placeit.runtime.feed import Bell
 from placeit.runtime.native.plan import NativePlan, NativeRan, native_plan
 from placeit.runtime.plan_executor import PlanExecutor, empty_samples, failure_of, seconds_of
 from placeit.runtime.reopening import lost_of
 from placeit.runtime.segment_book import SegmentBook
 from placeit.runtime.slots import Slot
-from placeit.runtime.spans import Span
+from placeit.runtime.spans import Labels, Moved, Ran
 from placeit.simulator.scheduler import Instruction, Scheduler, Start, Transfer
 
 __all__ = ["Executor"]
@@ -195,11 +195,11 @@ class Executor(PlanExecutor):
             run.ended += native.ended()
         return [run.ended.popleft() for _ in range(len(run.ended))]
 
-    def _outcome(self, run: ActiveRun, request: int) -> tuple[dict[str, NDArray[np.generic]], Sequence[Ran]]:
+    def _outcome(self, run: ActiveRun, request: int) -> tuple[dict[str, NDArray[np.generic]], Sequence[Ran], Sequence[Moved]]:
         slot, native = self._slots[request], cast("LaneRun", run).native
         if native is not None:
             self._note(slot, *native.ran(request))
-        return self._read(request), tuple(slot.ran)
+        return self._read(request), tuple(slot.ran), tuple(slot.moved)
 
     def _look(self, run: ActiveRun, native: NativePlan) -> None:
         """Look whether something has failed, which lanes that run without Python tell nobody until they are out of it."""
@@ -245,20 +245,17 @@ class Executor(PlanExecutor):
                 what.append(f"'{name}' from {names[step.src]} to {names[step.dst]}")
         return what
 
-    def spans(self) -> list[Span]:
-        """Spans of the last call: one per segment and transfer, on a track per device and per link."""
+    @functools.cached_property
+    def labels(self) -> Labels:
+        """Names of its segments, tensors and devices."""
         plan, book = self.plan, self.book
-        names = self.pool.cluster.names
-        spans = []
-        for slot in self._slots:
-            for s, start, finish in slot.ran:
-                segment = plan.segments[s]
-                ops = tuple(book.op_names(segment))
-                spans.append(Span("compute", (names[segment.device],), slot.number, s, start, finish, ops[0], ops))
-            for t, src, dst, start, finish in slot.moved:
-                name = book.tensor_name(plan.tensors[t])
-                spans.append(Span("copy", (names[src], names[dst]), slot.number, None, start, finish, name))
-        return sorted(spans, key=lambda span: span.start)
+        segments = tuple((segment.device, tuple(book.op_names(segment))) for segment in plan.segments)
+        tensors = (*map(book.tensor_name, plan.tensors), *book.inputs, *book.outputs)
+        return Labels(self.pool.cluster.names, segments, tensors)
+
+    def last_run(self) -> list[tuple[int, Sequence[Ran], Sequence[Moved]]]:
+        """What each request of the last call ran and moved, by its number among those in flight."""
+        return [(slot.number, tuple(slot.ran), tuple(slot.moved)) for slot in self._slots]
 
     def segment_seconds(self, *, last: bool = False) -> NDArray[np.float64]:
         """``float64[S]``, median seconds of each segment over many runs, or of the last one; zero if it runs nothing."""
@@ -371,6 +368,7 @@ class Executor(PlanExecutor):
     def _note(self, slot: Slot, segments: Sequence[Ran], transfers: Sequence[Ran]) -> None:
         """Take note of what has run natively in a slot."""
         slot.ran[:] = segments
+        slot.moved.clear()
         for s, start, finish in segments:
             self._samples[s].append(finish - start)
             slot.reported((s,))

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from time import perf_counter
-from typing import Any, Protocol, Self, TypeAlias, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,15 +19,13 @@ from numpy.typing import NDArray
 from placeit import _core
 from placeit.core.errors import ExecutionError, PlaceitError, forget_frames
 from placeit.core.threads import Gate
+from placeit.runtime.spans import Moved, Ran
 
-__all__ = ["Bell", "Feed", "Outcome", "Ran", "report"]
+__all__ = ["Bell", "Feed", "Outcome", "report"]
 
 T = TypeVar("T")
 _LOG = logging.getLogger("placeit")
 _LOOK_S = 0.5
-
-Ran: TypeAlias = tuple[int, float, float]
-"""What ran, by its number in the plan (a segment), and when it began and ended."""
 
 
 class Bell:
@@ -181,8 +179,8 @@ class Feed(Protocol):
         """Seconds after which to ask again whether there is something to take, if the bell has not been rung until then."""
         ...
 
-    def ended(self, item: Any, outputs: Mapping[str, NDArray[np.generic]], ran: Sequence[Ran]) -> None:
-        """A request has ended: copies of its outputs, and what ran."""
+    def ended(self, item: Any, outputs: Mapping[str, NDArray[np.generic]], ran: Sequence[Ran], moved: Sequence[Moved]) -> None:
+        """A request has ended: copies of its outputs, and what ran and moved."""
         ...
 
     def failed(self, item: Any, error: PlaceitError) -> None:

@@ -22,9 +22,11 @@ from placeit.backends.base import Arrays
 from placeit.core.cluster import Cluster
 from placeit.core.errors import ExecutionError, PlaceitError, QueueFullError
 from placeit.core.placement import Placement
+from placeit.devices.meters import Readings
+from placeit.planning.segments import Plan
 from placeit.runtime.check import OutputDifference
 from placeit.runtime.serving import Answer, Server
-from placeit.runtime.spans import Event, Span
+from placeit.runtime.spans import Done, Event, Span
 from placeit.simulator.load import LoadReport
 
 __all__ = ["RateReport", "Served", "keep_busy", "offer"]
@@ -82,6 +84,9 @@ class RateReport:
         failed: why the outputs are wrong, by the session's tolerance; None if they are right.
         cluster: the devices.
         trace: what the last thousand requests ran, and what happened to the server.
+        plans: of each replica, the segments that ran.
+        done: the last thousand requests.
+        readings: what meters showed meanwhile.
     """
 
     model: str
@@ -96,6 +101,9 @@ class RateReport:
     failed: str | None
     cluster: Cluster
     trace: Sequence[Span | Event]
+    plans: Sequence[Plan] = ()
+    done: Sequence[Done] = ()
+    readings: Sequence[Readings] = ()
 
     @property
     def sustained(self) -> bool | None:

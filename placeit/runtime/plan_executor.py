@@ -24,8 +24,8 @@ from placeit.planning.in_flight import in_service
 from placeit.planning.segments import Plan
 from placeit.runtime.active_run import ActiveRun
 from placeit.runtime.devices.base import BufferSpec
-from placeit.runtime.feed import Bell, Feed, Ran
-from placeit.runtime.spans import Span
+from placeit.runtime.feed import Bell, Feed
+from placeit.runtime.spans import Labels, Moved, Ran, Span
 
 __all__ = [
     "PlanExecutor",
@@ -141,12 +141,28 @@ class PlanExecutor(ABC):
     def host_paced(self) -> tuple[str, ...]:
         """Names of the devices with streams that nothing is launched ahead on: the host waits for each end and hands over."""
 
+    @property
     @abstractmethod
-    def spans(self) -> list[Span]:
-        """Spans of the last call: one per segment and transfer, on a track per device and per link.
+    def labels(self) -> Labels:
+        """Names of its segments, tensors and devices."""
+
+    @property
+    def window(self) -> tuple[float, float]:
+        """When the last call of :meth:`times` began and ended, in seconds of ``time.perf_counter``."""
+        run = self._run
+        return (0.0, 0.0) if run is None else (run.begin, run.end)
+
+    @abstractmethod
+    def last_run(self) -> list[tuple[int, Sequence[Ran], Sequence[Moved]]]:
+        """What each request of the last call ran and moved, by its number among those in flight.
 
         Of a call of more requests than can be in flight at once, the last ones.
         """
+
+    def spans(self) -> list[Span]:
+        """Spans of :meth:`last_run`, by start: one per segment and transfer, on a track per device and per link."""
+        spans = [span for request in self.last_run() for span in self.labels.spans(*request)]
+        return sorted(spans, key=lambda span: span.start)
 
     @abstractmethod
     def segment_seconds(self, *, last: bool = False) -> NDArray[np.float64]:
@@ -169,8 +185,8 @@ class PlanExecutor(ABC):
         """The requests of a run with a bell that have ended well since this was last asked, by their numbers."""
 
     @abstractmethod
-    def _outcome(self, run: ActiveRun, request: int) -> tuple[dict[str, NDArray[np.generic]], Sequence[Ran]]:
-        """Copies of the outputs of a request that has ended, and what segments ran when."""
+    def _outcome(self, run: ActiveRun, request: int) -> tuple[dict[str, NDArray[np.generic]], Sequence[Ran], Sequence[Moved]]:
+        """Copies of the outputs of a request that has ended, and what ran and moved when."""
 
     @property
     def gone(self) -> PlaceitError | None:

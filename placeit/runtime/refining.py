@@ -22,9 +22,9 @@ from placeit.core.threads import Gate, Worker
 from placeit.planning.segments import Plan
 from placeit.runtime.background import Background
 from placeit.runtime.check import RUNS
-from placeit.runtime.feed import Ran
 from placeit.runtime.measure import FAILURES, WARMUP, Ratio, faster_in_any_opening, summed_up
 from placeit.runtime.plan_executor import PlanExecutor
+from placeit.runtime.spans import Ran
 from placeit.simulator.throughput import ThroughputCost
 
 __all__ = ["Explored", "Limits", "Refinement", "Refiner", "Request", "Trial"]

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from placeit.core.errors import ExecutionError, PlaceitError, forget_frames
 from placeit.core.threads import Gate, Worker
 from placeit.runtime.answers import Pending, fail
-from placeit.runtime.feed import Bell, Ran, report
+from placeit.runtime.feed import Bell, report
 from placeit.runtime.history import History
 from placeit.runtime.plan_executor import PlanExecutor, failure_of
+from placeit.runtime.spans import Moved, Ran
 
 __all__ = ["Host", "Replace", "Replacement", "Replica"]
 
@@ -87,7 +88,14 @@ class Host(Protocol):
         """Have the requests that a replica has taken, and that have not ended, begin again before all others."""
         ...
 
-    def release(self, replica: Replica, request: Pending, ran: Sequence[Ran] = ()) -> bool:
+    def release(
+        self,
+        replica: Replica,
+        request: Pending,
+        ran: Sequence[Ran] = (),
+        moved: Sequence[Moved] = (),
+        ended: float = math.nan,
+    ) -> bool:
         """Take note that a request is not in flight any more; False if it had ended before."""
         ...
 
@@ -219,12 +227,14 @@ class Replica:
         """See :class:`placeit.runtime.feed.Feed`."""
         return self._server.patience()
 
-    def ended(self, item: Pending, outputs: Mapping[str, NDArray[np.generic]], ran: Sequence[Ran]) -> None:
+    def ended(
+        self, item: Pending, outputs: Mapping[str, NDArray[np.generic]], ran: Sequence[Ran], moved: Sequence[Moved]
+    ) -> None:
         """See :class:`placeit.runtime.feed.Feed`."""
         ended = perf_counter()
         self._failures = 0
         try:
-            if not self._server.release(self, item, ran):
+            if not self._server.release(self, item, ran, moved, ended):
                 return
             item.future.ended = ended
             self._first_answer(ended)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 
 from placeit.core.cluster import Cluster
 from placeit.core.placement import Placement
+from placeit.devices.meters import Readings
 from placeit.devices.nvml import GpuUse
 from placeit.planning.segments import Plan
 from placeit.runtime.check import OutputDifference
 from placeit.runtime.measure import Measurement
-from placeit.runtime.spans import Span
+from placeit.runtime.spans import Done, Span
 
 __all__ = ["RunReport"]
 
@@ -35,6 +36,9 @@ class RunReport:
         precision: of the devices.
         failed: why the outputs are wrong, by the session's tolerance; None if they are right.
         spans: what ran when, in the traced run.
+        done: the timed runs, the last ones if there were many.
+        traced: the run of ``spans``; None if there was none.
+        readings: what meters showed during the timed runs.
         outputs: by name.
         plan: the segments that ran.
         simulated_s: what the simulator says that a request takes; None if nobody has profiled the model.
@@ -64,5 +68,8 @@ class RunReport:
     native: bool
     host_paced: tuple[str, ...]
     gpus: Mapping[str, GpuUse]
+    done: Sequence[Done] = ()
+    traced: Done | None = None
+    readings: Sequence[Readings] = ()
     interrupted: bool = False
     precision: str = "f32"

@@ -18,11 +18,11 @@ from placeit.core.threads import Gate, apart
 from placeit.planning.segments import Plan
 from placeit.runtime.adapting import Adapter
 from placeit.runtime.answers import Answer, Outputs, Pending, fail, late
-from placeit.runtime.feed import Ran
 from placeit.runtime.history import History
 from placeit.runtime.plan_executor import PlanExecutor, check_process, failure_of
 from placeit.runtime.refining import Refinement, Refiner, Request
 from placeit.runtime.replica import Replace, Replacement, Replica
+from placeit.runtime.spans import Done, Moved, Ran
 from placeit.runtime.waiting import Waiting
 
 __all__ = ["QUEUE", "Answer", "Outputs", "Replace", "Replacement", "Server"]
@@ -312,7 +312,14 @@ class Server:
                 fail([request], late())
                 self._waiting.over.pop(request, None)
 
-    def release(self, replica: Replica, request: Pending, ran: Sequence[Ran] = ()) -> bool:
+    def release(
+        self,
+        replica: Replica,
+        request: Pending,
+        ran: Sequence[Ran] = (),
+        moved: Sequence[Moved] = (),
+        ended: float = math.nan,
+    ) -> bool:
         """A request of a replica is not in flight any more; its segments have run if it has ended well.
 
         Returns:
@@ -328,7 +335,9 @@ class Server:
             request.alone &= self._begun == request.number
             if self._closed and not self._waiting:
                 self._ring()
-            self.history.ended(request.number, replica.names, ran)
+            future = request.future
+            labels = replica.executor.labels
+            self.history.ended(Done(request.number, labels, future.arrived, future.begun, ended, ran, moved))
             for s, start, finish in ran:
                 name = replica.names[s]
                 self.busy[name] = self.busy.get(name, 0.0) + finish - start

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias
 
-__all__ = ["Event", "Span", "SpanKind"]
+__all__ = ["HOST", "Done", "Event", "Labels", "Moved", "Ran", "Span", "SpanKind"]
 
 SpanKind: TypeAlias = Literal["compute", "copy"]
 """What took a while: a segment on a device, or a tensor on its way from one memory to another."""
+
+Ran: TypeAlias = tuple[int, float, float]
+"""A segment that ran, by its number in the plan, and when it began and ended."""
+
+Moved: TypeAlias = tuple[int, int, int, float, float]
+"""A tensor that moved, by its number in :class:`Labels`; source and destination, by their numbers; when it began and ended."""
+
+HOST = -1
+"""The number that stands for pinned memory of the host where a device is expected."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +31,7 @@ class Span:
         where: the name of the device, or, of a copy, those of the two ends of the link.
         request: number of the request that it belonged to, among those in flight at once.
         segment: number of the segment that ran, in the plan; None for a copy.
+        tensor: number of the tensor that moved, in :class:`Labels`; None for a segment, or if that is not known.
         start: seconds, of any clock that all spans share.
         finish: seconds; not before ``start``.
         name: what is shown: the first op of the segment, or the one that made the tensor.
@@ -35,6 +46,7 @@ class Span:
     finish: float
     name: str = ""
     ops: tuple[str, ...] = ()
+    tensor: int | None = None
 
     def __post_init__(self) -> None:
         if len(self.where) != (1 if self.kind == "compute" else 2):
@@ -53,6 +65,61 @@ class Span:
     def seconds(self) -> float:
         """Duration in seconds."""
         return self.finish - self.start
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Names of what an executor runs and moves.
+
+    Attributes:
+        devices: names, by number.
+        segments: of each segment its device and the names of its ops.
+        tensors: names of the plan's tensors, of the model's inputs, and of the model's outputs, one after the other.
+    """
+
+    devices: tuple[str, ...]
+    segments: tuple[tuple[int, tuple[str, ...]], ...]
+    tensors: tuple[str, ...]
+
+    def spans(self, request: int, ran: Sequence[Ran], moved: Sequence[Moved]) -> list[Span]:
+        """Return what a request ran and moved as spans."""
+        spans = []
+        for s, start, finish in ran:
+            device, ops = self.segments[s]
+            spans.append(Span("compute", (self.devices[device],), request, s, start, finish, ops[0], ops))
+        for t, src, dst, start, finish in moved:
+            ends = tuple("host" if end == HOST else self.devices[end] for end in (src, dst))
+            spans.append(Span("copy", ends, request, None, start, finish, self.tensors[t], tensor=t))
+        return spans
+
+
+@dataclass(frozen=True)
+class Done:
+    """A request that has ended.
+
+    Attributes:
+        number: of those that began.
+        labels: names of what the executor that ran it runs and moves; the same object for all requests of one executor.
+        arrived: seconds of ``time.perf_counter``.
+        begun: when its inputs were put into place, or its lanes began.
+        ended: when its outputs were there; NaN if it has failed.
+        ran: segments.
+        moved: tensors.
+        replica: number of the replica that ran it, if that is known.
+    """
+
+    number: int
+    labels: Labels
+    arrived: float
+    begun: float
+    ended: float
+    ran: Sequence[Ran]
+    moved: Sequence[Moved]
+    replica: int = 0
+
+    def spans(self) -> list[Span]:
+        """Return what ran and moved."""
+        return self.labels.spans(self.number, self.ran, self.moved)
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ from placeit.profiler.costs import Certain, Progress, Worth, kept_costs, profile
 from placeit.profiler.estimates import estimated
 from placeit.profiler.expected import as_expected
 from placeit.profiler.op_times import OpTime, op_times
+from placeit.profiler.recording import Recording
 from placeit.profiler.support import supported, supported_ops
 from placeit.runtime.check import (
     Checkable,
@@ -60,7 +61,7 @@ from placeit.runtime.refining import Limits
 from placeit.runtime.run_report import RunReport
 from placeit.runtime.runtime import Runtime
 from placeit.runtime.serving import QUEUE, Server
-from placeit.session import running, serving
+from placeit.session import recording, running, serving
 
 __all__ = ["Session"]
 
@@ -621,6 +622,23 @@ class Session:
         return serving.run_at(
             self, placement, rate, requests, seconds, arrivals=arrivals, seed=seed, queue=queue, warmup=warmup
         )
+
+    def recording(self, report: RunReport | RateReport | None = None, *, ops: bool = True) -> Recording:
+        """Return what a run of :meth:`run` or :meth:`run_at` did: when, where, and what for; to be kept as a file.
+
+        Args:
+            report: of the run; None for a recording of the model and the devices alone.
+            ops: whether to measure the time of each op (:meth:`op_times`), which takes a few more runs.
+
+        Raises:
+            DeviceError: a segment cannot be compiled with counters.
+            ExecutionError: a run with counters failed.
+        """
+        return recording.of_model(self) if report is None else recording.of_run(self, report, ops=ops)
+
+    def planned(self, placement: Placement) -> Recording:
+        """Return a recording of a placement that has not run: its plan, and what the simulator predicts, if costs are known."""
+        return recording.of_plan(self, placement)
 
     def op_times(self, plan: Plan, *, passes: int = 10) -> list[OpTime]:
         """Return the time of each op inside its segment; see :func:`placeit.profiler.op_times.op_times`."""

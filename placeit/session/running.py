@@ -9,12 +9,15 @@ from numpy.typing import NDArray
 
 from placeit.backends.base import checked_inputs
 from placeit.core.placement import Placement
-from placeit.devices.nvml import GpuSampler, gpu_use
+from placeit.devices.meters import Sampler
+from placeit.devices.nvml import gpu_use
+from placeit.profiler.recording import MOST_SPANS
 from placeit.profiler.trace import utilization
 from placeit.runtime.check import OutputDifference
 from placeit.runtime.measure import Race, check_length
+from placeit.runtime.run_log import RunLog
 from placeit.runtime.run_report import RunReport
-from placeit.runtime.spans import Span
+from placeit.runtime.spans import Done, Span
 from placeit.session.opened import OpenSession
 
 __all__ = ["run"]
@@ -41,8 +44,9 @@ def run(
     with session.executor(plan) as executor:
         check = session.output_check(None if inputs is None else given)
         error = check(executor)
-        with GpuSampler() as sampler:
-            race = Race({"placement": executor.time}, warmup=warmup)
+        log = RunLog(executor, MOST_SPANS)
+        with Sampler() as sampler:
+            race = Race({"placement": log.time}, warmup=warmup)
             try:
                 race.warm_up()
                 length = runs if duration is None else None
@@ -55,11 +59,12 @@ def run(
         latency, segment_s = race.results()["placement"], executor.segment_seconds()
         outputs: dict[str, NDArray[np.generic]] = {}
         spans: list[Span] = []
+        traced: Done | None = None
         if not interrupted:
             error = error.worse(check(executor, after=True))
             outputs = executor.run(given)
             error = error.worse(OutputDifference.between(outputs, check.expected))
-            spans = executor.spans()
+            spans, traced = executor.spans(), log.last()
     return RunReport(
         model=str(session.model.path),
         placement=placement,
@@ -77,7 +82,10 @@ def run(
         segment_s=segment_s,
         native=executor.native,
         host_paced=executor.host_paced,
-        gpus=gpu_use(sampler.samples),
+        gpus=gpu_use(sampler.gpu_samples),
+        done=list(log.done)[-len(latency.samples) :],
+        traced=traced,
+        readings=sampler.readings,
         interrupted=interrupted,
         precision=session.precision,
     )

@@ -6,12 +6,15 @@ import contextlib
 import functools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.errors import ExecutionError, UsageError
 from placeit.core.placement import Placement
+from placeit.devices.meters import Sampler
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.calibration import calibrated
 from placeit.runtime.adapting import Adapter
@@ -168,11 +171,16 @@ def run_at(
         at_once = sum(executor.requests for executor in executors)
         for _ in range(warmup * len(executors)):
             server.submit(inputs).result()
-        if due is not None:
-            served = offer(server, inputs, due)
-        else:
-            served = keep_busy(server, inputs, at_once, requests=requests, seconds=seconds if requests is None else math.inf)
-        trace = server.history.trace()
+        begin = perf_counter()
+        with Sampler() as sampler:
+            if due is not None:
+                served = offer(server, inputs, due)
+            else:
+                until = seconds if requests is None else math.inf
+                served = keep_busy(server, inputs, at_once, requests=requests, seconds=until)
+        trace, labels = server.history.trace(), [executor.labels for executor in executors]
+        ended = [one for one in server.history.requests() if one.arrived >= begin and math.isfinite(one.ended)]
+        done = [replace(one, replica=next(k for k, of in enumerate(labels) if of is one.labels)) for one in ended]
         if served.load is None and served.error is not None:
             raise served.error
         if not served.interrupted:
@@ -190,4 +198,7 @@ def run_at(
         failed=error.wrong(session.tolerance),
         cluster=session.cluster,
         trace=trace,
+        plans=[executor.plan for executor in executors],
+        done=done,
+        readings=sampler.readings,
     )

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from small_models import inception_like
 
 from benchmarks import _torch_executor, anytime, decision, executor, loading, simulator, throughput
 from benchmarks._fuzz_cases import KINDS
@@ -101,6 +102,13 @@ QUICKLY = [
         "papers.stream --part calibration --quick --workers 0",
         {"part": ("calibration",)},
         least={"papers.stream.sizes:QUICK": STREAM},
+    ),
+    Smoke(
+        "recording --quick",
+        {"what": ("40 segments of 100 us", "inception_v3", "largest")},
+        ("reading meters takes", "40 segments of 100 us: latency while recorded", "inception_v3: latency while recorded"),
+        ("critical path leaves open", "size of the largest recording"),
+        {"QUICK_ROUNDS": 2, "BLOCK_S": 0.0, "REQUESTS": 3, "METERS_S": 0.3, "load_model": lambda _: inception_like()},
     ),
     Smoke(
         "serving --quick --seconds 150",  # by a clock that goes on by a second at each look

@@ -93,11 +93,11 @@ def test_what_cannot_be_written_costs_no_result(
     random_problem(5, 3, 0).to_json(problems / "p.json")
     arguments: dict[str, list[object]] = {
         "optimize": [tiny, "-d", cores[0], "--budget", 1, "--placer", "heft", "-o", full],
-        "run": [tiny, "-p", placement, "--runs", 2, "--trace", full, "--outputs", full],
+        "run": [tiny, "-p", placement, "--runs", 2, "--trace", full, "--record", full, "--outputs", full],
         "profile": [tiny, "-d", cores[0], "-o", full],
         "train": ["placeto:devices=3,rounds=1", "--problems", problems, "--held-out", 0, "--updates", 1, "-o", full],
     }
-    lost = {"optimize": "the placement", "run": "the trace", "profile": "the list of costs", "train": "the policy"}
+    lost = {"optimize": "the placement", "run": "the trace", "profile": "the recording", "train": "the policy"}
     result = cli(command, *arguments[command], "--json")
     assert result.exit_code == 1
     assert json.loads(result.stdout)
@@ -106,6 +106,7 @@ def test_what_cannot_be_written_costs_no_result(
     for word in ("error: Cannot write /dev/full: No space left on device", f"Lost: {lost[command]}."):
         assert word in errors[0]
     if command == "run":
+        assert "Lost: the recording." in errors[0]
         assert "Lost: the outputs of the model." in errors[0]
 
 

@@ -5,6 +5,9 @@ from typing import Any
 
 import pytest
 
+from placeit.backends import load
+from placeit.profiler.recording import read_recording
+
 DESCRIBED = """
 devices:
   a: {catalog: jetson-orin-nano}
@@ -36,13 +39,17 @@ def test_the_table_names_groups_devices_and_links(cli: Any, tiny: Path, cores: S
     assert ("bandwidth" in text) == (len(cores) > 1)
 
 
-def test_the_file_holds_what_json_prints(cli: Any, tiny: Path, tmp_path: Path) -> None:
+def test_the_file_is_a_recording_of_the_costs_that_json_prints(cli: Any, tiny: Path, tmp_path: Path) -> None:
     cluster = tmp_path / "cluster.yaml"
     cluster.write_text(DESCRIBED)
     file = tmp_path / "costs.json"
     result = cli("profile", tiny, "-d", cluster, "--output", file, "--json")
     assert result.exit_code == 0, result.stderr
-    assert json.loads(file.read_text()) == json.loads(result.stdout)
+    recording = read_recording(file)
+    assert recording.costs == json.loads(result.stdout)
+    assert [op.name for op in recording.graph.ops] == list(load(tiny).graph.names)
+    assert recording.plan is None
+    assert recording.requests == recording.spans == recording.states == ()
     assert [device["described"] for device in json.loads(result.stdout)["devices"]] == [True, True]
 
 

@@ -64,7 +64,7 @@ def test_gpus_are_shown_if_their_driver_answers(cli: Any, tiny: Path, placement:
         nvmlShutdown=lambda: None,
         nvmlDeviceGetCount=lambda: 1,
         nvmlDeviceGetHandleByIndex=lambda number: number,
-        nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=50),
+        nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=50, memory=30),
         nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(used=2e9),
         nvmlDeviceGetPowerUsage=lambda handle: 100_000,
     )
@@ -114,7 +114,7 @@ def test_the_trace_has_a_track_for_each_device_and_names_of_ops(
     assert cli("run", tiny, "-p", placement, "--runs", 1, "--trace", trace).exit_code == 0
     events = json.loads(trace.read_text())["traceEvents"]
     assert set(cores) <= {event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    ops = [op for event in events for op in event["args"].get("ops", ())]
+    ops = [op for event in events if event["ph"] == "X" for op in event["args"].get("ops", ())]
     assert {"stem", "left", "right"} <= set(ops)
 
 

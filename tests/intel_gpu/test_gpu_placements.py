@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from emulated_gpu.models import convolutions
+from recorded_run import check
 
 from benchmarks.intel_gpu import placed, worst_error
 from placeit.session import Session
@@ -25,3 +26,6 @@ def test_convolutions_beside_each_other_on_the_cpu_and_a_gpu_compute_what_the_cp
         assert report.failed is None
         assert report.output_error.max_rel <= 1e-4
         assert min(report.utilization.values()) > 0
+        recording = session.recording(report)
+    check(recording, tmp_path)
+    assert {one.device for one in recording.ops} == {"CPU", gpu}

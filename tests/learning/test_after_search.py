@@ -66,7 +66,8 @@ def test_the_best_that_was_met_while_learning_is_a_candidate(cache: Cache, monke
     assert one.proposed == len(learned)
     assert one.measured_value is not None
     assert one.note is not None
-    assert one.note.startswith("measured ")
+    assert one.note.startswith(f"measured {len(found.curves[LEARNING])} placement")
+    assert min(found.curves[LEARNING]) > 0
     assert found.chosen.final or found.chosen.placer == "single"
 
 

@@ -7,9 +7,11 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
+from recorded_run import check
 from small_models import inception_like
 
 from placeit.backends.base import Arrays
@@ -45,6 +47,16 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[connection.Nodes
 @pytest.fixture
 def cluster(nodes: connection.Nodes) -> Cluster:
     return discover([THERE, HERE])
+
+
+def test_a_run_on_a_node_is_recorded_in_the_time_of_this_process(cluster: Cluster, cache: Cache, tmp_path: Path) -> None:
+    with Session(inception_like(), cluster, cache=cache) as session:
+        session.profile(budget_s=1.0)
+        groups = len(session.grouping.groups)
+        recording = session.recording(session.run(session.placement(np.arange(groups) * 2 // groups), runs=3), ops=False)
+    check(recording, tmp_path)
+    assert [device.node for device in recording.devices] == ["head", ""]
+    assert {(use.src, use.dst) for use in recording.link_use} == {(THERE, HERE)}
 
 
 def test_requests_that_a_lost_device_had_run_on_what_is_left_once_each(

@@ -304,6 +304,24 @@ def test_spans_are_what_ran_when_on_devices_and_between_them():
         assert set(computed) == {(s, tuple(task.ops)) for s, task in enumerate(tasks) if task.program}
         assert [span.segment for span in spans if span.kind == "copy"] == [None] * (len(spans) - len(computed))
         assert {span.request for span in spans} == {0, 1}
+        inputs, outputs = list(executor.work.inputs), list(executor.work.outputs)
+        ended: dict[tuple[int, int], list[float]] = {}  # of three requests, two have the same number
+        for span in spans:
+            if span.kind == "compute":
+                ended.setdefault((span.request, span.segment), []).append(span.finish)
+        for span in spans:
+            if span.tensor is None:
+                continue
+            made, name = len(executor.plan.tensors), executor.labels.tensors[span.tensor]
+            if span.tensor < made:  # whose maker has ended before it moved
+                maker = executor.plan.makers[span.tensor]
+                assert name == tasks[maker].name
+                assert min(ended.get((span.request, maker), [0.0])) <= span.start + 1e-9
+            elif span.tensor < made + len(inputs):
+                assert (span.where[0], name) == ("host", inputs[span.tensor - made])
+            else:
+                assert (span.where[1], name) == ("host", outputs[span.tensor - made - len(inputs)])
+        assert all(span.tensor is not None for span in spans if span.kind == "copy")
         for s, task in enumerate(executor.work.tasks):
             assert (last[s] > 0) <= (task.program is not None)
 

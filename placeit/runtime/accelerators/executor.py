@@ -22,9 +22,9 @@ from placeit.runtime.accelerators.times import Times
 from placeit.runtime.accelerators.work import PlanTasks
 from placeit.runtime.active_run import ActiveRun
 from placeit.runtime.devices.accelerator import HOST, Accelerator, View
-from placeit.runtime.feed import Bell, Ran
+from placeit.runtime.feed import Bell
 from placeit.runtime.plan_executor import PlanExecutor, failure_of
-from placeit.runtime.spans import Span
+from placeit.runtime.spans import Labels, Moved, Ran
 
 __all__ = ["StreamExecutor"]
 
@@ -103,7 +103,7 @@ class StreamExecutor(PlanExecutor):
     def _ended(self, run: ActiveRun) -> list[int]:
         return [run.ended.popleft() for _ in range(len(run.ended))]
 
-    def _outcome(self, run: ActiveRun, request: int) -> tuple[dict[str, NDArray[np.generic]], Sequence[Ran]]:
+    def _outcome(self, run: ActiveRun, request: int) -> tuple[dict[str, NDArray[np.generic]], Sequence[Ran], Sequence[Moved]]:
         return cast("_Requests", run).outcomes.pop(request)
 
     def _start(self, run: ActiveRun) -> None:
@@ -179,7 +179,7 @@ class StreamExecutor(PlanExecutor):
             self._check_accelerator()
             if run.bell is not None:
                 run.at_hand = request
-                run.outcomes[request] = self._read(request), self._times_of.ran()
+                run.outcomes[request] = self._read(request), *self._times_of.last()
                 run.at_hand = None
                 run.ended.append(request)
                 run.bell.ring()
@@ -271,12 +271,20 @@ class StreamExecutor(PlanExecutor):
         name = "the host" if found == HOST else self._accelerator.names[found]
         return f"memory of {name} was still written after everything had been reported to have ended"
 
-    def spans(self) -> list[Span]:
-        """Spans of the last run: one per segment and copy, on a track per device and per pair of devices that copy.
+    def last_run(self) -> list[tuple[int, Sequence[Ran], Sequence[Moved]]]:
+        """What each request of the last call ran and moved, by its number among those in flight.
 
-        Copies between the host and a device, which a simulation knows nothing of, are on tracks of their own.
+        Copies between the host and a device, which a simulation knows nothing of, are on links of their own.
         """
-        return self._times_of.spans()
+        return [*self._times_of.all()]
+
+    @functools.cached_property
+    def labels(self) -> Labels:
+        """Names of its segments, tensors and devices."""
+        work = self.work
+        made = [work.tasks[s].name for s in work.plan.makers]
+        segments = tuple((task.device, task.ops) for task in work.tasks)
+        return Labels(tuple(self._accelerator.names), segments, (*made, *work.inputs, *work.outputs))
 
     def segment_seconds(self, *, last: bool = False) -> NDArray[np.float64]:
         """``float64[S]``, median seconds of each segment over many runs, or of the last one; zero if it runs nothing."""
@@ -309,7 +317,8 @@ class _Requests(ActiveRun):
         self.waiting, self.admitting = count, bell is not None
         self.in_flight: list[int] = []
         self.admitted: SimpleQueue[tuple[int, Mapping[str, NDArray[np.generic]]] | None] = SimpleQueue()
-        self.outcomes: dict[int, tuple[dict[str, NDArray[np.generic]], Sequence[Ran]]] = {}  # of requests that have ended
+        # of requests that have ended
+        self.outcomes: dict[int, tuple[dict[str, NDArray[np.generic]], Sequence[Ran], Sequence[Moved]]] = {}
         self.at_hand: int | None = None  # the request whose inputs or outputs are copied just now
 
 

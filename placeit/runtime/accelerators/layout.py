@@ -55,6 +55,7 @@ class RequestLayout:
         runs: for each task its launch; None if it runs nothing.
         moves: for (tensor of the plan's problem, destination) the legs that bring it there; a transfer that is not here moves
             nothing.
+        tensor_of: for each launch that copies, what it copies, by its number in :class:`placeit.runtime.spans.Labels`.
         host_to_device: launches that bring in what the host provides, for each input with the devices that read it.
         device_to_host: for each task, the launches that bring what it makes to the host.
         specs: what each buffer looks like.
@@ -82,6 +83,7 @@ class RequestLayout:
         self._names = {value: task.name for task in work.tasks for value in task.writes}
         self._names.update({value: name for name, value in work.inputs.items()})
         self._lay_out()
+        self.tensor_of = self._tensors()
         self.slot_of, self.slots = self._share(self._ancestors())
 
     def bytes_on(self, device: int) -> int:
@@ -130,6 +132,22 @@ class RequestLayout:
                 for value in task.writes:
                     if value in wanted:
                         self.device_to_host[number] += self._copy(value, task.device, HOST)
+
+    def _tensors(self) -> dict[int, int]:
+        work, first = self.work, len(self.work.plan.tensors)
+        found = {n: tensor for (tensor, _), legs in self.moves.items() for n in legs}
+        inputs = {value: first + i for i, value in enumerate(work.inputs.values())}
+        outputs = {value: first + len(inputs) + i for i, value in enumerate(work.outputs.values())}
+        brought = {self.buffer_of[value, HOST]: number for value, number in inputs.items()}
+        found |= {n: brought[self._source(n)] for n in self.host_to_device}
+        wanted = {self.buffer_of[value, HOST]: number for value, number in outputs.items()}
+        found |= {n: wanted[self.launches[n].writes[0]] for legs in self.device_to_host for n in legs}
+        return found
+
+    def _source(self, n: int) -> int:
+        """The buffer that a chain of copies begins with."""
+        launch = self.launches[n]
+        return self._source(launch.after[0]) if launch.after else launch.reads[0]
 
     def _copy(self, value: int, src: int, dst: int) -> tuple[int, ...]:
         """Bring a value from one place to another, and return the launches that do, in their order."""

@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.runtime.accelerators.launcher import Launcher, RequestSlot
-from placeit.runtime.devices.accelerator import HOST, Event
-from placeit.runtime.feed import Ran
+from placeit.runtime.devices.accelerator import Event
 from placeit.runtime.plan_executor import empty_samples, seconds_of
-from placeit.runtime.spans import Span
+from placeit.runtime.spans import Moved, Ran
 
 __all__ = ["Times"]
 
@@ -57,25 +56,19 @@ class Times:
             if n is not None:
                 samples.append(times[n][1] - times[n][0])
 
-    def ran(self) -> Sequence[Ran]:
-        """Return when each segment of the last finished request ran."""
-        _, times = self._last[-1]
-        return [(s, *times[n]) for s, n in enumerate(self._launcher.layout.runs) if n is not None]
+    def last(self) -> tuple[list[Ran], list[Moved]]:
+        """Return when each segment of the last finished request ran, and what moved when."""
+        return self._of(self._last[-1][1])
 
-    def spans(self) -> list[Span]:
-        """Spans of the last run, in order of start."""
-        layout, names = self._launcher.layout, self._launcher.accelerator.names
-        segment_of = {n: s for s, n in enumerate(layout.runs) if n is not None}
-        spans = []
-        for request, times in self._last:
-            for n, (launch, (start, finish)) in enumerate(zip(layout.launches, times, strict=True)):
-                src, dst = ("host" if end == HOST else names[end] for end in layout.routes[launch.stream])
-                if (s := segment_of.get(n)) is None:
-                    spans.append(Span("copy", (src, dst), request, None, start, finish, launch.name))
-                else:
-                    ops = tuple(layout.work.tasks[s].ops)
-                    spans.append(Span("compute", (src,), request, s, start, finish, launch.name, ops))
-        return sorted(spans, key=lambda span: span.start)
+    def _of(self, times: Sequence[tuple[float, float]]) -> tuple[list[Ran], list[Moved]]:
+        layout = self._launcher.layout
+        ran = [(s, *times[n]) for s, n in enumerate(layout.runs) if n is not None]
+        moved = [(t, *layout.routes[layout.launches[n].stream], *times[n]) for n, t in layout.tensor_of.items()]
+        return ran, moved
+
+    def all(self) -> list[tuple[int, list[Ran], list[Moved]]]:
+        """Return what each request of the last run ran and moved, by its number among those in flight."""
+        return [(request, *self._of(times)) for request, times in self._last]
 
     def segment_seconds(self, *, last: bool) -> NDArray[np.float64]:
         """``float64[S]``, median seconds of each segment over many runs, or of the last one; zero if it runs nothing."""

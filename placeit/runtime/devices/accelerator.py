@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from placeit.core.errors import DeviceError, PlaceitError
 from placeit.runtime.devices.base import BufferSpec, SegmentSource
+from placeit.runtime.spans import HOST
 
 __all__ = [
     "HOST",
@@ -31,9 +32,6 @@ __all__ = [
     "Token",
     "View",
 ]
-
-HOST = -1
-"""The number that stands for pinned host memory where a device is expected."""
 
 Stream: TypeAlias = Any
 """An in-order queue of one device: what is launched on it runs in the order of the launches."""

@@ -21,8 +21,9 @@ from placeit.planning.segments import Plan
 from placeit.runtime.device_pool import DevicePool
 from placeit.runtime.devices.base import Instance
 from placeit.runtime.devices.emulated import wake_on_time
-from placeit.runtime.feed import Bell, Ran
+from placeit.runtime.feed import Bell
 from placeit.runtime.slots import Slot
+from placeit.runtime.spans import Ran
 from placeit.simulator.scheduler import Scheduler, Transfer
 
 __all__ = ["NativePlan", "NativeRan", "native_plan"]

@@ -42,9 +42,10 @@ from placeit.runtime.devices.timed import TimedDevice
 from placeit.runtime.executor import Executor
 from placeit.runtime.feed import Bell
 from placeit.runtime.native import plan as plan_module
-from placeit.runtime.native.plan import NativePlan, Ran
+from placeit.runtime.native.plan import NativePlan
 from placeit.runtime.runtime import Runtime
 from placeit.runtime.serving import Server
+from placeit.runtime.spans import Ran
 from placeit.simulator.scheduler import Scheduler
 
 pytestmark = pytest.mark.timeout(120, method="thread")
@@ -461,7 +462,7 @@ class Troubled:
     def patience(self) -> float:
         return 1.0
 
-    def ended(self, item: object, outputs: object, ran: object) -> None:
+    def ended(self, item: object, outputs: object, ran: object, moved: object) -> None:
         raise self._trouble
 
     def failed(self, item: object, error: Exception) -> None:

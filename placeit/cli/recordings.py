@@ -1,0 +1,37 @@
+"""Files that are written of a recording."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from placeit.cli.paths import OutputFile
+from placeit.core.files import write_text
+from placeit.report import as_csv
+
+if TYPE_CHECKING:
+    from placeit.profiler.recording import Recording
+
+__all__ = ["files_of"]
+
+
+def files_of(recording: Recording, paths: Mapping[str, Path | None]) -> list[OutputFile]:
+    """Return the files to write, by what they are: ``recording``, ``trace``, ``csv``; None for one not wanted."""
+    from placeit.profiler.recording import write_recording
+    from placeit.profiler.trace import write_recording_trace
+
+    def write_table(path: Path, recording: Recording) -> None:
+        write_text(path, as_csv.recording(recording))
+
+    writers: dict[str, tuple[str, Callable[[Path, Recording], None]]] = {
+        "recording": ("the recording", write_recording),
+        "trace": ("the trace", write_recording_trace),
+        "csv": ("the table", write_table),
+    }
+    return [
+        OutputFile(path, name, partial(write, path, recording))
+        for what, (name, write) in writers.items()
+        if (path := paths.get(what)) is not None
+    ]

@@ -1,0 +1,200 @@
+"""Meters of this process and this machine: CPU and memory of the process, GPUs, power of packages and Intel GPUs.
+
+What the machine does not have, or does not let this user read, is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeAlias
+
+from placeit.core.errors import UsageError
+from placeit.devices.nvml import GpuSample, GpuSampler
+
+__all__ = ["Readings", "Sampler"]
+
+_Read: TypeAlias = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Readings:
+    """What a meter showed over time.
+
+    Attributes:
+        name: such as ``process CPU``.
+        unit: ``cores``, ``B``, ``W``, ``Hz`` or ``share``.
+        device: package, GPU or device that it is of; None for the process.
+        time: seconds of ``time.perf_counter``.
+        values: as many.
+    """
+
+    name: str
+    unit: str
+    device: str | None
+    time: tuple[float, ...]
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class _Meter:
+    """A meter.
+
+    Attributes:
+        read: raises OSError or ValueError where nothing can be read.
+        counts: whether values are of a counter, whose growth per second is of interest.
+        wraps: value at which the counter begins again; 0 if it does not.
+    """
+
+    name: str
+    unit: str
+    device: str | None
+    read: _Read
+    counts: bool = False
+    wraps: float = 0.0
+
+
+class Sampler:
+    """Reads all meters while something runs. A context manager.
+
+    There is a reading at the start, one at the end, and one every ``interval`` in between, by a thread.
+
+    Args:
+        interval: seconds between two readings.
+        system: where the kernel's files about hardware are.
+
+    Raises:
+        UsageError: the interval is not positive.
+    """
+
+    def __init__(self, interval: float = 0.1, *, system: Path = Path("/sys")) -> None:
+        if not interval > 0:
+            raise UsageError(f"Meters cannot be read every {interval} s: the interval must be positive.")
+        self._interval, self._stop = interval, threading.Event()
+        meters = [_cpu(), _memory(), *_packages(system), *_intel_gpus(system)]
+        self._meters = [meter for meter in meters if _readable(meter)]
+        self._found: list[list[tuple[float, float]]] = [[] for _ in self._meters]
+        self._thread: threading.Thread | None = None
+        self._gpus = GpuSampler(interval)
+
+    def __enter__(self) -> Self:
+        self._gpus.__enter__()
+        self._look()
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._watch, name="placeit meters", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._look()
+        self._gpus.__exit__(kind, error, where)
+
+    def _watch(self) -> None:
+        while not self._stop.wait(self._interval):
+            self._look()
+
+    def _look(self) -> None:
+        for meter, found in zip(self._meters, self._found, strict=True):
+            with contextlib.suppress(OSError, ValueError):
+                found.append((time.perf_counter(), meter.read()))
+
+    @property
+    def gpu_samples(self) -> tuple[GpuSample, ...]:
+        """What the driver of NVIDIA's GPUs said, in order of time."""
+        return self._gpus.samples
+
+    @property
+    def readings(self) -> list[Readings]:
+        """What has been read; meters of which nothing has are not listed."""
+        found = [_readings(meter, points) for meter, points in zip(self._meters, self._found, strict=True)]
+        samples = self._gpus.samples
+        for gpu in dict.fromkeys(sample.gpu for sample in samples):
+            mine = [sample for sample in samples if sample.gpu == gpu]
+            for name, unit, of in (
+                ("utilization", "share", "utilization"),
+                ("memory utilization", "share", "memory_utilization"),
+                ("memory", "B", "memory_bytes"),
+                ("power", "W", "power_w"),
+            ):
+                points = [(sample.time, value) for sample in mine if (value := getattr(sample, of)) is not None]
+                found.append(_series(name, unit, gpu, points))
+        return [one for one in found if one.time]
+
+
+def _series(name: str, unit: str, device: str | None, points: Sequence[tuple[float, float]]) -> Readings:
+    return Readings(name, unit, device, tuple(t for t, _ in points), tuple(value for _, value in points))
+
+
+def _readings(meter: _Meter, points: list[tuple[float, float]]) -> Readings:
+    if meter.counts:
+        pairs = [(a, b) for a, b in pairwise(points) if b[0] > a[0]]
+        grown = [(a, b, b[1] - a[1] + (meter.wraps if b[1] < a[1] else 0.0)) for a, b in pairs]
+        points = [(b[0], more / (b[0] - a[0])) for a, b, more in grown if more >= 0]
+    return _series(meter.name, meter.unit, meter.device, points)
+
+
+def _readable(meter: _Meter) -> bool:
+    with contextlib.suppress(OSError, ValueError):
+        meter.read()
+        return True
+    return False
+
+
+def _cpu() -> _Meter:
+    return _Meter("process CPU", "cores", None, time.process_time, counts=True)
+
+
+def _memory() -> _Meter:
+    page = os.sysconf("SC_PAGE_SIZE")
+    return _Meter(
+        "resident memory", "B", None, lambda: float(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * page
+    )
+
+
+def _number(path: Path, scale: float) -> _Read:
+    return lambda: float(path.read_text(encoding="ascii")) * scale
+
+
+def _text(path: Path, otherwise: str) -> str:
+    with contextlib.suppress(OSError, ValueError):
+        return path.read_text(encoding="ascii").strip() or otherwise
+    return otherwise
+
+
+def _packages(system: Path) -> list[_Meter]:
+    """Energy counters of CPU packages and their parts (RAPL), which most systems let only root read."""
+    found = []
+    for zone in sorted(system.glob("class/powercap/intel-rapl:*")):
+        name = _text(zone / "name", zone.name)
+        if zone.name.count(":") > 1:  # a part of a package
+            name = f"{_text(system / 'class/powercap' / zone.name.rpartition(':')[0] / 'name', 'package')} {name}"
+        wraps = 0.0
+        with contextlib.suppress(OSError, ValueError):
+            wraps = _number(zone / "max_energy_range_uj", 1e-6)()
+        found.append(_Meter("power", "W", name, _number(zone / "energy_uj", 1e-6), counts=True, wraps=wraps))
+    return found
+
+
+def _intel_gpus(system: Path) -> list[_Meter]:
+    """Power and frequency of Intel GPUs, by their drivers i915 and xe."""
+    found = []
+    for card in sorted(system.glob("class/drm/card[0-9]*")):
+        if not card.name.removeprefix("card").isdecimal() or _text(card / "device/vendor", "") != "0x8086":
+            continue
+        for sensors in sorted(card.glob("device/hwmon/hwmon*")):
+            for energy in sorted(sensors.glob("energy*_input")):
+                part = _text(sensors / energy.name.replace("_input", "_label"), "")
+                found.append(_Meter(f"power {part}".strip(), "W", card.name, _number(energy, 1e-6), counts=True))
+        clocks = (card / "gt_act_freq_mhz", *sorted(card.glob("device/tile*/gt*/freq*/act_freq")))
+        found += [_Meter("frequency", "Hz", card.name, _number(clock, 1e6)) for clock in clocks]
+    return found

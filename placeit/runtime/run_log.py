@@ -1,0 +1,37 @@
+"""Single requests of an executor, timed, with what each of them ran and moved."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from placeit.runtime.plan_executor import PlanExecutor
+from placeit.runtime.spans import Done
+
+__all__ = ["RunLog"]
+
+
+class RunLog:
+    """Times single requests, and keeps what the last of them ran and moved.
+
+    Args:
+        executor: at rest.
+        most: segments and transfers that are kept; one request is in any case.
+
+    Attributes:
+        done: the requests.
+    """
+
+    def __init__(self, executor: PlanExecutor, most: int) -> None:
+        self._executor, plan = executor, executor.plan
+        self.done: deque[Done] = deque(maxlen=max(1, most // (len(plan.segments) + len(plan.tensors))))
+
+    def time(self) -> float:
+        """Run once and return the seconds it took, without what it takes to keep the rest. Raises ExecutionError."""
+        seconds = self._executor.time()
+        self.done.append(self.last())
+        return seconds
+
+    def last(self) -> Done:
+        """Return the last request of the executor, however it was run."""
+        (begin, end), ((_, ran, moved), *_) = self._executor.window, self._executor.last_run()
+        return Done(0, self._executor.labels, begin, begin, end, ran, moved)

@@ -1,0 +1,421 @@
+"""Recordings of what a session ran: what :meth:`placeit.session.Session.recording` does."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import math
+import platform
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import accumulate, pairwise
+from statistics import median
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from placeit.core.cluster import Device
+from placeit.core.graph import OpGraph
+from placeit.core.placement import Placement
+from placeit.core.units import about_bytes
+from placeit.core.version import __version__
+from placeit.devices.host import allowed_cores, cpu_name, memory_bytes
+from placeit.devices.meters import Readings
+from placeit.planning.segments import Plan
+from placeit.profiler import recording as r
+from placeit.profiler.op_times import OpTime
+from placeit.profiler.peaks import peak_of
+from placeit.profiler.timeline import critical_path, link_use, states
+from placeit.runtime.devices.base import BufferSpec
+from placeit.runtime.load import RateReport
+from placeit.runtime.run_report import RunReport
+from placeit.runtime.spans import Done, Event
+
+if TYPE_CHECKING:
+    from placeit.session import Session
+
+__all__ = ["of_model", "of_plan", "of_run"]
+
+_PACKAGES = {"openvino": "openvino", "throughput": "openvino", "torch": "torch", "ort": "onnxruntime"}
+_DIGITS = 9  # of seconds: nanoseconds
+
+
+def of_model(session: Session) -> r.Recording:
+    """Describe a model on devices on which nothing has run."""
+    return _about(session, [session])
+
+
+def of_plan(session: Session, placement: Placement) -> r.Recording:
+    """Describe a placement that has not run."""
+    homes = [session.home_of(one) for one in placement.every]
+    plans = [home.plan_of(one) for home, one in zip(homes, placement.every, strict=True)]
+    return replace(_about(session, homes), plan=_plan(homes, plans, ()), predicted=_predicted(homes[0], plans[0]))
+
+
+def of_run(session: Session, report: RunReport | RateReport, *, ops: bool) -> r.Recording:
+    """Do what :meth:`placeit.session.Session.recording` says."""
+    homes = [session.home_of(one) for one in report.placement.every]
+    plans = [report.plan] if isinstance(report, RunReport) else list(report.plans)
+    homes = homes[: len(plans)]
+    done = _last(report.done)
+    about = _about(session, homes)
+    clock = _Clock(done, gaps=isinstance(report, RateReport))
+    plan = _plan(homes, plans, done)
+    moments = [[clock(t) for t in (one.arrived, max(one.arrived, one.begun), one.ended)] for one in done]
+    requests = tuple(r.RecordedRequest(one.replica, *times) for one, times in zip(done, moments, strict=True))
+    spans = _spans(homes, plans, done, clock)
+    wall = max((one.ended_s for one in requests), default=0.0)
+    conflicts = {device.name: device.conflicts for device in about.devices}
+    timed = [home.op_times(one) if ops else [] for home, one in zip(homes, plans, strict=True)]
+    of_ops = [row for k, some in enumerate(timed) for row in _ops(homes[k], plans[k], _first(plans, k), some)]
+    used = {segment.device for segment in plan.segments} if of_ops else ()
+    devices = {device.name: device for home in homes for device in home.cluster.devices}
+    return replace(
+        about,
+        devices=tuple(
+            _with_peak(devices[device.name], session.precision, device, of_ops) if device.name in used else device
+            for device in about.devices
+        ),
+        plan=plan,
+        wall_s=wall,
+        requests=requests,
+        spans=spans,
+        events=tuple(_events(report, clock)),
+        states=states(plan, requests, spans, conflicts, wall) if requests else (),
+        link_use=link_use(plan, spans),
+        critical_path=critical_path(plan, requests, spans, conflicts),
+        ops=tuple(of_ops),
+        groups=tuple(row for k, home in enumerate(homes) for row in _groups(home, plans[k], timed[k])),
+        predicted=_predicted(homes[0], plans[0]),
+        samples=_samples(report.readings, clock, done),
+    )
+
+
+def _events(report: RunReport | RateReport, clock: _Clock) -> Iterator[r.RecordedEvent]:
+    for one in report.trace if isinstance(report, RateReport) else ():
+        if isinstance(one, Event):
+            yield r.RecordedEvent(one.name, clock(one.start), clock(one.finish), one.why)
+
+
+class _Clock:
+    """Seconds from the beginning of a recording, by those of ``time.perf_counter``.
+
+    Args:
+        done: requests, as they began.
+        gaps: whether the time counts in which none was in flight; of single requests, measured one after the other, it is left
+            out.
+    """
+
+    def __init__(self, done: Sequence[Done], *, gaps: bool) -> None:
+        self._origin = min((one.arrived for one in done), default=0.0)
+        self._ends = [one.ended for one in done[:-1]] if not gaps else []
+        lengths = [after.arrived - before.ended for before, after in pairwise(done)] if not gaps else []
+        self._left_out = [0.0, *accumulate(lengths)]
+        self._begins = [one.arrived for one in done[1:]] if not gaps else []
+
+    def __call__(self, moment: float) -> float:
+        """Return when it was, to the nanosecond."""
+        n = bisect_right(self._begins, moment)
+        moment = min(moment, self._ends[n]) if n < len(self._ends) else moment
+        return round(moment - self._origin - self._left_out[n], _DIGITS)
+
+
+def _last(done: Sequence[Done]) -> list[Done]:
+    """The last requests that fit into a recording, as they began."""
+    kept: list[Done] = []
+    left = r.MOST_SPANS
+    for one in sorted(done, key=lambda one: one.begun, reverse=True):
+        left -= len(one.ran) + len(one.moved)
+        if kept and left < 0:
+            break
+        kept.append(one)
+    return kept[::-1]
+
+
+def _first(plans: Sequence[Plan], k: int) -> int:
+    """Position of the first segment of a replica."""
+    return sum(len(plan.segments) for plan in plans[:k])
+
+
+def _known(home: Session) -> bool:
+    return home._costs is not None and not home._costs.shared
+
+
+def _about(session: Session, homes: Sequence[Session]) -> r.Recording:
+    graph, grouping = session.grouping.graph, session.grouping
+    devices = {device.name: device for one in (session, *homes) for device in one.cluster.devices}
+    links = session.cluster.links if session._costs is None else session.costs.cluster.links
+    made = np.bincount(graph.tensor_op, graph.tensor_bytes, len(graph))
+    read = np.zeros(len(graph))
+    pairs = {(int(w), int(t)) for (_, w), t in zip(graph.edges.tolist(), graph.edge_tensor.tolist(), strict=True)}
+    for w, t in pairs:
+        read[w] += graph.tensor_bytes[t]
+    shapes: list[list[tuple[int, ...]]] = [[] for _ in range(len(graph))]
+    for v, shape in zip(graph.tensor_op.tolist(), graph.tensor_shapes, strict=True):
+        shapes[v].append(tuple(map(int, shape)))
+    return r.Recording(
+        made=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions=_versions(devices.values()),
+        environment=_environment(),
+        model=r.RecordedModel(session.model.path.name, str(session.model.path), graph.hash, session.precision),
+        devices=tuple(_device(device, devices.values()) for device in devices.values()),
+        links=tuple(
+            r.RecordedLink(src, dst, _finite(link.bandwidth), float(link.latency), link.origin)
+            for (src, dst), link in links.items()
+        ),
+        graph=r.RecordedGraph(
+            ops=tuple(
+                r.RecordedOp(
+                    graph.names[v],
+                    graph.kinds[v],
+                    int(grouping.group_of[v]),
+                    float(graph.flops[v]),
+                    float(made[v] + read[v]),
+                    float(graph.param_bytes[v]),
+                    tuple(shapes[v]),
+                )
+                for v in range(len(graph))
+            ),
+            edges=tuple(
+                (u, w, float(graph.tensor_bytes[t]))
+                for (u, w), t in zip(graph.edges.tolist(), graph.edge_tensor.tolist(), strict=True)
+            ),
+            groups=grouping.groups.names,
+        ),
+    )
+
+
+def _versions(devices: Iterable[Device]) -> dict[str, str]:
+    found = {"placeit": __version__, "python": platform.python_version()}
+    for name in sorted({"numpy", *(_PACKAGES[device.kind] for device in devices if device.kind in _PACKAGES)}):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # it may have been built under another name
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def _environment() -> dict[str, str]:
+    return {
+        "system": platform.platform(),
+        "cpu": cpu_name(),
+        "cores": ",".join(map(str, allowed_cores())),
+        "memory": about_bytes(memory_bytes()),
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(value)
+
+
+def _device(device: Device, others: Iterable[Device]) -> r.RecordedDevice:
+    address = device.address
+    shared = [
+        other.name
+        for other in others
+        if other.name != device.name and address is not None and other.address is not None and address.shares(other.address)
+    ]
+    return r.RecordedDevice(
+        name=device.name,
+        kind=device.kind,
+        full_name=device.full_name,
+        driver=device.driver,
+        node="" if address is None else address.node or "",
+        cores=device.cores,
+        conflicts=tuple(shared),
+        memory_bytes=_finite(device.memory_bytes),
+        slowdown=float(device.slowdown),
+        peak_flops_per_s=None,
+        peak_bytes_per_s=None,
+    )
+
+
+def _with_peak(device: Device, precision: str, found: r.RecordedDevice, ops: Sequence[r.OpTime]) -> r.RecordedDevice:
+    """Add the highest rates that were measured on a device: by its kernels, and by what is known to reach its peak."""
+    peak, mine = peak_of(device, precision), [one for one in ops if one.device == found.name]
+    return replace(
+        found,
+        peak_flops_per_s=max(filter(None, [peak.flops_per_s, *(one.flops_per_s for one in mine)]), default=None),
+        peak_bytes_per_s=max(filter(None, [peak.bytes_per_s, *(one.bytes_per_s for one in mine)]), default=None),
+    )
+
+
+def _plan(homes: Sequence[Session], plans: Sequence[Plan], done: Sequence[Done]) -> r.RecordedPlan:
+    took: dict[tuple[int, int], list[float]] = {}
+    for one in done:
+        for s, start, finish in one.ran:
+            took.setdefault((one.replica, s), []).append(finish - start)
+    segments: list[r.RecordedSegment] = []
+    tensors: list[r.RecordedTensor] = []
+    for k, (home, plan) in enumerate(zip(homes, plans, strict=True)):
+        first = _first(plans, k)
+        of_op = home.grouping.group_of
+        segment_of = plan.segment_of[of_op]
+        members: list[list[int]] = [[] for _ in plan.segments]
+        for v, s in enumerate(segment_of.tolist()):
+            members[s].append(v)
+        for s, segment in enumerate(plan.segments):
+            predicted = share = None
+            if _known(home):
+                predicted = float(plan.problem.compute[s, segment.device])
+                core = float(home.costs.core[list(segment.groups), segment.device].sum())
+                share = max(0.0, 1 - core / predicted) if predicted > 0 else 0.0
+            times = took.get((k, s))
+            segments.append(
+                r.RecordedSegment(
+                    device=home.cluster.names[segment.device],
+                    replica=k,
+                    ops=tuple(members[s]),
+                    runs=not segment.passthrough,
+                    measured_s=None if times is None else round(median(times), _DIGITS),
+                    predicted_s=predicted,
+                    cut_share=share,
+                )
+            )
+        tensors += _tensors(home, plan, first, segment_of.tolist())
+    return r.RecordedPlan(tuple(segments), tuple(tensors))
+
+
+def _tensors(home: Session, plan: Plan, first: int, segment_of: Sequence[int]) -> list[r.RecordedTensor]:
+    """Tensors of a plan, then the model's inputs and its outputs: in the order of :class:`placeit.runtime.spans.Labels`."""
+    graph, problem = home.grouping.graph, plan.problem
+    consumers: list[list[int]] = [[] for _ in plan.tensors]
+    sizes = [0.0] * len(plan.tensors)
+    for (_, w), t, size in zip(problem.edges.tolist(), problem.edge_tensor.tolist(), problem.edge_bytes.tolist(), strict=True):
+        consumers[t].append(first + w)
+        sizes[t] = size
+    names = [graph.names[int(graph.tensor_op[home.grouping.op_tensor[t]])] for t in plan.tensors]
+    found = [
+        r.RecordedTensor(names[t], first + producer, tuple(sorted(set(consumers[t]))), sizes[t])
+        for t, producer in enumerate(plan.makers)
+    ]
+    for spec in home.model.inputs:
+        reader = segment_of[graph.index[spec.op]]
+        found.append(r.RecordedTensor(spec.name, None, (first + reader,), float(BufferSpec(spec.shape, spec.dtype).nbytes)))
+    for spec in home.model.outputs:
+        maker = segment_of[graph.index[spec.op]]
+        found.append(r.RecordedTensor(spec.name, first + maker, (), float(BufferSpec(spec.shape, spec.dtype).nbytes)))
+    return found
+
+
+def _spans(homes: Sequence[Session], plans: Sequence[Plan], done: Sequence[Done], clock: _Clock) -> tuple[r.RecordedSpan, ...]:
+    segments, tensors = [0], [0]
+    for home, plan in zip(homes, plans, strict=True):
+        segments.append(segments[-1] + len(plan.segments))
+        tensors.append(tensors[-1] + len(plan.tensors) + len(home.model.inputs) + len(home.model.outputs))
+    found = [
+        r.RecordedSpan(
+            kind=span.kind,
+            where=span.where,
+            request=n,
+            segment=None if span.segment is None else segments[one.replica] + span.segment,
+            tensor=None if span.tensor is None else tensors[one.replica] + span.tensor,
+            start_s=clock(span.start),
+            finish_s=clock(span.finish),
+        )
+        for n, one in enumerate(done)
+        for span in one.spans()
+    ]
+    return tuple(sorted(found, key=lambda span: (span.start_s, span.finish_s)))
+
+
+def _predicted(home: Session, plan: Plan) -> r.Prediction | None:
+    """The simulated schedule of a plan; segments that only hand tensors through are left out."""
+    if not _known(home):
+        return None
+    schedule, names = plan.schedule, home.cluster.names
+    found = [
+        r.RecordedSpan("compute", (names[segment.device],), 0, s, None, float(schedule.start[s]), float(schedule.finish[s]))
+        for s, segment in enumerate(plan.segments)
+        if not segment.passthrough
+    ]
+    moved = schedule.transfers
+    found += [
+        r.RecordedSpan("copy", (names[src], names[dst]), 0, None, t, start, finish)
+        for t, src, dst, start, finish in zip(
+            *(array.tolist() for array in (moved.tensor, moved.src, moved.dst, moved.start, moved.finish)), strict=True
+        )
+    ]
+    return r.Prediction(float(schedule.makespan), tuple(sorted(found, key=lambda span: (span.start_s, span.finish_s))))
+
+
+def _ops(home: Session, plan: Plan, first: int, timed: Sequence[OpTime]) -> list[r.OpTime]:
+    graph, grouping = home.grouping.graph, home.grouping
+    kernels: dict[tuple[int, str], list[OpTime]] = {}
+    for one in timed:
+        if one.kernel is not None and one.op is not None:
+            kernels.setdefault((one.segment, one.kernel), []).append(one)
+    made: list[list[int]] = [[] for _ in range(len(graph))]
+    for tensor, v in enumerate(graph.tensor_op.tolist()):
+        made[v].append(tensor)
+    rates: dict[tuple[int, str], tuple[float, float] | None] = {}
+    for key, some in kernels.items():
+        seconds = sum(one.seconds or 0.0 for one in some)
+        ops = [graph.index[one.op] for one in some if one.op is not None]
+        rates[key] = (float(graph.flops[ops].sum()) / seconds, _traffic(graph, made, ops) / seconds) if seconds > 0 else None
+    rows = []
+    for one in timed:
+        device = plan.segments[one.segment].device
+        v = None if one.op is None else graph.index[one.op]
+        rate = None if one.kernel is None or one.seconds is None else rates.get((one.segment, one.kernel))
+        alone = v is not None and _known(home) and len(grouping.members(int(grouping.group_of[v]))) == 1
+        rows.append(
+            r.OpTime(
+                op=v,
+                kind=one.kind,
+                segment=first + one.segment,
+                device=home.cluster.names[device],
+                kernel=one.kernel,
+                measured_s=one.seconds,
+                predicted_s=float(home.costs.core[grouping.group_of[v], device]) if alone else None,
+                flops_per_s=None if rate is None else rate[0],
+                bytes_per_s=None if rate is None else rate[1],
+            )
+        )
+    return rows
+
+
+def _traffic(graph: OpGraph, made: Sequence[Sequence[int]], ops: Sequence[int]) -> float:
+    """Bytes that a kernel of some ops reads and writes: tensors from and for other ops, and constants.
+
+    Args:
+        graph: of the ops.
+        made: tensors of each op.
+        ops: of the kernel.
+    """
+    mine, read, left = set(ops), set[int](), set[int]()
+    into, out = graph.predecessors, graph.successors
+    for v in ops:
+        edges = into.edge[into.ptr[v] : into.ptr[v + 1]].tolist()
+        read |= {int(graph.edge_tensor[e]) for e in edges if int(graph.edges[e, 0]) not in mine}
+        readers: dict[int, list[int]] = {t: [] for t in made[v]}
+        for e in out.edge[out.ptr[v] : out.ptr[v + 1]].tolist():
+            readers[int(graph.edge_tensor[e])].append(int(graph.edges[e, 1]))
+        left |= {t for t, some in readers.items() if not (some and mine.issuperset(some))}
+    return float(graph.param_bytes[list(ops)].sum() + graph.tensor_bytes[[*read, *left]].sum())
+
+
+def _groups(home: Session, plan: Plan, timed: Sequence[OpTime]) -> list[r.GroupTime]:
+    graph, grouping = home.grouping.graph, home.grouping
+    measured: dict[int, float] = {}
+    for one in timed:
+        if one.op is not None and one.seconds is not None:
+            group = int(grouping.group_of[graph.index[one.op]])
+            measured[group] = measured.get(group, 0.0) + one.seconds
+    rows = []
+    for segment in plan.segments:
+        for group in () if segment.passthrough else segment.groups:
+            predicted = float(home.costs.core[group, segment.device]) if _known(home) else None
+            rows.append(r.GroupTime(group, home.cluster.names[segment.device], measured.get(group), predicted))
+    return rows
+
+
+def _samples(readings: Sequence[Readings], clock: _Clock, done: Sequence[Done]) -> tuple[r.Series, ...]:
+    begin, end = min((one.arrived for one in done), default=0.0), max((one.ended for one in done), default=0.0)
+    found = []
+    for one in readings:
+        points = list(zip(one.time, one.values, strict=True))
+        points = [(t, value) for t, value in points if begin <= t <= end] or points[-1:]
+        times, values = tuple(clock(t) for t, _ in points), tuple(float(value) for _, value in points)
+        found.append(r.Series(one.name, one.unit, one.device, times, values))
+    return tuple(found)
