@@ -9,6 +9,7 @@ from placeit.core.cluster import Cluster
 from placeit.core.placement import Placement
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Plan
+from placeit.profiler.op_times import OpTime
 from placeit.runtime.check import Checkable, OutputCheck, OutputDifference
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
@@ -65,6 +66,10 @@ class OpenSession(Protocol):
 
     def best_in_flight(self, plan: Plan, otherwise: int) -> int:
         """How many requests in flight suit a plan in throughput mode best; ``otherwise`` for any other plan."""
+        ...
+
+    def op_times(self, plan: Plan, *, passes: int = 10) -> list[OpTime]:
+        """The time of each op in a plan, by the counters of the runtime."""
         ...
 
     def check_outputs(self, executor: Checkable, *, after: bool = False) -> OutputDifference:

@@ -12,7 +12,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import accumulate, pairwise
 from statistics import median
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -32,9 +31,7 @@ from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.load import RateReport
 from placeit.runtime.run_report import RunReport
 from placeit.runtime.spans import Done, Event
-
-if TYPE_CHECKING:
-    from placeit.session import Session
+from placeit.session.opened import OpenSession
 
 __all__ = ["of_model", "of_plan", "of_run"]
 
@@ -42,19 +39,19 @@ _PACKAGES = {"openvino": "openvino", "throughput": "openvino", "torch": "torch",
 _DIGITS = 9  # of seconds: nanoseconds
 
 
-def of_model(session: Session) -> r.Recording:
+def of_model(session: OpenSession) -> r.Recording:
     """Describe a model on devices on which nothing has run."""
     return _about(session, [session])
 
 
-def of_plan(session: Session, placement: Placement) -> r.Recording:
+def of_plan(session: OpenSession, placement: Placement) -> r.Recording:
     """Describe a placement that has not run."""
     homes = [session.home_of(one) for one in placement.every]
     plans = [home.plan_of(one) for home, one in zip(homes, placement.every, strict=True)]
     return replace(_about(session, homes), plan=_plan(homes, plans, ()), predicted=_predicted(homes[0], plans[0]))
 
 
-def of_run(session: Session, report: RunReport | RateReport, *, ops: bool) -> r.Recording:
+def of_run(session: OpenSession, report: RunReport | RateReport, *, ops: bool) -> r.Recording:
     """Do what :meth:`placeit.session.Session.recording` says."""
     homes = [session.home_of(one) for one in report.placement.every]
     plans = [report.plan] if isinstance(report, RunReport) else list(report.plans)
@@ -139,11 +136,11 @@ def _first(plans: Sequence[Plan], k: int) -> int:
     return sum(len(plan.segments) for plan in plans[:k])
 
 
-def _known(home: Session) -> bool:
+def _known(home: OpenSession) -> bool:
     return home._costs is not None and not home._costs.shared
 
 
-def _about(session: Session, homes: Sequence[Session]) -> r.Recording:
+def _about(session: OpenSession, homes: Sequence[OpenSession]) -> r.Recording:
     graph, grouping = session.grouping.graph, session.grouping
     devices = {device.name: device for one in (session, *homes) for device in one.cluster.devices}
     links = session.cluster.links if session._costs is None else session.costs.cluster.links
@@ -240,7 +237,7 @@ def _with_peak(device: Device, precision: str, found: r.RecordedDevice, ops: Seq
     )
 
 
-def _plan(homes: Sequence[Session], plans: Sequence[Plan], done: Sequence[Done]) -> r.RecordedPlan:
+def _plan(homes: Sequence[OpenSession], plans: Sequence[Plan], done: Sequence[Done]) -> r.RecordedPlan:
     took: dict[tuple[int, int], list[float]] = {}
     for one in done:
         for s, start, finish in one.ran:
@@ -276,7 +273,7 @@ def _plan(homes: Sequence[Session], plans: Sequence[Plan], done: Sequence[Done])
     return r.RecordedPlan(tuple(segments), tuple(tensors))
 
 
-def _tensors(home: Session, plan: Plan, first: int, segment_of: Sequence[int]) -> list[r.RecordedTensor]:
+def _tensors(home: OpenSession, plan: Plan, first: int, segment_of: Sequence[int]) -> list[r.RecordedTensor]:
     """Tensors of a plan, then the model's inputs and its outputs: in the order of :class:`placeit.runtime.spans.Labels`."""
     graph, problem = home.grouping.graph, plan.problem
     consumers: list[list[int]] = [[] for _ in plan.tensors]
@@ -298,7 +295,9 @@ def _tensors(home: Session, plan: Plan, first: int, segment_of: Sequence[int]) -
     return found
 
 
-def _spans(homes: Sequence[Session], plans: Sequence[Plan], done: Sequence[Done], clock: _Clock) -> tuple[r.RecordedSpan, ...]:
+def _spans(
+    homes: Sequence[OpenSession], plans: Sequence[Plan], done: Sequence[Done], clock: _Clock
+) -> tuple[r.RecordedSpan, ...]:
     segments, tensors = [0], [0]
     for home, plan in zip(homes, plans, strict=True):
         segments.append(segments[-1] + len(plan.segments))
@@ -319,7 +318,7 @@ def _spans(homes: Sequence[Session], plans: Sequence[Plan], done: Sequence[Done]
     return tuple(sorted(found, key=lambda span: (span.start_s, span.finish_s)))
 
 
-def _predicted(home: Session, plan: Plan) -> r.Prediction | None:
+def _predicted(home: OpenSession, plan: Plan) -> r.Prediction | None:
     """The simulated schedule of a plan; segments that only hand tensors through are left out."""
     if not _known(home):
         return None
@@ -339,7 +338,7 @@ def _predicted(home: Session, plan: Plan) -> r.Prediction | None:
     return r.Prediction(float(schedule.makespan), tuple(sorted(found, key=lambda span: (span.start_s, span.finish_s))))
 
 
-def _ops(home: Session, plan: Plan, first: int, timed: Sequence[OpTime]) -> list[r.OpTime]:
+def _ops(home: OpenSession, plan: Plan, first: int, timed: Sequence[OpTime]) -> list[r.OpTime]:
     graph, grouping = home.grouping.graph, home.grouping
     kernels: dict[tuple[int, str], list[OpTime]] = {}
     for one in timed:
@@ -395,7 +394,7 @@ def _traffic(graph: OpGraph, made: Sequence[Sequence[int]], ops: Sequence[int]) 
     return float(graph.param_bytes[list(ops)].sum() + graph.tensor_bytes[[*read, *left]].sum())
 
 
-def _groups(home: Session, plan: Plan, timed: Sequence[OpTime]) -> list[r.GroupTime]:
+def _groups(home: OpenSession, plan: Plan, timed: Sequence[OpTime]) -> list[r.GroupTime]:
     graph, grouping = home.grouping.graph, home.grouping
     measured: dict[int, float] = {}
     for one in timed:
