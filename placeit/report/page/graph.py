@@ -37,7 +37,7 @@ from placeit.report.text import NOTHING, amount, percent, seconds
 
 __all__ = ["graph"]
 
-_MOST, _LISTED = 20_000, 10  # ops that a page has room for, and kernels in a table
+_MOST, _LISTED = 8_000, 10  # ops that a page has room for, and kernels in a table
 _ORANGE = "#e69f00"
 _NONE = "no device"
 
@@ -138,7 +138,7 @@ def graph(recording: Recording) -> Section | None:
     )
     picture.axis.visible = False
     picture.grid.visible = False
-    _edges(picture, recording, drawing.lines, found)
+    _edges(picture, recording, drawing.lines, listed)
     shapes = [look[name].marker if name in look else "circle_x" for name in names]
     colors = [look[name].color if name in look else GREY for name in names]
     marks = picture.scatter(
@@ -210,14 +210,14 @@ def _numbers(values: list[float | None], factor: float = 1.0) -> NDArray[np.floa
     return np.array([math.nan if value is None else value * factor for value in values], np.float32)
 
 
-def _edges(picture: figure, recording: Recording, lines: list[NDArray[np.float64]], found: list[OpRow]) -> None:
+def _edges(picture: figure, recording: Recording, lines: list[NDArray[np.float64]], listed: list[OpRow]) -> None:
     """Draw edges as one line with gaps, which is fast; those between devices in another one."""
-    device = {row.op: row.device for row in found if row.op is not None}
+    device = {row.op: row.device for row in listed if row.op is not None}
     for cut, color, width in ((False, GREY, 0.8), (True, _ORANGE, 1.6)):
         corners = [
             np.vstack([_bent(line), [math.nan, math.nan]])
             for (u, v, _), line in zip(recording.graph.edges, lines, strict=True)
-            if (device[u] != device[v]) == cut
+            if u in device and v in device and (device[u] != device[v]) == cut
         ]
         if corners:
             x, y = np.vstack(corners).astype(np.float32).T

@@ -17,7 +17,7 @@ class Table:
     """A table; all of it is shown as text.
 
     Attributes:
-        columns: their titles; those that end in a colon-free word are left as they are.
+        columns: their titles.
         rows: cells, as many as columns.
         numbers: which columns hold numbers, which are aligned at their right.
         marked: which rows are emphasised.
