@@ -34,11 +34,11 @@ from placeit.placers.local_search import starts
 from placeit.placers.registry import get_placer
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Plan, Segmenter
-from placeit.recovery import Recovery
 from placeit.runtime.measure import Race
 from placeit.runtime.nodes.actor import DeviceActor
 from placeit.runtime.nodes.device import NodeDevice, NodeLink
 from placeit.runtime.runtime import Runtime
+from placeit.session.recovery import Recovery
 from placeit.simulator.simulate import SimulatedCost
 
 NODES = ("head", "edge1", "edge2")

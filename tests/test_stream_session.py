@@ -23,9 +23,7 @@ from placeit.optimizer.optimize import optimize
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Segmenter
 from placeit.profiler.support import supported
-from placeit.runtime.accelerators.executor import StreamExecutor
 from placeit.runtime.accelerators.torch_accelerator import TorchAccelerator, torch_streams
-from placeit.runtime.accelerators.work import PlanTasks
 from placeit.runtime.check import OutputDifference
 from placeit.runtime.drivers import drive
 from placeit.runtime.runtime import Runtime
@@ -91,7 +89,7 @@ def test_core_sets_run_side_by_side_and_wait_for_each_other():
     for seed in range(6):
         grouping, plan = plan_of(model, cluster, seed)
         runtime = Runtime(model, grouping, cluster, streams=torch_streams(accelerator))
-        with StreamExecutor(PlanTasks.of(runtime, plan), accelerator, requests=2) as executor:
+        with runtime.executor(plan, requests=2) as executor:
             for number in range(4):
                 inputs = model.random_inputs(number)
                 assert OutputDifference.between(executor.run(inputs), run(inputs)).max_rel < 1e-5

@@ -30,6 +30,7 @@ from placeit.runtime.spans import Labels, Moved, Ran, Span
 __all__ = [
     "PlanExecutor",
     "check_process",
+    "check_requests",
     "empty_samples",
     "failure_of",
     "seconds_of",
@@ -70,6 +71,12 @@ def check_process(process: int) -> None:
             "This process was forked from the one that opened the session, and the threads that run it stayed there: open a "
             "session in this process."
         )
+
+
+def check_requests(requests: int) -> None:
+    """Raise UsageError if an executor is asked for that runs no request at all."""
+    if requests < 1:
+        raise UsageError(f"An executor is made for at least one request in flight; got {requests}.")
 
 
 @dataclass
@@ -113,8 +120,7 @@ class PlanExecutor(ABC):
     """
 
     def __init__(self, plan: Plan, requests: int, inputs: Mapping[str, BufferSpec]) -> None:
-        if requests < 1:
-            raise UsageError(f"An executor is made for at least one request in flight; got {requests}.")
+        check_requests(requests)
         self.plan, self.requests, self.inputs = plan, requests, inputs
         self._process = os.getpid()
         self._turn = threading.RLock()  # of the threads that call

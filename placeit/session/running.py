@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,15 +18,13 @@ from placeit.runtime.measure import Race, check_length
 from placeit.runtime.run_log import RunLog
 from placeit.runtime.run_report import RunReport
 from placeit.runtime.spans import Done, Span
-
-if TYPE_CHECKING:
-    from placeit.session import Session
+from placeit.session.opened import OpenSession
 
 __all__ = ["run"]
 
 
 def run(
-    session: Session,
+    session: OpenSession,
     placement: Placement,
     *,
     runs: int,
@@ -39,7 +36,7 @@ def run(
     check_length(runs, duration, warmup)
     home = session.home_of(placement)
     if home is not session:
-        return home.run(placement, runs=runs, duration=duration, warmup=warmup, inputs=inputs)
+        return run(home, placement, runs=runs, duration=duration, warmup=warmup, inputs=inputs)
     wanted = {spec.name: spec for spec in session.model.inputs}
     given = session.model.sample_inputs() if inputs is None else checked_inputs(inputs, wanted)
     plan = session.plan_of(placement)

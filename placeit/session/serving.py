@@ -8,7 +8,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,17 +17,15 @@ from placeit.core.placement import Placement
 from placeit.devices.meters import Sampler
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.calibration import calibrated
-from placeit.recovery import Recovery
 from placeit.runtime.adapting import Adapter
 from placeit.runtime.check import OutputDifference
 from placeit.runtime.load import RateReport, keep_busy, offer
 from placeit.runtime.plan_executor import PlanExecutor, to_serve
 from placeit.runtime.refining import Limits, Refiner
 from placeit.runtime.serving import Server
+from placeit.session.opened import OpenSession
+from placeit.session.recovery import Recovery
 from placeit.simulator.load import arrival_times, check_rate
-
-if TYPE_CHECKING:
-    from placeit.session import Session
 
 __all__ = ["Proposals", "run_at", "serve"]
 
@@ -37,7 +34,7 @@ _STEPS = 50  # of a search
 
 
 def serve(
-    session: Session, placement: Placement, *, requests: int | None, queue: int, refine: bool | Limits, on_loss: str
+    session: OpenSession, placement: Placement, *, requests: int | None, queue: int, refine: bool | Limits, on_loss: str
 ) -> Server:
     """Do what :meth:`placeit.session.Session.serve` says."""
     if not refine:
@@ -58,7 +55,7 @@ def serve(
     return server
 
 
-def _executors(session: Session, placement: Placement, requests: int | None = None) -> list[PlanExecutor]:
+def _executors(session: OpenSession, placement: Placement, requests: int | None = None) -> list[PlanExecutor]:
     """Compile what serves a placement and its replicas."""
     executors: list[PlanExecutor] = []
     with contextlib.ExitStack() as stack:
@@ -83,7 +80,7 @@ class Proposals:
         UsageError: costs are not known.
     """
 
-    def __init__(self, session: Session, requests: int | None) -> None:
+    def __init__(self, session: OpenSession, requests: int | None) -> None:
         self._session, self._requests, self._costs = session, requests, session.costs
         self._seed, self._plain_s = 0, 0.0
         self._placements: list[NDArray[np.int32]] = []
@@ -146,7 +143,7 @@ class Proposals:
 
 
 def run_at(
-    session: Session,
+    session: OpenSession,
     placement: Placement,
     rate: float | None,
     requests: int | None,

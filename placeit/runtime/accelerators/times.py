@@ -8,8 +8,8 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.runtime.accelerators.accelerator import Event
 from placeit.runtime.accelerators.launcher import Launcher, RequestSlot
+from placeit.runtime.devices.accelerator import Event
 from placeit.runtime.plan_executor import empty_samples, seconds_of
 from placeit.runtime.spans import Moved, Ran
 
