@@ -10,7 +10,14 @@ from placeit.core.errors import PlaceitError, UsageError
 
 __all__ = ["import_extra", "install", "installed", "need"]
 
-_NAMES = {"torch": "PyTorch", "torch_geometric": "PyTorch Geometric", "ortools": "OR-tools", "ray": "Ray"}
+_NAMES = {
+    "torch": "PyTorch",
+    "torch_geometric": "PyTorch Geometric",
+    "ortools": "OR-tools",
+    "ray": "Ray",
+    "bokeh": "Bokeh",
+    "jinja2": "Jinja",
+}
 
 
 def install(extra: str, package: str = "placeit") -> str:

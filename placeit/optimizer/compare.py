@@ -13,6 +13,7 @@ from placeit.core.cluster import Cluster
 from placeit.core.errors import ExecutionError, PlacementError, UsageError
 from placeit.core.placement import Placement
 from placeit.core.problem import Problem
+from placeit.core.views import Shown
 from placeit.optimizer.candidates import Alone, Candidate, alone_on, measured_median, plain_candidates
 from placeit.optimizer.races import Races
 from placeit.optimizer.references import enter_references
@@ -28,7 +29,7 @@ __all__ = ["Comparison", "check_compared", "compare"]
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class Comparison(Shown):
     """The result of :func:`compare`.
 
     Attributes:

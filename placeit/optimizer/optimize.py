@@ -383,6 +383,7 @@ def _optimized(
         profiled=session.costs.profiled,
         conditions=session.conditions,
         curves=dict(search.curves),
+        _again=session.again,
         _open=functools.partial(Runtime, home.model, home.grouping, home.cluster, precision=session.precision),
     )
 

@@ -14,18 +14,22 @@ from numpy.typing import NDArray
 
 from placeit.core.cluster import Cluster
 from placeit.core.placement import Conditions, Placement
+from placeit.core.views import Drawn
 from placeit.optimizer.candidates import Candidate, Raced
 from placeit.optimizer.references import Reference
 from placeit.optimizer.service import Service
 from placeit.planning.segments import Profiled
+from placeit.profiler.recording import Recording
 from placeit.runtime.compiling import Compiled
 from placeit.runtime.measure import Ratio, faster_in_any_opening
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
+from placeit.session import Session
 from placeit.simulator.objectives import Objective
 
 __all__ = ["Optimized", "OtherPrecision", "Spent", "Unplanned"]
 
+_RUNS = 100  # requests of a recording with several in flight
 _SHOWN = 12  # candidates in a repr, which a terminal shows whole
 
 
@@ -88,7 +92,7 @@ class Spent:
 
 
 @dataclass(frozen=True, eq=False)
-class Optimized:
+class Optimized(Drawn):
     """The answer of :func:`optimize`; a context manager that closes in the end what :meth:`run` has opened.
 
     Attributes:
@@ -158,6 +162,7 @@ class Optimized:
     profiled: Profiled | None
     conditions: Conditions
     curves: Mapping[str, Sequence[float]]
+    _again: Callable[[], Session] = field(repr=False)
     _open: Callable[[], Runtime] = field(repr=False)
 
     def __repr__(self) -> str:
@@ -207,6 +212,20 @@ class Optimized:
             ExecutionError: a device failed.
         """
         return self._opened[0].run(inputs)
+
+    @functools.cached_property
+    def recorded(self) -> Recording:
+        """A recording of the answer: of a few runs when this is asked for first, or, if its devices are described, of its plan.
+
+        Raises:
+            ExecutionError: a device failed.
+        """
+        placement = self.placement
+        with self._again() as session:
+            home = session.home_of(placement)
+            if not home.executable:
+                return home.planned(placement)
+            return home.recording(home.run_at(placement, requests=_RUNS) if placement.replicas else home.run(placement))
 
     @functools.cached_property
     def _opened(self) -> tuple[PlanExecutor, Callable[[], object]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from placeit.core.views import Shown
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs
 from placeit.runtime.compiling import Compiled
@@ -13,7 +14,7 @@ __all__ = ["ProfileReport"]
 
 
 @dataclass(frozen=True, eq=False)
-class ProfileReport:
+class ProfileReport(Shown):
     """Results of profiling a model.
 
     Attributes:

@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_typ
 
 from placeit.core.errors import FileError
 from placeit.core.files import read_json, write_text
+from placeit.core.views import Drawn
 
 __all__ = [
     "HOST",
@@ -394,7 +395,7 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Recording:
+class Recording(Drawn):
     """A recording. Without a placement nothing ran, and ``plan`` and what follows is empty; ``costs`` is there instead.
 
     Attributes:

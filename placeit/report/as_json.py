@@ -102,7 +102,9 @@ def optimized(
     }
 
 
-def search(found: Optimized, placement_file: str | Path, recording_file: str | Path) -> dict[str, Any]:
+def search(
+    found: Optimized, placement_file: str | Path | None = None, recording_file: str | Path | None = None
+) -> dict[str, Any]:
     """Describe a search as a recording has it: :func:`optimized`, the seconds of each run, and curves of learning."""
     data = optimized(found, placement_file, recording_file)
     for race, of in zip(data["races"], found.races, strict=True):

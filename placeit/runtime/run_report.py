@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from placeit.core.cluster import Cluster
 from placeit.core.placement import Placement
+from placeit.core.views import Shown
 from placeit.devices.meters import Readings
 from placeit.devices.nvml import GpuUse
 from placeit.planning.segments import Plan
@@ -21,7 +22,7 @@ __all__ = ["RunReport"]
 
 
 @dataclass(frozen=True, eq=False)
-class RunReport:
+class RunReport(Shown):
     """The result of running a placement.
 
     Attributes:

@@ -216,6 +216,13 @@ class Session:
         self._others[device, precision] = other
         return other
 
+    def again(self) -> Session:
+        """Open the same model, in the same groups, on the same devices, with the costs that are known, once this is closed."""
+        other = copy.copy(self)
+        other._runtime = other._reference = other._check = None
+        other._hurried, other._others = False, {}
+        return other
+
     def home_of(self, placement: Placement) -> Session:
         """The session that runs a placement: this one, or one of the plain device that the placement is on.
 

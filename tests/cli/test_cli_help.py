@@ -16,6 +16,7 @@ COMMANDS = (
     "optimize",
     "run",
     "compare",
+    "report",
     "export",
     "generate",
     "train",

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from placeit.profiler.recording import write_recording
+from tests.report.made_recordings import a_recording
+
 PAGE = (Path(__file__).parents[2] / "docs/json.md").read_text(encoding="utf-8")
 DOCUMENTED = {name: json.loads(block) for name, block in re.findall(r"## placeit (\w+)\n.*?```json\n(.*?)```", PAGE, re.DOTALL)}
 
@@ -42,7 +45,9 @@ def references_written_out(documented: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture
-def commands(tiny: Path, placement: Path, cores: Sequence[str]) -> dict[str, tuple[object, ...]]:
+def commands(tiny: Path, placement: Path, cores: Sequence[str], tmp_path: Path) -> dict[str, tuple[object, ...]]:
+    recording = tmp_path / "run.json"
+    write_recording(recording, a_recording(10))
     devices = ("-d", ",".join(cores))
     return {
         "devices": (),
@@ -51,6 +56,7 @@ def commands(tiny: Path, placement: Path, cores: Sequence[str]) -> dict[str, tup
         "optimize": (tiny, *devices, "--budget", 2, "--placer", "heft", "--compare-precisions", "-o", "p.json"),
         "run": (tiny, "-p", placement, "--runs", 2),
         "compare": (tiny, "-p", placement, "--runs", 6, *devices),
+        "report": (recording, "-o", "report.html"),
         "export": (tiny, "-p", placement, "-o", "hetero.xml", *(f"--map={core}=CPU" for core in cores)),
     }
 

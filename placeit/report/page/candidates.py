@@ -1,0 +1,93 @@
+"""The candidates of a search: what was simulated and measured of each."""
+
+from __future__ import annotations
+
+from bokeh.models import ColumnDataSource, Range1d, Whisker
+from bokeh.plotting import figure
+
+from placeit.profiler.recording import Recording
+from placeit.report.page.drawing import hover, legend_below, plot, rows
+from placeit.report.page.section import Picture, Section, Table
+from placeit.report.shown import CandidateRow, candidates
+from placeit.report.style import GREY
+from placeit.report.text import NOTHING, amount, seconds
+
+__all__ = ["candidate_section"]
+
+_DRAWN = 30  # candidates in the picture
+_BLUE, _ORANGE = "#0f7fc4", "#e69f00"
+
+
+def candidate_section(recording: Recording) -> Section | None:
+    """Draw the candidates with their intervals, and list them all."""
+    found = candidates(recording.search)
+    if not found:
+        return None
+    search = recording.search or {}
+    unit = str(search.get("objective_unit") or "s")
+    written = seconds if unit == "s" else lambda value: amount(value, unit)
+    parts: list[Picture | Table] = []
+    drawn = [row for row in found if row.measured is not None or row.simulated is not None][:_DRAWN]
+    if drawn:
+        about = "; ".join(f"{row.name}: {written(row.measured)}" for row in drawn if row.measured is not None)
+        parts.append(Picture(_picture(drawn, unit), about or "No candidate was measured."))
+    titles = ("candidate", "placer", "ops by device", "segments", "simulated", "measured", "95 % interval", "race", "note")
+    table = [
+        (
+            f"{row.name} (chosen)" if row.chosen else row.name,
+            row.placer,
+            row.where,
+            NOTHING if row.segments is None else str(row.segments),
+            written(row.simulated),
+            written(row.measured),
+            NOTHING if row.low is None or row.high is None else f"{written(row.low)} .. {written(row.high)}",
+            NOTHING if row.race is None else str(row.race + 1),
+            row.note,
+        )
+        for row in found
+    ]
+    chosen = frozenset(i for i, row in enumerate(found) if row.chosen)
+    parts.append(Table(titles, table, frozenset({3, 4, 5, 6, 7}), chosen))
+    text = f"Objective: {search.get('objective', 'latency')}. Times of different races do not compare; less is better."
+    return Section("candidates", "Candidates", [text], parts)
+
+
+def _picture(shown: list[CandidateRow], unit: str) -> figure:
+    most = max(value for row in shown for value in (row.simulated, row.measured, row.high) if value is not None)
+    factor, named = (1e3, "ms") if unit == "s" and most < 2 else (1.0, unit)
+    names = [f"{row.name} *" if row.chosen else row.name for row in shown]
+    picture = plot(
+        height=24 * len(shown) + 130,
+        x_label=f"objective, {named}",
+        x_range=Range1d(start=0, end=most * factor * 1.05),
+        y_range=Range1d(start=-len(shown) + 0.4, end=0.6),
+    )
+    measured = [(i, row) for i, row in enumerate(shown) if row.measured is not None]
+    simulated = [(i, row) for i, row in enumerate(shown) if row.simulated is not None]
+    data = ColumnDataSource(
+        {
+            "x": [(row.measured or 0.0) * factor for _, row in measured],
+            "y": [-i for i, _ in measured],
+            "low": [(row.low if row.low is not None else row.measured or 0.0) * factor for _, row in measured],
+            "high": [(row.high if row.high is not None else row.measured or 0.0) * factor for _, row in measured],
+            "name": [row.name for _, row in measured],
+            "color": [_BLUE if row.chosen else GREY for _, row in measured],
+        }
+    )
+    ends = Whisker(base="y", lower="low", upper="high", dimension="width", source=data, line_color=GREY, line_width=2)
+    ends.level = "underlay"
+    picture.add_layout(ends)
+    dots = picture.scatter("x", "y", source=data, size=11, color="color", legend_label="measured, 95 % interval")
+    other = ColumnDataSource(
+        {
+            "x": [(row.simulated or 0.0) * factor for _, row in simulated],
+            "y": [-i for i, _ in simulated],
+            "name": [row.name for _, row in simulated],
+        }
+    )
+    marks = picture.scatter("x", "y", source=other, size=11, marker="diamond", legend_label="simulated before")
+    marks.glyph.update(fill_color=None, line_color=_ORANGE, line_width=2)
+    picture.add_tools(hover({"": "name", named: "x"}, [dots, marks]))
+    legend_below(picture)
+    rows(picture, names)
+    return picture

@@ -1,0 +1,104 @@
+"""What all pictures of a page have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from bokeh.layouts import GridPlot, gridplot
+from bokeh.models import (
+    BoxZoomTool,
+    Button,
+    CustomJS,
+    FixedTicker,
+    HoverTool,
+    Legend,
+    LegendItem,
+    PanTool,
+    PlainText,
+    Range1d,
+    ResetTool,
+    Row,
+    SaveTool,
+    WheelZoomTool,
+)
+from bokeh.plotting import figure
+
+__all__ = ["hover", "legend_below", "plot", "rows", "stacked", "time_unit", "zoom_buttons"]
+
+_MIDDLE = "#767e87"  # a colour of text that can be read on white and on black
+_LABEL = 24  # pixels that the name of an axis takes
+_ZOOM = """
+const span = range.end - range.start;
+const by = {in: [0.25, -0.25], out: [-0.5, 0.5], back: [-0.5, -0.5], on: [0.5, 0.5]}[what];
+if (by == null) range.setv({start: first, end: last});
+else range.setv({start: range.start + by[0] * span, end: range.end + by[1] * span});
+"""
+_BUTTONS = {"Zoom in": "in", "Zoom out": "out", "Earlier": "back", "Later": "on", "Show all": "all"}
+
+
+def plot(*, height: int, x_label: str = "", y_label: str = "", tools: Sequence[Any] = (), **options: Any) -> figure:
+    """Make an empty picture as wide as the page, which Ctrl and the wheel zoom, and no wheel alone."""
+    made = figure(
+        height=height,
+        sizing_mode="stretch_width",
+        min_width=200,
+        x_axis_label=x_label,
+        y_axis_label=y_label,
+        tools=[PanTool(), BoxZoomTool(), WheelZoomTool(modifiers="ctrl"), ResetTool(), SaveTool(), *tools],
+        active_scroll="auto",
+        toolbar_location="above",
+        **options,
+    )
+    made.toolbar.logo = None
+    return made
+
+
+def hover(columns: Mapping[str, str], renderers: Sequence[Any]) -> HoverTool:
+    """Show columns of a source by their titles, maybe in a format (``us{0.0}``), where the pointer is; text stays text."""
+    parts = {title: column.partition("{") for title, column in columns.items()}
+    shown = [(title, f"@{{{name}}}{brace}{form}") for title, (name, brace, form) in parts.items()]
+    return HoverTool(tooltips=shown, renderers=list(renderers), visible=False)
+
+
+def rows(picture: figure, names: Sequence[str]) -> None:
+    """Name the lines of a picture from top to bottom; line ``i`` is at ``-i``."""
+    picture.yaxis.ticker = FixedTicker(ticks=[-i for i in range(len(names))])
+    labels: dict[Any, Any] = {-i: PlainText(text=name) for i, name in enumerate(names)}
+    picture.yaxis.major_label_overrides = labels
+    picture.yaxis.major_tick_line_color = None
+    picture.yaxis.minor_tick_line_color = None
+    picture.ygrid.grid_line_color = None
+
+
+def time_unit(seconds: float) -> tuple[float, str]:
+    """Return how many of a unit there are in a second, and the unit, for an axis up to some time."""
+    for factor, unit in ((1.0, "s"), (1e3, "ms")):
+        if seconds * factor >= 2:
+            return factor, unit
+    return 1e6, "us"
+
+
+def zoom_buttons(x_range: Range1d, first: float, last: float) -> Row:
+    """Return buttons that zoom and move an axis, for those who use the keyboard."""
+    buttons = []
+    for label, what in _BUTTONS.items():
+        button = Button(label=label, width=84, height=30)
+        button.js_on_click(CustomJS(args={"range": x_range, "first": first, "last": last, "what": what}, code=_ZOOM))
+        buttons.append(button)
+    return Row(*buttons, styles={"flex-wrap": "wrap"}, sizing_mode="stretch_width")
+
+
+def legend_below(picture: figure, items: Sequence[LegendItem] = (), columns: int | Literal["auto"] = "auto") -> None:
+    """Put a legend below a picture: of the items, or of what has labels."""
+    legend = Legend(items=list(items)) if items else picture.legend[0]
+    legend.update(orientation="horizontal", location="center", ncols=columns, margin=4, padding=0)
+    legend.update(border_line_color=None, background_fill_color=None, label_text_color=_MIDDLE, label_text_font_size="12px")
+    picture.add_layout(legend, "below")
+
+
+def stacked(pictures: Sequence[figure], label: str) -> GridPlot:
+    """Put pictures with one x axis above each other, with one toolbar; ``label`` names the axis."""
+    pictures[-1].xaxis.axis_label = label
+    pictures[-1].height += _LABEL
+    return gridplot(list(pictures), ncols=1, sizing_mode="stretch_width", merge_tools=True, toolbar_options={"logo": None})

@@ -1,0 +1,356 @@
+"""What pictures show of a recording, by whatever library they are drawn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from placeit.profiler.recording import OpTime, RecordedSpan, Recording, States
+from placeit.report.style import shortened
+from placeit.report.text import amount, percent, printable, seconds
+from placeit.runtime.measure import median_interval
+
+__all__ = [
+    "PATH",
+    "Bar",
+    "CandidateRow",
+    "OpRow",
+    "Timeline",
+    "candidates",
+    "decision",
+    "device_names",
+    "name_of",
+    "number",
+    "op_rows",
+    "records",
+    "share",
+    "signed_seconds",
+    "states",
+    "timelines",
+]
+
+PATH = "critical path"
+_NAMED = 3  # ops of a segment that are named
+
+
+def name_of(name: object) -> str:
+    """Write a name, so that no character of it can upset the page, and it is not too long."""
+    return shortened(printable(str(name)).replace("\n", "?"))
+
+
+def number(value: object) -> float | None:
+    """Return what is a finite number, else None."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) else None
+
+
+def records(value: object) -> list[Mapping[str, Any]]:
+    """Return those members of a list that are objects with names."""
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, Sequence) else []
+
+
+def device_names(recording: Recording) -> list[str]:
+    """Return the names of the devices as they are shown, in their order."""
+    return [name_of(device.name) for device in recording.devices]
+
+
+@dataclass(frozen=True)
+class Bar:
+    """Something that took a while.
+
+    Attributes:
+        track: the line that it is drawn on.
+        device: whose colour it has; None for a transfer or for waiting.
+        start_s: seconds from the beginning of the timeline.
+        finish_s: seconds; not before ``start_s``.
+        what: it was: ``segment 3``.
+        about: its ops, or its bytes.
+        critical: whether it is on the critical path.
+        request: number of its request.
+        other: whether that is not the request that the timeline is about.
+    """
+
+    track: str
+    device: str | None
+    start_s: float
+    finish_s: float
+    what: str
+    about: str
+    critical: bool = False
+    request: int = 0
+    other: bool = False
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What ran when.
+
+    Attributes:
+        title: what it shows.
+        tracks: its lines, from top to bottom.
+        bars: in any order.
+    """
+
+    title: str
+    tracks: tuple[str, ...]
+    bars: tuple[Bar, ...]
+
+    @property
+    def seconds(self) -> float:
+        """End of the last bar."""
+        return max((bar.finish_s for bar in self.bars), default=0.0)
+
+
+def timelines(recording: Recording) -> list[Timeline]:
+    """Return the timelines of the measured request, of the best single device, and of the simulated request, if known."""
+    found = [_measured(recording), _single(recording), _predicted(recording)]
+    return [one for one in found if one is not None and one.bars]
+
+
+def _measured(recording: Recording) -> Timeline | None:
+    path = recording.critical_path
+    if path is None or not recording.requests:
+        return None
+    request = recording.requests[path.request]
+    origin, end = request.arrived_s, request.ended_s
+    critical = {step.span for step in path.steps if step.span is not None}
+    bars = [
+        replace(_bar(recording, span, origin), critical=i in critical, other=span.request != path.request)
+        for i, span in enumerate(recording.spans)
+        if span.request == path.request or (span.finish_s > origin and span.start_s < end)
+    ]
+    steps = []
+    for step in path.steps:
+        bar = Bar(PATH, None, step.start_s - origin, step.finish_s - origin, "waiting", "", True, path.request)
+        if step.span is not None:
+            of = _bar(recording, recording.spans[step.span], origin)
+            bar = replace(bar, device=of.device, what=f"{of.what} on {of.track}", about=of.about)
+        steps.append(bar)
+    count = len(recording.requests)
+    title = f"Measured, request {path.request + 1} of {count}" if count > 1 else "Measured"
+    return Timeline(title, (PATH, *_tracks(recording, bars)), (*steps, *bars))
+
+
+def _single(recording: Recording) -> Timeline | None:
+    search = recording.search or {}
+    best, chosen = search.get("best_single"), search.get("chosen")
+    if not isinstance(best, Mapping) or (isinstance(chosen, Mapping) and chosen.get("name") == best.get("name")):
+        return None
+    took, devices = number(best.get("measured_s")), best.get("devices")
+    used = [name for name, ops in devices.items() if number(ops)] if isinstance(devices, Mapping) else []
+    if took is None or len(used) != 1:
+        return None
+    device = name_of(used[0])
+    bar = Bar(device, device, 0.0, took, "the whole model", "median of the race")
+    return Timeline(f"Best single device, {device}", (device,), (bar,))
+
+
+def _predicted(recording: Recording) -> Timeline | None:
+    if recording.predicted is None:
+        return None
+    bars = [_bar(recording, span, 0.0) for span in recording.predicted.spans]
+    return Timeline("Simulated", _tracks(recording, bars), tuple(bars))
+
+
+def _bar(recording: Recording, span: RecordedSpan, origin: float) -> Bar:
+    start, finish = span.start_s - origin, span.finish_s - origin
+    track = " → ".join(map(name_of, span.where))
+    if recording.plan is None or span.segment is None:
+        of = None if recording.plan is None or span.tensor is None else recording.plan.tensors[span.tensor]
+        about = "" if of is None else f"{name_of(of.name)}, {amount(of.bytes, 'B')}"
+        return Bar(track, None, start, finish, "transfer", about, request=span.request)
+    ops = [recording.graph.ops[op] for op in recording.plan.segments[span.segment].ops]
+    named = ", ".join(shortened(name_of(op.name), 60) for op in ops[:_NAMED])
+    about = f"{named} and {len(ops) - _NAMED} more" if len(ops) > _NAMED else named
+    return Bar(track, track, start, finish, f"segment {span.segment}", about, request=span.request)
+
+
+def _tracks(recording: Recording, bars: Iterable[Bar]) -> tuple[str, ...]:
+    """Devices that ran something come first, then links."""
+    used = dict.fromkeys(bar.track for bar in bars)
+    devices = [name for name in device_names(recording) if name in used]
+    return (*devices, *sorted(track for track in used if track not in devices))
+
+
+def states(of: States) -> dict[str, float]:
+    """Return the seconds that a device spent in each state, by its name in ``style.STATES``."""
+    return {
+        "executing": of.executing_s,
+        "sending": of.sending_s,
+        "waiting for data": of.waiting_data_s,
+        "waiting for a conflicting device": of.waiting_conflict_s,
+        "waiting for the scheduler": of.waiting_scheduler_s,
+        "idle": of.idle_s,
+    }
+
+
+@dataclass(frozen=True)
+class CandidateRow:
+    """A candidate of a search; None for what is not known.
+
+    Attributes:
+        name: unique.
+        placer: who proposed it.
+        where: ops by device.
+        segments: how many.
+        simulated: the objective, before it ran.
+        measured: the objective, by its last race.
+        low: lower end of the 95 % interval.
+        high: upper end.
+        race: number of that race.
+        chosen: whether it is the answer.
+        note: why it is out, or did not run.
+    """
+
+    name: str
+    placer: str
+    where: str
+    segments: int | None
+    simulated: float | None
+    measured: float | None
+    low: float | None
+    high: float | None
+    race: int | None
+    chosen: bool
+    note: str
+
+
+def candidates(search: Mapping[str, Any] | None) -> list[CandidateRow]:
+    """Return the candidates of the search, measured ones first, the fastest at the top; none if nothing was searched for."""
+    search = search or {}
+    chosen = search.get("chosen")
+    answer = chosen.get("name") if isinstance(chosen, Mapping) else None
+    rows = []
+    for one in records(search.get("candidates")):
+        devices, ends, race = one.get("devices"), one.get("value_ci"), number(one.get("race"))
+        low, high = (number(end) for end in ends) if isinstance(ends, Sequence) and len(ends) == 2 else (None, None)
+        used = devices.items() if isinstance(devices, Mapping) else ()
+        segments = number(one.get("segments"))
+        row = CandidateRow(
+            name_of(one.get("name")),
+            name_of(one.get("placer")),
+            ", ".join(f"{name_of(name)} {ops}" for name, ops in used if ops),
+            None if segments is None else int(segments),
+            number(one.get("simulated_value")),
+            number(one.get("value_from_runs")),
+            low,
+            high,
+            None if race is None else int(race),
+            one.get("name") == answer,
+            name_of(one.get("failed") or one.get("not_run") or ""),
+        )
+        rows.append(row)
+    known = [row.measured if row.measured is not None else math.inf for row in rows]
+    order = sorted(range(len(rows)), key=lambda i: (not rows[i].chosen, known[i], rows[i].simulated or math.inf))
+    return [rows[i] for i in order]
+
+
+def decision(recording: Recording) -> str:
+    """Say in a sentence what was decided, or what a request takes."""
+    search = recording.search or {}
+    chosen = search.get("chosen")
+    if isinstance(chosen, Mapping) and isinstance(search.get("reason"), str):
+        return f"{name_of(chosen.get('name'))} is chosen: {printable(search['reason'])}."
+    if not recording.requests:
+        return "Nothing ran: these are the costs of the model's ops."
+    plan = recording.plan
+    used = dict.fromkeys(name_of(segment.device) for segment in plan.segments if segment.runs) if plan is not None else {}
+    took = sorted(request.ended_s - request.arrived_s for request in recording.requests)
+    low, high = median_interval(took)
+    middle = (took[(len(took) - 1) // 2] + took[len(took) // 2]) / 2
+    interval = f", 95 % interval {seconds(low)} to {seconds(high)}" if math.isfinite(high) else ""
+    many = f"median of {len(took)} requests{interval}" if len(took) > 1 else "one request was recorded"
+    return f"A request takes {seconds(middle)} on {_listed(list(used))} ({many})."
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
+
+
+@dataclass(frozen=True)
+class OpRow:
+    """An op, or a kernel that stands for none; None for what is not known.
+
+    Attributes:
+        op: position in the graph; None for such a kernel.
+        name: of the op.
+        kind: of the op or kernel.
+        device: name; empty without a placement.
+        segment: position in the plan.
+        group: name of its group.
+        shapes: of what it makes.
+        flops: of one request.
+        bytes: that it reads and writes, with its constants.
+        measured_s: in a request.
+        predicted_s: by the costs.
+        flops_per_s: reached.
+        bytes_per_s: reached.
+        kernel: that computes it, maybe with other ops; empty if unknown.
+    """
+
+    op: int | None
+    name: str
+    kind: str
+    device: str
+    segment: int | None
+    group: str
+    shapes: str
+    flops: float | None
+    bytes: float | None
+    measured_s: float | None = None
+    predicted_s: float | None = None
+    flops_per_s: float | None = None
+    bytes_per_s: float | None = None
+    kernel: str = ""
+
+
+def op_rows(recording: Recording) -> list[OpRow]:
+    """Return all ops and kernels, the most expensive first; of replicas, the first."""
+    graph, plan = recording.graph, recording.plan
+    rows = [
+        OpRow(
+            i,
+            name_of(op.name),
+            name_of(op.kind),
+            "",
+            None,
+            name_of(graph.groups[op.group]),
+            ", ".join("×".join(map(str, shape)) or "scalar" for shape in op.shapes),
+            op.flops,
+            op.bytes + op.param_bytes,
+        )
+        for i, op in enumerate(graph.ops)
+    ]
+    for s, segment in reversed(list(enumerate(plan.segments if plan is not None else ()))):
+        for op in segment.ops:
+            rows[op] = replace(rows[op], device=name_of(segment.device), segment=s)
+    kernels = []
+    for timed in recording.ops:
+        if timed.op is None:
+            kernel = OpRow(None, "", name_of(timed.kind), name_of(timed.device), timed.segment, "", "", None, None)
+            kernels.append(_timed(kernel, timed))
+        elif rows[timed.op].segment == timed.segment:
+            rows[timed.op] = _timed(rows[timed.op], timed)
+    return sorted((*rows, *kernels), key=lambda row: -(row.measured_s if row.measured_s is not None else -1.0))
+
+
+def _timed(row: OpRow, timed: OpTime) -> OpRow:
+    return replace(
+        row,
+        measured_s=timed.measured_s,
+        predicted_s=timed.predicted_s,
+        flops_per_s=timed.flops_per_s,
+        bytes_per_s=timed.bytes_per_s,
+        kernel="" if timed.kernel is None else name_of(timed.kernel),
+    )
+
+
+def signed_seconds(value: float | None) -> str:
+    """Write a time that may be negative, such as what a cut adds, which is a difference of measured times."""
+    return seconds(value) if value is None or value >= 0 else f"-{seconds(-value)}"
+
+
+def share(part: float | None, whole: float) -> str:
+    """Write a part of a whole as a percentage."""
+    return percent(part / whole) if part is not None and whole > 0 else percent(None)

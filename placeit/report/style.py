@@ -1,0 +1,75 @@
+"""Colours, patterns and markers by which devices and states are told apart, also without seeing colours.
+
+The colours are those of Okabe and Ito, "Color Universal Design" (2008), which show on white and on black.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+__all__ = ["CRITICAL", "GREY", "STATES", "Look", "looks", "shortened"]
+
+GREY = "#8c8c8c"
+CRITICAL = "#e6004c"
+
+_LONGEST = 200  # characters of a name that are shown
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a device or a state is drawn.
+
+    Attributes:
+        color: of its area.
+        pattern: of its area, as Bokeh calls it; empty for none.
+        hatch: the same as matplotlib calls it.
+        marker: of its ops, as Bokeh calls it.
+        mark: the same as matplotlib calls it.
+    """
+
+    color: str
+    pattern: str = ""
+    hatch: str = ""
+    marker: str = "circle"
+    mark: str = "o"
+
+
+_DEVICES = (
+    Look("#0f7fc4", "", "", "circle", "o"),
+    Look("#e69f00", "/", "//", "square", "s"),
+    Look("#009e73", ".", "..", "triangle", "^"),
+    Look("#cc79a7", "\\", "\\\\", "diamond", "D"),
+    Look("#56b4e9", "x", "xx", "inverted_triangle", "v"),
+    Look("#b8a900", "|", "||", "hex", "h"),
+    Look("#a05195", "-", "--", "star", "*"),
+    Look(GREY, "+", "++", "plus", "P"),
+)
+
+STATES = {
+    "executing": Look("#0f7fc4"),
+    "sending": Look("#e69f00", "/", "//"),
+    "waiting for data": Look("#cc79a7", "\\", "\\\\"),
+    "waiting for a conflicting device": Look("#d55e00", "x", "xx"),
+    "waiting for the scheduler": Look("#b8a900", ".", ".."),
+    "idle": Look("#b3b3b3", "-", "--"),
+}
+
+
+def looks(devices: Iterable[str]) -> dict[str, Look]:
+    """Return how each device is drawn; after the eighth, colours and patterns repeat in other pairs."""
+    found = {}
+    for i, name in enumerate(devices):
+        round_, at = divmod(i, len(_DEVICES))
+        area, mark = _DEVICES[at], _DEVICES[(at + round_) % len(_DEVICES)]
+        found[name] = Look(area.color, mark.pattern, mark.hatch, mark.marker, mark.mark)
+    return found
+
+
+def shortened(name: str, longest: int = _LONGEST) -> str:
+    """Leave out the middle of a name that is too long, and say how long it is."""
+    if len(name) <= longest:
+        return name
+    note = f"… ({len(name)} characters) …"
+    kept = max(2, longest - len(note))
+    return f"{name[: kept - kept // 3]}{note}{name[len(name) - kept // 3 :]}"

@@ -1,0 +1,163 @@
+"""How results show themselves (:mod:`placeit.core.views`): as a page, as figures, as tables."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from placeit.core.extras import import_extra
+from placeit.optimizer.candidates import Candidate
+from placeit.optimizer.compare import Comparison
+from placeit.optimizer.result import Optimized
+from placeit.profiler.profile_report import ProfileReport
+from placeit.profiler.recording import Recording
+from placeit.report import as_json, figures
+from placeit.report.page import check_page, write_page
+from placeit.report.shown import decision, name_of, op_rows, signed_seconds
+from placeit.report.text import NOTHING, percent, seconds
+from placeit.runtime.run_report import RunReport
+
+__all__ = ["candidates", "frame", "graph", "html", "page", "recording", "timeline", "utilization"]
+
+_ROWS = 12  # of a table in a notebook
+
+
+def recording(found: Recording | Optimized) -> Recording:
+    """Return the recording of a result; that of a search has a few runs of its answer."""
+    if isinstance(found, Recording):
+        return found
+    return replace(found.recorded, search=as_json.search(found))
+
+
+def page(found: Recording | Optimized, path: str | Path) -> None:
+    """Write a result as a page."""
+    check_page()  # before anything runs
+    write_page(path, recording(found))
+
+
+def timeline(found: Recording | Optimized) -> Any:
+    """Return a figure of what ran when."""
+    return figures.timeline_figure(recording(found))
+
+
+def utilization(found: Recording | Optimized) -> Any:
+    """Return a figure of the states of devices."""
+    return figures.utilization_figure(recording(found))
+
+
+def graph(found: Recording | Optimized) -> Any:
+    """Return a figure of the task graph."""
+    return figures.graph_figure(recording(found))
+
+
+def candidates(found: Recording | Optimized) -> Any:
+    """Return a figure of the candidates of a search."""
+    return figures.candidates_figure(found.search if isinstance(found, Recording) else as_json.search(found))
+
+
+@functools.singledispatch
+def _rows(found: object) -> list[dict[str, Any]]:
+    """Return the rows of a result, with the names of their columns."""
+    raise TypeError(f"{type(found).__name__} has no table")
+
+
+@_rows.register
+def _(found: Recording) -> list[dict[str, Any]]:
+    return [vars(row) for row in op_rows(found)]
+
+
+@_rows.register
+def _(found: Optimized) -> list[dict[str, Any]]:
+    return [_candidate(one) | {"chosen": one.name == found.chosen.name} for one in found.candidates]
+
+
+@_rows.register
+def _(found: Comparison) -> list[dict[str, Any]]:
+    return [_candidate(one) for one in (*found.candidates, *found.references)]
+
+
+@_rows.register
+def _(found: RunReport) -> list[dict[str, Any]]:
+    names = found.cluster.names
+    return [
+        {
+            "segment": s,
+            "device": names[int(found.plan.placement[s])],
+            "groups": len(found.plan.segments[s].groups),
+            "measured_s": float(took),
+        }
+        for s, took in enumerate(found.segment_s)
+    ]
+
+
+@_rows.register
+def _(found: ProfileReport) -> list[dict[str, Any]]:
+    rows = []
+    for group in as_json.profile(found)["groups"]:
+        for device in found.costs.cluster.names:
+            times = {column: group[of][device] for column, of in _TIMES.items()}
+            rows.append({"group": group["name"], "kind": group["kind"], "ops": group["ops"], "device": device} | times)
+    return rows
+
+
+_TIMES = {"measured_s": "seconds", "cut_s": "cut_s", "load_s": "load_s"}
+
+
+def _candidate(one: Candidate) -> dict[str, Any]:
+    measured = one.measured
+    return {
+        "name": one.name,
+        "placer": one.placer,
+        "segments": one.segments,
+        "simulated_s": one.simulated_s,
+        "measured_s": None if measured is None else measured.median,
+        "ci_low_s": None if measured is None else measured.ci_low,
+        "ci_high_s": None if measured is None else measured.ci_high,
+        "race": one.race,
+        "failed": one.failed,
+    }
+
+
+def frame(found: object) -> Any:
+    """Return a result as a table of pandas."""
+    return import_extra("A table", "report", "pandas").DataFrame(_rows(found))
+
+
+def html(found: object) -> str:
+    """Write a result as a table for a notebook: at most so many rows, and a sentence above."""
+    rows = _rows(found)
+    lines = [f"<p>{escape(_sentence(found))}</p>", _table(rows[:_ROWS])]
+    if len(rows) > _ROWS:
+        lines.append(f"<p>and {len(rows) - _ROWS} more in to_dataframe()</p>")
+    return "\n".join(lines)
+
+
+def _sentence(found: object) -> str:
+    if isinstance(found, Recording):
+        return decision(found)
+    if isinstance(found, Optimized):
+        return f"{name_of(found.chosen.name)} is chosen: {found.reason}."
+    if isinstance(found, RunReport):
+        shares = ", ".join(f"{name_of(name)} {percent(share)}" for name, share in found.utilization.items())
+        return f"A request takes {seconds(found.latency.median)}, median of {len(found.latency.samples)} runs; busy: {shares}."
+    return f"{type(found).__name__} of {name_of(getattr(found, 'model', ''))}"
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+    if not rows:
+        return ""
+    head = "".join(f"<th>{escape(title.removesuffix('_s').replace('_', ' '))}</th>" for title in rows[0])
+    body = "".join(f"<tr>{''.join(f'<td>{escape(_cell(title, row[title]))}</td>' for title in row)}</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cell(title: str, value: Any) -> str:
+    if value is None or value == "":
+        return NOTHING
+    if title.endswith("_s") and not title.endswith("per_s"):
+        return signed_seconds(value)
+    return f"{value:.3g}" if isinstance(value, float) else name_of(value)

@@ -1,0 +1,83 @@
+"""What a page has of recordings that lack something, or have more than one run of single requests."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import replace
+
+import pytest
+
+from placeit.profiler.recording import RecordedEvent, Recording
+from placeit.report.layers import draw
+from placeit.report.page.document import render
+from tests.report.made_recordings import a_recording
+
+
+def sections(page: str) -> list[str]:
+    return re.findall(r"<h2[^>]*>([^<]*)</h2>", page)
+
+
+def overlapping(recording: Recording) -> Recording:
+    """The same requests, each of which arrives with the one before it."""
+    before = [0.0, *(one.arrived_s for one in recording.requests)]
+    requests = tuple(replace(one, arrived_s=at) for one, at in zip(recording.requests, before, strict=False))
+    return replace(recording, requests=requests)
+
+
+def test_requests_that_wait_for_each_other_are_requests_under_load() -> None:
+    page = render(overlapping(a_recording(10)))
+    assert "Requests under load" in sections(page)
+    assert "5 requests" in page
+    assert "at most 1 waited" in page
+
+
+def test_requests_one_after_the_other_are_no_load() -> None:
+    assert "Requests under load" not in sections(render(a_recording(10)))
+
+
+def test_what_happened_to_a_server_is_listed() -> None:
+    lost = RecordedEvent("lost <CPU@1>", 0.01, 0.02, "its node is gone")
+    page = render(replace(a_recording(10), events=(lost,)))
+    assert "lost &lt;CPU@1&gt;" in page
+    assert "its node is gone" in page
+
+
+def test_a_recording_of_costs_alone_shows_graph_costs_and_environment() -> None:
+    whole = a_recording(10)
+    times = {"CPU@0": 0.003, "CPU@1": None}
+    costs = {"groups": [{"name": "<g>", "kind": "Relu", "ops": 2, "seconds": times, "cut_s": times}]}
+    bare = Recording(
+        whole.made, whole.versions, whole.environment, whole.model, whole.devices, whole.links, whole.graph, costs=costs
+    )
+    page = render(bare)
+    assert sections(page) == ["Task graph and ops", "Costs", "Environment"]
+    assert "Nothing ran" in page
+    assert "&lt;g&gt;" in page
+    assert "3.00 ms" in page
+
+
+@pytest.mark.parametrize("search", [{}, {"candidates": [None, {}], "chosen": 3, "best_single": {"devices": []}}, {"reason": 1}])
+def test_a_search_without_what_it_should_have_is_left_out(search: dict[str, object]) -> None:
+    assert "Timeline" in sections(render(replace(a_recording(10), search=search)))
+
+
+def test_a_graph_without_edges_and_one_of_a_single_op_are_drawn() -> None:
+    assert draw(3, []).x.tolist() == [0, 0, 0]
+    assert sorted(draw(3, []).y.tolist()) == [-1, 0, 1]
+    assert "Task graph and ops" in sections(render(a_recording(1, requests=1)))
+
+
+def test_an_op_is_right_of_all_that_it_reads_and_as_near_as_can_be() -> None:
+    drawing = draw(5, [(0, 1), (1, 3), (2, 3), (0, 3), (3, 4)])
+    assert drawing.x.tolist() == [0, 1, 1, 2, 3]
+    assert [line[[0, -1], 0].tolist() for line in drawing.lines] == [[0, 1], [1, 2], [1, 2], [0, 2], [2, 3]]
+    for layer in range(4):
+        places = sorted(drawing.y[drawing.x == layer])
+        assert all(high - low >= 1 for low, high in itertools.pairwise(places))
+
+
+def test_a_page_of_a_very_large_graph_has_the_most_expensive_ops_and_stays_below_its_size() -> None:
+    page = render(a_recording(9_000, requests=1))
+    assert "The 8000 most expensive of 9001 ops are shown." in page
+    assert len(page.encode()) < 5e6
