@@ -34,7 +34,7 @@ from placeit.devices.openvino import target_name
 from placeit.devices.own_modes import OwnMode
 from placeit.optimizer.candidates import Candidate
 from placeit.optimizer.deployed import Deployed
-from placeit.optimizer.optimize import optimize
+from placeit.optimizer.options import Candidates
 from placeit.optimizer.replicas import replicated
 from placeit.optimizer.result import Optimized
 from placeit.planning.in_flight import in_flight
@@ -42,7 +42,7 @@ from placeit.planning.segments import Plan, Segmenter
 from placeit.profiler.cache import Cache
 from placeit.profiler.statistics import mape
 from placeit.runtime.measure import Measurement, faster
-from placeit.session import Session
+from placeit.session import Session, optimize
 from placeit.simulator.objectives import Throughput
 
 _MODELS = ("inception_v3", "resnet50")
@@ -118,7 +118,9 @@ def _unequal(case: str, model: Model, cluster: Cluster, cache: Cache, args: Args
     """The best split that is found against the best replicas."""
     progress(f"{case}: optimizing")
     budget = _QUICK_S if args.quick else _BUDGET_S
-    found = optimize(model, cluster, objective="throughput", budget=budget, seed=args.seed, plain=False, cache=cache)
+    found = optimize(
+        model, cluster, objective="throughput", budget=budget, seed=args.seed, candidates=Candidates(plain=False), cache=cache
+    )
     _found(case, found, report)
     whole = _best(found, splits=False)
     split = _best(found, splits=True)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit import Cache, Candidate, Cluster, Comparison, Optimized, RunReport, Session, compare, find_cluster, optimize
+from placeit.optimizer.options import Candidates
 
 LEARNED = "doppler, measured"
 
@@ -36,7 +37,7 @@ def place_and_run(model: Path, inputs: Mapping[str, NDArray[np.generic]], option
     found = optimize(
         model,
         cluster,
-        placers=options.placer,
+        candidates=Candidates(placers=options.placer),
         budget=options.budget,
         seed=options.seed,
         cache=cache,
@@ -65,11 +66,10 @@ def _learned(model: Path, cluster: Cluster, found: Optimized, cache: Cache, opti
     again = optimize(
         model,
         cluster,
-        placers=[LEARNED],
+        candidates=Candidates(placers=[LEARNED], start=found.placement),
         budget=options.learn,
         seed=options.seed,
         cache=cache,
-        start=found.placement,
         progress=_progress,
     )
     print(file=sys.stderr)

@@ -27,6 +27,7 @@ from placeit import ModelStage, PlacedStages, PlaceitError, Session, place_stage
 from placeit.errors import UsageError
 from placeit.runtime.serving import Outputs
 from placeit.simulator.load import check_rate
+from placeit.workbench.options import Inputs
 
 SIDE, HEIGHT = 320, 48  # of pictures, and of lines
 WIDTHS = {"classifier": 192, "recogniser": 320}
@@ -107,7 +108,8 @@ def open_reader(devices: Sequence[str]) -> Iterator[PlacedStages]:
 
     with contextlib.ExitStack() as stack:
         detector, classifier, recogniser = (
-            stack.enter_context(Session(folder / file, devices, input_shapes={"x": shape})) for file, shape in FILES.values()
+            stack.enter_context(Session(folder / file, devices, inputs=Inputs(shapes={"x": shape})))
+            for file, shape in FILES.values()
         )
         stages = [
             ModelStage("detector", detector, lambda page: [network_input(page)], cut_lines),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from placeit.optimizer.candidates import Candidate
     from placeit.optimizer.compare import Comparison, compare
     from placeit.optimizer.measured_cost import MeasuredCost
-    from placeit.optimizer.optimize import optimize
+    from placeit.optimizer.options import Budget, Candidates
     from placeit.optimizer.result import Optimized, Unplanned
     from placeit.optimizer.stages import ModelStage, PlacedStages, place_stages
     from placeit.placers.api import place
@@ -31,16 +31,21 @@ if TYPE_CHECKING:
     from placeit.runtime.pipeline import Pipeline, Stage
     from placeit.runtime.run_report import RunReport
     from placeit.runtime.serving import Server
-    from placeit.session import Session
+    from placeit.session import Session, optimize
     from placeit.simulator.simulate import schedule, simulate
+    from placeit.workbench.options import Constraints, Inputs
 
 __all__ = [
+    "Budget",
     "Cache",
     "Candidate",
+    "Candidates",
     "Cluster",
     "Comparison",
+    "Constraints",
     "Device",
     "Grouping",
+    "Inputs",
     "Link",
     "MeasuredCost",
     "Model",
@@ -76,12 +81,16 @@ __all__ = [
 ]
 
 _HOME = {
+    "Budget": "placeit.optimizer.options",
     "Cache": "placeit.profiler.cache",
     "Candidate": "placeit.optimizer.candidates",
+    "Candidates": "placeit.optimizer.options",
     "Cluster": "placeit.core.cluster",
     "Comparison": "placeit.optimizer.compare",
+    "Constraints": "placeit.workbench.options",
     "Device": "placeit.core.cluster",
     "Grouping": "placeit.planning.coarsen",
+    "Inputs": "placeit.workbench.options",
     "Link": "placeit.core.cluster",
     "MeasuredCost": "placeit.optimizer.measured_cost",
     "Model": "placeit.backends.base",
@@ -106,7 +115,7 @@ _HOME = {
     "discover": "placeit.devices",
     "find_cluster": "placeit.devices.clusterfile",
     "load": "placeit.backends",
-    "optimize": "placeit.optimizer.optimize",
+    "optimize": "placeit.session",
     "place": "placeit.placers.api",
     "place_stages": "placeit.optimizer.stages",
     "placer_names": "placeit.placers.registry",

@@ -31,7 +31,7 @@ from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.refining import Limits, Refiner, Request, Trial
 from placeit.runtime.serving import Answer, Server
 from placeit.session import Session
-from placeit.session.serving import Proposals
+from placeit.workbench.serving import Proposals
 
 CORES = [f"CPU@{core}" for core in allowed_cores()[:2]]
 FAST = Limits(tail=1e6, core=1)  # of a core that others use as well, only ratios are known

@@ -103,15 +103,17 @@ def optimize(
     # imported only now, because it takes a second
     from placeit.devices.caps import parse_caps
     from placeit.devices.clusterfile import find_cluster
-    from placeit.optimizer.optimize import optimize as find
+    from placeit.optimizer.options import Budget, Candidates
     from placeit.placers.registry import parse_placer
     from placeit.planning.pins import parse_pins
+    from placeit.session import optimize as find
     from placeit.simulator.objectives import check_objective
+    from placeit.workbench.options import Constraints
 
     check_objective(objective)
     for one in placer or ():
         parse_placer(one)  # is it misspelt, or is a package missing?
-    pins, caps = parse_pins(pin or ()), parse_caps(memory or ())
+    constraints = Constraints(parse_pins(pin or ()), parse_caps(memory or ()), options.max_groups, options.tolerance)
     cluster = find_cluster(
         reach_nodes(options.devices, options.ray_address, options.compress, options.patience), precision=options.precision.value
     )
@@ -121,22 +123,16 @@ def optimize(
         found = find(
             model,
             cluster,
-            placers=placer or None,
-            budget=budget,
-            seed=seed,
             objective=objective,
-            max_groups=options.max_groups,
-            precision=options.precision.value,
-            tolerance=options.tolerance,
-            inputs=inputs,
-            compare_precisions=compare_precisions,
-            cache=cost_cache(options.no_cache),
-            progress=progress,
-            pins=pins,
-            memory=caps,
-            start=start,
-            resume=resume,
+            budget=Budget(budget, resume),
+            candidates=Candidates(placer or None, start, compare_precisions=compare_precisions),
+            seed=seed,
             rate=rate,
+            progress=progress,
+            precision=options.precision.value,
+            inputs=inputs,
+            constraints=constraints,
+            cache=cost_cache(options.no_cache),
         )
 
     file = OutputFile(path, "the placement", lambda: found.save(path))

@@ -21,7 +21,7 @@ from placeit.planning.placing import Placing
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.runtime.check import OutputDifference
 from placeit.runtime.measure import Measurement
-from placeit.session import Session
+from placeit.workbench import Workbench
 
 __all__ = [
     "Alone",
@@ -151,7 +151,7 @@ class Alone:
         busy: ``float64[D]``, 1 for the devices of the cluster that have nothing else to run on meanwhile, 0 for the others.
     """
 
-    session: Session
+    session: Workbench
     busy: NDArray[np.float64]
 
     @property
@@ -175,7 +175,7 @@ class Raced:
     measured: Mapping[str, Measurement]
 
 
-def plain_candidates(session: Session, problem: Problem) -> list[tuple[Candidate, Alone]]:
+def plain_candidates(session: Workbench, problem: Problem) -> list[tuple[Candidate, Alone]]:
     """Plain devices of a session's cluster that can run the model whole; none if an op is pinned to another one."""
     devices = session.cluster.devices
     apart = session.cluster.apart()  # no core counts twice
@@ -197,7 +197,7 @@ def plain_candidates(session: Session, problem: Problem) -> list[tuple[Candidate
     return found
 
 
-def _refusal(home: Session) -> str | None:
+def _refusal(home: Workbench) -> str | None:
     """Why the runtime of a plain device cannot open a model; None if it can. What it opens stays open for the races."""
     try:
         home.executor(alone_on(home, "").plan).close()
@@ -207,7 +207,7 @@ def _refusal(home: Session) -> str | None:
 
 
 def in_other_precision(
-    session: Session, singles: Sequence[Candidate], homes: Mapping[str, Alone]
+    session: Workbench, singles: Sequence[Candidate], homes: Mapping[str, Alone]
 ) -> tuple[list[tuple[Candidate, Alone]], list[str]]:
     """The plain devices, or without any every single device, once more in another precision.
 
@@ -237,7 +237,7 @@ def in_other_precision(
     return others, missing
 
 
-def alone_on(session: Session, name: str, *, placer: str = "single", plain: bool = False, of: str | None = None) -> Candidate:
+def alone_on(session: Workbench, name: str, *, placer: str = "single", plain: bool = False, of: str | None = None) -> Candidate:
     """The whole model on the only device of a session, where nothing was profiled."""
     groups = np.zeros(len(session.grouping.groups), np.int32)
     plan = Segmenter(session.grouping, Costs.zero(len(groups), session.cluster)).plan(groups)

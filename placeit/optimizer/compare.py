@@ -14,6 +14,7 @@ from placeit.core.errors import ExecutionError, PlacementError, UsageError
 from placeit.core.placement import Placement
 from placeit.core.problem import Problem
 from placeit.optimizer.candidates import Alone, Candidate, alone_on, measured_median, plain_candidates
+from placeit.optimizer.ledger import compiled_since
 from placeit.optimizer.races import Races
 from placeit.optimizer.references import enter_references
 from placeit.optimizer.replicas import replicated
@@ -21,8 +22,8 @@ from placeit.planning.segments import Plan, Segmenter
 from placeit.profiler.costs import Progress
 from placeit.runtime.compiling import Compiled
 from placeit.runtime.measure import WARMUP, Ratio, check_length, faster_in_any_opening
-from placeit.session import Session
 from placeit.simulator.objectives import Latency, Objective, Throughput, check_objective, get_objective
+from placeit.workbench import Workbench
 
 __all__ = ["Comparison", "check_compared", "compare"]
 
@@ -70,7 +71,7 @@ class Comparison:
 
 
 def compare(
-    session: Session,
+    session: Workbench,
     placements: Mapping[str, Placement],
     *,
     objective: str = "latency",
@@ -138,7 +139,7 @@ def compare(
         duration_s=duration,
         interrupted=interrupted,
         cluster=session.cluster,
-        compiling=session.compiling.kinds,
+        compiling=compiled_since({}, session.compiling.kinds),
     )
 
 
@@ -183,7 +184,7 @@ def check_compared(objective: str) -> None:
         )
 
 
-def _planned(session: Session, segmenter: Segmenter, name: str, placement: Placement) -> list[Plan]:
+def _planned(session: Workbench, segmenter: Segmenter, name: str, placement: Placement) -> list[Plan]:
     """Plan a placement, and its replicas."""
     try:
         return [session.plan_of(one, segmenter) for one in placement.every]

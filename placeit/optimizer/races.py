@@ -29,8 +29,8 @@ from placeit.runtime.budget import TRIFLE_S
 from placeit.runtime.check import OutputDifference
 from placeit.runtime.measure import FAILURES, FEWEST, WARMUP, Measurement, Race, faster, summed_up
 from placeit.runtime.plan_executor import with_room
-from placeit.session import Session
 from placeit.simulator.objectives import Objective
+from placeit.workbench import Workbench
 
 if TYPE_CHECKING:
     from placeit.backends.openvino.model import OpenVinoModel
@@ -68,7 +68,7 @@ class Races:
 
     def __init__(
         self,
-        session: Session,
+        session: Workbench,
         objective: Objective,
         deadline: float,
         seed: int,
@@ -109,7 +109,7 @@ class Races:
         self.known[name] = replace(self.known[name], **facts)
         return self.known[name]
 
-    def home(self, name: str) -> Session:
+    def home(self, name: str) -> Workbench:
         """The session that runs a candidate."""
         alone = self.homes.get(name)
         return self.session if alone is None else alone.session
@@ -412,7 +412,7 @@ class Races:
                 self.fail(name, why)
         return self.known[name].failed is None
 
-    def _compare_references(self, other: Session) -> None:
+    def _compare_references(self, other: Workbench) -> None:
         """Say, once, if two runtimes do not agree on what the whole model computes."""
         if self._compared:
             return
@@ -427,7 +427,7 @@ class Races:
                 said,
             )
 
-    def checking(self, name: str) -> Session:
+    def checking(self, name: str) -> Workbench:
         """The session whose reference a candidate's outputs are compared with: its own where another runtime runs it whole."""
         return self.home(name) if self.is_onnxruntime(name) else self.session
 

@@ -15,6 +15,7 @@ from placeit import Session
 from placeit.cli import app
 from placeit.core.errors import PlacementError
 from placeit.core.placement import Placement
+from placeit.workbench.options import Inputs
 
 
 @pytest.fixture
@@ -98,7 +99,7 @@ def test_an_overflow_between_segments_is_found_on_the_given_inputs(tmp_path: Pat
 
 
 def test_the_reference_is_float32_in_any_precision(model: Path) -> None:
-    with Session(model, "CPU", batch=8, precision="bf16", cache=None) as session:
+    with Session(model, "CPU", inputs=Inputs(batch=8), precision="bf16", cache=None) as session:
         session.profile(budget_s=0.2)
         placement = session.placement(np.zeros(len(session.grouping.groups), np.int32))
         error = session.run(placement, runs=1).output_error

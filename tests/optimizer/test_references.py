@@ -21,12 +21,14 @@ from placeit.core.cluster import Cluster, Device
 from placeit.devices.host import allowed_cores
 from placeit.devices.own_modes import OwnMode
 from placeit.optimizer.candidates import Candidate
+from placeit.optimizer.options import Candidates
 from placeit.optimizer.references import Reference, enter_references, references_beside
 from placeit.optimizer.search import Search
 from placeit.profiler.cache import Cache
 from placeit.report import as_json, as_text
 from placeit.session import Session
 from placeit.simulator.objectives import get_objective
+from placeit.workbench.options import Constraints
 
 CORES = allowed_cores()
 PAIR = [f"CPU@{core}" for core in CORES[:2]]
@@ -95,7 +97,13 @@ def test_a_reference_that_beats_the_answer_is_named_in_the_report(
     monkeypatch.setattr(OwnModeRunner, "time", lambda self: 1e-9)
     monkeypatch.setattr("placeit.optimizer.search.decision_rounds", lambda single, split: 6)
     found = placeit.optimize(
-        inception_like(), PAIR, placers=["heft"], budget=BUDGET_S, objective="throughput", cache=cache, max_groups=2
+        inception_like(),
+        PAIR,
+        candidates=Candidates(placers=["heft"]),
+        budget=BUDGET_S,
+        objective="throughput",
+        cache=cache,
+        constraints=Constraints(max_groups=2),
     )
     (reference,) = found.references
     name = reference.row.name
@@ -221,7 +229,7 @@ def test_there_are_no_references(why: str, cache: Cache) -> None:
     model = inception_like()
     pins = {model.graph.names[3]: PAIR[0]} if why == "pins" else None
     objective = "total-cost" if why == "energy" else "throughput"
-    with Session(model, cluster, cache=cache, pins=pins) as session:
+    with Session(model, cluster, cache=cache, constraints=Constraints(pins=pins)) as session:
         session.profile()
         search = Search(session, get_objective(objective, session.cluster), math.inf, 0, None)
         search.singles(plain=why != "no plain devices")

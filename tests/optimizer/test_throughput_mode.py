@@ -18,6 +18,7 @@ from placeit.devices import discover
 from placeit.devices.host import allowed_cores
 from placeit.devices.names import parse_device
 from placeit.devices.plain import in_throughput_mode
+from placeit.optimizer.options import Candidates
 from placeit.optimizer.result import Optimized
 from placeit.optimizer.search import Search
 from placeit.profiler.cache import Cache
@@ -25,17 +26,21 @@ from placeit.runtime.devices import throughput
 from placeit.runtime.several import SeveralExecutor
 from placeit.session import Session
 from placeit.simulator.objectives import Throughput
+from placeit.workbench.options import Constraints
 
 PAIR = [f"CPU@{core}" for core in allowed_cores()[:2]]
 BUDGET_S = 120.0  # far more than the search takes
 pytestmark = pytest.mark.skipif(len(PAIR) < 2, reason="needs two CPU cores")
 
 
-def search(cache: Cache, **options: Any) -> Optimized:
+def search(cache: Cache, *, start: Path | None = None, pins: Any = (), memory: Any = (), **options: Any) -> Optimized:
     return placeit.optimize(
         inception_like(),
         PAIR,
-        **({"placers": "heft", "budget": BUDGET_S, "objective": "throughput", "cache": cache, "max_groups": 2} | options),
+        candidates=Candidates("heft", start),
+        constraints=Constraints(dict(pins), dict(memory), max_groups=2),
+        cache=cache,
+        **({"budget": BUDGET_S, "objective": "throughput"} | options),
     )
 
 

@@ -1,4 +1,4 @@
-"""Requests as they come to a session: what :meth:`placeit.session.Session.serve` and ``run_at`` do."""
+"""Requests as they come to a session: what :meth:`placeit.workbench.Workbench.serve` and ``run_at`` do."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from placeit.runtime.serving import Server
 from placeit.simulator.load import arrival_times, check_rate
 
 if TYPE_CHECKING:
-    from placeit.session import Session
+    from placeit.workbench import Workbench
 
 __all__ = ["Proposals", "run_at", "serve"]
 
@@ -34,9 +34,9 @@ _STEPS = 50  # of a search
 
 
 def serve(
-    session: Session, placement: Placement, *, requests: int | None, queue: int, refine: bool | Limits, on_loss: str
+    session: Workbench, placement: Placement, *, requests: int | None, queue: int, refine: bool | Limits, on_loss: str
 ) -> Server:
-    """Do what :meth:`placeit.session.Session.serve` says."""
+    """Do what :meth:`placeit.workbench.Workbench.serve` says."""
     if not refine:
         recovery = Recovery(session.runtime, session.costs, requests) if on_loss == "replace" else None
         server = Server(_executors(session, placement, requests), queue=queue, replace=recovery)
@@ -55,7 +55,7 @@ def serve(
     return server
 
 
-def _executors(session: Session, placement: Placement, requests: int | None = None) -> list[PlanExecutor]:
+def _executors(session: Workbench, placement: Placement, requests: int | None = None) -> list[PlanExecutor]:
     """Compile what serves a placement and its replicas."""
     executors: list[PlanExecutor] = []
     with contextlib.ExitStack() as stack:
@@ -80,7 +80,7 @@ class Proposals:
         UsageError: costs are not known.
     """
 
-    def __init__(self, session: Session, requests: int | None) -> None:
+    def __init__(self, session: Workbench, requests: int | None) -> None:
         self._session, self._requests, self._costs = session, requests, session.costs
         self._seed, self._plain_s = 0, 0.0
         self._placements: list[NDArray[np.int32]] = []
@@ -143,7 +143,7 @@ class Proposals:
 
 
 def run_at(
-    session: Session,
+    session: Workbench,
     placement: Placement,
     rate: float | None,
     requests: int | None,
@@ -154,7 +154,7 @@ def run_at(
     queue: int,
     warmup: int,
 ) -> RateReport:
-    """Do what :meth:`placeit.session.Session.run_at` says."""
+    """Do what :meth:`placeit.workbench.Workbench.run_at` says."""
     if not 0 < seconds < math.inf:
         raise UsageError(f"Requests have to arrive for some time; got {seconds} seconds.")
     if requests is not None and requests < 1:

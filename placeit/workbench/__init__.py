@@ -41,7 +41,6 @@ from placeit.runtime.check import (
     Checkable,
     OutputCheck,
     OutputDifference,
-    check_tolerance,
     other_inputs,
     tolerance_of,
     tolerance_of_rounding,
@@ -56,9 +55,10 @@ from placeit.runtime.refining import Limits
 from placeit.runtime.run_report import RunReport
 from placeit.runtime.runtime import Runtime
 from placeit.runtime.serving import QUEUE, Server
-from placeit.session import running, serving
+from placeit.workbench import running, serving
+from placeit.workbench.options import Constraints, Inputs
 
-__all__ = ["Session"]
+__all__ = ["Workbench"]
 
 _HURRY_S = 0.3  # for threads to end after an interrupt
 _HALF = {"f16": "float16"}  # precisions in which numbers overflow early, by the type of their tensors
@@ -66,45 +66,13 @@ _AGAIN = 4  # profiling may take its budget's share of one in so many, when a de
 _log = logging.getLogger("placeit")
 
 
-class Session:
-    """A model, its groups, a cluster, and threads and compiled segments to run it. A context manager.
-
-    Placements with segments of their own, as :func:`placeit.optimize` saves them, run at once (:meth:`run`). To plan others, it
-    has to be known what groups cost: call :meth:`profile`.
-
-    Args:
-        model: a model, or the path of one.
-        devices: device names, the path of a cluster file, a cluster, or None to discover.
-        input_shapes: sizes by input name, where the model leaves them open.
-        batch: first size of every input that leaves it open. Sizes that neither gives are those of ``inputs``.
-        max_groups: most groups that placers decide about.
-        precision: inference precision of every device.
-        tolerance: largest ``OutputDifference.max_rel`` of outputs that are right; None for 0.001 in float32, 0.02 in float16
-            and 0.1 in bfloat16, by the coarsest type of the precision, of the model's tensors, and of what is sent between
-            nodes (0.1 for int8), and for quantised models :func:`placeit.runtime.check.tolerance_of_rounding` more.
-        inputs: what the model is measured and checked on, by name, if its time or validity depends on values; None for random
-            inputs. Costs are kept for each of them apart.
-        cache: where measured costs are kept; None to measure afresh and keep nothing.
-        pins: device names by op names or globs of them (``{"conv1*": "CPU@0"}``), which hold for every placement. An op takes
-            along those of its group; a group whose ops are pinned to several devices is split.
-        memory: most memory by device name, in bytes or with a unit (``{"CPU@0": "2 GB"}``); less than the device has.
-        expected: devices of nodes that need not be there yet, each with the device on another node that it is taken to be like
-            (``{"edge2/CPU": "edge1/CPU"}``). They count as lost until their node is there, and are used by servers that place
-            anew (:meth:`serve`).
-        graph: hash of the task graph of the placements that are to be run; empty for none in particular. It matters where
-            ONNX Runtime can have the file's own graph or OpenVINO's.
+class Workbench:
+    """What a :class:`placeit.Session` measures and runs with; its arguments are described there.
 
     Attributes:
         placing: the model's ops in groups, and placements of them.
         compiling: counts the programs that were compiled, here and in sessions that were opened by :meth:`alone`; its
             ``progress`` is told what is being compiled.
-
-    Raises:
-        ModelError, FileError, DeviceError, ClusterError: the model or the devices are not what they should be.
-        UsageError: an input is missing, unknown, or has another shape or type than the model wants; the tolerance is
-            negative or not a number; a limit is no size or names no device; a pin names no device, matches no op, or
-            contradicts another one; what is expected is not on a node, or like nothing that is there.
-        PlacementError: ops that need one device are pinned to several.
     """
 
     def __init__(
@@ -112,37 +80,32 @@ class Session:
         model: str | Path | Model,
         devices: str | Sequence[str] | Path | Cluster | None = None,
         *,
-        input_shapes: Mapping[str, Sequence[int]] | None = None,
-        batch: int | None = None,
-        max_groups: int = 96,
         precision: str = "f32",
-        tolerance: float | None = None,
-        inputs: Arrays | None = None,
+        inputs: Inputs | Arrays | None = None,
+        constraints: Constraints = Constraints(),
         cache: Cache | Literal["default"] | None = "default",
-        pins: Mapping[str, str] | None = None,
-        memory: Mapping[str, float | str] | None = None,
         expected: Mapping[str, str] | None = None,
         graph: str = "",
     ) -> None:
-        check_tolerance(tolerance)
+        given, pins, memory = Inputs.of(inputs), constraints.pins, constraints.memory
         self._expected = dict(expected or {})
         cluster = capped(with_expected(find_cluster(devices, precision=precision), self._expected), memory)
-        self.memory = {device.name: device.memory_bytes for device in cluster.devices if device.name in (memory or {})}
+        self.memory = {device.name: device.memory_bytes for device in cluster.devices if device.name in memory}
         if isinstance(model, Model):
             loaded = model
         else:
-            samples = {name: value.shape for name, value in (inputs or {}).items() if isinstance(value, np.ndarray)}
-            loaded = backends.load(model, input_shapes=input_shapes, batch=batch, sample_shapes=samples)
-        if inputs is not None:
-            loaded = loaded.with_inputs(inputs)
+            samples = {name: value.shape for name, value in (given.arrays or {}).items() if isinstance(value, np.ndarray)}
+            loaded = backends.load(model, input_shapes=given.shapes, batch=given.batch, sample_shapes=samples)
+        if given.arrays is not None:
+            loaded = loaded.with_inputs(given.arrays)
         self.cluster = drive(cluster, loaded)
         self.model = loaded.prepared(self.cluster, graph)
-        self.pins = dict(pins or {})
+        self.pins = dict(pins)
         self.placing = Placing.of(
             self.model.graph,
             self.cluster.names,
             pins=self.pins,
-            max_groups=max_groups,
+            max_groups=constraints.max_groups,
             together=self.model.together,
             pairs=self.model.pairs,
             memory=[device.memory_bytes for device in self.cluster.devices],
@@ -154,7 +117,7 @@ class Session:
         if any(device.address is not None and device.address.node for device in self.cluster.devices):
             types.append(compression())
         rounded = tolerance_of_rounding(self.model.graph, self.model.rounding)
-        self.tolerance = tolerance_of(types) + rounded if tolerance is None else tolerance
+        self.tolerance = tolerance_of(types) + rounded if constraints.tolerance is None else constraints.tolerance
         self._cache = Cache() if cache == "default" else cache
         self.compiling = Compiling()
         self._runtime: Runtime | None = None
@@ -163,7 +126,7 @@ class Session:
         self._hurried = False
         self._reference: Callable[[Arrays], dict[str, NDArray[np.generic]]] | None = None
         self._check: OutputCheck | None = None
-        self._others: dict[tuple[Device, str], Session] = {}
+        self._others: dict[tuple[Device, str], Self] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -190,7 +153,7 @@ class Session:
         self._hurried = True
         come_through()
 
-    def alone(self, device: Device, *, precision: str | None = None) -> Session:
+    def alone(self, device: Device, *, precision: str | None = None) -> Self:
         """Open the same model, in the same groups, on one other device; closed with this session.
 
         Args:
@@ -211,7 +174,7 @@ class Session:
         self._others[device, precision] = other
         return other
 
-    def home_of(self, placement: Placement) -> Session:
+    def home_of(self, placement: Placement) -> Self:
         """The session that runs a placement: this one, or one of the plain device that the placement is on.
 
         A plain device (:func:`placeit.devices.plain.plain_devices`), or the throughput mode, is not in the cluster,

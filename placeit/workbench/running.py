@@ -1,4 +1,4 @@
-"""Single requests, measured: what :meth:`placeit.session.Session.run` does."""
+"""Single requests, measured: what :meth:`placeit.workbench.Workbench.run` does."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from placeit.runtime.run_report import RunReport
 from placeit.runtime.spans import Span
 
 if TYPE_CHECKING:
-    from placeit.session import Session
+    from placeit.workbench import Workbench
 
 __all__ = ["run"]
 
 
 def run(
-    session: Session,
+    session: Workbench,
     placement: Placement,
     *,
     runs: int,
@@ -32,7 +32,7 @@ def run(
     warmup: int,
     inputs: Mapping[str, NDArray[np.generic]] | None,
 ) -> RunReport:
-    """Do what :meth:`placeit.session.Session.run` says."""
+    """Do what :meth:`placeit.workbench.Workbench.run` says."""
     check_length(runs, duration, warmup)
     home = session.home_of(placement)
     if home is not session:
