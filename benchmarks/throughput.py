@@ -29,7 +29,7 @@ from placeit.backends.base import Model
 from placeit.backends.openvino.model import OpenVinoModel
 from placeit.backends.openvino.own_mode import OwnModeRunner
 from placeit.core.cluster import Cluster
-from placeit.devices.clusterfile import find_cluster
+from placeit.devices.clusterfile import discover
 from placeit.devices.openvino import target_name
 from placeit.devices.own_modes import OwnMode
 from placeit.optimizer.candidates import Candidate
@@ -58,7 +58,7 @@ def run(args: Args, report: Report) -> None:
         with tempfile.TemporaryDirectory() as folder:
             cache = Cache(Path(folder))
             _equal(name, model, cache, args, report)
-            one, other = find_cluster([f"CPU@{core}" for core in two_cores()]).devices
+            one, other = discover([f"CPU@{core}" for core in two_cores()]).devices
             weights = float(model.graph.param_bytes.sum())
             slow = replace(other, name="slowed", slowdown=_SLOWDOWN)
             small = replace(other, name="small", memory_bytes=_HELD * weights)
@@ -95,7 +95,7 @@ def _equal(name: str, model: Model, cache: Cache, args: Args, report: Report) ->
         for who, some in plans.items():
             progress(f"{name}: compiling {who}")
             timers[who] = stack.enter_context(deployed(session, some)).time
-        (both,) = find_cluster("CPU@" + "+".join(map(str, two_cores()))).devices
+        (both,) = discover("CPU@" + "+".join(map(str, two_cores()))).devices
         mode = OwnMode(_OPENVINO, target_name(both), (both,), steady=True)
         theirs = stack.enter_context(contextlib.closing(OwnModeRunner(cast("OpenVinoModel", model), mode, session.precision)))
         timers[_OPENVINO] = theirs.time

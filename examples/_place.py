@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit import Cache, Candidate, Cluster, Comparison, Optimized, RunReport, Session, compare, find_cluster, optimize
+from placeit import Cache, Candidate, Cluster, Comparison, Optimized, RunReport, Session, compare, discover, optimize
 from placeit.optimizer.options import Candidates
 
 LEARNED = "doppler, measured"
@@ -33,7 +33,7 @@ def parser(prog: str, description: str | None) -> argparse.ArgumentParser:
 
 def place_and_run(model: Path, inputs: Mapping[str, NDArray[np.generic]], options: argparse.Namespace) -> RunReport:
     """Find the fastest placement of a model by measuring, learn another one, compare them, and run the first on the inputs."""
-    cluster, cache = find_cluster(options.devices), Cache()
+    cluster, cache = discover(options.devices), Cache()
     found = optimize(
         model,
         cluster,

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from placeit.core.graph import OpGraph
     from placeit.core.placement import Placement
     from placeit.core.problem import Problem
-    from placeit.devices import available, discover
-    from placeit.devices.clusterfile import find_cluster, read_cluster, write_cluster
+    from placeit.devices.clusterfile import discover, read_cluster, write_cluster
     from placeit.optimizer.candidates import Candidate
     from placeit.optimizer.compare import Comparison, compare
     from placeit.optimizer.measured_cost import MeasuredCost
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from placeit.runtime.serving import Server
     from placeit.session import Session, optimize
     from placeit.simulator.simulate import schedule, simulate
-    from placeit.workbench.options import Constraints, Inputs
+    from placeit.workbench.options import Constraints, Inputs, Traffic
 
 __all__ = [
     "Budget",
@@ -63,12 +62,11 @@ __all__ = [
     "Server",
     "Session",
     "Stage",
+    "Traffic",
     "Unplanned",
-    "available",
     "coarsen",
     "compare",
     "discover",
-    "find_cluster",
     "load",
     "optimize",
     "place",
@@ -108,12 +106,11 @@ _HOME = {
     "Server": "placeit.runtime.serving",
     "Session": "placeit.session",
     "Stage": "placeit.runtime.pipeline",
+    "Traffic": "placeit.workbench.options",
     "Unplanned": "placeit.optimizer.result",
-    "available": "placeit.devices",
     "coarsen": "placeit.planning.coarsen",
     "compare": "placeit.optimizer.compare",
-    "discover": "placeit.devices",
-    "find_cluster": "placeit.devices.clusterfile",
+    "discover": "placeit.devices.clusterfile",
     "load": "placeit.backends",
     "optimize": "placeit.session",
     "place": "placeit.placers.api",

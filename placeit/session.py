@@ -8,7 +8,7 @@ from typing import Literal
 
 from placeit.backends.base import Arrays, Model
 from placeit.core.cluster import Cluster
-from placeit.devices.clusterfile import find_cluster
+from placeit.devices.clusterfile import discover
 from placeit.optimizer.optimize import find
 from placeit.optimizer.options import Budget, Candidates, Goal
 from placeit.optimizer.result import Optimized
@@ -120,7 +120,7 @@ def optimize(
         PlacementError: a placement to start with does not fit the model, the devices, their memory or a pin.
         KeyboardInterrupt: Ctrl-C before there was any placement; afterwards it ends the search.
     """
-    cluster = find_cluster(devices, precision=precision)
+    cluster = discover(devices, precision=precision)
     goal = Goal(cluster, objective, budget, candidates, seed, rate)  # whose faults should not cost the time to load a model
     with Session(model, cluster, precision=precision, inputs=inputs, constraints=constraints, cache=cache) as session:
         return find(session, goal, progress)

@@ -14,7 +14,7 @@ from placeit.cli.paths import OutputFile, check_outputs, named_files
 from placeit.cli.placers import ListsPlacers
 from placeit.cli.terminal import Output, Terminal
 from placeit.core.interrupts import INTERRUPTED
-from placeit.report import as_json, as_text
+from placeit.report import as_text
 
 __all__ = ["EXAMPLES", "HELP", "optimize"]
 
@@ -102,7 +102,7 @@ def optimize(
     check_outputs(None if beside_nothing else path, inputs=[*options.files(), *named_files(placer), *(start or ()), resume])
     # imported only now, because it takes a second
     from placeit.devices.caps import parse_caps
-    from placeit.devices.clusterfile import find_cluster
+    from placeit.devices.clusterfile import discover
     from placeit.optimizer.options import Budget, Candidates
     from placeit.placers.registry import parse_placer
     from placeit.planning.pins import parse_pins
@@ -114,7 +114,7 @@ def optimize(
     for one in placer or ():
         parse_placer(one)  # is it misspelt, or is a package missing?
     constraints = Constraints(parse_pins(pin or ()), parse_caps(memory or ()), options.max_groups, options.tolerance)
-    cluster = find_cluster(
+    cluster = discover(
         reach_nodes(options.devices, options.ray_address, options.compress, options.patience), precision=options.precision.value
     )
     model = options.load()
@@ -137,4 +137,4 @@ def optimize(
 
     file = OutputFile(path, "the placement", lambda: found.save(path))
     shown = partial(as_text.optimized, found=found, path=path)
-    return Output(as_json.optimized(found, path), shown, INTERRUPTED if found.interrupted else 0, [file])
+    return Output(found.to_dict() | {"placement_file": str(path)}, shown, INTERRUPTED if found.interrupted else 0, [file])

@@ -13,7 +13,7 @@ from placeit.cli.options import SessionOptions
 from placeit.cli.paths import OutputFile, check_outputs
 from placeit.cli.terminal import Output, Terminal
 from placeit.core.files import write_text
-from placeit.report import as_csv, as_json, as_text
+from placeit.report import as_csv, as_text
 
 __all__ = ["EXAMPLES", "profile"]
 
@@ -50,7 +50,7 @@ def profile(
     with terminal.progress() as progress, options.session() as session:
         costs = session.profile(check=True, progress=progress)
         found = ProfileReport(str(session.model.path), session.precision, session.grouping, costs, session.compiling.kinds)
-    data = as_json.profile(found)
+    data = found.to_dict()
     files = []
     if csv is not None:
         files.append(OutputFile(csv, "the table of costs", lambda: write_text(csv, as_csv.profile(found))))

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,15 +21,17 @@ from placeit.devices.plain import other_precision
 from placeit.planning.placing import Placing
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.runtime.check import OutputDifference
-from placeit.runtime.measure import Measurement
+from placeit.runtime.measure import Measurement, Ratio
 from placeit.workbench import Workbench
 
 __all__ = [
+    "NOT_RUN",
     "Alone",
     "Candidate",
     "Raced",
     "alone_on",
     "in_other_precision",
+    "interval",
     "known_value",
     "measured_median",
     "plain_candidates",
@@ -36,6 +39,8 @@ __all__ = [
 ]
 
 
+NOT_RUN = OutputDifference(math.nan, math.nan, not_checked="it was not run", not_finite=math.nan)
+"""Output error of a candidate that was not run."""
 _COPIES = 2  # of the weights that there has to be room for before plain ONNX Runtime is opened
 _log = logging.getLogger("placeit")
 
@@ -140,6 +145,28 @@ class Candidate:
     def segments(self) -> int:
         """Number of programs that run."""
         return sum(len(plan.programs) for plan in self.plans)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return {
+            "name": self.name,
+            "placer": self.placer,
+            "plain": self.plain,
+            "simulated_s": self.simulated_s,
+            "measured_s": None if self.measured is None else self.measured.median,
+            "ci_s": interval(self.measured),
+            "race": self.race,
+            "simulated_value": self.simulated_value,
+            "value_from_runs": None if self.value is None else self.value.median,
+            "value_ci": interval(self.value),
+            "devices": self.placement.counts(),
+            "segments": self.segments,
+            "replicas": len(self.plans),
+            "output_error": (self.output_error or NOT_RUN).to_dict(),
+            "measured_earlier": self.earlier,
+            "failed": self.failed,
+            "not_run": self.not_run if self.measured is None else None,
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,3 +287,8 @@ def known_value(candidate: Candidate) -> float:
     """The objective of a candidate, as it was measured, or else simulated; ``inf`` if it was neither."""
     simulated = math.inf if candidate.simulated_value is None else candidate.simulated_value
     return simulated if candidate.value is None else candidate.value.median
+
+
+def interval(of: Measurement | Ratio | None) -> tuple[float | None, float | None]:
+    """Ends of a confidence interval; None where nothing was measured."""
+    return (None, None) if of is None else (of.ci_low, of.ci_high)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, PlacementError, UsageError
 from placeit.core.placement import Placement
-from placeit.devices.clusterfile import find_cluster
+from placeit.devices.clusterfile import discover
 from placeit.devices.plain import all_here
 from placeit.optimizer.candidates import Alone, alone_on
 from placeit.optimizer.replicas import enter_given
@@ -78,7 +78,7 @@ def _other_cores(session: Workbench, placement: Placement) -> Device | None:
         if device.name in names:
             return device
     try:
-        (found,) = drive(find_cluster(sorted(names), precision=session.precision), session.model).devices
+        (found,) = drive(discover(sorted(names), precision=session.precision), session.model).devices
     except (DeviceError, UsageError):
         return None
     if not found.core_set or found.where.node:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Self, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,7 +23,7 @@ from placeit.core.errors import DeviceError, InfeasibleError, UsageError
 from placeit.core.interrupts import come_through
 from placeit.core.placement import Conditions, Placement
 from placeit.devices.caps import capped
-from placeit.devices.clusterfile import find_cluster
+from placeit.devices.clusterfile import discover
 from placeit.devices.expected import with_expected
 from placeit.devices.nodes.connection import compression
 from placeit.devices.plain import plain_devices, whole_devices
@@ -56,10 +56,11 @@ from placeit.runtime.run_report import RunReport
 from placeit.runtime.runtime import Runtime
 from placeit.runtime.serving import QUEUE, Server
 from placeit.workbench import running, serving
-from placeit.workbench.options import Constraints, Inputs
+from placeit.workbench.options import Constraints, Inputs, Traffic
 
 __all__ = ["Workbench"]
 
+_RUNS = 30  # timed, where nothing is said
 _HURRY_S = 0.3  # for threads to end after an interrupt
 _HALF = {"f16": "float16"}  # precisions in which numbers overflow early, by the type of their tensors
 _AGAIN = 4  # profiling may take its budget's share of one in so many, when a device refused some op meanwhile
@@ -89,7 +90,7 @@ class Workbench:
     ) -> None:
         given, pins, memory = Inputs.of(inputs), constraints.pins, constraints.memory
         self._expected = dict(expected or {})
-        cluster = capped(with_expected(find_cluster(devices, precision=precision), self._expected), memory)
+        cluster = capped(with_expected(discover(devices, precision=precision), self._expected), memory)
         self.memory = {device.name: device.memory_bytes for device in cluster.devices if device.name in memory}
         if isinstance(model, Model):
             loaded = model
@@ -488,33 +489,58 @@ class Workbench:
             self._check = OutputCheck(inputs, others, self.reference, self.tolerance, self._alike)
         return self._check
 
+    @overload
     def run(
         self,
-        placement: Placement,
+        placement: Placement | str | Path,
         *,
-        runs: int = 30,
+        runs: int | None = None,
         duration: float | None = None,
         warmup: int = WARMUP,
-        inputs: Mapping[str, NDArray[np.generic]] | None = None,
-    ) -> RunReport:
-        """Run a placement and measure single requests; of replicas (:meth:`run_at`), those of the first.
+        inputs: Arrays | None = None,
+        traffic: None = None,
+    ) -> RunReport: ...
+
+    @overload
+    def run(
+        self, placement: Placement | str | Path, *, warmup: int = WARMUP, inputs: Arrays | None = None, traffic: Traffic
+    ) -> RateReport: ...
+
+    def run(
+        self,
+        placement: Placement | str | Path,
+        *,
+        runs: int | None = None,
+        duration: float | None = None,
+        warmup: int = WARMUP,
+        inputs: Arrays | None = None,
+        traffic: Traffic | None = None,
+    ) -> RunReport | RateReport:
+        """Run a placement and measure it: single requests, or several in flight.
 
         Args:
-            placement: of the model's ops.
-            runs: timed runs, at least one.
+            placement: of the model's ops, or a file of one. Single requests are those of the first replica.
+            runs: timed runs, at least one; None for 30.
             duration: seconds of timed runs, in place of their number: as many as fit, and one in any case.
-            warmup: runs before them that do not count.
+            warmup: runs before them that do not count; with ``traffic``, for each replica.
             inputs: by name; None for the session's.
+            traffic: how requests arrive at the placement and its replicas; None for single ones.
 
         Raises:
             PlacementError: it does not fit the model, the devices or their memory.
-            UsageError: an input is missing or has the wrong shape, there are no runs, or costs are not known and the placement
-                has no segments of its own (:meth:`plan_of`).
+            UsageError: an input is missing or has the wrong shape, there are no runs, traffic and their number are given, or
+                costs are not known and the placement has no segments of its own (:meth:`plan_of`).
             DeviceError: a device exists in simulation only, or has no room.
-            ExecutionError: a device failed.
+            ExecutionError: a device failed, or requests did.
             KeyboardInterrupt: Ctrl-C before the first timed run had ended; afterwards it ends the runs.
         """
-        return running.run(self, placement, runs=runs, duration=duration, warmup=warmup, inputs=inputs)
+        placement = placement if isinstance(placement, Placement) else Placement.load(placement)
+        if traffic is None:
+            length = _RUNS if runs is None else runs
+            return running.run(self, placement, runs=length, duration=duration, warmup=warmup, inputs=inputs)
+        if runs is not None or duration is not None:
+            raise UsageError("Traffic says how many requests there are: leave out 'runs' and 'duration'.")
+        return serving.run_at(self, placement, traffic, warmup=warmup, inputs=inputs)
 
     def serve(
         self,
@@ -547,39 +573,6 @@ class Workbench:
             DeviceError: a device exists in simulation only, or has no room.
         """
         return serving.serve(self, placement, requests=requests, queue=queue, refine=refine, on_loss=on_loss)
-
-    def run_at(
-        self,
-        placement: Placement,
-        rate: float | None = None,
-        *,
-        requests: int | None = None,
-        seconds: float = 10.0,
-        arrivals: str = "constant",
-        seed: int = 0,
-        queue: int = QUEUE,
-        warmup: int = WARMUP,
-    ) -> RateReport:
-        """Run a placement and its replicas with several requests in flight, and measure what they serve.
-
-        Args:
-            placement: as for :meth:`serve`.
-            rate: requests per second that arrive, whether or not those before them have ended; None to have as many under way
-                as can be in flight, each submitted as soon as another one has ended.
-            requests: how many arrive; None for as many as come within ``seconds``.
-            seconds: for which requests arrive, if ``requests`` is None.
-            arrivals: at a rate, ``constant``, at regular intervals, or ``poisson``, independently of each other.
-            seed: of the latter.
-            queue: how many may wait; those that arrive at a rate and find it full are dropped.
-            warmup: requests before them that do not count, one after the other, for each replica.
-
-        Raises:
-            As :meth:`serve` does, and UsageError for a rate, a number or a time that is not positive.
-            ExecutionError: requests failed.
-        """
-        return serving.run_at(
-            self, placement, rate, requests, seconds, arrivals=arrivals, seed=seed, queue=queue, warmup=warmup
-        )
 
     def op_times(self, plan: Plan, *, passes: int = 10) -> list[OpTime]:
         """Return the time of each op inside its segment; see :func:`placeit.profiler.op_times.op_times`."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.backends.base import checked_inputs
+from placeit.backends.base import Arrays, checked_inputs
 from placeit.core.placement import Placement
 from placeit.devices.nvml import GpuSampler, gpu_use
 from placeit.profiler.trace import utilization
@@ -20,7 +19,13 @@ from placeit.runtime.spans import Span
 if TYPE_CHECKING:
     from placeit.workbench import Workbench
 
-__all__ = ["run"]
+__all__ = ["given_to", "run"]
+
+
+def given_to(session: Workbench, inputs: Arrays | None) -> Arrays:
+    """Return inputs as the model of a session takes them; the session's own if there are none. Raises UsageError."""
+    wanted = {spec.name: spec for spec in session.model.inputs}
+    return session.model.sample_inputs() if inputs is None else checked_inputs(inputs, wanted)
 
 
 def run(
@@ -30,15 +35,14 @@ def run(
     runs: int,
     duration: float | None,
     warmup: int,
-    inputs: Mapping[str, NDArray[np.generic]] | None,
+    inputs: Arrays | None,
 ) -> RunReport:
     """Do what :meth:`placeit.workbench.Workbench.run` says."""
     check_length(runs, duration, warmup)
     home = session.home_of(placement)
     if home is not session:
         return home.run(placement, runs=runs, duration=duration, warmup=warmup, inputs=inputs)
-    wanted = {spec.name: spec for spec in session.model.inputs}
-    given = session.model.sample_inputs() if inputs is None else checked_inputs(inputs, wanted)
+    given = given_to(session, inputs)
     plan = session.plan_of(placement)
     interrupted = False
     with session.executor(plan) as executor:

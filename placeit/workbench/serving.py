@@ -1,16 +1,16 @@
-"""Requests as they come to a session: what :meth:`placeit.workbench.Workbench.serve` and ``run_at`` do."""
+"""Requests as they come to a session: what :meth:`placeit.workbench.Workbench.serve` and ``run`` do."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.backends.base import Arrays
 from placeit.core.errors import ExecutionError, UsageError
 from placeit.core.placement import Placement
 from placeit.planning.segments import Costs, Plan, Segmenter
@@ -22,7 +22,8 @@ from placeit.runtime.load import RateReport, keep_busy, offer
 from placeit.runtime.plan_executor import PlanExecutor, to_serve
 from placeit.runtime.refining import Limits, Refiner
 from placeit.runtime.serving import Server
-from placeit.simulator.load import arrival_times, check_rate
+from placeit.workbench.options import Traffic
+from placeit.workbench.running import given_to
 
 if TYPE_CHECKING:
     from placeit.workbench import Workbench
@@ -142,52 +143,34 @@ class Proposals:
             raise ExecutionError(wrong)
 
 
-def run_at(
-    session: Workbench,
-    placement: Placement,
-    rate: float | None,
-    requests: int | None,
-    seconds: float,
-    *,
-    arrivals: str,
-    seed: int,
-    queue: int,
-    warmup: int,
-) -> RateReport:
-    """Do what :meth:`placeit.workbench.Workbench.run_at` says."""
-    if not 0 < seconds < math.inf:
-        raise UsageError(f"Requests have to arrive for some time; got {seconds} seconds.")
-    if requests is not None and requests < 1:
-        raise UsageError(f"'requests' is {requests}; it must be at least 1.")
-    due = None
-    if rate is not None:
-        check_rate(rate)
-        due = arrival_times(arrivals, rate, max(1, math.ceil(rate * seconds)) if requests is None else requests, seed=seed)
-    check, inputs = session.output_check(), session.model.sample_inputs()
+def run_at(session: Workbench, placement: Placement, traffic: Traffic, *, warmup: int, inputs: Arrays | None) -> RateReport:
+    """Do what :meth:`placeit.workbench.Workbench.run` says of traffic."""
+    due, given = traffic.times(), given_to(session, inputs)
+    check = session.output_check(None if inputs is None else given)
     with contextlib.ExitStack() as stack:
         executors = [stack.enter_context(executor) for executor in _executors(session, placement)]
         error = functools.reduce(OutputDifference.worse, [check(executor) for executor in executors])
-        server = stack.enter_context(Server(executors, queue=queue))
+        server = stack.enter_context(Server(executors, queue=traffic.queue))
         at_once = sum(executor.requests for executor in executors)
         for _ in range(warmup * len(executors)):
-            server.submit(inputs).result()
+            server.submit(given).result()
         if due is not None:
-            served = offer(server, inputs, due)
+            served = offer(server, given, due)
         else:
-            served = keep_busy(server, inputs, at_once, requests=requests, seconds=seconds if requests is None else math.inf)
+            served = keep_busy(server, given, at_once, requests=traffic.requests, seconds=traffic.until)
         trace = server.history.trace()
         if served.load is None and served.error is not None:
             raise served.error
         if not served.interrupted:
-            error = error.worse(OutputDifference.between(server.submit(inputs).result(), check.expected))
+            error = error.worse(OutputDifference.between(server.submit(given).result(), check.expected))
     return RateReport(
         model=str(session.model.path),
         placement=placement,
-        rate=rate,
-        arrivals=arrivals,
-        seed=seed,
+        rate=traffic.rate,
+        arrivals=traffic.arrivals,
+        seed=traffic.seed,
         in_flight=at_once,
-        queue=queue,
+        queue=traffic.queue,
         served=served,
         output_error=error,
         failed=error.wrong(session.tolerance),

@@ -15,8 +15,9 @@ from rich.console import Console
 
 from placeit.optimizer.candidates import Raced
 from placeit.optimizer.options import Candidates
+from placeit.optimizer.result import Optimized
 from placeit.profiler.cache import Cache
-from placeit.report import as_json, as_text, text
+from placeit.report import as_text, text
 from placeit.runtime.measure import summed_up
 from placeit.session import optimize
 
@@ -94,12 +95,12 @@ def run(cli: Any, *args: object) -> Any:
 def test_a_report_has_a_table_for_each_race(command: Sequence[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     found: dict[str, Any] = {}
 
-    def noted(*args: Any) -> Any:
-        found.update(answer := as_dict(*args))
+    def noted(self: Optimized) -> Any:
+        found.update(answer := to_dict(self))
         return answer
 
-    as_dict = as_json.optimized
-    monkeypatch.setattr(as_json, "optimized", noted)
+    to_dict = Optimized.to_dict
+    monkeypatch.setattr(Optimized, "to_dict", noted)
     tables = sections(run(*command).stdout)
     measured = [candidate for candidate in found["candidates"] if candidate["measured_s"] is not None]
     assert measured

@@ -21,7 +21,6 @@ from placeit.optimizer.options import Candidates
 from placeit.placers.feasibility import fits
 from placeit.placers.registry import parse_placer
 from placeit.profiler.cache import Cache
-from placeit.report import as_json
 from placeit.session import Session, optimize
 from placeit.simulator.simulate import SimulatedCost
 from placeit.workbench.options import Constraints
@@ -105,7 +104,7 @@ def test_every_placer_and_every_search_keeps_to_the_limits(cache: Cache) -> None
         constraints=Constraints(memory=caps),
     )
     assert found.best_single is None
-    assert as_json.optimized(found)["memory_limits"] == caps
+    assert found.to_dict()["memory_limits"] == caps
     for candidate in found.candidates:
         assert all(size <= caps[name] for name, size in used(candidate.placement).items()), candidate.name
 

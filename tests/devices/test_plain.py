@@ -23,7 +23,6 @@ from placeit.devices.plain import other_precision, plain_devices
 from placeit.optimizer.options import Candidates
 from placeit.optimizer.result import Optimized
 from placeit.profiler.cache import Cache
-from placeit.report import as_json
 from placeit.session import Session, optimize
 from placeit.workbench.options import Constraints
 
@@ -125,7 +124,7 @@ def test_the_whole_cpu_is_measured_and_wins_where_it_is_fastest(cache: Cache, mo
     assert chosen.segments == 1
     assert [candidate.name for candidate in found.candidates if candidate.plain] == [PLAIN]
     assert found.simulator_error is not None
-    rows = {row["name"]: row for row in json.loads(json.dumps(as_json.optimized(found), allow_nan=False))["candidates"]}
+    rows = {row["name"]: row for row in json.loads(json.dumps(found.to_dict(), allow_nan=False))["candidates"]}
     assert (rows[PLAIN]["simulated_s"], rows[PLAIN]["simulated_value"]) == (None, None)
     assert rows[PLAIN]["devices"] == {PLAIN: found.ops}
     assert not rows[f"CPU@{CORES[0]}"]["plain"]
@@ -261,7 +260,7 @@ def test_another_precision_is_measured_beside_the_plain_device_and_is_no_candida
     plain = found.chosen.measured
     assert plain is not None
     assert (other.row.measured.rounds == plain.rounds).all()
-    (row,) = json.loads(json.dumps(as_json.optimized(found), allow_nan=False))["precisions"]
+    (row,) = json.loads(json.dumps(found.to_dict(), allow_nan=False))["precisions"]
     assert (row["of"], row["measured_s"], row["ratio"]) == (PLAIN, pytest.approx(0.001), pytest.approx(0.1))
 
 

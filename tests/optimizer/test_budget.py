@@ -14,7 +14,6 @@ from placeit.core.cluster import Cluster, Device, Link
 from placeit.devices.host import allowed_cores
 from placeit.optimizer.options import Candidates
 from placeit.profiler.cache import Cache
-from placeit.report import as_json
 from placeit.runtime.budget import hopeless, least
 from placeit.session import optimize
 from placeit.workbench.options import Constraints
@@ -47,10 +46,10 @@ def test_a_model_too_slow_for_its_budget_is_run_once_on_each_device(
     assert found.least_s > 0.6
     assert "too short to compare placements" in found.reason
     assert any("s, but of the budget of 0.6 s only " in record.getMessage() for record in caplog.records)
-    assert as_json.optimized(found)["budget"]["least_s"] == found.least_s
+    assert found.to_dict()["budget"]["least_s"] == found.least_s
     assert found.compiling_s > 0
     assert found.simulator_error is None
-    assert as_json.optimized(found)["bound_s"] is None  # nothing is known of parts of the model
+    assert found.to_dict()["bound_s"] is None  # nothing is known of parts of the model
 
 
 def test_a_split_that_is_simulated_hopelessly_slower_is_not_run(cache: Cache) -> None:
@@ -64,7 +63,7 @@ def test_a_split_that_is_simulated_hopelessly_slower_is_not_run(cache: Cache) ->
         assert candidate.not_run is not None
         assert candidate.not_run.startswith("simulated ")
         assert candidate.not_run.endswith(" times slower")
-    rows = {row["name"]: row["not_run"] for row in as_json.optimized(found)["candidates"]}
+    rows = {row["name"]: row["not_run"] for row in found.to_dict()["candidates"]}
     assert all(rows[candidate.name] == candidate.not_run for candidate in slow)
     assert found.chosen.placer == "single"
 

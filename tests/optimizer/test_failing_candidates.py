@@ -25,7 +25,6 @@ from placeit.optimizer.search import Search
 from placeit.placers.heft import Heft
 from placeit.planning.segments import Costs
 from placeit.profiler.cache import Cache
-from placeit.report import as_json
 from placeit.runtime.devices.openvino import OpenVinoDevice
 from placeit.session import Session, optimize
 from placeit.workbench.options import Constraints
@@ -76,7 +75,7 @@ def test_splits_that_fail_leave_the_single_devices(stage: str, cache: Cache, mon
         assert candidate.measured is None
     singles = [candidate for candidate in found.candidates if candidate.placer == "single"]
     assert all(single.failed is None and single.measured is not None for single in singles)
-    rows = {row["name"]: row for row in json.loads(json.dumps(as_json.optimized(found), allow_nan=False))["candidates"]}
+    rows = {row["name"]: row for row in json.loads(json.dumps(found.to_dict(), allow_nan=False))["candidates"]}
     assert all(rows[candidate.name]["failed"] == candidate.failed for candidate in found.candidates)
 
 
@@ -125,7 +124,7 @@ def test_a_placer_that_finds_nothing_is_listed_with_its_reason(cache: Cache, mon
     found = optimize(inception_like(), PAIR, candidates=Candidates(placers=("heft", "metis")), budget=1.5, cache=cache)
     (lost,) = found.unplanned
     assert vars(lost) == {"name": "heft", "placer": "heft", "failed": "Nothing fits anywhere."}
-    assert as_json.optimized(found)["unplanned"] == [{"name": lost.name, "placer": lost.placer, "failed": lost.failed}]
+    assert found.to_dict()["unplanned"] == [{"name": lost.name, "placer": lost.placer, "failed": lost.failed}]
     assert {"fast", "slow"} <= {candidate.name for candidate in found.candidates}
 
 

@@ -30,7 +30,6 @@ from placeit.placers.bound import lower_bound
 from placeit.planning.segments import Costs
 from placeit.profiler.cache import Cache
 from placeit.profiler.costs import profile
-from placeit.report import as_json
 from placeit.runtime.check import OutputDifference
 from placeit.session import Session, optimize
 from placeit.simulator.simulate import simulate
@@ -72,7 +71,7 @@ def test_a_slow_device_behind_a_slow_link_leaves_the_model_on_the_fast_one(cache
 
 def test_the_answer_has_every_field_that_scripts_rely_on(cache: Cache) -> None:
     found = optimize(inception_like(), emulated(1.5, 1e9, 1e-5), candidates=Candidates(placers=PLACERS), budget=5, cache=cache)
-    answer = json.loads(json.dumps(as_json.optimized(found, "p.json"), allow_nan=False))
+    answer = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert answer["graph"] == {"ops": found.ops, "edges": found.edges, "groups": found.groups}
     assert {c["name"] for c in answer["candidates"]} >= {"fast", "slow"}
     for candidate in answer["candidates"]:
@@ -188,7 +187,7 @@ def test_energy_chooses_a_frugal_device_that_is_slower_and_never_calls_joules_me
     found = optimize(
         inception_like(), cluster, candidates=Candidates(placers=PLACERS), budget=4, objective="energy", cache=cache
     )
-    answer = as_json.optimized(found)
+    answer = found.to_dict()
     assert (answer["objective"], answer["objective_unit"]) == ("energy", "J")
     singles = {candidate.name: candidate for candidate in found.candidates if candidate.placer == "single"}
     assert found.best_single is singles["slow"]

@@ -25,7 +25,7 @@ from placeit.optimizer.options import Candidates
 from placeit.optimizer.references import Reference, enter_references, references_beside
 from placeit.optimizer.search import Search
 from placeit.profiler.cache import Cache
-from placeit.report import as_json, as_text
+from placeit.report import as_text
 from placeit.session import Session
 from placeit.simulator.objectives import get_objective
 from placeit.workbench.options import Constraints
@@ -109,7 +109,7 @@ def test_a_reference_that_beats_the_answer_is_named_in_the_report(
     name = reference.row.name
     assert name not in {found.chosen.name, *(one.name for one in found.candidates)}
     assert f"; {name}, which OpenVINO does by itself and which is no placement, takes 0.000 of its " in found.reason
-    (row,) = json.loads(json.dumps(as_json.optimized(found), allow_nan=False))["references"]
+    (row,) = json.loads(json.dumps(found.to_dict(), allow_nan=False))["references"]
     assert (row["name"], row["target"], row["used"], row["failed"], row["not_run"]) == (name, "MULTI:CPU", ["CPU"], None, None)
     assert reference.ratio is not None
     assert row["ratio"] == pytest.approx(reference.ratio.ratio)
@@ -217,13 +217,13 @@ def test_for_latency_references_race_beside_the_answer_too(cache: Cache, as_mode
     assert {one.name for one in found.references} == {"AUTO:CPU", "HETERO:CPU"}
     assert all(one.measured is not None and len(one.measured.samples) == 6 for one in found.references)
     assert not {one.name for one in found.references} & {one.name for one in found.candidates}
-    rows = as_json.comparison(found)["references"]
+    rows = found.to_dict()["references"]
     assert {row["name"]: row["used"] for row in rows} == {"AUTO:CPU": ["CPU"], "HETERO:CPU": ["CPU"]}
 
 
 @pytest.mark.parametrize("why", ["pins", "energy", "slowed", "no plain devices"])
 def test_there_are_no_references(why: str, cache: Cache) -> None:
-    cluster = placeit.find_cluster(PAIR)
+    cluster = placeit.discover(PAIR)
     if why == "slowed":
         cluster = Cluster((cluster.devices[0], replace(cluster.devices[1], slowdown=2.0)))
     model = inception_like()

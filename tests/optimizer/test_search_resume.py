@@ -25,7 +25,6 @@ from placeit.optimizer.result import Optimized
 from placeit.optimizer.search import Search
 from placeit.profiler.cache import Cache
 from placeit.profiler.costs import Progress
-from placeit.report import as_json
 from placeit.runtime.check import OutputDifference
 from placeit.runtime.measure import FEWEST, summed_up
 from placeit.session import Session, optimize
@@ -115,7 +114,7 @@ def test_a_search_that_was_interrupted_goes_on_and_decides_afresh(
             assert candidate.measured is not None
             assert names[name].measured.samples.tolist() == candidate.measured.samples.tolist()  # type: ignore[union-attr]
             assert names[name].segments == candidate.segments
-    for candidate in as_json.optimized(second)["candidates"]:
+    for candidate in second.to_dict()["candidates"]:
         assert candidate["measured_earlier"] == names[candidate["name"]].earlier
     assert not second.chosen.earlier or second.best_single is second.chosen
     assert len({c.name for c in second.candidates}) == len(second.candidates)

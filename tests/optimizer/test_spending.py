@@ -21,7 +21,7 @@ from placeit.optimizer.options import Candidates
 from placeit.optimizer.result import Optimized
 from placeit.planning.segments import Profiled
 from placeit.profiler.cache import Cache
-from placeit.report import as_json, as_text
+from placeit.report import as_text
 from placeit.session import optimize
 from placeit.workbench.options import Constraints
 
@@ -95,7 +95,7 @@ def test_what_each_placer_proposed_is_told(found: Optimized) -> None:
 
 
 def test_what_the_time_went_into_is_in_both_reports(found: Optimized) -> None:
-    rows = as_json.optimized(found)["spending"]
+    rows = found.to_dict()["spending"]
     assert [(row["what"], row["placer"], row["new"]) for row in rows] == [
         (one.what, one.placer, one.fresh) for one in found.spending
     ]

@@ -26,7 +26,7 @@ from placeit.runtime.devices import throughput
 from placeit.runtime.several import SeveralExecutor
 from placeit.session import Session
 from placeit.simulator.objectives import Throughput
-from placeit.workbench.options import Constraints
+from placeit.workbench.options import Constraints, Traffic
 
 PAIR = [f"CPU@{core}" for core in allowed_cores()[:2]]
 BUDGET_S = 120.0  # far more than the search takes
@@ -73,7 +73,7 @@ def test_where_it_serves_most_it_is_chosen_stored_run_and_given_back(cache: Cach
     stored = Placement.load(tmp_path / "mode.json")
     for devices in ([device.name], PAIR):
         with Session(inception_like(), devices, cache=cache) as session:
-            report = session.run_at(stored, requests=8)
+            report = session.run(stored, traffic=Traffic(requests=8))
             assert report.output_error.max_rel < 1e-4
             assert report.in_flight > 1
             assert set(report.served.busy) == {device.name}

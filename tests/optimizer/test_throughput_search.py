@@ -21,7 +21,6 @@ from placeit.optimizer.options import Budget, Candidates
 from placeit.optimizer.result import Optimized
 from placeit.planning.segments import Plan, Segmenter
 from placeit.profiler.cache import Cache
-from placeit.report import as_json
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.session import Session
 from placeit.simulator.simulate import simulate
@@ -162,7 +161,7 @@ def test_real_devices_serve_requests_at_the_same_time(devices: str, cache: Cache
     found = placeit.optimize(
         model, cluster, candidates=Candidates(placers=["heft"]), budget=3, objective="throughput", rate=50.0, cache=cache
     )
-    data = json.loads(json.dumps(as_json.optimized(found), allow_nan=False))
+    data = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     replicas = next(one for one in data["candidates"] if one["placer"] == "replicas")
     assert (replicas["replicas"], replicas["failed"]) == (2, None)
     assert replicas["measured_s"] == replicas["value_from_runs"]  # None if there was no time for it
@@ -176,13 +175,13 @@ def test_real_devices_serve_requests_at_the_same_time(devices: str, cache: Cache
     with Session(model, found.cluster, cache=cache) as session:
         session.profile()
         compared = placeit.compare(session, {"mine": again}, objective="throughput", runs=6)
-        rows = {row["name"]: row for row in as_json.comparison(compared)["candidates"]}
+        rows = {row["name"]: row for row in compared.to_dict()["candidates"]}
         assert rows["mine"]["replicas"] == 2
         assert rows["mine"]["output_error"]["max_rel"] < 1e-4
         assert rows["mine"]["simulated_s"] > 0
         assert all(row["failed"] is None and row["measured_s"] > 0 for row in rows.values())
         first = placeit.compare(session, {"mine": again}, runs=6)
-        assert {row["name"]: row["replicas"] for row in as_json.comparison(first)["candidates"]}["mine"] == 1
+        assert {row["name"]: row["replicas"] for row in first.to_dict()["candidates"]}["mine"] == 1
         with pytest.raises(UsageError, match="not 'energy'"):
             placeit.compare(session, {}, objective="energy")
         with pytest.raises(PlacementError, match="mine: "):

@@ -25,7 +25,6 @@ from placeit.placers.registry import parse_placer
 from placeit.planning.coarsen import coarsen
 from placeit.planning.pins import divided, parse_pins, pinned_ops
 from placeit.profiler.cache import Cache
-from placeit.report import as_json
 from placeit.session import Session, optimize
 from placeit.simulator.simulate import SimulatedCost
 from placeit.workbench.options import Constraints
@@ -121,7 +120,7 @@ def test_every_placer_and_every_search_keeps_pins(cache: Cache) -> None:
         model, described(3), candidates=Candidates(placers=PLACERS), budget=3, cache=cache, constraints=Constraints(pins=pins)
     )
     assert found.best_single is None
-    assert as_json.optimized(found)["pins"] == pins
+    assert found.to_dict()["pins"] == pins
     for candidate in found.candidates:
         assert {op: candidate.placement.as_dict()[op] for op in pins} == pins, candidate.name
 

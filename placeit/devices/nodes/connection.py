@@ -233,9 +233,9 @@ def _answer(job: bytes, versions: tuple[str, str]) -> tuple[tuple[str, str], Any
 
 
 def _find(name: str) -> tuple[Device, str]:
-    from placeit.devices.discovery import discover
+    from placeit.devices.discovery import named
 
-    return discover(name).devices[0], _machine()
+    return named(name).devices[0], _machine()
 
 
 def _machine() -> str:
