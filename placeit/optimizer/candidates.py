@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ __all__ = [
     "NOT_RUN",
     "Alone",
     "Candidate",
+    "Facts",
     "Raced",
     "alone_on",
     "in_other_precision",
@@ -167,6 +168,28 @@ class Candidate:
             "failed": self.failed,
             "not_run": self.not_run if self.measured is None else None,
         }
+
+
+class Facts(TypedDict, total=False):
+    """What a search learns of a candidate, by the attribute of :class:`Candidate`."""
+
+    plan: Plan
+    replicas: tuple[Plan, ...]
+    used: tuple[str, ...]
+    given: bool
+    measured: Measurement | None
+    value: Measurement | None
+    cost: float | None
+    steady: bool
+    segment_s: NDArray[np.float64] | None
+    race: int | None
+    final: bool
+    earlier: bool
+    output_error: OutputDifference | None
+    failed: str | None
+    no_room: bool
+    not_run: str | None
+    late: bool
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,14 +9,14 @@ import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Unpack, cast
 
 import numpy as np
 
 from placeit.core import clock
 from placeit.core.errors import DeviceError, ExecutionError, NoRoomError, PlaceitError
 from placeit.devices.host import free_bytes
-from placeit.optimizer.candidates import Alone, Candidate, Raced
+from placeit.optimizer.candidates import Alone, Candidate, Facts, Raced
 from placeit.optimizer.deployed import Deployed, ReferenceRun, run_lengths
 from placeit.optimizer.journal import Journal, Known
 from placeit.optimizer.ledger import COMPILING, Ledger
@@ -104,7 +104,7 @@ class Races:
             self.homes[candidate.name] = alone
         return candidate
 
-    def learn_of(self, name: str, **facts: Any) -> Candidate:
+    def learn_of(self, name: str, **facts: Unpack[Facts]) -> Candidate:
         """Replace a candidate by one of which more is known, and return that."""
         self.known[name] = replace(self.known[name], **facts)
         return self.known[name]
@@ -438,8 +438,8 @@ class Races:
     def fail(self, name: str, why: BaseException | str) -> None:
         """Put a candidate out: what was measured of it counts no more."""
         failed, no_room = why if isinstance(why, str) else reason_of(why), isinstance(why, NoRoomError | MemoryError)
-        nothing = dict.fromkeys(("measured", "value", "cost", "segment_s", "race"))
-        self.learn_of(name, failed=failed, no_room=no_room, final=False, **nothing)
+        self.learn_of(name, measured=None, value=None, cost=None, segment_s=None, race=None, final=False)
+        self.learn_of(name, failed=failed, no_room=no_room)
 
 
 def steady(value: Measurement, beside: Measurement) -> bool:
@@ -458,7 +458,7 @@ def steady(value: Measurement, beside: Measurement) -> bool:
     return not any(a.max() * _SHIFT < b.min() or b.max() * _SHIFT < a.min() for a, b in parts)
 
 
-def too_late(takes: float, left: float) -> dict[str, Any]:
+def too_late(takes: float, left: float) -> Facts:
     """Return what to note about a candidate that takes longer to compile than there is time left."""
     return {"not_run": f"compiling it takes about {takes:.3g} s, and {max(0.0, left):.3g} s are left for it", "late": True}
 
