@@ -74,7 +74,7 @@ class _Load:
         inputs, outputs = self.cases[self.asked % len(self.cases)]
         self.asked += 1
         mine = {name: value.copy() for name, value in inputs.items()}
-        answer = self.server.submit(mine, deadline=deadline)
+        answer = self.server.submit(mine, start_within_s=deadline)
         self.waiting.append((answer, outputs))
         return answer, mine
 

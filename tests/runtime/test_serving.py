@@ -144,8 +144,8 @@ def test_what_waits_can_be_cancelled_and_has_a_deadline(
     with Server([made.executor()], queue=4) as server:
         first = in_flight(server, made)
         cancelled = server.submit(inputs_of(made.model, 2))
-        late = server.submit(inputs_of(made.model, 2), deadline=0.01)
-        patient = server.submit(inputs_of(made.model, 3), deadline=60)
+        late = server.submit(inputs_of(made.model, 2), start_within_s=0.01)
+        patient = server.submit(inputs_of(made.model, 3), start_within_s=60)
         assert not first.cancel()
         assert cancelled.cancel()
         with pytest.raises(DeadlineError, match="before it could begin"):
@@ -155,8 +155,8 @@ def test_what_waits_can_be_cancelled_and_has_a_deadline(
         check(patient, 3)
         done, _ = concurrent.futures.wait([cancelled], timeout=120)
         assert done == {cancelled}
-        with pytest.raises(UsageError, match="deadline"):
-            server.submit(inputs_of(made.model, 1), deadline=0)
+        with pytest.raises(UsageError, match="start_within_s"):
+            server.submit(inputs_of(made.model, 1), start_within_s=0)
         with pytest.raises(UsageError, match="missing"):
             server.submit({})
 
@@ -173,7 +173,7 @@ def test_a_full_queue_holds_up_who_submits_or_says_so(
         with pytest.raises(QueueFullError):
             server.submit(inputs_of(made.model, 1), timeout=0.01)
         with pytest.raises(DeadlineError, match="before there was room"):
-            server.submit(inputs_of(made.model, 1), deadline=0.01, timeout=60)
+            server.submit(inputs_of(made.model, 1), start_within_s=0.01, timeout=60)
         assert answers.pop().cancel()
         answers.append(server.submit(inputs_of(made.model, 1), wait=False))  # into the room of what was cancelled
         with beside(lambda: server.submit(inputs_of(made.model, 2))) as blocked:
@@ -346,7 +346,7 @@ def test_as_many_futures_end_as_requests_were_made_whatever_happens_when(
                 index = BAD if choose.random() < 0.1 else choose.randrange(4)
                 deadline = choose.choice([None, None, 1e-3, 10])
                 with contextlib.suppress(QueueFullError, DeadlineError):
-                    answer = server.submit(inputs_of(made.model, index), deadline=deadline, timeout=0.05)
+                    answer = server.submit(inputs_of(made.model, index), start_within_s=deadline, timeout=0.05)
                     answers.append((answer, index))
                     if choose.random() < 0.2:
                         answer.cancel()
@@ -386,7 +386,7 @@ def test_servers_survive_interrupts_at_random_moments(
 
         def use() -> None:
             with contextlib.suppress(DeadlineError, concurrent.futures.CancelledError):
-                answers.append(server.submit(inputs_of(made.model, 1), deadline=strike.random.choice([None, 1e-3, 10])))
+                answers.append(server.submit(inputs_of(made.model, 1), start_within_s=strike.random.choice([None, 1e-3, 10])))
                 if strike.random.random() < 0.2:
                     answers.pop(0).cancel()
                 elif strike.random.random() < 0.5:

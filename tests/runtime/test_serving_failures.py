@@ -54,7 +54,7 @@ def trouble(server: Server, made: Bench) -> int:
     """Have requests end in all ways at once, and return how many failed that should not have."""
     good = [(server.submit(inputs_of(made.model, index % 4)), index % 4) for index in range(3)]
     bad = server.submit(inputs_of(made.model, BAD))
-    late = server.submit(inputs_of(made.model, 1), deadline=1e-9)
+    late = server.submit(inputs_of(made.model, 1), start_within_s=1e-9)
     cancelled = server.submit(inputs_of(made.model, 1))
     told: list[object] = []
     good[0][0].add_done_callback(told.append)
