@@ -227,7 +227,7 @@ def test_there_are_no_references(why: str, cache: Cache) -> None:
     if why == "slowed":
         cluster = Cluster((cluster.devices[0], replace(cluster.devices[1], slowdown=2.0)))
     model = inception_like()
-    pins = {model.graph.names[3]: PAIR[0]} if why == "pins" else None
+    pins = {model.graph.names[3]: PAIR[0]} if why == "pins" else {}
     objective = "total-cost" if why == "energy" else "throughput"
     with Session(model, cluster, cache=cache, constraints=Constraints(pins=pins)) as session:
         session.profile()
