@@ -48,7 +48,7 @@ def run(core: int, report: Report, *, counts: Sequence[int], seconds: float) -> 
 
     found: list[tuple[float, float]] = []
     with Runtime(model, grouping, cluster, devices=[device]) as runtime:
-        server = Server([runtime.executor(plan, requests=2)], queue=2 * counts[-1])
+        server = Server([runtime.executor(plan, in_flight=2)], queue=2 * counts[-1])
         for wanted in counts:
             while server.waiting < wanted:
                 server.submit(inputs, start_within_s=3600).add_done_callback(count)

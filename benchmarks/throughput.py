@@ -73,7 +73,7 @@ def value_of(plans: list[Plan]) -> float:
 
 def deployed(session: Session, plans: list[Plan]) -> Deployed:
     """Open plans that serve whole requests, as `placeit optimize` measures them."""
-    opened = [partial(session.executor, plan, requests=in_flight(plan)) for plan in plans]
+    opened = [partial(session.executor, plan, in_flight=in_flight(plan)) for plan in plans]
     return Deployed(opened, plans)
 
 

@@ -55,18 +55,18 @@ def test_a_server_has_as_many_requests_in_flight_as_its_plan_needs_and_there_is_
     placement, asked, opened = session.placement(np.arange(len(session.grouping.groups)) % 2), list[int](), Session.executor
     needed = in_service(session.plan_of(placement))
 
-    def executor(self: Session, plan: Plan, *, requests: int = 1) -> PlanExecutor:
-        asked.append(requests)
-        if requests > 2:
+    def executor(self: Session, plan: Plan, *, in_flight: int = 1) -> PlanExecutor:
+        asked.append(in_flight)
+        if in_flight > 2:
             raise NoRoomError("There is room for two requests.")
-        return opened(self, plan, requests=requests)
+        return opened(self, plan, in_flight=in_flight)
 
     monkeypatch.setattr(Session, "executor", executor)
     with session.serve(placement) as server:
         server.submit(session.model.sample_inputs()).result(60)
     assert asked == [*range(needed, 1, -1)]
     with pytest.raises(NoRoomError, match="room for two"):
-        session.serve(placement, requests=3)
+        session.serve(placement, in_flight=3)
 
 
 def test_placements_are_run_and_served_after_each_other_and_at_once(session: Session) -> None:

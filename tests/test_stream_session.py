@@ -94,7 +94,7 @@ def test_core_sets_run_side_by_side_and_wait_for_each_other():
     for seed in range(6):
         grouping, plan = plan_of(model, cluster, seed)
         runtime = Runtime(model, grouping, cluster, streams=torch_streams(accelerator))
-        with StreamExecutor(PlanTasks.of(runtime, plan), accelerator, requests=2) as executor:
+        with StreamExecutor(PlanTasks.of(runtime, plan), accelerator, in_flight=2) as executor:
             for number in range(4):
                 inputs = model.random_inputs(number)
                 assert OutputDifference.between(executor.run(inputs), run(inputs)).max_rel < 1e-5
@@ -127,7 +127,7 @@ def test_a_core_set_beside_an_accelerator_has_copies_on_streams_of_the_accelerat
     for seed in range(6):
         grouping, plan = plan_of(model, MIXED, seed)
         runtime = Runtime(model, grouping, MIXED, streams=torch_streams(accelerator))
-        with runtime.executor(plan, requests=2) as executor:
+        with runtime.executor(plan, in_flight=2) as executor:
             for number in range(4):
                 inputs = model.random_inputs(number)
                 assert OutputDifference.between(executor.run(inputs), run(inputs)).max_rel < 1e-5
@@ -208,7 +208,7 @@ def test_beside_what_is_slowed_down_on_purpose_the_host_paces_an_accelerator(eag
         run = model.reference(None, "f32")
         for seed in range(4):
             grouping, plan = plan_of(model, cluster, seed)
-            with Runtime(model, grouping, cluster) as runtime, runtime.executor(plan, requests=2) as executor:
+            with Runtime(model, grouping, cluster) as runtime, runtime.executor(plan, in_flight=2) as executor:
                 assert list(executor.host_paced) == [name for name in own if cluster.names.index(name) in used_by(plan)]
                 for number in range(3):
                     inputs = model.random_inputs(number)
@@ -289,7 +289,7 @@ def test_on_a_gpu_beside_a_core_set_outputs_are_right_however_the_model_is_cut(c
     run = model.reference(None, "f32")
     for seed in range(4):
         grouping, plan = plan_of(model, cluster, seed)
-        with Runtime(model, grouping, cluster) as runtime, runtime.executor(plan, requests=2) as executor:
+        with Runtime(model, grouping, cluster) as runtime, runtime.executor(plan, in_flight=2) as executor:
             for number in range(3):
                 inputs = model.random_inputs(number)
                 assert OutputDifference.between(executor.run(inputs), run(inputs)).max_rel < 1e-4

@@ -75,7 +75,7 @@ class Executor(PlanExecutor):
     Args:
         runtime: devices, links and compiled segments.
         plan: what to run.
-        requests: how many requests may be in flight at once.
+        in_flight: how many requests may be in flight at once.
         native: whether lanes may run without Python where they can; False to compare.
 
     Raises:
@@ -83,17 +83,17 @@ class Executor(PlanExecutor):
         UsageError: no request at all.
     """
 
-    def __init__(self, runtime: Runtime, plan: Plan, *, requests: int = 1, native: bool = True) -> None:
-        super().__init__(plan, requests, runtime.inputs)
+    def __init__(self, runtime: Runtime, plan: Plan, *, in_flight: int = 1, native: bool = True) -> None:
+        super().__init__(plan, in_flight, runtime.inputs)
         self.runtime = runtime
         # those of now: what is lost and opened anew is another device
         self._devices, self._transports = runtime.devices, runtime.transports
         compiled = iter(cast("list[Program]", runtime.compile(plan.programs)))
         self.programs = [None if segment.passthrough else next(compiled) for segment in plan.segments]
-        self._scheduler = Scheduler(plan.problem, plan.placement, requests=requests)
+        self._scheduler = Scheduler(plan.problem, plan.placement, in_flight=in_flight)
         self._samples = empty_samples(len(plan.segments))
         self._slots = [
-            Slot(runtime, plan, self.programs, number, self.op_done, self.transfer_done) for number in range(requests)
+            Slot(runtime, plan, self.programs, number, self.op_done, self.transfer_done) for number in range(in_flight)
         ]
         used = dict.fromkeys([s.device for s in plan.programs] or [s.device for s in plan.segments])
         self._working: set[tuple[int, ...]] = set()  # (request, segment) on devices, (request, tensor, destination) on links

@@ -198,12 +198,12 @@ class Runtime:
     def _kind(self, segment: Segment) -> str:
         return Compiling.kind(self.cluster.devices[segment.device])
 
-    def executor(self, plan: Plan, *, requests: int = 1) -> PlanExecutor:
+    def executor(self, plan: Plan, *, in_flight: int = 1) -> PlanExecutor:
         """Make a plan ready to run, with the kind of executor for these devices.
 
         Args:
             plan: what to run.
-            requests: how many requests may be in flight at once.
+            in_flight: how many requests may be in flight at once.
 
         Raises:
             DeviceError: a segment cannot be compiled for its device, or there is no room for its weights or buffers.
@@ -211,7 +211,7 @@ class Runtime:
             UsageError: no request at all.
         """
         check_process(self._process)
-        executor = self._executor(plan, requests)
+        executor = self._executor(plan, in_flight)
         with self._opening:
             self._executors.add(executor)
         return executor
@@ -229,18 +229,18 @@ class Runtime:
         device = device_of_several(self, plan)
         return None if device is None else device.streams(cast("Program", self.compile(plan.programs)[0]))
 
-    def _executor(self, plan: Plan, requests: int) -> PlanExecutor:
+    def _executor(self, plan: Plan, in_flight: int) -> PlanExecutor:
         if self.streams is None:
             if any(device.kind == "throughput" for device in self.cluster.devices):
                 from placeit.runtime.several import SeveralExecutor, device_of_several
 
                 if device_of_several(self, plan) is not None:
-                    return SeveralExecutor(self, plan, requests=requests)
-            return Executor(self, plan, requests=requests)
+                    return SeveralExecutor(self, plan, in_flight=in_flight)
+            return Executor(self, plan, in_flight=in_flight)
         from placeit.runtime.accelerators.executor import StreamExecutor
         from placeit.runtime.accelerators.work import PlanTasks
 
-        return StreamExecutor(PlanTasks.of(self, plan), self.streams.accelerator, requests=requests)
+        return StreamExecutor(PlanTasks.of(self, plan), self.streams.accelerator, in_flight=in_flight)
 
     def compile(self, segments: Sequence[Segment]) -> list[Program | StreamProgram]:
         """Compile segments for their devices, or reuse programs that were compiled before. Raises DeviceError."""

@@ -247,7 +247,7 @@ class Server:
 
     def _next(self) -> Replica | None:
         """The replica that takes the next request; with the lock."""
-        able = [replica for replica in self._replicas if replica.able and len(replica.flying) < replica.executor.requests]
+        able = [replica for replica in self._replicas if replica.able and len(replica.flying) < replica.executor.in_flight]
         if any(replica.able and not replica.exploring for replica in self._replicas):
             for replica in able:
                 if replica.exploring and not replica.flying and self._since >= self._every - 1:

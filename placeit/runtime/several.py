@@ -43,15 +43,15 @@ class SeveralExecutor(Executor):
     Args:
         runtime: the device and the compiled segment.
         plan: what to run, as :func:`device_of_several` knows it.
-        requests: how many requests may be in flight at once.
+        in_flight: how many requests may be in flight at once.
 
     Raises:
         DeviceError: the segment cannot be compiled, or there is no room for buffers.
         UsageError: no request at all.
     """
 
-    def __init__(self, runtime: Runtime, plan: Plan, *, requests: int) -> None:
-        super().__init__(runtime, plan, requests=requests, native=False)
+    def __init__(self, runtime: Runtime, plan: Plan, *, in_flight: int) -> None:
+        super().__init__(runtime, plan, in_flight=in_flight, native=False)
         self._scheduler = _AtOnce(plan.segments[0].device)
 
 

@@ -413,7 +413,7 @@ class Workbench:
         groups = segmenter.problem().check(groups)
         return segmenter.plan(groups) if of is None else segmenter.merged(of, groups)
 
-    def executor(self, plan: Plan, *, requests: int = 1) -> PlanExecutor:
+    def executor(self, plan: Plan, *, in_flight: int = 1) -> PlanExecutor:
         """Compile a plan and put inputs in place; see :meth:`placeit.runtime.runtime.Runtime.executor`.
 
         Close it when it is not needed any more. A plan on a plain device of the cluster runs there, in :meth:`alone`.
@@ -421,10 +421,10 @@ class Workbench:
         if plan.problem.device_names != self.cluster.names:
             for device in self.whole_devices:
                 if plan.problem.device_names == (device.name,):
-                    return self.alone(device).executor(plan, requests=requests)
-        executor = self.runtime.executor(plan, requests=requests)
+                    return self.alone(device).executor(plan, in_flight=in_flight)
+        executor = self.runtime.executor(plan, in_flight=in_flight)
         inputs = self.model.sample_inputs()
-        for request in range(requests):
+        for request in range(in_flight):
             executor.set_inputs(inputs, request=request)
         return executor
 
@@ -546,7 +546,7 @@ class Workbench:
         self,
         placement: Placement,
         *,
-        requests: int | None = None,
+        in_flight: int | None = None,
         queue: int = QUEUE,
         refine: bool | Limits = False,
         on_loss: Literal["fail", "replace"] = "fail",
@@ -557,7 +557,7 @@ class Workbench:
 
         Args:
             placement: of the model's ops; of replicas, the one with the fewest requests in flight takes the next one.
-            requests: how many may be in flight at once on each; None for as many as it needs to serve all that it can
+            in_flight: how many may be in flight at once on each; None for as many as it needs to serve all that it can
                 (:func:`placeit.planning.in_flight.in_service`), or there is room for.
             queue: how many may wait.
             refine: whether to look for a better placement while it serves, by a small share of the requests, and within which
@@ -572,7 +572,7 @@ class Workbench:
                 are not known; both are asked for; or it is to be refined and has replicas.
             DeviceError: a device exists in simulation only, or has no room.
         """
-        return serving.serve(self, placement, requests=requests, queue=queue, refine=refine, on_loss=on_loss)
+        return serving.serve(self, placement, in_flight=in_flight, queue=queue, refine=refine, on_loss=on_loss)
 
     def op_times(self, plan: Plan, *, passes: int = 10) -> list[OpTime]:
         """Return the time of each op inside its segment; see :func:`placeit.profiler.op_times.op_times`."""

@@ -35,12 +35,12 @@ _STEPS = 50  # of a search
 
 
 def serve(
-    session: Workbench, placement: Placement, *, requests: int | None, queue: int, refine: bool | Limits, on_loss: str
+    session: Workbench, placement: Placement, *, in_flight: int | None, queue: int, refine: bool | Limits, on_loss: str
 ) -> Server:
     """Do what :meth:`placeit.workbench.Workbench.serve` says."""
     if not refine:
-        recovery = Recovery(session.runtime, session.costs, requests) if on_loss == "replace" else None
-        server = Server(_executors(session, placement, requests), queue=queue, replace=recovery)
+        recovery = Recovery(session.runtime, session.costs, in_flight) if on_loss == "replace" else None
+        server = Server(_executors(session, placement, in_flight), queue=queue, replace=recovery)
         if recovery is not None:
             server.adapt(Adapter(server, recovery))
         return server
@@ -49,21 +49,21 @@ def serve(
     if placement.replicas:
         raise UsageError("A placement with replicas is not refined: one replica would have to be compared with all of them.")
     limits = refine if isinstance(refine, Limits) else Limits()
-    proposals = Proposals(session, requests)
+    proposals = Proposals(session, in_flight)
     session.output_check()  # which runs the reference
-    server = Server(_executors(session, placement, requests), queue=queue)
+    server = Server(_executors(session, placement, in_flight), queue=queue)
     server.refine(Refiner(server, proposals, limits))
     return server
 
 
-def _executors(session: Workbench, placement: Placement, requests: int | None = None) -> list[PlanExecutor]:
+def _executors(session: Workbench, placement: Placement, in_flight: int | None = None) -> list[PlanExecutor]:
     """Compile what serves a placement and its replicas."""
     executors: list[PlanExecutor] = []
     with contextlib.ExitStack() as stack:
         for one in placement.every:
             home = session.home_of(one)
             plan = home.plan_of(one)
-            best = home.best_in_flight(plan, 0) or None if requests is None else requests
+            best = home.best_in_flight(plan, 0) or None if in_flight is None else in_flight
             executors.append(to_serve(home.executor, plan, best))
             stack.callback(executors[-1].close)
         stack.pop_all()
@@ -75,14 +75,14 @@ class Proposals:
 
     Args:
         session: profiled.
-        requests: how many may be in flight at once; None for as many as a plan needs.
+        in_flight: how many may be in flight at once; None for as many as a plan needs.
 
     Raises:
         UsageError: costs are not known.
     """
 
-    def __init__(self, session: Workbench, requests: int | None) -> None:
-        self._session, self._requests, self._costs = session, requests, session.costs
+    def __init__(self, session: Workbench, in_flight: int | None) -> None:
+        self._session, self._in_flight, self._costs = session, in_flight, session.costs
         self._seed, self._plain_s = 0, 0.0
         self._placements: list[NDArray[np.int32]] = []
 
@@ -134,7 +134,7 @@ class Proposals:
 
     def open(self, plan: Plan) -> PlanExecutor:
         """Compile a plan."""
-        return to_serve(self._session.executor, plan, self._requests)
+        return to_serve(self._session.executor, plan, self._in_flight)
 
     def check(self, executor: PlanExecutor) -> None:
         """Run it twice, on the devices that serve. Raises ExecutionError if its outputs are wrong."""
@@ -151,7 +151,7 @@ def run_at(session: Workbench, placement: Placement, traffic: Traffic, *, warmup
         executors = [stack.enter_context(executor) for executor in _executors(session, placement)]
         error = functools.reduce(OutputDifference.worse, [check(executor) for executor in executors])
         server = stack.enter_context(Server(executors, queue=traffic.queue))
-        at_once = sum(executor.requests for executor in executors)
+        at_once = sum(executor.in_flight for executor in executors)
         for _ in range(warmup * len(executors)):
             server.submit(given).result()
         if due is not None:

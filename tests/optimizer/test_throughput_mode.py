@@ -96,7 +96,7 @@ def test_requests_in_flight_are_at_work_at_the_same_time(cache: Cache, monkeypat
         graph = inception_like().graph
         nothing = np.zeros(len(graph), np.int32)
         plan = session.plan_of(Placement(graph.names, nothing, (device.name,), graph.hash, nothing))
-        with session.executor(plan, requests=session.best_in_flight(plan, 1)) as executor:
+        with session.executor(plan, in_flight=session.best_in_flight(plan, 1)) as executor:
             assert executor.requests > 1
             met.append(threading.Barrier(executor.requests))
             executor.times(3 * executor.requests)

@@ -191,11 +191,11 @@ def test_real_devices_serve_requests_at_the_same_time(devices: str, cache: Cache
 def test_fewer_requests_are_in_flight_where_there_is_no_room_for_more(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     opened, asked = Session.executor, []
 
-    def executor(self: Session, plan: Plan, *, requests: int = 1) -> PlanExecutor:
-        asked.append(requests)
-        if requests > 1:
+    def executor(self: Session, plan: Plan, *, in_flight: int = 1) -> PlanExecutor:
+        asked.append(in_flight)
+        if in_flight > 1:
             raise NoRoomError("There is room for one request.")
-        return opened(self, plan, requests=requests)
+        return opened(self, plan, in_flight=in_flight)
 
     monkeypatch.setattr(Session, "executor", executor)
     cluster = slowed(allowed_cores()[:1])
