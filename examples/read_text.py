@@ -23,11 +23,10 @@ import cv2
 import numpy as np
 import onnx
 
-from placeit import ModelStage, PlacedStages, PlaceitError, Session, place_stages
+from placeit import Inputs, ModelStage, PlacedStages, PlaceitError, Session, place_stages
 from placeit.errors import UsageError
 from placeit.runtime.serving import Outputs
 from placeit.simulator.load import check_rate
-from placeit.workbench.options import Inputs
 
 SIDE, HEIGHT = 320, 48  # of pictures, and of lines
 WIDTHS = {"classifier": 192, "recogniser": 320}
