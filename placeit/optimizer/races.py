@@ -9,12 +9,13 @@ import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Unpack, cast
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
 from placeit.core import clock
 from placeit.core.errors import DeviceError, ExecutionError, NoRoomError, PlaceitError
+from placeit.core.narrowing import narrowed
 from placeit.devices.host import free_bytes
 from placeit.optimizer.candidates import Alone, Candidate, Facts, Raced
 from placeit.optimizer.deployed import Deployed, ReferenceRun, run_lengths
@@ -33,7 +34,7 @@ from placeit.simulator.objectives import Objective
 from placeit.workbench import Workbench
 
 if TYPE_CHECKING:
-    from placeit.backends.openvino.model import OpenVinoModel
+    pass
 
 __all__ = ["Races", "reason_of", "too_late"]
 
@@ -131,9 +132,10 @@ class Races:
         """Open what serves a candidate's requests, of which many are in flight if the objective says so."""
         home, steady = self.home(candidate.name), self.objective.steady
         if candidate.reference is not None:
+            from placeit.backends.openvino.model import OpenVinoModel
             from placeit.backends.openvino.own_mode import OwnModeRunner
 
-            model = cast("OpenVinoModel", home.model)
+            model = narrowed(OpenVinoModel, home.model)
             open_it = functools.partial(OwnModeRunner, model, candidate.reference, home.precision)
             return ReferenceRun(open_it, lambda: max(_PATIENCE_S, self.left()))
         opened = [

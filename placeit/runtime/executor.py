@@ -7,12 +7,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.errors import ExecutionError, PlaceitError
+from placeit.core.narrowing import narrowed
 from placeit.planning.segments import Plan
 from placeit.runtime.active_run import ActiveRun
 from placeit.runtime.devices.base import Program
@@ -146,7 +147,7 @@ class Executor(PlanExecutor):
 
     def _admit(self, run: ActiveRun, request: int, inputs: Mapping[str, NDArray[np.generic]]) -> None:
         self._write(inputs, request)
-        slot, lanes = self._slots[request], cast("LaneRun", run)
+        slot, lanes = self._slots[request], narrowed(LaneRun, run)
         slot.clear()
         slot.written = slot.blanked = None
         with self._lock:
@@ -158,7 +159,7 @@ class Executor(PlanExecutor):
             lanes.native.admit(request)
             self._look(lanes, lanes.native)
         else:
-            self._advance(self._begin_also, lanes, slot)
+            self._advance(functools.partial(self._begin_also, lanes, slot))
 
     def _begin_also(self, run: LaneRun, slot: Slot) -> list[Instruction]:
         if run.stopped:
@@ -167,7 +168,7 @@ class Executor(PlanExecutor):
         return self._scheduler.begin(slot.number)
 
     def _admit_no_more(self, run: ActiveRun) -> None:
-        lanes = cast("LaneRun", run)
+        lanes = narrowed(LaneRun, run)
         with self._lock:
             if not run.begun:
                 run.stop()
@@ -179,14 +180,14 @@ class Executor(PlanExecutor):
             lanes.native.admit_no_more()
 
     def _ended(self, run: ActiveRun) -> list[int]:
-        native = cast("LaneRun", run).native
+        native = narrowed(LaneRun, run).native
         if native is not None:
             self._look(run, native)
             run.ended += native.ended()
         return [run.ended.popleft() for _ in range(len(run.ended))]
 
     def _outcome(self, run: ActiveRun, request: int) -> tuple[dict[str, NDArray[np.generic]], Sequence[Ran]]:
-        slot, native = self._slots[request], cast("LaneRun", run).native
+        slot, native = self._slots[request], narrowed(LaneRun, run).native
         if native is not None:
             self._note(slot, *native.ran(request))
         return self._read(request), tuple(slot.ran)
@@ -197,18 +198,18 @@ class Executor(PlanExecutor):
             run.stop()
 
     def _wanted(self, run: ActiveRun) -> bool:
-        native = cast("LaneRun", run).native
+        native = narrowed(LaneRun, run).native
         return native is not None and native.wanted()
 
     def _start(self, run: ActiveRun) -> None:
-        lanes = cast("LaneRun", run)
+        lanes = narrowed(LaneRun, run)
         self.runtime.check_open()  # or closing it was too early to end this run
         if self._first is None:
-            self._advance(self._begin, lanes)
+            self._advance(functools.partial(self._begin, lanes))
         elif self._native is not None:
             self._first.submit(functools.partial(self._begin_natively, self._native, lanes))
         else:
-            self._first.submit(functools.partial(self._advance, self._begin, lanes))
+            self._first.submit(functools.partial(self._advance, functools.partial(self._begin, lanes)))
 
     def _pass_time(self, run: ActiveRun) -> None:
         if self.runtime.wait is not None:
@@ -222,7 +223,7 @@ class Executor(PlanExecutor):
             worker.check()
 
     def _running(self, run: ActiveRun) -> list[str]:
-        names, what, lanes = self.runtime.cluster.names, [], cast("LaneRun", run)
+        names, what, lanes = self.runtime.cluster.names, [], narrowed(LaneRun, run)
         if lanes.native is not None:
             steps = [self._scheduler.instruction(*where) for where in lanes.native.running()]
         else:
@@ -272,7 +273,8 @@ class Executor(PlanExecutor):
     def op_done(self, request: int, op: int, start: float, finish: float, error: BaseException | None) -> None:
         """Handle a device's report that a segment has ended."""
         failed = None if error is None else functools.partial(self._segment_failed, "failed on", op, error)
-        self._advance(self._op_ended, request, op, start, finish, failed=failed, done=(request, op))
+        ended = functools.partial(self._op_ended, request, op, start, finish)
+        self._advance(ended, failed=failed, done=(request, op))
 
     def _op_ended(self, request: int, op: int, start: float, finish: float) -> list[Instruction]:
         self._slots[request].ran.append((op, start, finish))
@@ -286,7 +288,7 @@ class Executor(PlanExecutor):
         """Handle a link's report that a transfer has ended."""
         failed = None if error is None else functools.partial(self._transfer_failed, tensor, src, dst, error)
         report = request, tensor, src, dst, start, finish
-        self._advance(self._transfer_ended, *report, failed=failed, done=(request, tensor, dst))
+        self._advance(functools.partial(self._transfer_ended, *report), failed=failed, done=(request, tensor, dst))
 
     def _transfer_ended(self, request: int, tensor: int, src: int, dst: int, start: float, finish: float) -> list[Instruction]:
         self._slots[request].moved.append((tensor, src, dst, start, finish))
@@ -315,7 +317,7 @@ class Executor(PlanExecutor):
         try:
             held = turns.take(native.workers)
             if not held:
-                self._advance(self._begin, run)
+                self._advance(functools.partial(self._begin, run))
                 return
             with self._lock:
                 if not run.stopped:
@@ -365,14 +367,13 @@ class Executor(PlanExecutor):
             self._samples[s].append(finish - start)
             slot.reported((s,))
         for p, start, finish in transfers:
-            step = cast("Transfer", self._scheduler.instruction(slot.number, len(self.plan.segments) + p))
+            step = narrowed(Transfer, self._scheduler.instruction(slot.number, len(self.plan.segments) + p))
             slot.moved.append((step.tensor, step.src, step.dst, start, finish))
             slot.reported((step.tensor, step.dst))
 
     def _advance(
         self,
-        event: Callable[..., list[Instruction]],
-        *args: Any,
+        event: Callable[[], list[Instruction]],
         failed: Callable[[], PlaceitError] | None = None,
         done: tuple[int, ...] | None = None,
     ) -> None:
@@ -380,7 +381,6 @@ class Executor(PlanExecutor):
 
         Args:
             event: tells the scheduler.
-            args: of ``event``.
             failed: says what has failed; None if nothing has.
             done: what has ended on a device or a link; None if nothing has.
         """
@@ -391,7 +391,7 @@ class Executor(PlanExecutor):
             try:
                 self._working.discard(done or ())
                 if not run.broken and not run.over.is_open:
-                    self._follow(run, event, args, None if failed is None else failed())
+                    self._follow(run, event, None if failed is None else failed(), None if done is None else done[0])
             except BaseException as failure:
                 self._working.discard(done or ())
                 self._break(run, failure)
@@ -430,13 +430,13 @@ class Executor(PlanExecutor):
             run.bell.ring()
 
     def _follow(
-        self, run: LaneRun, event: Callable[..., list[Instruction]], args: tuple[Any, ...], error: PlaceitError | None
+        self, run: LaneRun, event: Callable[[], list[Instruction]], error: PlaceitError | None, request: int | None
     ) -> None:
         scheduler = self._scheduler
         todo: deque[Instruction] = deque()
         if error is not None or run.stopped:  # before the event, or what reads from a failed segment would start
-            todo.extend(self._stop(run, error, None if error is None else args[0]))
-        todo.extend(event(*args))
+            todo.extend(self._stop(run, error, None if error is None else request))
+        todo.extend(event())
         while todo:
             step = todo.popleft()
             slot = self._slots[step.request]

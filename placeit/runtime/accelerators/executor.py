@@ -7,12 +7,12 @@ import functools
 from collections.abc import Mapping, Sequence
 from queue import Empty, SimpleQueue
 from time import perf_counter
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.errors import DeviceError, ExecutionError, NoRoomError, UsageError, forget_frames
+from placeit.core.narrowing import narrowed
 from placeit.core.units import format_quantity
 from placeit.runtime.accelerators.accelerator import HOST, Accelerator, View
 from placeit.runtime.accelerators.dispatcher import Dispatcher
@@ -95,16 +95,16 @@ class StreamExecutor(PlanExecutor):
         return _Requests(count, bell)
 
     def _admit(self, run: ActiveRun, request: int, inputs: Mapping[str, NDArray[np.generic]]) -> None:
-        cast("_Requests", run).admitted.put((request, inputs))
+        narrowed(_Requests, run).admitted.put((request, inputs))
 
     def _admit_no_more(self, run: ActiveRun) -> None:
-        cast("_Requests", run).admitted.put(None)
+        narrowed(_Requests, run).admitted.put(None)
 
     def _ended(self, run: ActiveRun) -> list[int]:
         return [run.ended.popleft() for _ in range(len(run.ended))]
 
     def _outcome(self, run: ActiveRun, request: int) -> tuple[dict[str, NDArray[np.generic]], Sequence[Ran]]:
-        return cast("_Requests", run).outcomes.pop(request)
+        return narrowed(_Requests, run).outcomes.pop(request)
 
     def _start(self, run: ActiveRun) -> None:
         self._worker.submit(functools.partial(self._launch, run))
@@ -126,7 +126,7 @@ class StreamExecutor(PlanExecutor):
                     raise
         except BaseException as error:  # noqa: BLE001 (whatever it is, it belongs to the thread that waits)
             at_fault = self._launcher.at_fault
-            run.failed = at_fault if at_fault is not None else cast("_Requests", run).at_hand
+            run.failed = at_fault if at_fault is not None else narrowed(_Requests, run).at_hand
             if run.error is None and not isinstance(error, _StoppedError):
                 if isinstance(error, DeviceError):  # which names the segment or the device
                     failure = ExecutionError(str(error))
@@ -151,7 +151,7 @@ class StreamExecutor(PlanExecutor):
         self._dispatcher = None  # until all has ended well
         self._times_of.begin()
         run.begin = run.end = perf_counter()
-        requests = cast("_Requests", run)
+        requests = narrowed(_Requests, run)
         for request in range(min(requests.waiting, len(launcher.slots))):
             requests.waiting -= 1
             requests.in_flight.append(request)
