@@ -39,11 +39,6 @@ class Session(Workbench):
         graph: hash of the task graph of the placements that are to be run; empty for none in particular. It matters where
             ONNX Runtime can have the file's own graph or OpenVINO's.
 
-    Attributes:
-        placing: the model's ops in groups, and placements of them.
-        compiling: counts the programs that were compiled, here and in sessions that were opened by :meth:`alone`; its
-            ``progress`` is told what is being compiled.
-
     Raises:
         ModelError, FileError, DeviceError, ClusterError: the model or the devices are not what they should be.
         UsageError: an input is missing, unknown, or has another shape or type than the model wants; a limit is no size or names

@@ -284,7 +284,7 @@ class Workbench:
         while True:
             left = max(budget_s / _AGAIN, budget_s - (clock.now() - begin))
             measured = functools.partial(
-                profile, self.model, self.grouping, budget=left, cache=self._cache, check=check, progress=progress
+                profile, self.model, self.grouping, budget_s=left, cache=self._cache, check=check, progress=progress
             )
             try:
                 if not self.executable:

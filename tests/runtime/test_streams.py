@@ -338,7 +338,7 @@ def test_a_model_that_computes_nothing_hands_its_input_through():
 
 def test_wrong_arguments_are_refused():
     case = chain(1, [0])
-    for options in ({"requests": 0}, {"ahead": 0}):
+    for options in ({"in_flight": 0}, {"ahead": 0}):
         with pytest.raises(UsageError):
             StreamExecutor(case.work(), case.accelerator(), **options)
     with StreamExecutor(case.work(), case.accelerator()) as executor:

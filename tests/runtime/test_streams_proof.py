@@ -26,7 +26,7 @@ PATIENCE = (0.0, 0.5, 2.0, 20.0)  # from a host that launches everything before 
 
 
 def options(seed):
-    return {"requests": 1 + seed % 2, "ahead": 1 + seed % 3, "patience": PATIENCE[seed % 4]}
+    return {"in_flight": 1 + seed % 2, "ahead": 1 + seed % 3, "patience": PATIENCE[seed % 4]}
 
 
 def test_every_run_of_random_plans_is_ordered_and_right():
