@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from placeit.core.address import Address
 from placeit.core.errors import ClusterError, DeviceError
 
-__all__ = ["Cluster", "Device", "Link", "Power"]
+__all__ = ["Cluster", "Device", "Link", "Power", "links_to_list"]
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class Cluster:
         return tuple(device.name for device in self.devices)
 
     @property
-    def emulated(self) -> list[str]:
+    def emulated_names(self) -> list[str]:
         """Names of devices and links that are slowed down on purpose."""
         devices = [device.name for device in self.devices if device.emulated]
         return devices + [f"{src} -> {dst}" for (src, dst), link in self.links.items() if link.origin == "emulated"]

@@ -1,4 +1,4 @@
-"""Types that a value is known to have where an interface says less."""
+"""Narrow a value to the type that it has, where an interface promises less."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def narrowed(kind: type[T], value: object) -> T:
-    """Return a value that has a type. Raises TypeError if it has not, as if it were handed to another device's driver."""
+    """Return a value as the type that it has. Raises TypeError if it has another, such as a buffer of another driver."""
     if isinstance(value, kind):
         return value
     raise TypeError(f"{type(value).__name__} is no {kind.__name__}.")

@@ -103,7 +103,7 @@ class Comparison:
                 "duration_s": self.duration_s,
                 "candidates": [row(candidate) for candidate in self.candidates],
                 "references": [row(one) | {"used": list(one.used), "not_run": one.not_run} for one in self.references],
-                "emulated": self.cluster.emulated,
+                "emulated": self.cluster.emulated_names,
                 "interrupted": self.interrupted,
                 "compiling": {kind: vars(one) for kind, one in self.compiling.items()},
             }

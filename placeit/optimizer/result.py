@@ -246,7 +246,7 @@ class Optimized:
                 "pins": dict(self.pins),
                 "memory_limits": dict(self.memory),
                 "profiled": None if self.profiled is None else self.profiled.to_dict(),
-                "emulated": self.cluster.emulated,
+                "emulated": self.cluster.emulated_names,
             }
         )
 

@@ -149,7 +149,7 @@ class RateReport:
                 "busiest": served.busiest,
                 "output_error": self.output_error.to_dict(),
                 "failed": self.failed,
-                "emulated": self.cluster.emulated,
+                "emulated": self.cluster.emulated_names,
                 "interrupted": served.interrupted,
             }
         )

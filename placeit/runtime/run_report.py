@@ -89,7 +89,7 @@ class RunReport:
                 "gpus": {name: vars(use) for name, use in self.gpus.items()},
                 "output_error": self.output_error.to_dict(),
                 "failed": self.failed,
-                "emulated": self.cluster.emulated,
+                "emulated": self.cluster.emulated_names,
                 "interrupted": self.interrupted,
             }
         )
