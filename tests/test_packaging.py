@@ -23,6 +23,14 @@ devices = placeit.place(problem, "heft").devices
 print(placeit.placer_names(), devices.tolist(), placeit.simulate(problem, devices[None]).tolist())
 """
 
+WRITE = """
+import openvino as ov
+ops = ov.opset13
+x = ops.parameter([64, 64], ov.Type.f32, name="x")
+y = ops.add(ops.tanh(x), ops.exp(ops.relu(x)))
+ov.save_model(ov.Model([ops.result(y)], [x], "small"), "m.xml", compress_to_fp16=False)
+"""
+
 
 def done(*command, **options):
     """What a command prints; it must succeed."""
@@ -93,3 +101,37 @@ def test_a_wheel_runs_where_there_is_no_compiler(source, tmp_path):
     where = done(python, "-c", "import placeit._core as core; print(core.__file__)", env=environment, cwd=tmp_path)
     assert Path(where.strip()).parent == Path(site, "placeit")
     assert done(python, "-c", SIMULATE, env=environment, cwd=tmp_path) == done(sys.executable, "-c", SIMULATE, cwd=ROOT)
+
+
+def interpreter(version):
+    """The path of a Python of some version; None if there is none that runs."""
+    ask = [f"python{version}", "-c", "import sys; print(sys.executable)"]
+    for command in (ask, ["pyenv", "exec", *ask]):
+        try:
+            found = subprocess.run(
+                command, env=os.environ | {"PYENV_VERSION": version}, capture_output=True, encoding="utf-8", check=False
+            )
+        except OSError:
+            continue
+        if found.returncode == 0:
+            return found.stdout.strip()
+    return None
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
+def test_a_base_installation_places_and_runs_a_model_with_each_python(tmp_path, version):
+    found = interpreter(version)
+    if found is None:
+        pytest.skip(f"needs python{version}, which is not installed")
+    done(found, "-m", "venv", tmp_path / "env")
+    pip = sys.executable, "-m", "pip", "--python", tmp_path / "env" / "bin" / "python", "install", "--disable-pip-version-check"
+    done(*pip, "--quiet", "--constraint", ROOT / "constraints.txt", ROOT)
+    environment = {"PATH": str(tmp_path / "env" / "bin"), "HOME": str(tmp_path), "LANG": "C.UTF-8"}
+    assert done("python", "-c", SIMULATE, env=environment, cwd=tmp_path) == done(sys.executable, "-c", SIMULATE, cwd=ROOT)
+    assert version in done("python", "--version", env=environment)
+    done("python", "-c", WRITE, env=environment, cwd=tmp_path)
+    core = str(min(os.sched_getaffinity(0)))
+    done("placeit", "optimize", "m.xml", "-d", f"CPU@{core}", "-o", "p.json", env=environment, cwd=tmp_path)
+    assert "exact" in done("placeit", "run", "m.xml", "-p", "p.json", env=environment, cwd=tmp_path)

@@ -297,3 +297,30 @@ def test_integers_of_more_than_32_bits_count_as_onnx_runtime_computes_them(tmp_p
     inputs = {"i": np.arange(1, 9)}
     with Session(path, ["CPU", "ort:CPU"], cache=None, inputs=inputs) as session:
         assert session.reference(inputs)["a"].tolist() == [i * (10**12 + 1) for i in range(1, 9)]
+
+
+def test_a_branch_that_the_inputs_do_not_take_may_not_fit_them(tmp_path: Path) -> None:
+    """A model for two rates, as silero-vad's is: without its dimension of 1, what the other branch reads has too few."""
+
+    def branch(op: str) -> onnx.GraphProto:
+        nodes = [node(op, ["hidden"], [f"{op}_in"]), node("Transpose", [f"{op}_in"], [f"{op}_out"], perm=[2, 0, 1])]
+        return helper.make_graph(nodes, op, [], [onnx.ValueInfoProto(name=f"{op}_out")])
+
+    nodes = [
+        node("Equal", ["rate", "sixteen"], ["fast"]),
+        node("Tanh", ["x"], ["hidden"]),
+        node("If", ["fast"], ["chosen"], then_branch=branch("Identity"), else_branch=branch("Squeeze")),
+        node("Exp", ["chosen"], ["y"]),
+    ]
+    inputs = [info("x", FLOAT, ["a", "b", "c"]), info("rate", INT, [])]
+    path = save(tmp_path / "rates.onnx", nodes, inputs, [info("y", FLOAT, None)], {"sixteen": np.array(16, np.int64)})
+    model = load(path, input_shapes={"x": [1, 3, 2]})
+    assert isinstance(model, OnnxFileModel)
+    assert [spec.shape for spec in model.outputs] == [(2, 1, 3)]
+    assert model.random_inputs(5)["rate"] == 16
+    with Session(model, ",".join(f"ort:CPU@{core}" for core in {CORES[0], CORES[-1]}), cache=None) as session:
+        session.profile(budget_s=0.2)
+        plan = np.arange(len(session.grouping.groups)) % len(session.cluster)
+        report = session.run(session.placement(plan), runs=1)
+    assert report.output_error.max_rel < 1e-5
+    assert report.outputs["y"].shape == (2, 1, 3)

@@ -69,7 +69,7 @@ def trouble(server: Server, made: Bench) -> int:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of a generator that was hit
 @pytest.mark.parametrize("occurrence", [1, pytest.param(3, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("threads", [SERVING, DEVICES], ids=["serving", "devices"])
-@pytest.mark.parametrize("lanes", ["native", "openvino"])
+@pytest.mark.parametrize("lanes", ["native", pytest.param("openvino", marks=pytest.mark.slow)])
 def test_a_failure_at_any_call_of_the_loop_fails_one_request_at_most_and_the_next_ones_are_right(
     bench: Callable[..., Bench], lanes: str, threads: tuple[str, ...], occurrence: int  # noqa: F811
 ) -> None:  # fmt: skip

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import numpy as np
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from numpy.typing import NDArray
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from placeit.backends.base import Arrays, Format, Model, TensorSpec, numpy_can_hold
 from placeit.backends.digest import onnx_digest
@@ -44,6 +46,7 @@ _INDICES = {
 }
 """Inputs of nodes that are places along an axis of what the node reads; the axis, None for the attribute ``axis``."""
 _KEEPS_VALUES = frozenset(("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
+_MOST_CASES = 8  # of integers that inputs are compared with
 _SAMPLES = 2  # runs on random inputs that show sizes which the file does not say
 
 
@@ -57,11 +60,14 @@ class OnnxFileModel(Model):
         proto: the model with static inputs.
         parts: what cuts segments out of it.
         why: why OpenVINO does not run it, in a sentence; empty if it might.
+        cases: integers for inputs that the model compares with integers, such as a sampling rate, by input name: random ones
+            would be a case that it does not know.
     """
 
     proto: onnx.ModelProto
     parts: OnnxParts
     why: str = ""
+    cases: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def formats(self) -> frozenset[Format]:
@@ -83,18 +89,15 @@ class OnnxFileModel(Model):
         }
 
     def random_inputs(self, seed: int = 0) -> dict[str, NDArray[Any]]:
-        """Draw inputs: places along an axis that the model reads from, standard normal numbers, ones for other integers."""
+        """Draw inputs: places along an axis that the model reads from, standard normal numbers, cases, or ones."""
         rng = np.random.default_rng(seed)
-        drawn: dict[str, NDArray[Any]] = {}
-        for spec in self.inputs:
-            allowed = self._allowed.get(spec.name)
-            if allowed is not None:
-                drawn[spec.name] = draw(rng, allowed, spec.shape, spec.dtype)
-            elif np.dtype(spec.dtype).kind == "f":
-                drawn[spec.name] = rng.standard_normal(spec.shape).astype(spec.dtype)
-            else:
-                drawn[spec.name] = np.ones(spec.shape, spec.dtype)
-        return drawn
+        allowed = self._allowed
+        return {
+            spec.name: draw(rng, allowed[spec.name], spec.shape, spec.dtype)
+            if spec.name in allowed
+            else _drawn(rng, spec, self.cases)
+            for spec in self.inputs
+        }
 
     @cached_property
     def _allowed(self) -> dict[str, ValueRange]:
@@ -173,17 +176,15 @@ def read_onnx(path: Path, sizes: Sizes, why: str = "") -> OnnxFileModel:
     except OpenSizesError as error:
         known = error.partial
         raise with_suggestion(error, lambda more: _check_sizes(path, proto, {**known, **more}), str) from None
-    _set_sizes(given, wanted)
-    return _Reading(path, proto).model(why)
+    return _Reading(path, proto, wanted).model(why)
 
 
 def _check_sizes(path: Path, proto: onnx.ModelProto, wanted: Mapping[str, Any]) -> None:
     """Raise ModelError unless a model can be read with these sizes of its inputs."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(proto)
+    tried = onnx.ModelProto()
+    tried.CopyFrom(proto)
     shapes = {name: openvino.PartialShape(list(shape)) if isinstance(shape, tuple) else shape for name, shape in wanted.items()}
-    _set_sizes([value for value in copy.graph.input if value.name in shapes], shapes)
-    _Reading(path, copy).model("")
+    _Reading(path, tried, shapes).model("")
 
 
 def _set_sizes(values: Iterable[onnx.ValueInfoProto], shapes: Mapping[str, Any]) -> None:
@@ -248,10 +249,11 @@ class _Reading:
 
     Args:
         path: the file, for messages.
-        proto: its model, with static inputs; it is changed.
+        proto: its model; it is changed.
+        shapes: static ones of its inputs, by name.
     """
 
-    def __init__(self, path: Path, proto: onnx.ModelProto) -> None:
+    def __init__(self, path: Path, proto: onnx.ModelProto, shapes: Mapping[str, Any]) -> None:
         self._path, self._proto = path, proto
         graph = proto.graph
         drop_repeated_names(graph)
@@ -259,7 +261,11 @@ class _Reading:
         self._constant = {tensor.name: _tensor_bytes(tensor) for tensor in graph.initializer}
         self._constant |= {tensor.values.name: _tensor_bytes(tensor.values) for tensor in graph.sparse_initializer}
         self._inputs = [value for value in graph.input if value.name not in self._constant]
+        self._as_in_file = [copy.deepcopy(value) for value in self._inputs]
+        _set_sizes([value for value in self._inputs if value.name in shapes], shapes)
         self._content = onnx_digest(proto)
+        self._unsized = False  # whether sizes of inputs are open in the model after all
+        self._cases = _cases(graph, {value.name for value in self._inputs})
         self._types: dict[str, str] = {}  # of tensors, NumPy spelling; 'sequence' and the like for what is none
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._open: set[str] = set()  # tensors whose size depends on the data, or is not known before they are computed
@@ -285,7 +291,9 @@ class _Reading:
         ends = _unique([f"{value.name}/result" for value in graph.output], {*taken, *names})
         outputs = tuple(self._spec(value.name, op) for value, op in zip(graph.output, ends, strict=True))
         made, tensors, bounded = self._graph(inputs, nodes, names, outputs)
-        parts = OnnxParts(self._proto, made, outputs, bounded, [(t, {name}) for t, name in enumerate(tensors)])
+        parts = OnnxParts(
+            self._proto, made, outputs, bounded, [(t, {name}) for t, name in enumerate(tensors)], unsized=self._unsized
+        )
         return OnnxFileModel(
             path=self._path,
             graph=made,
@@ -296,6 +304,7 @@ class _Reading:
             proto=self._proto,
             parts=parts,
             why=why,
+            cases=self._cases[0],
         )
 
     def _spec(self, name: str, op: str) -> TensorSpec:
@@ -306,14 +315,28 @@ class _Reading:
         graph = self._proto.graph
         ends = {value.name for value in graph.output}
         inner = [name for node in graph.node for name in node.output if name and name not in ends]
-        asked = onnx.ModelProto()
-        asked.CopyFrom(self._proto)
-        asked.graph.output.extend(onnx.ValueInfoProto(name=name) for name in inner)
         for value in self._inputs:
             self._types[value.name] = _dtype(value.type.tensor_type.elem_type)
             self._shapes[value.name] = tuple(size or 0 for size in _sizes(value))
+        ruled: Mapping[str, tuple[int, ...]] | None = None
+
+        def opened() -> Any:
+            asked = onnx.ModelProto()
+            asked.CopyFrom(self._proto)
+            asked.graph.output.extend(onnx.ValueInfoProto(name=name) for name in inner)
+            return open_whole(asked, optimize=False)
+
         try:
-            session = open_whole(asked, optimize=False)
+            try:
+                session = opened()
+            except ort_failures():
+                if self._as_in_file == self._inputs:
+                    raise
+                # a branch that these inputs do not take may be for other sizes: where they are open, nobody looks
+                ruled, self._unsized = _ruled_shapes(self._proto), True
+                for value, before in zip(self._inputs, self._as_in_file, strict=True):
+                    value.CopyFrom(before)
+                session = opened()
         except ort_failures() as error:
             said = ort_reason(error).rstrip(".")
             raise ModelError(f"Cannot read a model from {self._path}: ONNX Runtime says: {said}.") from error
@@ -329,26 +352,25 @@ class _Reading:
             else:
                 self._shapes[value.name] = ()
                 unknown.append(value.name)
-        self._run(session, unknown)
+        self._run(session, unknown, ruled)
 
-    def _run(self, session: Any, unknown: Sequence[str]) -> None:
+    def _run(self, session: Any, unknown: Sequence[str], ruled: Mapping[str, tuple[int, ...]] | None) -> None:
         """Find sizes by running the model. A scalar, too, is a tensor of which ONNX Runtime names no size."""
         if not unknown:
             return
         spec = [TensorSpec(value.name, "", self._shapes[value.name], self._types[value.name]) for value in self._inputs]
-        for seed in range(_SAMPLES):
+        others = iter(self._cases[1:])
+        seed = 0
+        while seed < _SAMPLES:
             rng = np.random.default_rng(seed)
-            inputs = {
-                one.name: rng.standard_normal(one.shape).astype(one.dtype)
-                if np.dtype(one.dtype).kind == "f"
-                else np.ones(one.shape, one.dtype)
-                for one in spec
-            }
             try:
-                values = session.run(list(unknown), inputs)
+                values = session.run(list(unknown), {one.name: _drawn(rng, one, self._cases[0]) for one in spec})
             except ort_failures() as error:
                 if seed:
                     break
+                if (other := next(others, None)) is not None:
+                    self._cases[0] = other
+                    continue
                 raise ModelError(
                     f"Cannot read a model from {self._path}: ONNX Runtime does not run it on random inputs, which would show "
                     f"the sizes that it does not say: {ort_reason(error)}"
@@ -356,8 +378,9 @@ class _Reading:
             for name, value in zip(unknown, values, strict=True):
                 if isinstance(value, np.ndarray) and (not seed or value.size > math.prod(self._shapes[name])):
                     self._shapes[name] = value.shape
+            seed += 1
         # those that are numbers, as the rules of ONNX say, and those that are as large as the data says
-        ruled = _ruled_shapes(self._proto)
+        ruled = _ruled_shapes(self._proto) if ruled is None else ruled
         self._open |= {name for name in unknown if ruled.get(name) != self._shapes[name]}
 
     def _live(self) -> list[int]:
@@ -483,6 +506,30 @@ def _unique(names: Sequence[str], taken: Collection[str]) -> list[str]:
         used.add(new)
         found.append(new)
     return found
+
+
+def _cases(graph: onnx.GraphProto, inputs: Collection[str]) -> list[Mapping[str, int]]:
+    """Choose an integer for each input that is compared with integers, in every way; without such inputs, there is one way."""
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    constants |= {
+        node.output[0]: attribute.t for node in graph.node if node.op_type == "Constant" for attribute in node.attribute
+        if attribute.name == "value"
+    }  # fmt: skip
+    found: dict[str, list[int]] = {}
+    for node in graph.node:
+        for name, other in ((node.input[0], node.input[1]), (node.input[1], node.input[0])) if node.op_type == "Equal" else ():
+            if name in inputs and other in constants and math.prod(constants[other].dims) == 1:
+                value = numpy_helper.to_array(constants[other]).item()
+                if isinstance(value, int):
+                    found.setdefault(name, []).append(value)
+    ways = itertools.islice(itertools.product(*found.values()), _MOST_CASES)
+    return [dict(zip(found, way, strict=True)) for way in ways]
+
+
+def _drawn(rng: np.random.Generator, spec: TensorSpec, cases: Mapping[str, int]) -> NDArray[Any]:
+    if np.dtype(spec.dtype).kind == "f":
+        return rng.standard_normal(spec.shape).astype(spec.dtype)
+    return np.full(spec.shape, cases.get(spec.name, 1), spec.dtype)
 
 
 def _ruled_shapes(proto: onnx.ModelProto) -> dict[str, tuple[int, ...]]:

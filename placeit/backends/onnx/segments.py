@@ -144,6 +144,8 @@ class OnnxParts:
         outputs: of the model.
         bounded: ops whose output sizes depend on the data.
         names: each tensor of the graph with its names in the ONNX model, among others.
+        unsized: whether parts leave the sizes of their inputs open, as ONNX Runtime does not open them with sizes for which
+            some branch is not made that these inputs never take.
 
     Attributes:
         content: digest of the ONNX model.
@@ -156,7 +158,10 @@ class OnnxParts:
         outputs: Iterable[TensorSpec],
         bounded: Iterable[str],
         names: Iterable[tuple[int, Collection[str]]],
+        *,
+        unsized: bool = False,
     ) -> None:
+        self._unsized = unsized
         self.content = onnx_digest(proto)
         self._proto, self._graph = proto, graph
         self._outputs = {spec.op: spec for spec in outputs}
@@ -184,6 +189,9 @@ class OnnxParts:
             fix_shape(node, shapes)
             _rename(node, self._alias)
         self._reads = [reads(node) for node in nodes]
+
+    def _declared(self, shape: tuple[int, ...]) -> Sequence[int | None]:
+        return [None] * len(shape) if self._unsized else shape
 
     @property
     def covers(self) -> bool:
@@ -291,7 +299,7 @@ class OnnxParts:
         body = helper.make_graph(
             nodes,
             "segment",
-            [_value(name, graph.tensor_dtypes[t], graph.tensor_shapes[t]) for name, t in entering.items()],
+            [_value(name, graph.tensor_dtypes[t], self._declared(graph.tensor_shapes[t])) for name, t in entering.items()],
             [_value(name, *spec) for name, spec in zip(names, specs, strict=True)],
             initializer=[self._initializers[name] for name in sorted(constants & self._initializers.keys())],
             sparse_initializer=[self._sparse[name] for name in sorted(constants & self._sparse.keys())],
@@ -382,7 +390,7 @@ def _tensor_names(model: OpenVinoModel) -> Iterator[tuple[int, set[str]]]:
         yield tensor, {name for node, port in holders for name in nodes[node].output(port).get_names()}
 
 
-def _value(name: str, dtype: str, shape: Sequence[int] | None) -> onnx.ValueInfoProto:
+def _value(name: str, dtype: str, shape: Sequence[int | None] | None) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), shape)
 
 

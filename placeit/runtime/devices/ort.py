@@ -256,8 +256,8 @@ def open_session(
         return session
     for ours, theirs in ((segment.inputs, session.get_inputs()), (segment.outputs, session.get_outputs())):
         wanted, found = [list(spec.memory_shape) for spec in ours], [value.shape for value in theirs]
-        on_cpu = of[0] == "CPUExecutionProvider" and ours is segment.outputs
-        if not all(one == two or (on_cpu and _is_open(two)) for one, two in zip(wanted, found, strict=True)):
+        may_be_open = of[0] == "CPUExecutionProvider"
+        if not all(one == two or (may_be_open and _is_open(two)) for one, two in zip(wanted, found, strict=True)):
             raise DeviceError(f"{what}: its inputs or outputs have the shapes {found} in the ONNX model, not {wanted}.")
     return session
 
