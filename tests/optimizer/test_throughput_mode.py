@@ -97,10 +97,10 @@ def test_requests_in_flight_are_at_work_at_the_same_time(cache: Cache, monkeypat
         nothing = np.zeros(len(graph), np.int32)
         plan = session.plan_of(Placement(graph.names, nothing, (device.name,), graph.hash, nothing))
         with session.executor(plan, in_flight=session.best_in_flight(plan, 1)) as executor:
-            assert executor.requests > 1
-            met.append(threading.Barrier(executor.requests))
-            executor.times(3 * executor.requests)
-            assert {span.request for span in executor.spans()} == set(range(executor.requests))
+            assert executor.in_flight > 1
+            met.append(threading.Barrier(executor.in_flight))
+            executor.times(3 * executor.in_flight)
+            assert {span.request for span in executor.spans()} == set(range(executor.in_flight))
 
 
 def test_what_serves_whole_requests_races_before_placers_are_asked(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
